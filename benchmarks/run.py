@@ -49,9 +49,9 @@ def harness(found: Any) -> list[Figure]:
     engine, pool = found["engine"], found["pool"]
     return [
         Figure(name="engine: CPU per rollout", value=engine["cpu_ms"], unit="ms"),
-        Figure(name="engine: CPU beside bare aiohttp", value=engine["cpu_ratio"], at_most=5.0),
-        Figure(name="engine: throughput beside bare aiohttp", value=engine["rate_ratio"], at_least=0.85),
-        Figure(name="pool alone: CPU beside bare aiohttp", value=pool["cpu_ratio"], at_most=2.0),
+        Figure(name="engine: CPU relative to bare aiohttp", value=engine["cpu_ratio"], at_most=5.0),
+        Figure(name="engine: throughput relative to bare aiohttp", value=engine["rate_ratio"], at_least=0.85),
+        Figure(name="pool alone: CPU relative to bare aiohttp", value=pool["cpu_ratio"], at_most=2.0),
     ]
 
 
@@ -90,7 +90,7 @@ def journal(found: Any) -> list[Figure]:
     """Return figures of appending and opening."""
     opened = found["open_cold"]
     return [
-        Figure(name="appends beside raw grouped writes", value=found["append"]["ratio"], at_least=1 / 3),
+        Figure(name="appends relative to raw grouped writes", value=found["append"]["ratio"], at_least=1 / 3),
         Figure(name="opened from disk", value=opened["seconds"], unit="s", at_most=10.0),
         Figure(name="memory when open", value=opened["peak_mib"], unit="MiB", at_most=1024.0),
     ]
@@ -99,7 +99,7 @@ def journal(found: Any) -> list[Figure]:
 def compaction(found: Any) -> list[Figure]:
     """Return figures of writing rows into an artifact."""
     return [
-        Figure(name="rows beside plain pyarrow", value=found["ratio"], at_least=1 / 3),
+        Figure(name="rows relative to plain pyarrow", value=found["ratio"], at_least=1 / 3),
         Figure(name="growth of memory", value=found["grown_mib"], unit="MiB"),
     ]
 
@@ -122,7 +122,7 @@ def chaos(found: Any) -> list[Figure]:
     return [
         Figure(name="ended properly", value=100 * found["proper_share"], unit="%", at_least=99.9),
         Figure(name="retries per fault", value=found["retries_per_fault"], at_most=1.2),
-        Figure(name="rollouts/s beside those without faults", value=found["goodput"], at_least=0.85),
+        Figure(name="rollouts/s relative to those without faults", value=found["goodput"], at_least=0.85),
     ]
 
 
@@ -136,8 +136,8 @@ def retrieval(found: Any) -> list[Figure]:
         Figure(name="CPU per query: p50", value=ours["cpu_p50_ms"], unit="ms"),
         Figure(name="CPU per query: p99", value=ours["cpu_p99_ms"], unit="ms"),
         Figure(name="time per query: p99", value=ours["p99_ms"], unit="ms"),
-        Figure(name="queries per CPU second beside bm25s", value=_beside(ours, reference, "queries_per_cpu_s")),
-        Figure(name="CPU of the build beside bm25s", value=_beside(ours, reference, "build_cpu_s")),
+        Figure(name="queries per CPU second relative to bm25s", value=_beside(ours, reference, "queries_per_cpu_s")),
+        Figure(name="CPU of the build relative to bm25s", value=_beside(ours, reference, "build_cpu_s")),
         Figure(name="cold start to the first answer", value=ours["cold_load_s"], unit="s", at_most=2.0),
     ]
 
@@ -158,7 +158,7 @@ def peers(found: Any) -> list[Figure]:
             figures.append(Figure(name=f"{name}: CPU per item", value=row["cost"]["cpu_ms"], unit="ms"))
             if row["peer"] != "treadle" and row["kind"] in own:
                 ratio = row["cost"]["cpu_ms"] / own[row["kind"]]["cpu_ms"]
-                figures.append(Figure(name=f"{name}: CPU beside Treadle", value=ratio))
+                figures.append(Figure(name=f"{name}: CPU relative to Treadle", value=ratio))
         if "kill" in row:
             share = 100 * row["kill"]["repeated"] / row["kill"]["answered_before"]
             figures.append(Figure(name=f"{name}: answers asked for again after a kill", value=share, unit="%"))
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             figures[name] = run_one(name, options.sample)
         except (subprocess.SubprocessError, ValueError, LookupError) as error:
             broken.append(name)
-            print(f"{name} broke: {error!r}; what it said stands above\n", flush=True)
+            print(f"{name} broke: {error!r}; its output is above\n", flush=True)
             continue
         print(f"{table(figures[name])}\n({time.monotonic() - started:.0f} s)\n", flush=True)
         if options.output:
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missed = [f"{name}: {one.name}" for name, found in figures.items() for one in found if not one.is_reached]
     if broken:
         print(f"broke: {', '.join(broken)}")
-    print(f"missed: {', '.join(missed)}" if missed else "what was measured kept every bound")
+    print(f"missed: {', '.join(missed)}" if missed else "all figures are within their bounds")
     return 1 if broken else 0
 
 

@@ -20,15 +20,15 @@ _MEANINGS = {
     errno.ENOMEM: f"the system has no memory left for it: end other programs, {_AGAIN}",
     errno.ENAMETOOLONG: "the name is too long for this file system: use shorter run and model names",
     errno.ELOOP: "symbolic links lead in a circle: correct them",
-    errno.ENOENT: f"it is not there, or not any more: if it was moved or deleted, put it back, {_AGAIN}",
-    errno.ENOTDIR: "a file lies where a folder is expected: choose another root",
-    errno.EEXIST: "a file lies where a folder is expected: choose another root",
-    errno.EISDIR: "a folder lies where a file is expected: move it away",
+    errno.ENOENT: f"it does not exist: if it was moved or deleted, put it back, {_AGAIN}",
+    errno.ENOTDIR: "there is a file where a folder is expected: choose another root",
+    errno.EEXIST: "there is a file where a folder is expected: choose another root",
+    errno.EISDIR: "there is a folder where a file is expected: move it away",
     errno.EBUSY: "it is in use by another program or machine: wait, or end that, then run the same command again",
     errno.EIO: "the disk reports a read or write failure: check the device",
     errno.EUCLEAN: "the file system is damaged: have it checked (fsck)",
-    errno.ENOLCK: "the file system gives no lock: on NFS, check that its lock service (rpc.statd, lockd) runs on both "
-    "sides; or choose a root on another file system",
+    errno.ENOLCK: "the file system has no lock service: on NFS, check that rpc.statd and lockd run on both sides; or "
+    "choose a root on another file system",
     errno.EOPNOTSUPP: "the file system cannot do this (such as lock files): mount it with that option, or choose a "
     "root on another one",
     errno.ENOSYS: "the file system cannot do this (such as lock files): mount it with that option, or choose a root "

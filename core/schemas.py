@@ -96,8 +96,8 @@ QUARANTINE = Table(
     pa.schema(
         [
             _field("source_file", pa.string(), "file name or hub id"),
-            _field("source_row", pa.int64(), "1-based row in that file; 0 where the whole file is meant"),
-            _field("dataset", pa.string(), "data set that the row was meant for"),
+            _field("source_row", pa.int64(), "1-based row in that file; 0 for the whole file"),
+            _field("dataset", pa.string(), "data set of the row"),
             _field("reason", pa.string(), "reason code, such as missing_field or near_duplicate"),
             _field("detail", pa.string(), "one sentence"),
             _field("raw", pa.string(), "the row as read, cut to 2,000 characters"),
@@ -113,9 +113,11 @@ INDEXES = Table(
     ("fingerprint",),
     pa.schema(
         [
-            _field("fingerprint", pa.string(), "64 hex digits: all that decides what the index answers"),
+            _field(
+                "fingerprint", pa.string(), "64 hex digits: digest of everything that affects the answers of the index"
+            ),
             _field("engine", pa.string(), "bm25, dense or hybrid"),
-            _field("num_documents", pa.int64(), "documents, or passages where they are split"),
+            _field("num_documents", pa.int64(), "documents, or passages if they are split"),
             _field("encoder", pa.string(), "name of the encoder; null without vectors", nullable=True),
             _field("dimension", pa.int64(), "length of its vectors", nullable=True),
             _field("corpus_sha256", _STRINGS, "content of the corpus files, in their order"),
@@ -128,7 +130,7 @@ INDEXES = Table(
 _JOB = _field(
     "job",
     pa.string(),
-    "32 hex digits: digest of all that it depends on, by which it is recognised as finished; null if it was imported, "
+    "32 hex digits: digest of everything that it depends on; identifies the finished job; null if it was imported, "
     "or failed and was accepted",
     nullable=True,
 )
@@ -145,8 +147,8 @@ ROLLOUTS = Table(
             _field("domain", pa.string(), "copied from the question"),
             _field("model", pa.string(), "name of the model in the configuration"),
             _field("sample_index", pa.int32(), "0 to K-1"),
-            _field("operator", pa.string(), "what made the trajectory; `rollout` for a fresh one"),
-            _field("parents", _STRINGS, "keys of the trajectories it was made from"),
+            _field("operator", pa.string(), "operator that made the trajectory; `rollout` for a fresh one"),
+            _field("parents", _STRINGS, "keys of the trajectories that it was made from"),
             _field("round", pa.int32(), "flywheel round; 0 for a fresh rollout"),
             _field("seed", pa.int64(), "seed of the rollout; turn t is sampled with a seed derived from it"),
             _field(
@@ -156,7 +158,7 @@ ROLLOUTS = Table(
                 "length, timeout, budget, or failed (infrastructure, accepted by the user)",
             ),
             _field("error", pa.string(), "cause, for failed rollouts", nullable=True),
-            _field("text", pa.string(), "the assistant turn, results included"),
+            _field("text", pa.string(), "the assistant turn, including tool results"),
             _field(
                 "segments",
                 pa.string(),
@@ -176,7 +178,7 @@ ROLLOUTS = Table(
                 "JSON list of {tool, argument, status, turn, result_chars}, with a note if there is one",
             ),
             _field("num_turns", pa.int32(), "generation calls that made it"),
-            _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
+            _field("calls_requested", pa.int32(), "tool calls that the agent requested"),
             _field("calls_executed", pa.int32(), "tool calls that ran"),
             _field("python_calls", pa.int32(), "python calls requested"),
             _field("search_calls", pa.int32(), "search calls requested"),
@@ -205,11 +207,15 @@ ROLLOUT_TELEMETRY = Table(
             _field("tool_seconds", pa.float64(), "in tools, over all attempts"),
             _field("num_requests", pa.int32(), "requests that were answered"),
             _field("num_retries", pa.int32(), "requests that were sent again"),
-            _field("endpoint", pa.string(), "URL that answered last"),
+            _field("endpoint", pa.string(), "URL that sent the last answer"),
             _field("wasted_tokens", pa.int64(), "sampled beyond a cut"),
-            _field("summarizer_prompt_tokens", pa.int64(), "of the model that summarizes searches, over its calls"),
-            _field("summarizer_completion_tokens", pa.int64(), "sampled by that model"),
-            _field("odd_answers", pa.string(), "JSON object: what was odd about answers -> how many there were"),
+            _field(
+                "summarizer_prompt_tokens",
+                pa.int64(),
+                "prompt tokens of the model that summarizes searches, over its calls",
+            ),
+            _field("summarizer_completion_tokens", pa.int64(), "tokens sampled by that model"),
+            _field("odd_answers", pa.string(), "JSON object: kind of odd answer -> number of such answers"),
         ]
     ),
     "Volatile facts about rollouts, outside any digest.",
@@ -225,9 +231,9 @@ POOLS = Table(
             *_renamed(
                 ROLLOUTS.schema.remove(ROLLOUTS.schema.get_field_index(_JOB.name)),
                 rollout_key="16 hex digits: digest of question, model, round, operator and parent",
-                sample_index="place in the question's pool, from 0",
-                operator="what made the trajectory: initial, rerollout, redundant_mod, global_refine, self_correct, "
-                "hint_step, hint_tail, reflect, or one of the user's",
+                sample_index="position in the question's pool, from 0",
+                operator="operator that made the trajectory: initial, rerollout, redundant_mod, global_refine, "
+                "self_correct, hint_step, hint_tail, reflect, or one of the user's",
                 parents="key of the trajectory that was edited or followed; empty for initial ones",
                 round="flywheel round that made it; 0 for initial ones",
                 prompt_tokens="of the policy, summed over its requests; a prefix costs nothing again",
@@ -241,15 +247,19 @@ POOLS = Table(
                 nullable=True,
             ),
             _field("score", pa.float64(), "1 or 0 for math and choice, F1 for qa; null if unknown", nullable=True),
-            _field("judge", pa.string(), "JSON object {method, raw, error}: what decided, the judge model's replies"),
+            _field(
+                "judge",
+                pa.string(),
+                "JSON object {method, raw, error}: deciding method, replies of the judge model, error",
+            ),
             _field("edit_step", pa.int32(), "1-based step of the parent that was edited or followed", nullable=True),
-            _field("edit_text", pa.string(), "the hint, the analysis or the new step; empty without"),
+            _field("edit_text", pa.string(), "the hint, the analysis or the new step; empty if there is none"),
             _field("prompts", pa.string(), "JSON object: prompt used -> its digest"),
-            _field("models", pa.string(), "JSON object: role -> model that played it here"),
+            _field("models", pa.string(), "JSON object: role -> model that had it"),
             _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
         ]
     ),
-    "Trajectories of the flywheel: initial rollouts and what operators made of them, judged.",
+    "Judged trajectories of the flywheel: initial rollouts, and those that operators made from them.",
 )
 
 POOL_QUESTIONS = Table(
@@ -264,10 +274,10 @@ POOL_QUESTIONS = Table(
             _field(
                 "status",
                 pa.string(),
-                "ok; partial: an operator failed; timeout: its time was up; failed: infrastructure, accepted",
+                "ok; partial: an operator failed; timeout: time limit reached; failed: infrastructure, accepted",
             ),
-            _field("error", pa.string(), "cause, where the status is not ok", nullable=True),
-            _field("num_rounds", pa.int32(), "rounds done"),
+            _field("error", pa.string(), "cause, if the status is not ok", nullable=True),
+            _field("num_rounds", pa.int32(), "finished rounds"),
             _field("num_trajectories", pa.int32(), "in its pool"),
             _field("num_correct", pa.int32(), "of these, with a right answer"),
             _field("initial_correct", pa.bool_(), "whether an initial rollout was right"),
@@ -277,7 +287,7 @@ POOL_QUESTIONS = Table(
             _JOB,
         ]
     ),
-    "How the flywheel went, per question.",
+    "Result of the flywheel per question.",
 )
 
 POOL_EVENTS = Table(
@@ -289,14 +299,16 @@ POOL_EVENTS = Table(
             _field("question_key", pa.string(), "the question"),
             _field("event_index", pa.int32(), "from 0, in the order of rounds, parents and operators"),
             _field("round", pa.int32(), "flywheel round"),
-            _field("operator", pa.string(), "operator that was applied, what was found out (locate_flaw), or initial"),
+            _field("operator", pa.string(), "operator that was applied, locate_flaw, or initial"),
             _field("parent", pa.string(), "trajectory that it was applied to; empty for initial"),
-            _field("parent_correct", pa.bool_(), "whether that one was right"),
+            _field("parent_correct", pa.bool_(), "whether the parent was right"),
             _field("outcome", pa.string(), "produced, found, duplicate, rejected or failed"),
-            _field("reason", pa.string(), "why it was rejected or failed; empty if it produced"),
-            _field("reply", pa.string(), "the model's reply that was rejected, as it came"),
+            _field("reason", pa.string(), "why it was rejected or failed; empty if it produced a trajectory"),
+            _field("reply", pa.string(), "the rejected reply of the model, unchanged"),
             _field("error", pa.string(), "what failed", nullable=True),
-            _field("rollout_key", pa.string(), "the trajectory it made, or the one that it repeats", nullable=True),
+            _field(
+                "rollout_key", pa.string(), "the trajectory that it made, or the one that it duplicates", nullable=True
+            ),
             _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
         ]
     ),
@@ -315,20 +327,20 @@ SFT_ROWS = Table(
             _field("dataset", pa.string(), "copied from the trajectory"),
             _field("domain", pa.string(), "copied from the trajectory"),
             _field("model", pa.string(), "copied from the trajectory"),
-            _field("operator", pa.string(), "what made the trajectory"),
+            _field("operator", pa.string(), "operator that made the trajectory"),
             _field("parents", _STRINGS, "copied from the trajectory"),
             _field("round", pa.int32(), "flywheel round; 0 for initial rollouts"),
-            _field("repaired", pa.bool_(), "whether markers of thoughts were added or taken away"),
+            _field("repaired", pa.bool_(), "whether thought markers were added or removed"),
             _field("system", pa.string(), "system message; empty for none"),
-            _field("user", pa.string(), "the question as the agent was asked it"),
-            _field("assistant", pa.string(), "the assistant turn, results included, without the end of the turn"),
+            _field("user", pa.string(), "the question as shown to the agent"),
+            _field("assistant", pa.string(), "the assistant turn, including tool results, without the end of the turn"),
             _field("input_ids", pa.list_(pa.int32()), "prompt, assistant turn, end of the turn; empty in text mode"),
             _field("labels", pa.list_(pa.int32()), "the same, -100 if there is no loss; empty in text mode"),
             _field("num_tokens", pa.int32(), "length of input_ids"),
             _field("num_prompt_tokens", pa.int32(), "of these, before the assistant turn"),
             _field("num_result_tokens", pa.int32(), "of these, in results of tools"),
             _field("num_target_tokens", pa.int32(), "labels that are not -100"),
-            _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
+            _field("calls_requested", pa.int32(), "tool calls that the agent requested"),
             _field("calls_executed", pa.int32(), "tool calls that ran"),
             _field("python_calls", pa.int32(), "python calls requested"),
             _field("search_calls", pa.int32(), "search calls requested"),
@@ -336,7 +348,7 @@ SFT_ROWS = Table(
             _field("tokenizer_digest", pa.string(), "tokenizer and chat template; empty in text mode"),
         ]
     ),
-    "Fine-tuning rows: accepted trajectories, shuffled, with the ids that the model met and wrote.",
+    "Fine-tuning rows: accepted trajectories, shuffled, with the token ids of prompt and output.",
 )
 
 SFT_REJECTIONS = Table(
@@ -349,11 +361,11 @@ SFT_REJECTIONS = Table(
             _field("question_key", pa.string(), "the question"),
             _field("dataset", pa.string(), "copied from the trajectory"),
             _field("domain", pa.string(), "copied from the trajectory"),
-            _field("operator", pa.string(), "what made the trajectory"),
+            _field("operator", pa.string(), "operator that made the trajectory"),
             _field("round", pa.int32(), "flywheel round"),
             _field("status", pa.string(), "how the rollout ended"),
-            _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
-            _field("num_tokens", pa.int32(), "as a row it would have; 0 in text mode"),
+            _field("calls_requested", pa.int32(), "tool calls that the agent requested"),
+            _field("num_tokens", pa.int32(), "tokens that the row would have; 0 in text mode"),
             _field("reason", pa.string(), "code of the first rule that it breaks, or why it was not selected"),
             _field("reasons", _STRINGS, "codes of all rules that it breaks"),
         ]
@@ -382,16 +394,16 @@ CHECKPOINTS = Table(
             _field(
                 "num_target_tokens",
                 pa.int64(),
-                "tokens of one pass that count in the loss; null in `rl`, which samples its own",
+                "tokens of one epoch that count in the loss; null in `rl`, which samples its own",
                 nullable=True,
             ),
-            _field("first_loss", pa.float64(), "loss at the first logged step; null where none is told", nullable=True),
-            _field("last_loss", pa.float64(), "loss at the last logged step; null where none is told", nullable=True),
+            _field("first_loss", pa.float64(), "loss at the first logged step; null if none is logged", nullable=True),
+            _field("last_loss", pa.float64(), "loss at the last logged step; null if none is logged", nullable=True),
             _field("tokenizer_digest", pa.string(), "tokenizer and chat template, as in the rows"),
             _field("seed", pa.int64(), "of training"),
-            _field("engine", pa.string(), "what trained it"),
+            _field("engine", pa.string(), "engine that trained it"),
             _field("versions", pa.string(), "JSON object: package -> version in the engine's environment"),
-            _field("chosen_step", pa.int64(), "step of the state that was handed over; null in `sft`", nullable=True),
+            _field("chosen_step", pa.int64(), "step of the exported state; null in `sft`", nullable=True),
             _field("first_reward", pa.float64(), "mean reward at the first step; null in `sft`", nullable=True),
             _field("last_reward", pa.float64(), "mean reward at the last step; null in `sft`", nullable=True),
             _field(
@@ -402,7 +414,7 @@ CHECKPOINTS = Table(
             ),
         ]
     ),
-    "A trained model: its files lie in the folder `model` next to this table.",
+    "A trained model; its files are in the folder `model` next to this table.",
     also_reads=frozenset({1}),
 )
 
@@ -439,36 +451,36 @@ RL_ROLLOUTS = Table(
             _field("question_key", pa.string(), "the question"),
             _field("dataset", pa.string(), "copied from the row"),
             _field("domain", pa.string(), "copied from the row"),
-            _field("input", pa.string(), "the question as the agent was asked it"),
-            _field("output", pa.string(), "the assistant turn, results included"),
+            _field("input", pa.string(), "the question as shown to the agent"),
+            _field("output", pa.string(), "the assistant turn, including tool results"),
             _field(
                 "reward",
                 pa.float64(),
-                "reward; like all its parts null where infrastructure failed, so that it was not scored",
+                "reward; null, like all its parts, if infrastructure failed and the rollout was not scored",
                 nullable=True,
             ),
             _field("correctness", pa.float64(), "1 or 0 for math and choice, F1 for qa", nullable=True),
             _field("f_tool", pa.float64(), "factor for calls", nullable=True),
             _field("f_len", pa.float64(), "factor for length", nullable=True),
-            _field("f_format", pa.float64(), "0, or minus the penalty where the format is broken", nullable=True),
+            _field("f_format", pa.float64(), "0, or minus the penalty if the format is broken", nullable=True),
             _field(
-                "format_reason", pa.string(), "codes of the rules that it breaks, with blanks between; empty for none"
+                "format_reason", pa.string(), "codes of the broken rules, separated by spaces; empty if there are none"
             ),
             _field("prediction", pa.string(), "extracted answer; empty if there is none"),
             _field("tool_calls", pa.int32(), "tool calls that ran"),
             _field("tool_failures", pa.int32(), "of these, those that failed"),
-            _field("model_tokens", pa.int32(), "tokens that the policy sampled"),
-            _field("total_tokens", pa.int32(), "these and those of results"),
+            _field("model_tokens", pa.int32(), "tokens sampled by the policy"),
+            _field("total_tokens", pa.int32(), "sampled tokens and tokens of tool results"),
             _field("tool_mean", pa.float64(), "mean calls of the group", nullable=True),
             _field("length_mean", pa.float64(), "mean length of the group", nullable=True),
             _field("length_std", pa.float64(), "its population standard deviation", nullable=True),
-            _field("finish", pa.string(), "how it ended, as in `rollouts`"),
-            _field("branch_parent", pa.int32(), "session that it branched off; null for none", nullable=True),
-            _field("branch_depth", pa.int32(), "branches before it; 0 if it began with the bare question"),
+            _field("finish", pa.string(), "how the rollout ended, as in `rollouts`"),
+            _field("branch_parent", pa.int32(), "session that it branched from; null if there is none", nullable=True),
+            _field("branch_depth", pa.int32(), "number of branches before it; 0 if it started from the question"),
             _field("seed", pa.int64(), "seed of the rollout"),
         ]
     ),
-    "Rollouts that a policy was reinforced with, each with all parts of its reward.",
+    "Rollouts of the reinforcement of a policy, with all parts of their rewards.",
     required=False,
 )
 
@@ -479,29 +491,31 @@ RL_LOG = Table(
     pa.schema(
         [
             _field("step", pa.int64(), "step of the training, from 1"),
-            _field("reward", pa.float64(), "mean reward; null where no rollout has one", nullable=True),
+            _field("reward", pa.float64(), "mean reward; null if no rollout has one", nullable=True),
             _field("reward_std", pa.float64(), "mean over groups of the standard deviation within", nullable=True),
             _field("correctness", pa.float64(), "mean correctness", nullable=True),
             _field("format_ok", pa.float64(), "share of rollouts in good format", nullable=True),
             _field("answered", pa.float64(), "share of rollouts that ended with an answer", nullable=True),
-            _field("cut_off", pa.float64(), "share that ended for want of room for tokens", nullable=True),
-            _field("timeout", pa.float64(), "share whose calls had used up their time", nullable=True),
+            _field("cut_off", pa.float64(), "share that reached the token limit", nullable=True),
+            _field("timeout", pa.float64(), "share whose tool time was used up", nullable=True),
             _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
             _field("tool_failures", pa.float64(), "mean failed ones", nullable=True),
-            _field("web_misses", pa.float64(), "mean searches that the web's record could not answer", nullable=True),
-            _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
+            _field(
+                "web_misses", pa.float64(), "mean number of searches without an entry in the web record", nullable=True
+            ),
+            _field("length", pa.float64(), "mean tokens sampled by the policy", nullable=True),
             _field("f_tool", pa.float64(), "mean factor for calls", nullable=True),
             _field("f_len", pa.float64(), "mean factor for length", nullable=True),
-            _field("sigma_tool", pa.float64(), "in force at this step", nullable=True),
-            _field("sigma_length", pa.float64(), "in force at this step", nullable=True),
+            _field("sigma_tool", pa.float64(), "value at this step", nullable=True),
+            _field("sigma_length", pa.float64(), "value at this step", nullable=True),
             _field("num_rollouts", pa.int64(), "rollouts of the step"),
             _field("num_groups", pa.int64(), "groups of the step"),
-            _field("num_equal_groups", pa.int64(), "groups with equal rewards, from which nothing is learnt"),
-            _field("loss", pa.float64(), "policy loss; null where none is told", nullable=True),
-            _field("entropy", pa.float64(), "mean entropy of the policy; null where none is told", nullable=True),
-            _field("learning_rate", pa.float64(), "at this step; null where none is told", nullable=True),
-            _field("grad_norm", pa.float64(), "before clipping; null where none is told", nullable=True),
-            _field("seconds", pa.float64(), "in training so far, over all attempts"),
+            _field("num_equal_groups", pa.int64(), "groups with equal rewards, which give no gradient"),
+            _field("loss", pa.float64(), "policy loss; null if none is logged", nullable=True),
+            _field("entropy", pa.float64(), "mean entropy of the policy; null if none is logged", nullable=True),
+            _field("learning_rate", pa.float64(), "at this step; null if none is logged", nullable=True),
+            _field("grad_norm", pa.float64(), "before clipping; null if none is logged", nullable=True),
+            _field("seconds", pa.float64(), "training time so far, over all attempts"),
         ]
     ),
     "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
@@ -515,7 +529,7 @@ RL_VALIDATION = Table(
     ("step", "domain"),
     pa.schema(
         [
-            _field("step", pa.int64(), "step of the training after which it was made"),
+            _field("step", pa.int64(), "training step after which it was measured"),
             _field("domain", pa.string(), "math, qa, choice, or `all`"),
             _field("num_questions", pa.int64(), "held-out questions, answered greedily once each"),
             _field("correctness", pa.float64(), "mean correctness, by the scorer of training", nullable=True),
@@ -524,12 +538,14 @@ RL_VALIDATION = Table(
                 "efficiency", pa.float64(), "mean of correctness divided by calls (by 1 without calls)", nullable=True
             ),
             _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
-            _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
+            _field("length", pa.float64(), "mean tokens sampled by the policy", nullable=True),
             _field("executed", pa.float64(), "share of calls without failure; null without calls", nullable=True),
-            _field("web_misses", pa.float64(), "mean searches that the web's record could not answer", nullable=True),
+            _field(
+                "web_misses", pa.float64(), "mean number of searches without an entry in the web record", nullable=True
+            ),
         ]
     ),
-    "Validations on held-out questions during a reinforcement. Means are null where nothing was scored.",
+    "Validations on held-out questions during a reinforcement. Means are null if nothing was scored.",
     required=False,
     also_reads=frozenset({1}),
 )
@@ -558,21 +574,21 @@ SCORES = Table(
             _field(
                 "score",
                 pa.float64(),
-                "P: 1 or 0 for math and choice, F1 for qa; null where the scorer failed",
+                "P: 1 or 0 for math and choice, F1 for qa; null if the scorer failed",
                 nullable=True,
             ),
             _field("em", pa.float64(), "exact match after normalisation"),
-            _field("acc", pa.float64(), "a gold answer occurs in the prediction, on token boundaries"),
+            _field("acc", pa.float64(), "a gold answer occurs in the prediction, at token boundaries"),
             _field("f1", pa.float64(), "token F1, best over the gold answers"),
             _field("f1_legacy", pa.float64(), "the same with punctuation kept, as published for ET-Agent"),
             _field(
-                "scorer", pa.string(), "what decided, such as status, choice, qa_f1, math_text, math_symbolic or judge"
+                "scorer", pa.string(), "deciding rule, such as status, choice, qa_f1, math_text, math_symbolic or judge"
             ),
             _field("error", pa.string(), "why there is no verdict", nullable=True),
             _field(
                 "efficiency",
                 pa.float64(),
-                "score divided by requested calls (by 1 without calls); null where the score is",
+                "score divided by requested calls (by 1 without calls); null if the score is null",
                 nullable=True,
             ),
             _field("calls_requested", pa.int32(), "copied from the rollout"),
@@ -585,21 +601,21 @@ SCORES = Table(
             _field(
                 "reasoning_tokens",
                 pa.int32(),
-                "L: tokens without results of tools; null without ids and without a tokenizer",
+                "L: tokens without tool results; null without ids and without a tokenizer",
                 nullable=True,
             ),
-            _field("output_chars", pa.int32(), "characters without results of tools"),
+            _field("output_chars", pa.int32(), "characters without tool results"),
             _field(
                 "judge_status",
                 pa.string(),
-                "null where no judge was asked about the answer; parsed: judges decided; fallback_rule: a tie, or none "
-                "could be asked, so that the rule decided; failed: none said anything that can be read",
+                "null if no judge was asked about the answer; parsed: judges decided; fallback_rule: a tie, or none "
+                "could be asked, so the rule decided; failed: no reply could be parsed",
                 nullable=True,
             ),
             _field(
                 "judges",
                 pa.string(),
-                "JSON object: judge asked about the answer -> {verdict, status, raw}, as they are in `judge_status`",
+                "JSON object: judge asked about the answer -> {verdict, status, raw}, statuses as in `judge_status`",
             ),
             _field(
                 "votes_yes",
@@ -608,7 +624,7 @@ SCORES = Table(
                 nullable=True,
             ),
             _field("votes_no", pa.int32(), "votes that there is none", nullable=True),
-            _field("votes_abstained", pa.int32(), "replies that are no vote", nullable=True),
+            _field("votes_abstained", pa.int32(), "replies without a vote", nullable=True),
         ]
     ),
     "One verdict per rollout.",
@@ -621,25 +637,27 @@ JUDGEMENTS = Table(
     pa.schema(
         [
             _field(
-                "judgement_key", pa.string(), "32 hex digits: digest of judge, prompts, and all that it was asked about"
+                "judgement_key",
+                pa.string(),
+                "32 hex digits: digest of judge, prompts, and everything that it was asked about",
             ),
             _field("kind", pa.string(), "correctness: of an answer; redundancy: of the calls of a trajectory"),
             _field("judge", pa.string(), "name of the model in the configuration"),
             _field("question_key", pa.string(), "the question"),
             _field("rollout_key", pa.string(), "the trajectory, or the first one with this answer"),
-            _field("prediction", pa.string(), "the answer; empty where calls were voted on"),
-            _field("status", pa.string(), "parsed, or failed: nothing was said that can be read"),
+            _field("prediction", pa.string(), "the answer; empty for votes on calls"),
+            _field("status", pa.string(), "parsed, or failed: no reply could be parsed"),
             _field("correct", pa.bool_(), "the verdict on the answer; null without one", nullable=True),
             _field("votes_yes", pa.int32(), "votes that there is a wasted call; null for answers", nullable=True),
             _field("votes_no", pa.int32(), "votes that there is none", nullable=True),
-            _field("votes_abstained", pa.int32(), "replies that are no vote", nullable=True),
-            _field("replies", _STRINGS, "what the model said, as it came"),
+            _field("votes_abstained", pa.int32(), "replies without a vote", nullable=True),
+            _field("replies", _STRINGS, "replies of the model, unchanged"),
             _field("error", pa.string(), "why there is no verdict, or fewer votes than wanted", nullable=True),
             _field("prompt_tokens", pa.int64(), "summed over its requests"),
             _field("completion_tokens", pa.int64(), "summed over its requests"),
         ]
     ),
-    "What judge models said of answers and trajectories, each asked once.",
+    "Judgements of answers and trajectories by judge models, one each.",
     required=False,
 )
 
@@ -667,8 +685,10 @@ RL_ROWS = Table(
     ("question_key",),
     pa.schema(
         [
-            _field("data_source", pa.string(), "math_effi_rl, qa_effi_rl or choice_effi_rl: what the reward goes by"),
-            _field("prompt", _PROMPT, "system message, where the environment has one, and the question as it is asked"),
+            _field("data_source", pa.string(), "math_effi_rl, qa_effi_rl or choice_effi_rl: selects the reward"),
+            _field(
+                "prompt", _PROMPT, "system message if the environment has one, and the question as shown to the agent"
+            ),
             _field("ability", pa.string(), "math, qa or choice"),
             _field("reward_model", _REWARD_MODEL, "accepted gold answers; style is always `rule`"),
             _field(
@@ -681,8 +701,8 @@ RL_ROWS = Table(
             _field("dataset", pa.string(), "copied from the question"),
             _field("domain", pa.string(), "copied from the question"),
             _field("phase", pa.int32(), "phase of the curriculum that it was selected for"),
-            _field("model", pa.string(), "policy whose rollouts decided, by its name in the rollouts"),
-            _field("parents", _STRINGS, "keys of the rollouts that decided, in their order"),
+            _field("model", pa.string(), "policy whose rollouts were used, by its name in the rollouts"),
+            _field("parents", _STRINGS, "keys of the rollouts that were used, in their order"),
             _field("correctness", pa.list_(pa.float64()), "their scores: 0 or 1 for math and choice, F1 for qa"),
             _field("calls", pa.list_(pa.int32()), "their executed tool calls"),
             _field("num_unusable", pa.int32(), "further rollouts, lost to infrastructure or without a verdict"),
@@ -690,7 +710,7 @@ RL_ROWS = Table(
             _field("score_corr", pa.float64(), "population standard deviation of `correctness`"),
             _field("rank", pa.int32(), "front of the non-dominated sort, 0 the first; within a domain under quotas"),
             _field("distance", pa.float64(), "crowding distance in its front; null at the boundary", nullable=True),
-            _field("is_boundary", pa.bool_(), "at an end of its front, where the distance has no bound"),
+            _field("is_boundary", pa.bool_(), "at an end of its front, where the distance is infinite"),
             _field("environment_digest", pa.string(), "prompt, tags, tools and limits of the rollouts"),
             _field("format", pa.string(), "copied from the question", nullable=True),
             _field("scorer", pa.string(), "copied from the question", nullable=True),
@@ -716,7 +736,7 @@ RL_REJECTIONS = Table(
             _field("mean_correctness", pa.float64(), "of the usable ones; null without any", nullable=True),
             _field("score_tool", pa.float64(), "standard deviation of executed calls; null as above", nullable=True),
             _field("score_corr", pa.float64(), "standard deviation of correctness; null as above", nullable=True),
-            _field("rank", pa.int32(), "its front; null for what was filtered out before", nullable=True),
+            _field("rank", pa.int32(), "its front; null if it was filtered out before ranking", nullable=True),
             _field("distance", pa.float64(), "null likewise, and at the boundary of a front", nullable=True),
         ]
     ),
@@ -734,7 +754,7 @@ SUMMARY = Table(
             _field(
                 "dataset",
                 pa.string(),
-                "data set; or an unweighted mean over those of the headline, or over all where there are none of "
+                "data set; or an unweighted mean over those of the headline, or over all if there are none of "
                 "these: all, math, knowledge; or over all if that is another: every",
             ),
             _field(
@@ -744,7 +764,7 @@ SUMMARY = Table(
                 "scorer:..., judge_status:..., tools_used:..., votes:..., or num_judged_jointly, judge_agreement, "
                 "judge_kappa",
             ),
-            _field("value", pa.float64(), "the figure; null where no rollout says anything", nullable=True),
+            _field("value", pa.float64(), "the figure; null if no rollout has it", nullable=True),
             _field("low", pa.float64(), "95 % interval, lower end; null if there is none", nullable=True),
             _field("high", pa.float64(), "95 % interval, upper end; null if there is none", nullable=True),
             _field(
@@ -756,10 +776,10 @@ SUMMARY = Table(
             ),
             _field("num_rollouts", pa.int64(), "rows scored"),
             _field("num_questions", pa.int64(), "different questions"),
-            _field("num_undecided", pa.int64(), "of the rows, those that say nothing of this figure"),
+            _field("num_undecided", pa.int64(), "rows without this figure"),
         ]
     ),
-    "Figures of evaluation, one a row, per model and data set.",
+    "Figures of the evaluation, one per row, by model and data set.",
 )
 
 COMPARISONS = Table(
@@ -771,10 +791,14 @@ COMPARISONS = Table(
             _field("first", pa.string(), "model"),
             _field("second", pa.string(), "model that it is compared with"),
             _field("dataset", pa.string(), "data set, or a mean over data sets, as in `summary`"),
-            _field("figure", pa.string(), "what is compared"),
-            _field("num_questions", pa.int64(), "questions of which both say something"),
-            _field("num_dropped", pa.int64(), "further questions, of which only one or none says anything"),
-            _field("num_dropped_rollouts", pa.int64(), "rollouts of both that were left out, these included"),
+            _field("figure", pa.string(), "figure that is compared"),
+            _field("num_questions", pa.int64(), "questions for which both have the figure"),
+            _field("num_dropped", pa.int64(), "further questions, for which one or both lack it"),
+            _field(
+                "num_dropped_rollouts",
+                pa.int64(),
+                "rollouts of both that were left out, including those of these questions",
+            ),
             _field("first_value", pa.float64(), "mean over the questions, each by the mean of its rollouts"),
             _field("second_value", pa.float64(), "the same of the second"),
             _field("difference", pa.float64(), "second minus first"),
@@ -787,7 +811,10 @@ COMPARISONS = Table(
             _field("gained", _STRINGS, "keys of questions that only the second gets mostly right; for `score`"),
             _field("lost", _STRINGS, "keys of questions that only the first gets mostly right; for `score`"),
             _field(
-                "note", pa.string(), "what makes the two unlike, such as who decided; null for nothing", nullable=True
+                "note",
+                pa.string(),
+                "differences between the two besides the model, such as the judge; null if there are none",
+                nullable=True,
             ),
         ]
     ),
@@ -805,25 +832,27 @@ WEB_RECORD = Table(
             _field("kind", pa.string(), "search or page"),
             _field("request", pa.string(), "the query, or the address in normal form"),
             _field("language", pa.string(), "en or zh: of a search", nullable=True),
-            _field("provider", pa.string(), "who was asked: of a search", nullable=True),
+            _field("provider", pa.string(), "provider of a search", nullable=True),
             _field("loose_key", pa.string(), "digest of the words alone: of an imported search", nullable=True),
             _field("hits", pa.string(), "JSON list of at most 20 hits: of a search", nullable=True),
             _field(
                 "text",
                 pa.string(),
-                "of a page, or of a search that was recorded ready-made; cut at 50,000 characters",
+                "text of a page, or of a search that was recorded as text; cut at 50,000 characters",
                 nullable=True,
             ),
-            _field("final_url", pa.string(), "where redirects led: of a page", nullable=True),
+            _field("final_url", pa.string(), "URL of a page after redirects", nullable=True),
             _field("title", pa.string(), "of a page", nullable=True),
             _field("media_type", pa.string(), "of a page", nullable=True),
-            _field("failure", pa.string(), "code of why a page could not be had or a query was refused", nullable=True),
+            _field(
+                "failure", pa.string(), "reason code if a page could not be read or a query was refused", nullable=True
+            ),
             _field("detail", pa.string(), "the same in words", nullable=True),
-            _field("reader", pa.string(), "what made the text, with its version: of a page", nullable=True),
+            _field("reader", pa.string(), "program that extracted the text of a page, with its version", nullable=True),
             _field("recorded_at", pa.string(), "UTC, ISO 8601"),
         ]
     ),
-    "Searches of the web and pages, as they were met; sorted by key.",
+    "Recorded web searches and pages, sorted by key.",
     required=False,
 )
 

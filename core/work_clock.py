@@ -169,7 +169,8 @@ class Limit:
         try:
             ends = await self._confirm()
         except Exception as error:  # noqa: BLE001 - no limit may be endless
-            _log.warning("a time limit ends unconfirmed: %s: %s", type(error).__name__, one_line(str(error)))
+            words = type(error).__name__, one_line(str(error))
+            _log.warning("a time limit could not be checked, it ends the work: %s: %s", *words)
             ends = True
         self._confirmation = None
         self._confirms_from = asyncio.get_running_loop().time() + CONFIRM_PAUSE_S

@@ -107,7 +107,7 @@ def show(results: list[dict[str, Any]], kind: str) -> None:
             f"| {row['peer']} {row['version']} | {figures['cpu_ms']:.2f} | {ratios[0]:.2f} | {figures['per_s']:.1f} "
             f"| {ratios[1]:.2f} | {figures['start_cpu_s']:.1f} | {figures['peak_mib']:.0f} |"
         )
-    print(f"\n| killed at half | answered before | of them asked again | {unit}s lost | {unit}s doubled |")
+    print(f"\n| killed at half | answered before | of these repeated | {unit}s lost | {unit}s duplicated |")
     print("|---|---|---|---|---|")
     for row in (row for row in rows if "kill" in row):
         figures = row["kill"]

@@ -172,7 +172,7 @@ def figures_of(found: list[dict[str, Any]]) -> list[Figure]:
         cpu = (last["cpu_s"] / last["questions"]) / (first["cpu_s"] / first["questions"])
         slope = (last["peak_kib"] - first["peak_kib"]) * KIB / more
         figures += [
-            Figure(name="CPU of a question, largest beside smallest", value=cpu, at_most=1.15),
+            Figure(name="CPU of a question, largest relative to smallest", value=cpu, at_most=1.15),
             Figure(name="memory that a further question takes", value=slope, unit="bytes", at_most=4096),
         ]
     return figures

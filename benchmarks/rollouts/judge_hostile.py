@@ -56,7 +56,7 @@ def said(verdict: Verdict) -> str:
 def main() -> None:
     """Run the judge, and print a table and a JSON summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clean", type=int, default=200, help="how many clean twins are judged beside")
+    parser.add_argument("--clean", type=int, default=200, help="number of clean twins to judge as well")
     clean_wanted = parser.parse_args().clean
     hostile = hostile_cases()
     step = max(1, len(hostile) // clean_wanted)

@@ -149,11 +149,11 @@ def cost(what: str, act: Callable[[int], object], times: int) -> None:
 def measure(client: Client) -> None:
     """Measure conditional writes, then costs."""
     attempt("create", lambda: client.create("one", b"1"))
-    attempt("create what is there", lambda: client.create("one", b"2"))
+    attempt("create an existing object", lambda: client.create("one", b"2"))
     version = client.version("one")
     attempt("replace", lambda: client.replace("one", b"3", version))
     attempt("replace with a stale version", lambda: client.replace("one", b"4", version))
-    attempt("get what is not there", lambda: client.get("absent"))
+    attempt("get a missing object", lambda: client.get("absent"))
     data = os.urandom(4096)
     cost("put 4 KiB", lambda number: client.put(f"small/{number}", data), 200)
     cost("get 4 KiB", lambda number: client.get(f"small/{number}"), 200)

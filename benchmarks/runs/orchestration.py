@@ -300,7 +300,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
         Figure(name="of which per task run", value=(after - before) / tasks / 1e3, unit="kB"),
         Figure(name="events per task run", value=events / tasks, unit="events"),
         Figure(name="artifacts per task run", value=artifacts / tasks, unit="artifacts"),
-        Figure(name="growth per sign of life of a flow run", value=lived / alive / 1e3, unit="kB"),
+        Figure(name="growth per heartbeat of a flow run", value=lived / alive / 1e3, unit="kB"),
         Figure(name="treadle run without Prefect", value=plain_s, unit="s"),
         Figure(name="of which between stages, per stage", value=plain_between_s / tasks * 1e3, unit="ms"),
         Figure(name="the flow", value=flow_s, unit="s"),

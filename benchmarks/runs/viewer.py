@@ -163,8 +163,8 @@ def measure(run: Run, number: int) -> list[Figure]:
     search, search_again = asked.get("/", "q=no+such+words"), asked.get("/", "q=no+such+words&verdict=wrong")
     return [
         Figure(name="start to the first page: CPU", value=first, unit="s", at_most=2.0),
-        Figure(name="a filter chosen anew: CPU, median", value=1e3 * statistics.median(filters), unit="ms", at_most=50),
-        Figure(name="a filter chosen anew: CPU, most", value=1e3 * max(filters), unit="ms", at_most=100),
+        Figure(name="a new filter: CPU, median", value=1e3 * statistics.median(filters), unit="ms", at_most=50),
+        Figure(name="a new filter: CPU, most", value=1e3 * max(filters), unit="ms", at_most=100),
         Figure(name="a list seen before: CPU, median", value=1e3 * again, unit="ms", at_most=50),
         Figure(name="any trajectory: CPU, median", value=1e3 * statistics.median(pages), unit="ms", at_most=100),
         Figure(name="any trajectory: CPU, p95", value=1e3 * percentile(pages, 0.95), unit="ms", at_most=300),

@@ -250,22 +250,26 @@ def exact_figures(exact: dict[str, Any], plain: dict[str, Any]) -> list[Figure]:
     alone_ms = exact["cpu_ms"]["1"]
     figures = [
         Figure(name="exact, one by one: CPU per query", value=alone_ms, unit="ms"),
-        Figure(name="exact, one by one: CPU beside plain faiss", value=alone_ms / plain["cpu_ms"]["1"], at_most=1.5),
-        Figure(name="exact: recall@5 beside plain faiss", value=recall(exact["found"], plain["found"]), at_least=0.999),
+        Figure(
+            name="exact, one by one: CPU relative to plain faiss", value=alone_ms / plain["cpu_ms"]["1"], at_most=1.5
+        ),
+        Figure(
+            name="exact: recall@5 relative to plain faiss", value=recall(exact["found"], plain["found"]), at_least=0.999
+        ),
     ]
     for size in BATCHES:
         cpu_ms, name = exact["cpu_ms"][str(size)], f"exact, batches of {size}:"
         figures += [
             Figure(name=f"{name} CPU per query", value=cpu_ms, unit="ms"),
             Figure(
-                name=f"{name} one by one beside it",
+                name=f"{name} one by one relative to it",
                 value=alone_ms / cpu_ms,
                 at_least=5.0 if size == BATCHES[-1] else None,
             ),
             Figure(name=f"{name} same best 5", value=exact["same"][str(size)], at_least=1.0),
         ]
     ratio = plain["cpu_ms"]["1"] / plain["cpu_ms"]["32"]
-    return [*figures, Figure(name="plain faiss: one by one beside batches of 32", value=ratio)]
+    return [*figures, Figure(name="plain faiss: one by one relative to batches of 32", value=ratio)]
 
 
 def kind_figures(kind: str, built: dict[str, Any], found: dict[str, Any], exact: Ids, alone_ms: float) -> list[Figure]:
@@ -275,7 +279,7 @@ def kind_figures(kind: str, built: dict[str, Any], found: dict[str, Any], exact:
     return [
         Figure(name=f"{kind}: recall@5", value=recall(found["found"], exact), at_least=least),
         Figure(name=f"{kind}: CPU per query", value=cpu_ms, unit="ms"),
-        Figure(name=f"{kind}: exact one by one beside it", value=alone_ms / cpu_ms),
+        Figure(name=f"{kind}: exact one by one relative to it", value=alone_ms / cpu_ms),
         Figure(name=f"{kind}: CPU per query, batches of 32", value=found["cpu_ms"]["32"], unit="ms"),
         Figure(name=f"{kind}: file", value=built["bytes"] / 1e6, unit="MB"),
         Figure(name=f"{kind}: build, CPU", value=built["cpu_s"], unit="s"),
@@ -312,7 +316,9 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
     figures += [
         Figure(name="service's batcher, one in flight", value=rates["1"], unit="queries/s"),
         Figure(name=f"service's batcher, {IN_FLIGHT} in flight", value=rates[str(IN_FLIGHT)], unit="queries/s"),
-        Figure(name=f"service's batcher, {IN_FLIGHT} in flight beside one", value=rates[str(IN_FLIGHT)] / rates["1"]),
+        Figure(
+            name=f"service's batcher, {IN_FLIGHT} in flight relative to one", value=rates[str(IN_FLIGHT)] / rates["1"]
+        ),
     ]
     for kind in ("flat fp32", "hnsw fp32", WORDS):
         figures += cold_figures(folder, words, kind)

@@ -253,7 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["sparse", "dense", "build", "ask"])
     parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--folder", type=Path, help="where to keep what is written; default: nowhere")
+    parser.add_argument("--folder", type=Path, help="folder to keep the files in; default: a temporary one")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--engine", choices=list(ENGINES))
     parser.add_argument("--json", action="store_true", help="one line of JSON")

@@ -155,9 +155,9 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
                 figures += open_figures(server, [f"{query} open" for query in queries[:num_open]], options.rate)
                 figures += soak_figures(server, queries[: options.soak])
     figures += [Figure(name=f"closed loop, {kind}", value=rate, unit="searches/s") for kind, rate in rates.items()]
-    figures.append(Figure(name="closed loop beside plain server", value=rates[TREADLE] / rates["plain-treadle"]))
+    figures.append(Figure(name="closed loop relative to plain server", value=rates[TREADLE] / rates["plain-treadle"]))
     beside = rates[TREADLE] / rates["plain-bm25s"]
-    figures.append(Figure(name="closed loop beside plain server over bm25s", value=beside, at_least=3.0))
+    figures.append(Figure(name="closed loop relative to plain server over bm25s", value=beside, at_least=3.0))
     return figures
 
 

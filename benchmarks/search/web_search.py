@@ -209,7 +209,7 @@ async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, 
     done.page_s, done.num_failed = web_search.seconds, web_search.num_failed
     done.texts = [trajectory.text for trajectory in made]
     if any(trajectory.status != "answered" for trajectory in made):
-        raise SystemExit("a rollout did not come to its answer")
+        raise SystemExit("a rollout ended without an answer")
     return done
 
 
@@ -255,7 +255,7 @@ async def measure(folder: Path, port: int, num_rollouts: int) -> list[Figure]:
         Figure(name="pages per second", value=len(live.page_s) / live.wall_s, unit="pages/s"),
         Figure(name="time of a page, waiting included: p50", value=percentile(live.page_s, 0.5), unit="s"),
         Figure(name="time of a page, waiting included: p99", value=percentile(live.page_s, 0.99), unit="s"),
-        Figure(name="pages had within their time", value=100 * in_time / len(live.page_s), unit="%", at_least=100.0),
+        Figure(name="pages read in time", value=100 * in_time / len(live.page_s), unit="%", at_least=100.0),
         Figure(name="lag of the event loop: p50", value=percentile(live.lags_ms, 0.5), unit="ms"),
         Figure(name="lag of the event loop: p99", value=percentile(live.lags_ms, 0.99), unit="ms", at_most=50.0),
         Figure(name="lag of the event loop: most", value=max(live.lags_ms), unit="ms"),

@@ -133,9 +133,7 @@ def picture(scenarios: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) ->
 def main() -> None:
     """Run all scenarios and seeds and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--scenarios", choices=SCENARIOS, nargs="+", default=list(SCENARIOS), help="what is to be learnt"
-    )
+    parser.add_argument("--scenarios", choices=SCENARIOS, nargs="+", default=list(SCENARIOS), help="scenarios to train")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each")
     parser.add_argument("--folder", type=Path, default=Path("outputs/reinforcement"), help="where runs are kept")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the run")

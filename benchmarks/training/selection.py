@@ -174,7 +174,7 @@ def main() -> None:
             Figure(name="choice: trajectories per second", value=rate, unit="1/s", at_least=200_000),
             Figure(name="choice: all questions", value=seconds, unit="s", at_most=10.0),
             Figure(name="ranks equal to those of all pairs", value=float(is_equal), unit="of 1", at_least=1.0),
-            Figure(name="comparing all pairs beside the sweep", value=comparing / sweeping),
+            Figure(name="comparing all pairs relative to the sweep", value=comparing / sweeping),
             Figure(name="stage: trajectories per second", value=stage_rate, unit="1/s"),
             Figure(name="stage: growth of memory per question", value=growth, unit="bytes"),
         ],

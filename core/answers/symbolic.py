@@ -31,7 +31,7 @@ from treadle.core.steady_loop import TICK_S, SteadyClock
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""Most seconds until a worker is ready. Loading the algebra takes about one, but many on a machine under heavy load."""
+"""Maximum seconds until a worker is ready. Loading the algebra takes about one, but many on a busy machine."""
 
 MAX_REQUESTS = 2_000
 """Requests after which a worker is replaced, because the algebra's caches only grow."""
@@ -119,9 +119,7 @@ class SymbolicChecker:
             needs_fresh |= verdict.cause in ("memory", "crash")
             if verdict.cause not in ("memory", "crash", "killed") or (is_first and verdict.cause != "killed"):
                 return verdict
-        raise EngineError(
-            "the process for symbolic comparison was killed from outside again and again; is memory short?"
-        )
+        raise EngineError("the symbolic worker process was killed repeatedly; the machine may be out of memory")
 
     def _replace(self, old: _Worker | None) -> _Worker:
         if old is not None:
@@ -169,7 +167,7 @@ class _Worker:
                 start_new_session=True,  # Only the parent reacts to Ctrl-C or a closed terminal.
             )
         except OSError as error:
-            raise EngineError(f"the process for symbolic comparison did not start: {error}") from error
+            raise EngineError(f"the symbolic worker process did not start: {error}") from error
         self._buffer = b""
 
     def wait_ready(self) -> None:
@@ -178,7 +176,7 @@ class _Worker:
         if reply is None or not reply.get("ready"):
             self.is_usable = False
             cause = reply.get("failed") if reply else f"exit code {self._exit_code()}"
-            raise EngineError(f"the process for symbolic comparison did not start: {cause}")
+            raise EngineError(f"the symbolic worker process did not start: {cause}")
 
     def ask(self, prediction: str, gold: str) -> SymbolicVerdict:
         """Compare two expressions. The limit is CPU time; the timeout only catches a machine that stands still."""

@@ -55,7 +55,7 @@ class VllmServer(Section):
     port: Operational[int] = Field(default=0, ge=0, le=65535)
     """Port on the loopback interface; 0 selects a free one."""
     startup_timeout_s: Operational[float] = Field(default=900.0, gt=0)
-    """Most seconds until the server answers its first completion."""
+    """Maximum seconds until the server answers its first completion."""
     extra_args: tuple[str, ...] = ()
     """Further arguments for vLLM's server, appended unchanged."""
 
@@ -74,7 +74,7 @@ class TutorServer(Section):
     port: Operational[int] = Field(default=0, ge=0, le=65535)
     """Port on the loopback interface; 0 selects a free one."""
     startup_timeout_s: Operational[float] = Field(default=60.0, gt=0)
-    """Most seconds until the server answers its first completion."""
+    """Maximum seconds until the server answers its first completion."""
     options: dict[str, str | int | float | bool] = {}
     """Further options by name, such as `latency_s`: passed as `--latency-s VALUE`; true passes only the flag, false
     passes nothing."""

@@ -202,7 +202,7 @@ def explain_failure(what: str, code: int, log: Path) -> str:
     if _NETWORK.search(log_tail(log, 60)):
         return f"cannot install {what}: the package index cannot be reached; check the network or PIP_INDEX_URL"
     if "DO NOT MATCH THE HASHES" in log_tail(log, 60):
-        return f"cannot install {what}: the package index gave a file that is not that of the lock; log: {log}\n{tail}"
+        return f"cannot install {what}: the package index served a file with a wrong hash; log: {log}\n{tail}"
     if "torch==" in tail and "No matching distribution" in tail:
         return (
             f"cannot install {what}: the package index has no CPU build of torch; "

@@ -74,11 +74,11 @@ def _require_weights(folder: Path, names: tuple[str, ...], what: str) -> None:
     missing = [name for name in names if not (folder / name).is_file()]
     if not names:
         raise EngineError(
-            f"{what} has no weights that transformers loads: neither {SAFETENSORS} nor {PYTORCH} nor an index of them "
+            f"{what} has no weights that transformers can load: neither {SAFETENSORS} nor {PYTORCH} nor their index "
             f"is in {folder}; check the network, or name a model in Hugging Face format"
         )
     if missing:
         raise EngineError(
-            f"{what} is not whole on this machine: {len(missing)} of {len(names)} files of weights are missing in "
+            f"{what} is incomplete on this machine: {len(missing)} of {len(names)} weight files are missing in "
             f"{folder} ({', '.join(missing[:3])}); check the network and fetch it again, or name a folder that holds it"
         )

@@ -252,7 +252,7 @@ def _port(wanted: int) -> int:
             probe.bind((HOST, wanted))
         except OSError as error:
             raise ConfigError(
-                f"port {wanted} on {HOST} cannot be used ({error.strerror}); 0 takes a free one"
+                f"port {wanted} on {HOST} cannot be used ({error.strerror}); 0 selects a free one"
             ) from None
         return int(probe.getsockname()[1])
 

@@ -168,8 +168,8 @@ def follow(
                 quiet_since, heard = clock.time(), now_heard
             elif clock.time() - quiet_since > stall_timeout_s:
                 child.stop()
-                what = f"hangs: nothing was heard of it for {stall_timeout_s:g} s (stall_timeout_s)"
-                raise child.failure(f"{what}; it was ended, and the next attempt resumes from the last state")
+                what = f"hangs: it sent no events for {stall_timeout_s:g} s (stall_timeout_s)"
+                raise child.failure(f"{what}; it was stopped, and the next attempt resumes from the last state")
     finally:
         child.stop()
 
@@ -186,7 +186,7 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
         return ConfigError(f"{advice.refused}: {message.partition(': ')[2] or message}")
     if kind == "tools":
         lost = f"lost a tool or a service ({message})"
-        return child.failure(f"{lost}; mend it, and the next attempt resumes from the last state")
+        return child.failure(f"{lost}; fix that, and the next attempt resumes from the last state")
     if kind == "diverged":
         return child.failure(f"diverged ({message}); {advice.diverged}")
     if kind == "unmoved":

@@ -32,7 +32,7 @@ def weight_files(folder: Path, single: str = SAFETENSORS) -> tuple[str, ...]:
     names = list(places.values())
     for name in names:
         if not isinstance(name, str) or not _is_plain(name) or not name.endswith(Path(single).suffix):
-            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is no weight file in the same folder")
+            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is not a weight file in the same folder")
     return tuple(sorted(set(names)))
 
 

@@ -70,14 +70,14 @@ def _owner(item: Garbage) -> tuple[str, str]:
 def _why_wanted(item: Garbage, folders: Iterable[str], problems: list[str]) -> str:
     if problems:
         return problems[0]
-    return "a record references it by now" if item.key in folders else ""
+    return "a record now references it" if item.key in folders else ""
 
 
 def _of_instance(done: Collected, storage: Storage, run_id: str, address: str, items: list[Garbage]) -> None:
     """Delete leftovers of an instance under its lease, so that no attempt starts or continues meanwhile."""
     run = opened(storage, run_id)
     if run is None:
-        done.left += [(item, f"run {run_id} cannot be opened any more") for item in items]
+        done.left += [(item, f"run {run_id} can no longer be opened") for item in items]
         return
     try:
         with run.lease(Address.parse(address), brief=True) as lease:
@@ -99,7 +99,7 @@ def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]
         with hold(storage.directory(key), what, brief=True) if is_here else hold_key(storage, key, what, brief=True):
             there = storage.exists(f"runs/{run_id}/run.json")
             for item in items:
-                _remove_unless(done, item, storage, "there is such a run again" if there else "")
+                _remove_unless(done, item, storage, "a run with this id exists again" if there else "")
     except RunError as error:
         done.left += [(item, str(error)) for item in _not_done(done, items)]
 

@@ -73,7 +73,7 @@ def collecting(storage: Storage, *, patience_s: float = PATIENCE_S) -> Iterator[
                 return
         left_s = ends - time.monotonic()
         if left_s <= 0:
-            raise _given_up("a stage is putting its result in force, or another collection is at work")
+            raise _given_up("a stage is committing its result, or another garbage collection is running")
         # A commit that takes this long must not hold up all others until it ends.
         time.sleep(min(_BRIEF_S, left_s))
 
@@ -94,7 +94,7 @@ def _share(lock: int) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        _log.info("waiting for the collection of garbage to end")
+        _log.info("waiting for garbage collection to end")
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
@@ -119,7 +119,7 @@ def _committing_objects(storage: ObjectStorage, name: str) -> Iterator[None]:
             if watch.look(_COLLECTOR) == "free":
                 yield
                 return
-        _log.info("waiting for the collection of garbage to end")
+        _log.info("waiting for garbage collection to end")
         time.sleep(_POLL_S)
 
 
@@ -133,13 +133,13 @@ def _collecting_objects(storage: ObjectStorage, patience_s: float) -> Iterator[L
     watch, ends = watch_leases(storage), time.monotonic() + patience_s
     while True:
         if watch.look(_COLLECTOR) != "held" and not _commits_end(storage, watch, ends):
-            raise _given_up("a stage is putting its result in force")
-        with hold_key(storage, _COLLECTOR, "the collection of garbage") as lease:
+            raise _given_up("a stage is committing its result")
+        with hold_key(storage, _COLLECTOR, "garbage collection") as lease:
             if _commits_end(storage, watch, min(ends, time.monotonic() + _BRIEF_S)):
                 yield lease
                 return
         if time.monotonic() >= ends:
-            raise _given_up("a stage is putting its result in force")
+            raise _given_up("a stage is committing its result")
 
 
 def _commits_end(storage: ObjectStorage, watch: LeaseWatch, ends: float) -> bool:
@@ -156,4 +156,4 @@ def _commits_end(storage: ObjectStorage, watch: LeaseWatch, ends: float) -> bool
 
 
 def _given_up(cause: str) -> RunError:
-    return RunError(f"{cause}; try again when that is over")
+    return RunError(f"{cause}; try again later")

@@ -107,7 +107,7 @@ def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | N
     for files, here in _sources(storage):
         _Look(storage, plan, reached, before, here).at(files)
     if reached.problems:
-        plan.notes.append(f"no artifact is touched, as any might be wanted: {reached.problems[0]}")
+        plan.notes.append(f"no artifacts are deleted, as references to them cannot be read: {reached.problems[0]}")
     plan.garbage.sort(key=lambda item: (-item.num_bytes, item.key, item.here))
     return plan
 
@@ -176,11 +176,11 @@ class _Look:
                 self._plan.num_artifacts_kept += 1
                 self._plan.bytes_kept += heap.num_bytes
         elif self._here:
-            self._add(key, "artifact", "copy of an artifact that nothing reaches", heap)
+            self._add(key, "artifact", "cached copy of an unreferenced artifact", heap)
         elif (maker := self._maker(key)) is not None and not _FINGERPRINT.fullmatch(maker):
-            self._plan.notes.append(f"{key} was made on request ({maker}) and stays; delete it yourself")
+            self._plan.notes.append(f"{key} was created on request ({maker}) and is kept; delete it yourself")
         else:
-            self._add(key, "artifact", "no record and no attempt at work reaches it", heap)
+            self._add(key, "artifact", "no record or running attempt references it", heap)
 
     def _maker(self, key: str) -> str | None:
         """Return `made_by` of an artifact's manifest; None if there is no valid one."""
@@ -205,12 +205,12 @@ class _Look:
     def _needs_of(self, run_id: str, address: str) -> Needs | None:
         run = opened(self._storage, run_id)
         if run is None:
-            self._plan.notes.append(f"what {address} of run {run_id} left is not touched: its run.json cannot be read")
+            self._plan.notes.append(f"leftovers of {address} of run {run_id} are kept: its run.json cannot be read")
             return None
         try:
             return needs_of(run, Address.parse(address))
         except RunError as error:
-            self._plan.notes.append(f"what {address} of run {run_id} left is not touched: {error}")
+            self._plan.notes.append(f"leftovers of {address} of run {run_id} are kept: {error}")
             return None
 
     def _remains(self, run_id: str, heap: _Heap) -> None:
@@ -267,7 +267,7 @@ class Needs:
         if what == "journal":
             if self.journals is None or name in self.journals:
                 return ""
-            return "of an attempt before the result in force"
+            return "of an attempt older than the current result"
         if what == "workspace":
             return "" if name in self.workspaces else "nothing continues it"
         return "of an attempt that has ended"

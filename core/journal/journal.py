@@ -263,7 +263,7 @@ class Journal:
             self.num_damaged += scan(path, keep)
         if self.num_damaged:
             _log.warning(
-                "journal %s: %d damaged stretches skipped; what they held is done again",
+                "journal %s: %d damaged spans skipped; their work is repeated",
                 self._directory,
                 self.num_damaged,
             )

@@ -158,7 +158,7 @@ class JournalCopy:
                 tail = {number for number in local if number // _NUMBERS_PER_TOKEN == newest[0]} - listed
             else:
                 if listed:
-                    _log.warning("%s lacks segments; everything is done again", self._storage.location(self._key))
+                    _log.warning("%s is missing segments; all work is repeated", self._storage.location(self._key))
                 listed, tail, gone = set(), set(), set()
             for number in local.keys() - listed - tail:
                 local[number].unlink()
@@ -239,7 +239,7 @@ class _Upload:
             self._brief.send_new(self._journal)
         except (StorageError, RunError) as error:
             # The user sees the original error, not this one.
-            _log.warning("what was recorded last is only on this machine: %s", error)
+            _log.warning("the last records exist only on this machine: %s", error)
 
     def _run(self) -> None:
         while not self._stopped.wait(SEAL_INTERVAL_S):
@@ -251,7 +251,7 @@ class _Upload:
                 continue  # The next record raises if the lease is lost; a late renewal lets a later round succeed.
             except (StorageError, OSError) as error:
                 if not self._failing:
-                    _log.warning("records stay on this machine until they can be sent up: %s", error)
+                    _log.warning("records cannot be uploaded and stay on this machine for now: %s", error)
                 self._failing = True
 
     def _send_growing(self) -> None:
@@ -292,7 +292,7 @@ def _newest_list(storage: ObjectStorage, key: str, names: Iterable[str]) -> tupl
         return max(tokens), _List.model_validate_json(content)
     except ValidationError:
         raise StorageError(
-            f"{storage.location(key)}/{max(tokens):08d}.json is damaged; delete it, and what it lists is done again"
+            f"{storage.location(key)}/{max(tokens):08d}.json is damaged; delete it to repeat the work that it lists"
         ) from None
 
 

@@ -94,9 +94,9 @@ def checked(answer: Answer, asked: Asked) -> Answer:
     if ids is not None:
         _check_ids(answer, ids, asked)
     elif answer.text and not used:
-        raise _impossible("usage", f"the answer counts no token for {len(answer.text)} characters")
+        raise _impossible("usage", f"the answer reports no tokens for {len(answer.text)} characters")
     if len(answer.text) > _MOST_CHARS_PER_TOKEN * (used + SLACK_TOKENS):
-        raise _impossible("usage", f"the answer counts {used} tokens for {len(answer.text)} characters")
+        raise _impossible("usage", f"the answer reports {used} tokens for {len(answer.text)} characters")
     prompt = asked.num_prompt
     if prompt is None:
         return _noted(answer, asked)
@@ -105,7 +105,7 @@ def checked(answer: Answer, asked: Asked) -> Answer:
     least = prompt - SLACK_TOKENS if asked.in_ids else 0
     if not least <= answer.prompt_tokens <= prompt + SLACK_TOKENS:
         unit = "tokens" if asked.in_ids else "bytes"
-        raise _impossible("usage", f"the answer counts {answer.prompt_tokens} tokens for a prompt of {prompt} {unit}")
+        raise _impossible("usage", f"the answer reports {answer.prompt_tokens} tokens for a prompt of {prompt} {unit}")
     _check_echo(answer, asked)
     return answer if answer.model is None or answer.model == asked.model else _noted(answer, asked)
 
@@ -124,7 +124,7 @@ def checked_refusal(failure: Failure, asked: Asked, max_model_len: int | None) -
     return _impossible(
         "window",
         f"a prompt of {length} {unit} with max_tokens = {asked.max_tokens} fits the window of {max_model_len} tokens "
-        f"that it is said to have, but was refused: {failure}",
+        f"that the server reports, but was refused: {failure}",
     )
 
 
@@ -135,7 +135,7 @@ def _impossible(oddity: str, message: str) -> Failure:
 def _check_ids(answer: Answer, ids: tuple[int, ...], asked: Asked) -> None:
     used = answer.completion_tokens
     if not -SLACK_TOKENS <= used - len(ids) <= SLACK_TOKENS:
-        raise _impossible("usage", f"the answer counts {used} tokens and holds {len(ids)} ids")
+        raise _impossible("usage", f"the answer reports {used} tokens and has {len(ids)} ids")
     vocabulary = asked.vocabulary
     if vocabulary is None:
         return

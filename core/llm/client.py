@@ -47,8 +47,8 @@ class Target:
             key = os.environ.get(settings.api_key_env, "")
             if not key or not key.isprintable() or not key.isascii():
                 raise ConfigError(
-                    f"endpoint {settings.url} wants a key, but environment variable {settings.api_key_env} "
-                    + ("does not hold a usable one" if key else "is not set")
+                    f"endpoint {settings.url} needs a key, but environment variable {settings.api_key_env} "
+                    + ("does not contain a usable one" if key else "is not set")
                 )
             self.headers[istr("Authorization")] = f"Bearer {key}"
 
@@ -58,7 +58,7 @@ class HttpSettings(Protocol):
 
     @property
     def connect_timeout_s(self) -> float:
-        """Most seconds to open a connection."""
+        """Maximum seconds to open a connection."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class HttpClient:
                 said = _without_key(data, key)
                 # Completions are kept in journals and data sets, and their token ids would still spell a masked key.
                 if response.status == 200 and said is not data:
-                    raise Failure("malformed", "the answer repeats the key that it was asked with")
+                    raise Failure("malformed", "the answer contains the API key of the request")
                 return response.status, response.headers, said
         except aiohttp.ClientError as error:
             failure = _failure(error, key)

@@ -28,11 +28,11 @@ class Sampling(Section):
     top_k: int = Field(default=-1, ge=-1)
     """Number of most likely tokens to sample from; -1 means all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Least probability of a token, relative to the most likely one."""
+    """Minimum probability of a token, relative to the most likely one."""
     repetition_penalty: float = Field(default=1.0, gt=0.0)
     """Divisor for the scores of tokens that already occur in the prompt or answer; 1 means no penalty."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Most new tokens per request."""
+    """Maximum number of new tokens per request."""
 
 
 class EndpointSettings(Section):
@@ -48,7 +48,7 @@ class EndpointSettings(Section):
     def _check_url(cls, value: str) -> str:
         # First, and without repeating the value: it may hold a secret.
         if "@" in value or "?" in value or "#" in value:
-            raise ValueError("an endpoint URL carries no credentials, query or fragment; name the key in api_key_env")
+            raise ValueError("an endpoint URL has no credentials, query or fragment; use api_key_env for the key")
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname or not value.isprintable():
             raise ValueError(f"{value!r} is not an http(s) URL such as http://localhost:8000/v1")
@@ -62,7 +62,7 @@ class EndpointSettings(Section):
         if value is not None and not _VARIABLE.fullmatch(value):
             raise ValueError(
                 "this is the name of an environment variable, in capitals, such as OPENAI_API_KEY; "
-                "the key itself belongs into that variable, never into a configuration"
+                "the key itself belongs in that variable, never into a configuration"
             )
         return value
 
@@ -89,18 +89,20 @@ class ModelSettings(Section):
     token_ids: Literal["auto", "required", "off"] = "auto"
     """Token ids in requests and answers: `auto` uses them if the server can, `required` refuses one that cannot."""
     max_in_flight: Operational[int] = Field(default=256, ge=1)
-    """Most requests in flight per endpoint; at most 64 at first, and never more than the server proves to handle."""
+    """Maximum number of requests in flight per endpoint; at most 64 at first, and never more than the server proves to
+    handle."""
     connect_timeout_s: Operational[float] = Field(default=10.0, gt=0)
-    """Most seconds to open a connection."""
+    """Maximum seconds to open a connection."""
     request_timeout_s: Operational[float] = Field(default=600.0, gt=0)
-    """Most seconds for one attempt of a request; then it is retried."""
+    """Maximum seconds for one attempt of a request; then it is retried."""
     hedge_floor_s: Operational[float | None] = Field(default=2.0, gt=0)
     """Seconds after which a request may be late. A request that takes longer than this, and than 1.5 times the 95th
     percentile of recent answers, is also sent to another endpoint, and the first answer counts; none means never."""
     retry_limit: Operational[int] = Field(default=6, ge=0)
-    """Most retries of a request after failures of the server or the connection, plus one per additional endpoint."""
+    """Maximum number of retries of a request after failures of the server or the connection, plus one per additional
+    endpoint."""
     rate_limit_retries: Operational[int] = Field(default=60, ge=0)
-    """Most retries of a request after the server asked to slow down (429, or 503 with Retry-After)."""
+    """Maximum number of retries of a request after the server asked to slow down (429, or 503 with Retry-After)."""
     backoff_base_s: Operational[float] = Field(default=0.5, ge=0)
     """Seconds before the first retry; each further retry doubles the pause, and jitter shortens it by up to half."""
     backoff_max_s: Operational[float] = Field(default=30.0, ge=0)

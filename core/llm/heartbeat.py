@@ -26,7 +26,7 @@ TIMES_LATENCY = 4.0
 _LEAST_PATIENCE_S = 0.5
 _MOST_PATIENCE_S = 60.0
 _PROBE_S = 5.0
-"""Most seconds for a probe, if it may not take longer; after that another one follows, which may take twice as long."""
+"""Maximum seconds for a probe unless it may take longer; then another one follows, which may take twice as long."""
 _LOOK_S = 0.5
 _SHORTEST_PAUSE_S = 0.05
 _NUM_LATENCIES = 8

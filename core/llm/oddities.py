@@ -26,8 +26,8 @@ ODDITIES = {
     "content_filter": "were cut off by the service's content filter",
     "unknown_finish": "ended with an unknown finish_reason, taken as stop",
     "over_max_tokens": "were charged more tokens than max_tokens",
-    "other_model": "name another model than the one that was asked",
-    "marker_put_back": "lacked the stop string that ended them; it was put back",
+    "other_model": "name a model other than the requested one",
+    "marker_put_back": "lacked the stop string that ended them; it was restored",
 }
 """Kind -> end of the sentence that reports such answers."""
 

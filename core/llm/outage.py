@@ -149,7 +149,7 @@ class Outages:
         if told.due(now):
             outage.told = True
             left = sum(item.usable for item in self._endpoints)
-            more = f"; was down {told.untold} more times since this was last said" if told.untold else ""
+            more = f"; was down {told.untold} more times since the last such message" if told.untold else ""
             told.untold = 0
             error = one_line(endpoint.last_error)
             words = (self._name, endpoint.url, error, left, len(self._endpoints), more)
@@ -162,7 +162,7 @@ class Outages:
         self._all_told = True
         if self._told.setdefault(None, _Told()).due(now):
             _log.warning(
-                "models.%s: no endpoint is left; requests wait up to %g s (outage_wait_s) for one to come back",
+                "models.%s: all endpoints are down; requests wait up to %g s (outage_wait_s) for one to come back",
                 self._name,
                 self._settings.outage_wait_s,
             )

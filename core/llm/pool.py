@@ -38,7 +38,7 @@ from treadle.core.work_clock import Limit
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
-_SAYS_NOTHING = "it says nothing, not even to GET /models"
+_SAYS_NOTHING = "it does not respond, not even to GET /models"
 
 
 class ModelPool:
@@ -272,7 +272,7 @@ class ModelPool:
             if call.rescue is not None:
                 return call.take_rescue()
             if endpoint.heartbeat.gave_up(watch):
-                endpoint.last_error = f"said nothing for {self.settings.outage_wait_s:g} s"
+                endpoint.last_error = f"did not respond for {self.settings.outage_wait_s:g} s"
                 raise EndpointUnavailable(self._outages.describe()) from None
             self._refuse_silence(endpoint, call)
             raise self._out_of_time(call, f"waiting for {endpoint.url}") from None
@@ -322,9 +322,9 @@ class ModelPool:
         if endpoint.heartbeat.silent_since is not None:
             raise Failure("silence", _SAYS_NOTHING)
         if endpoint.heartbeat.back_at > call.sent_at:
-            raise Failure("timeout", "no answer, and it was silent meanwhile")
+            raise Failure("timeout", "no answer, and the server was unresponsive")
         if endpoint.health is Health.DOWN:
-            raise Failure("timeout", "no answer, and it is down")
+            raise Failure("timeout", "no answer, and the server is down")
 
     def _refusal(self, endpoint: Endpoint, failure: Failure, status: int) -> Failure:
         if status in (429, 503):
@@ -422,7 +422,7 @@ class ModelPool:
         longest_s = max(self.settings.outage_wait_s, self.settings.backoff_max_s)
         if seconds > longest_s:  # Only Retry-After can ask for that.
             cause = call.last or self._outages.describe()
-            raise EndpointUnavailable(f"{cause}; it asks to wait {seconds:.0f} s, longer than {longest_s:g} s")
+            raise EndpointUnavailable(f"{cause}; it asked for a pause of {seconds:.0f} s, longer than {longest_s:g} s")
         with call.clock.hold():
             await self._bounded(self._sleep(seconds), call.clock.limit(None))
 
@@ -440,8 +440,8 @@ class ModelPool:
     def _out_of_time(self, call: Call, where: str) -> ModelError:
         # The time of failed attempts was given back, so only failures during this one leave the work pending.
         if call.failed_hedges:
-            return EndpointUnavailable(f"{call.last}; the deadline came {where}, after {call.failed_hedges} failures")
-        return DeadlineExceeded(f"models.{self.name}: the deadline came {where}")
+            return EndpointUnavailable(f"{call.last}; the deadline passed {where}, after {call.failed_hedges} failures")
+        return DeadlineExceeded(f"models.{self.name}: the deadline passed {where}")
 
     async def _bounded(self, work: Awaitable[T], limit: Limit) -> T:
         """Await `work` within a limit; raise TimeoutError if it passes, EndpointUnavailable if the pool closes."""

@@ -46,12 +46,12 @@ _GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 _CHAT_PROBE = Sampling(temperature=0.5, top_p=0.9, max_tokens=1)
 """Values that are no service's default: a service that accepts no other values refuses them."""
 _CHAT_STOP = ("</end>",)
-_CHAT_HINT = '; if it only chats, ask it with api = "chat" (eval: --chat)'
+_CHAT_HINT = '; if it is chat-only, set api = "chat" (eval: --chat)'
 _NO_ROUTE = (404, 405, 501)
 _STEP_TIME_S = 60.0
-"""Most seconds for one step of the preflight; the server may be busy with other work."""
+"""Maximum seconds for one step of the preflight; the server may be busy with other work."""
 _SILENCES = 2
-"""Most retries of a step that timed out."""
+"""Maximum number of retries of a step that timed out."""
 
 
 class Vocabulary(Protocol):
@@ -231,8 +231,8 @@ class _Inspection:
         ours = tuple(self._vocabulary.encode(TOKENIZER_TEXT))
         if theirs is not None and ours not in (theirs, theirs[1:]):
             raise ConfigError(
-                f"{self._where} understands a text as other token ids than the tokenizer in {self._vocabulary.folder} "
-                "makes of it; name the folder with the tokenizer of the model that is served there"
+                f"{self._where} tokenizes a text differently from the tokenizer in {self._vocabulary.folder}"
+                "; set `tokenizer` to the folder with the tokenizer of the served model"
             )
 
     async def _check_stops(self) -> str:

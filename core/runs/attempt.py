@@ -199,7 +199,7 @@ class Attempt:
         try:
             return self._run.rows(record.outputs[kind])
         except ArtifactError as error:
-            _log.info("nothing is taken over from the earlier %s: %s", kind, error)
+            _log.info("nothing is reused from the earlier %s: %s", kind, error)
             return None
 
     def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
@@ -232,13 +232,15 @@ class Attempt:
         try:
             self._run.storage.keep(f"{self._key}/log.txt")
         except StorageError as failure:
-            _log.warning("the log of the attempt is only on this machine, in %s: %s", self._folder, failure)
+            _log.warning(
+                "the attempt's log cannot be uploaded, it stays on this machine in %s: %s", self._folder, failure
+            )
 
 
 def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:
     empty = [table.kind for table in stage.produces if table.required and not num_rows[table.kind]]
     if empty:
-        raise StageFailed(f"{address} made no rows of {', '.join(empty)}; see what it read and its settings")
+        raise StageFailed(f"{address} produced no rows for {', '.join(empty)}; check its inputs and settings")
 
 
 def tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
@@ -263,7 +265,7 @@ def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease
             run.shards(address, name).delete(lease.token)
             delete_journal(run.storage, run.journal_key(address, name), lease.token)
     except (StorageError, RunError) as failure:
-        _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
+        _log.warning("%s is done, but its work files cannot be deleted, the next run retries: %s", address, failure)
 
 
 def _done_with(record: StageRecord, run: Run, instance: Instance) -> list[str]:

@@ -19,7 +19,8 @@ def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]
     stage, given = instance.stage, instance.inputs
     if not stage.consumes.keys() - stage.optional <= given.keys() <= stage.consumes.keys():
         raise ConfigError(
-            f"{instance.address}: stage {stage.name} reads {sorted(stage.consumes)}, bound are {sorted(given)}"
+            f"{instance.address}: stage {stage.name} reads {sorted(stage.consumes)}, "
+            f"but the bound inputs are {sorted(given)}"
         )
     bound = {}
     for name, kind in stage.consumes.items():
@@ -32,7 +33,7 @@ def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]
                 )
             if kind not in record.outputs:
                 raise RunError(
-                    f"{instance.address} reads {kind} of {producer}, which makes only {', '.join(record.outputs)}"
+                    f"{instance.address} reads {kind} of {producer}, which produces only {', '.join(record.outputs)}"
                 )
             refs.append(InputRef(address=str(producer), artifact=record.outputs[kind]))
         bound[name] = tuple(refs)

@@ -71,7 +71,7 @@ class Outputs:
     def table(self, kind: str) -> ArtifactWriter:
         """Return the output table `kind`; raise ArtifactError if the stage does not declare it."""
         if kind not in self._tables:
-            raise ArtifactError(f"stage {self._stage.name} does not make {kind!r}; it makes {', '.join(self._tables)}")
+            raise ArtifactError(f"stage {self._stage.name} produces no {kind!r}; it produces {', '.join(self._tables)}")
         return self._tables[kind]
 
     def telemetry(self, kind: str) -> TableWriter:
@@ -88,7 +88,7 @@ class Outputs:
 
 
 def _no_store(name: str) -> KeyedStore:
-    raise ArtifactError(f"this stage has no store {name!r}: it runs apart from a run")
+    raise ArtifactError(f"this stage has no store {name!r}: it runs outside of a run")
 
 
 def _nothing(kind: str) -> Rows | None:
@@ -149,7 +149,7 @@ class Context:
 
     def _outputs(self) -> Outputs:
         if self.outputs is None:
-            raise ArtifactError(f"{self.address}: rows are written when all jobs have been worked at")
+            raise ArtifactError(f"{self.address}: rows can be written only after all jobs have been processed")
         return self.outputs
 
 

@@ -60,7 +60,7 @@ class RecordedResult:
                 for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches():
                     yield from batch.to_pylist()
             except pa.ArrowException as error:
-                _log.warning("%s cannot be read, so reused rows are without telemetry: %s", key, error)
+                _log.warning("%s cannot be read, so reused rows have no telemetry: %s", key, error)
 
 
 def earlier_results(instance: Instance, run: Run) -> list[RecordedResult]:

@@ -64,7 +64,7 @@ def execute(
                 retried = check_retry(instance, run.record(instance.address), fingerprint, retry)
                 plan, record = ("run" if num_with_status(retried, retry) else "reuse"), retried
             if record is not None and plan == "reuse":
-                _log.info("%s is done already, with artifacts %s", instance.address, record.outputs_in_words())
+                _log.info("%s is already done, with artifacts %s", instance.address, record.outputs_in_words())
                 tidy(record, run, instance, lease)
                 return record.model_copy(update={"reused": True})
             if record is not None and plan == "take over":
@@ -87,11 +87,11 @@ def execute(
             return attempt.make(accept_failures, progress)
         except (RolloutsOwed, EndpointUnavailable) as error:
             if retry:
-                _log.warning("%s stays as it was; run again with --retry to make these rows again", instance.address)
+                _log.warning("%s is unchanged; run again with --retry to retry these rows", instance.address)
                 raise
             if record is None or not fills_gaps:
                 raise
-            _log.warning("%s still lacks what was accepted as missing, and stays as it is: %s", instance.address, error)
+            _log.warning("%s is unchanged, its accepted failures failed again: %s", instance.address, error)
             return record.model_copy(update={"reused": True})
 
 
@@ -137,7 +137,7 @@ def _take_over(
     origin = shown_at(same, run.record) or same.address
     record = same.model_copy(update={**own, "same_as": origin, "started_at": now, "finished_at": now})
     run.write_record(record, lease)
-    _log.info("%s is the same as %s, with artifacts %s", instance.address, origin, record.outputs_in_words())
+    _log.info("%s reuses the result of %s, with artifacts %s", instance.address, origin, record.outputs_in_words())
     return record
 
 

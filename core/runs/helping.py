@@ -52,7 +52,7 @@ def has_free_shards(instance: Instance, run: Run, watch: LeaseWatch) -> bool:
     record = run.record(instance.address)
     if record is not None and is_current(record, instance.stage, fingerprint, run):
         return False
-    raise NotUnderWay(f"{shards.what} is not divided into shards now; begin it with `shards` set above 1, then help")
+    raise NotUnderWay(f"{shards.what} is not divided into shards; start it with `shards` above 1 first")
 
 
 def _plan_of(instance: Instance, run: Run, fingerprint: str) -> tuple[Shards, ShardPlan | None]:
@@ -118,10 +118,10 @@ def _log_beside(run: Run, instance: Instance, plan: ShardPlan) -> Iterator[str]:
             try:
                 yield key
             except Exception as error:
-                _log.error("this worker ends: %s", error, exc_info=True)
+                _log.error("worker stopped: %s", error, exc_info=True)
                 raise
     finally:
         try:
             run.storage.keep(key)
         except StorageError as failure:
-            _log.warning("the log of this worker is only on this machine, in %s: %s", path, failure)
+            _log.warning("this worker's log cannot be uploaded, it stays on this machine in %s: %s", path, failure)

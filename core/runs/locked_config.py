@@ -80,7 +80,7 @@ def _refuse_while_running(run: Run, semantic: Mapping[str, Any]) -> None:
     if busy:
         changed = "; ".join(differing_keys(run.info.semantic, semantic)[:_SHOWN_DIFFERENCES])
         raise RunError(
-            f"run {run.run_id} is being worked at with other settings ({changed}); wait until {busy[0]} has "
+            f"run {run.run_id} is in progress with other settings ({changed}); wait until {busy[0]} has "
             "ended, then run this again"
         )
 

@@ -55,8 +55,8 @@ def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
         )
     if not _is_unchanged(orjson.loads(content)):
         raise RunError(
-            f"{key} has changed since it was written; restore it or delete it (if you changed it yourself and mean it: "
-            'take out its "digest")'
+            f"{key} has changed since it was written; restore it or delete it (if you changed it on purpose, remove "
+            'its "digest")'
         )
     return loaded
 

@@ -23,15 +23,15 @@ def check_retry(instance: Instance, record: StageRecord | None, fingerprint: str
     """Return the result whose rows are to be retried; raise RunError if they cannot be."""
     address, jobs = instance.address, instance.stage.jobs
     if jobs is None or not jobs.statuses:
-        raise RunError(f"{address}: rows of the stage {instance.stage.name} cannot be made again by their status")
+        raise RunError(f"{address}: stage {instance.stage.name} does not support --retry")
     if unknown := sorted(statuses - jobs.statuses):
         raise RunError(
             f"{address} has no status {', '.join(unknown)}; --retry takes {', '.join(sorted(jobs.statuses))}"
         )
     if record is None or record.fingerprint != fingerprint:
-        raise RunError(f"{address} has no result of these inputs and settings; make it first, without --retry")
+        raise RunError(f"{address} has no result for these inputs and settings; run it first without --retry")
     if record.imported_from is not None:
-        raise RunError(f"{address} was imported from {record.imported_from}; its rows cannot be made again")
+        raise RunError(f"{address} was imported from {record.imported_from}; its rows cannot be retried")
     return record
 
 

@@ -90,7 +90,7 @@ class Run:
         run = cls(storage, info)
         # With the lease, of two concurrent processes the loser cannot put its configuration next to the winner's
         # identity.
-        taken = RunError(f"run {run_id} exists already in {root}; resume it, or choose another run id")
+        taken = RunError(f"run {run_id} already exists in {root}; resume it, or choose another run id")
         with hold_key(storage, run.key("locks/run.lock"), f"the creation of run {run_id}") as lease:
             if storage.exists(run.key("run.json")):
                 raise taken

@@ -313,9 +313,7 @@ class _Round:
                 token=lease.token, attempt=plan.attempt, fingerprint=plan.fingerprint, **asdict(worked)
             )
             write_fenced(storage, f"{key}/result.json", _as_json(result), lease.token, lease)
-            _log.info(
-                "worked through %s%s", what, f"; first cause of what is owed: {worked.first}" * bool(worked.first)
-            )
+            _log.info("finished %s%s", what, f"; first cause of failure: {worked.first}" * bool(worked.first))
             return True
 
 
@@ -338,10 +336,10 @@ class _AllShards:
         return self._of(owner).finished(owner)
 
     def append(self, owner: str, unit: str, value: bytes) -> None:
-        raise ValueError("the shards are worked through: nothing is recorded any more")
+        raise ValueError("all shards are finished, so their journals are read-only")
 
     def finish(self, owner: str, value: bytes) -> None:
-        raise ValueError("the shards are worked through: nothing is recorded any more")
+        raise ValueError("all shards are finished, so their journals are read-only")
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -365,9 +363,7 @@ def _load(storage: Storage, key: str, model: type[T_Model]) -> T_Model | None:
     try:
         return None if content is None else model.model_validate_json(content)
     except ValidationError:
-        raise StorageError(
-            f"{storage.location(key)} is damaged; run the instance with --force, which does everything again"
-        ) from None
+        raise StorageError(f"{storage.location(key)} is damaged; rerun the instance with --force") from None
 
 
 def _as_json(model: BaseModel) -> bytes:

@@ -35,7 +35,7 @@ class ArtifactReader:
         if table is not None and version != table.version and version not in table.also_reads:
             raise ArtifactError(
                 f"{ref.folder} holds table {ref.kind} in version {version}; "
-                f"this Treadle reads version {table.version}: run the stage that makes it again"
+                f"this Treadle reads version {table.version}: rerun the stage that produces it"
             )
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -57,7 +57,7 @@ class ArtifactReader:
                     for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None):
                         yield self._completed(batch, columns)
                 except pa.ArrowException as error:
-                    raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+                    raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
 
     def _completed(self, batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
         """Add the columns that an older schema version lacks to a batch, all null."""
@@ -94,7 +94,7 @@ class ArtifactReader:
                         if (found := batch.filter(test(batch[column]))).num_rows:
                             yield self._completed(found, wanted)
                 except pa.ArrowException as error:
-                    raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+                    raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
 
     def _row_groups_with(
         self, entry: FileEntry, file: io.BufferedIOBase, column: str, test: Callable[[pa.Array], pa.Array]
@@ -119,7 +119,7 @@ class ArtifactReader:
             if not entry.matches(file):
                 raise ArtifactError(
                     f"{self._ref.folder}/{entry.name} has changed since it was written; "
-                    "`treadle verify` shows what else has, `--force` makes the stage's result again"
+                    "`treadle verify` lists all changes, `--force` reruns the stage"
                 )
             file.seek(0)
             self._sound.add(entry.name)
@@ -156,7 +156,7 @@ class ArtifactReader:
             try:
                 yield file
             except pa.ArrowException as error:
-                raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+                raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of `batches` as dictionaries."""

@@ -117,7 +117,7 @@ class ArtifactWriter:
         self._check_name(name)
         files = sorted(path for path in source.rglob("*") if not path.is_dir() or path.is_symlink())
         if strange := next((path for path in files if path.is_symlink() or not path.is_file()), None):
-            raise ArtifactError(f"{strange} is no regular file, so {source} cannot go into artifact {self._table.kind}")
+            raise ArtifactError(f"{strange} is not a regular file; cannot add {source} to artifact {self._table.kind}")
         with storage_errors("write", self._folder / name):
             shutil.move(source, self._folder / name)
         self._extra += [f"{name}/{path.relative_to(source)}" for path in files]
@@ -125,7 +125,7 @@ class ArtifactWriter:
     def _check_name(self, name: str) -> None:
         taken = {_MANIFEST, _CARD, *(extra.partition("/")[0] for extra in self._extra)}
         if not name or Path(name).name != name or name.startswith((".", "part-")) or name in taken:
-            raise ArtifactError(f"{name!r} cannot be the name of a further file in artifact {self._table.kind}")
+            raise ArtifactError(f"{name!r} cannot be used as a file name in artifact {self._table.kind}")
 
     def commit(self) -> ArtifactRef:
         """Publish the artifact under its digest; if a sound copy is already there, drop this one."""
@@ -160,10 +160,10 @@ def read_manifest(storage: Storage, ref: ArtifactRef) -> Manifest:
     """Read `artifact.json`; raise ArtifactError if it is missing or damaged."""
     content = storage.get(f"{ref.folder}/{_MANIFEST}")
     if content is None:
-        raise ArtifactError(f"artifact {ref.folder} is missing; run the stage that makes it again")
+        raise ArtifactError(f"artifact {ref.folder} is missing; rerun the stage that produces it")
     manifest = parse_manifest(content, f"{ref.folder}/{_MANIFEST}")
     if manifest.ref() != ref:
-        raise ArtifactError(f"{ref.folder}/{_MANIFEST} is damaged: it does not list the files that gave the digest")
+        raise ArtifactError(f"{ref.folder}/{_MANIFEST} is damaged: its file list does not match its digest")
     return manifest
 
 
@@ -174,7 +174,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
     except ValidationError as error:
         raise ArtifactError(f"{where} is damaged: {error.errors()[0]['msg']}") from None
     if _digest(manifest.files) != manifest.digest:
-        raise ArtifactError(f"{where} is damaged: it does not list the files that gave the digest")
+        raise ArtifactError(f"{where} is damaged: its file list does not match its digest")
     return manifest
 
 

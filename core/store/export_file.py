@@ -18,7 +18,7 @@ def write_file(target: Path, content: bytes, *, replace: bool = False) -> None:
     """
     target = target.absolute()
     if target.is_dir() or (os.path.lexists(target) and not replace):
-        raise ConfigError(f"{target} is there already; name another file, or replace it with --force")
+        raise ConfigError(f"{target} already exists; choose another file, or replace it with --force")
     with storage_errors("write", target):
         make_folder(target.parent)
         number, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)

@@ -28,7 +28,7 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     target = target.absolute()
     if target.suffix in _FILES:
-        raise ConfigError(f"{target} is the name of a file, and this writes a folder of files; name a folder")
+        raise ConfigError(f"{target} is a file, but the export is a folder; choose another path")
     _check(target, replace)
     with storage_errors("write", target):
         make_folder(target.parent)
@@ -48,9 +48,9 @@ def _check(target: Path, replace: bool) -> None:
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / EXPORT_FILE).is_file():
-        raise ConfigError(f"{target} is there and is no export; name a folder that does not exist yet")
+        raise ConfigError(f"{target} exists and is not an export; choose a folder that does not exist yet")
     if not replace:
-        raise ConfigError(f"{target} holds an export already; name another folder, or replace it with --force")
+        raise ConfigError(f"{target} already contains an export; choose another folder, or replace it with --force")
 
 
 def _put(work: Path, target: Path) -> None:

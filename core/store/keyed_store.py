@@ -38,7 +38,7 @@ class KeyedStore:
             return value
         found = self._storage.get(name)
         if found is None:
-            raise StorageError(f"{self.location(key)} was removed while it was looked up; run the same command again")
+            raise StorageError(f"{self.location(key)} was deleted while it was being read; run the same command again")
         return found
 
     def keys(self) -> Iterator[str]:
@@ -54,5 +54,5 @@ class KeyedStore:
 
     def _object(self, key: str) -> str:
         if not _KEY.fullmatch(key):
-            raise ValueError(f"{key[:100]!r} is no key of a store; keys are 32 hex digits in lower case")
+            raise ValueError(f"{key[:100]!r} is not a store key; keys are 32 hex digits in lower case")
         return f"{self._prefix}/{key[:_FOLDER_DIGITS]}/{key}"

@@ -194,8 +194,8 @@ def write_fenced(storage: Storage, key: str, data: bytes, token: int, lease: Lea
         later = _token_in(current)
         if later > token:
             raise RunError(
-                f"{storage.location(key)} was written by a process that took over meanwhile "
-                f"(its token is {later}, ours {token}); see `treadle status`"
+                f"{storage.location(key)} was written by a newer holder of its lease "
+                f"(token {later}, ours is {token}); see `treadle status`"
             )
         if storage.put_if(key, data, current):
             return

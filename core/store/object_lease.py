@@ -118,7 +118,7 @@ class ObjectLease:
                 if seen is not None:
                     raise busy(self._what, holder)
                 seen, seen_at = content, clock()
-                _log.info("waiting for a sign of life of %s: another machine had it last", self._what)
+                _log.info("waiting to see if %s is still in use: another machine held its lease last", self._what)
             self._times.sleep(_POLL_S)
 
     def _take(self, content: bytes | None, token: int, machine: str) -> tuple[LeaseState, bytes] | None:
@@ -206,7 +206,7 @@ class ObjectLease:
                 data = _as_bytes(self._state.model_copy(update={"released": True}))
                 self._storage.put_if(self._key, data, self._content)
         except StorageError as error:
-            _log.warning("the lease of %s could not be given back, it runs out by itself: %s", self._what, error)
+            _log.warning("the lease of %s could not be released; it expires by itself: %s", self._what, error)
         finally:
             self._local.release()
 

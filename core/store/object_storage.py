@@ -377,7 +377,7 @@ def _meaning(error: Exception, bucket: str) -> str:
     if isinstance(error, (refused.PermissionDeniedError, refused.UnauthenticatedError)):
         return f"{endpoint} refuses access ({said}); check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and their rights"
     if isinstance(error, refused.PreconditionError):
-        return "others keep replacing it; run the same command again"
+        return "other processes keep replacing it; run the same command again"
     if said:
         return f"{endpoint} keeps answering {said}; run the same command again later: what was finished is kept"
     if url:

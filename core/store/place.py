@@ -47,5 +47,5 @@ def moved(what: str, path: Path) -> StorageError:
     """Return the error for a file or folder that is no longer at its path."""
     return StorageError(
         f"{what} {path} was moved, renamed, deleted or replaced while it was in use; nothing more is written there. "
-        "Put it back, or name its new place (--root, --run), then run the same command again"
+        "Put it back, or give its new path (--root, --run), then run the same command again"
     )

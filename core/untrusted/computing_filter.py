@@ -40,7 +40,7 @@ def computing_program(process: int) -> bytes:
     than x86-64.
     """
     if platform.machine() != "x86_64":
-        raise SandboxError(f"the filter of system calls is made for x86_64, and this machine is {platform.machine()}")
+        raise SandboxError(f"the system call filter supports only x86_64, and this machine is {platform.machine()}")
     code = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),

@@ -106,7 +106,7 @@ def read_rows_of(
                 else:
                     raise ValueError("unexpected frame")
             except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-                raise UnreadableInput(f"the process that reads it was out of order: {one_line(str(error))}") from None
+                raise UnreadableInput(f"the reader process sent invalid data: {one_line(str(error))}") from None
             if left < 0:
                 raise UnreadableInput(_TOO_MANY)
 
@@ -148,12 +148,12 @@ class _Child:
 
         kind, num_bytes = row_frames.HEAD.unpack(self._exactly(row_frames.HEAD.size))
         if num_bytes > row_frames.MAX_FRAME_BYTES:
-            raise UnreadableInput("the process that reads it was out of order")
+            raise UnreadableInput("the reader process sent invalid data")
         content = self._exactly(num_bytes)
         if kind == row_frames.PROBLEM:
             said = one_line(content.decode("utf-8", "replace"))
             if said == "memory":
-                said = f"reading it takes more memory than {self._limit}; write it again with smaller row groups"
+                said = f"reading it takes more memory than {self._limit}; rewrite it with smaller row groups"
             raise UnreadableInput(said)
         return kind, content
 
@@ -163,7 +163,7 @@ class _Child:
         end = time.monotonic() + _SILENCE_S
         while place < num_bytes:
             if not self._waiting.poll(max(0.0, end - time.monotonic()) * 1000):
-                raise UnreadableInput(f"reading it gave nothing for {_SILENCE_S:g} seconds")
+                raise UnreadableInput(f"the reader process sent nothing for {_SILENCE_S:g} seconds")
             if not (count := os.readv(self._output, [view[place : place + _READ_BYTES]])):
                 raise UnreadableInput(self._how_it_ended())
             place += count
@@ -172,11 +172,11 @@ class _Child:
     def _how_it_ended(self) -> str:
         code = self._process.wait()
         if -code in FROM_OUTSIDE:
-            return "the process that reads it was killed from outside; is memory short?"
-        return f"its reader ended with exit code {code}; it is damaged, or takes more memory than {self._limit}"
+            return "the reader process was killed; the machine may be out of memory"
+        return f"the reader process failed with code {code}; the file is damaged or needs over {self._limit} of memory"
 
 
-_TOO_MANY = "its values take too much memory for a file of its size; if you trust it, convert it to JSON Lines"
+_TOO_MANY = "its values expand to too much memory for a file of its size; if you trust it, convert it to JSON Lines"
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def _child(module: str, job: Mapping[str, Any], stdin: IO[bytes] | None, variabl
             start_new_session=True,
         )
     except OSError as error:
-        raise UnreadableInput(f"the process that reads it did not start: {error}") from error
+        raise UnreadableInput(f"the reader process did not start: {error}") from error
     try:
         yield _Child(process, job["memory_bytes"])
     finally:

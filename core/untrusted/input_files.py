@@ -87,7 +87,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError):
         return DataError(
             f"input file {path.absolute()} does not exist; correct its path in the configuration"
-            + ("" if path.is_absolute() else f", or run in the folder that {path} counts from")
+            + ("" if path.is_absolute() else f", or run the command in the folder that {path} is relative to")
         )
     if isinstance(error, PermissionError):
         return DataError(f"input file {path} may not be read by this user; change its permissions")
@@ -102,7 +102,7 @@ def format_of(path: Path, configured: FileFormat | None = None) -> FileFormat:
         return FORMATS[path.suffix.lower()]
     except KeyError:
         raise DataError(
-            f"input file {path}: its format cannot be told from {path.suffix or 'a name without suffix'!r}; "
+            f"input file {path}: its format cannot be inferred from {path.suffix or 'a name without suffix'!r}; "
             f"name it {', '.join(FORMATS)} or set format"
         ) from None
 
@@ -132,7 +132,7 @@ def read_rows(
     except OSError as error:
         raise unreadable(path, error) from error
     if num_rows == 0:
-        raise DataError(f"input file {path} holds no rows; give another file or remove it from the configuration")
+        raise DataError(f"input file {path} has no rows; use another file or remove it from the configuration")
 
 
 def _read_jsonl(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
@@ -174,7 +174,7 @@ def _as_row(number: int, value: object, source: bytes | None) -> InputRow:
     if isinstance(value, dict):
         return InputRow(number, value, source=source)
     source = source if source is not None else json.dumps(value, default=str).encode()
-    return InputRow(number, None, "not_an_object", f"a JSON object is needed, not {type(value).__name__}", source)
+    return InputRow(number, None, "not_an_object", f"expected a JSON object, not {type(value).__name__}", source)
 
 
 def _read_json(path: Path, max_row_bytes: int) -> Iterator[InputRow]:

@@ -78,7 +78,7 @@ def _send_rows(file: BinaryIO, frames: BinaryIO, columns: list[str] | None) -> N
         row_sending.send_rows(frames, batch, schema)
         num_rows += batch.num_rows
     if num_rows != parquet.metadata.num_rows:
-        raise ValueError(f"its footer tells {parquet.metadata.num_rows:,} rows, and it has {num_rows:,}")
+        raise ValueError(f"its footer says {parquet.metadata.num_rows:,} rows, and it has {num_rows:,}")
     row_sending.send(frames, row_frames.END, b"")
 
 

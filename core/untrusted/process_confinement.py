@@ -66,7 +66,7 @@ def confine(cpu_limit_s: int | None = None) -> str:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
     if libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0):
-        return f"the kernel takes no filter of system calls: {os.strerror(ctypes.get_errno())}"
+        return f"the kernel does not accept a system call filter: {os.strerror(ctypes.get_errno())}"
     return ""
 
 

@@ -49,13 +49,13 @@ def check_schema(schema: pa.Schema) -> None:
         kind, depth = left.pop()
         num_fields += 1
         if num_fields > MAX_FIELDS or depth > MAX_DEPTH:
-            raise ValueError(f"it has more than {MAX_FIELDS:,} fields, or more than {MAX_DEPTH} within one another")
+            raise ValueError(f"it has more than {MAX_FIELDS:,} fields, or more than {MAX_DEPTH} nested levels")
         if kind.num_fields:
             if not _is_nested(kind):
-                raise ValueError(f"a column has the type {_name(kind)}, which is not read")
+                raise ValueError(f"a column has the type {_name(kind)}, which is not supported")
             left += [(inner, depth + 1) for inner in inner_types(kind)]
         elif not (pa.types.is_struct(kind) or any(is_it(kind) for is_it in _SIMPLE)):
-            raise ValueError(f"a column has the type {_name(kind)}, which is not read")
+            raise ValueError(f"a column has the type {_name(kind)}, which is not supported")
 
 
 def _name(kind: pa.DataType) -> str:

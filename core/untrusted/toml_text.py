@@ -24,7 +24,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"values are nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:  # Raised for too many digits of an integer, which tomllib does not catch
-        raise ValueError("a number has thousands of digits; integers may have 64 bits") from None
+        raise ValueError("a number has too many digits; integers are limited to 64 bits") from None
     _check(tree)
     return tree
 

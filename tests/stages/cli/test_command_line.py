@@ -73,7 +73,7 @@ def test_a_report_is_written_for_others_and_replaced_only_by_force(desk: Desk) -
     assert facts["bytes"] == (desk.folder / "figures.csv").stat().st_size
     assert (desk.folder / "figures.csv").read_text().startswith("model,dataset,figure,value,low,high,method,")
     again = ("export", "report", "--run", "first", "--format", "legacy", "--out", "figures.csv")
-    desk.treadle(*again).failed("figures.csv is there already", "--force", code=2)
+    desk.treadle(*again).failed("figures.csv already exists", "--force", code=2)
     desk.treadle(*again, "--force").succeeded()
     assert list(json.loads((desk.folder / "figures.csv").read_text())["tutor"]) == [LONG_NAME]
 

@@ -69,7 +69,7 @@ def test_a_benchmark_that_the_tutor_does_not_know_is_told_too(desk: Desk, tutor_
 @pytest.mark.parametrize(
     ("corpus", "said"),
     [
-        ("", "corpus.jsonl holds no rows"),
+        ("", "corpus.jsonl has no rows"),
         ('{"text": "x"}\n', "corpus.jsonl row 1: 'id' must be"),
         ('{"id": "1", "title": "x"}\n', "corpus.jsonl row 1: neither 'contents' nor 'text' is there"),
         ("id,text\n1,x\n", "corpus.jsonl row 1"),
@@ -115,4 +115,4 @@ def test_a_relative_path_that_leads_nowhere_is_told_with_the_folder_that_it_coun
     elsewhere = desk.folder / "elsewhere"
     elsewhere.mkdir()
     failed = Desk(elsewhere).treadle("run", "../run.toml", "--run", "r")
-    failed.failed(f"{elsewhere}/", "does not exist", "or run in the folder that ", code=2)
+    failed.failed(f"{elsewhere}/", "does not exist", "or run the command in the folder that ", code=2)

@@ -84,7 +84,7 @@ def test_commits_and_collections_wait_for_each_other(object_root: str) -> None:
     execute(counting(count=2), run)
     with (
         hold_key(run.storage, "locks/commits/other.lock", "a commit"),
-        pytest.raises(RunError, match="putting its result in force"),
+        pytest.raises(RunError, match="committing its result"),
         collecting(run.storage, patience_s=0),
     ):
         pass
@@ -92,7 +92,7 @@ def test_commits_and_collections_wait_for_each_other(object_root: str) -> None:
         thread = threading.Thread(target=execute, args=(counting(count=3), run))
         thread.start()
         assert numbers_of(run) == [0, 1]
-        with pytest.raises(RunError, match="collection of garbage"), collecting(run.storage, patience_s=0):
+        with pytest.raises(RunError, match="garbage collection"), collecting(run.storage, patience_s=0):
             pass
     thread.join()
     assert numbers_of(run) == [0, 1, 2]
@@ -140,7 +140,7 @@ def test_a_long_commit_does_not_let_a_collection_hold_up_others(
     monkeypatch.setattr(commit_gate, "_BRIEF_S", 0.0)
     with (
         hold_key(run.storage, "locks/commits/before.lock", "a commit"),
-        pytest.raises(RunError, match="putting its result in force"),
+        pytest.raises(RunError, match="committing its result"),
         collecting(run.storage, patience_s=0),
     ):
         pass

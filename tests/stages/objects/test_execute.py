@@ -47,7 +47,7 @@ def run(object_root: str) -> Run:
 
 
 def test_a_run_is_made_once_and_found_from_every_machine(run: Run, object_root: str, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=f"run r1 exists already in {object_root}; resume it"):
+    with pytest.raises(RunError, match=f"run r1 already exists in {object_root}; resume it"):
         Run.create(object_root, "r1", {}, {})
     with pytest.raises(RunError, match="there is no run r2 in .*; runs there: r1"):
         Run.open(object_root, "r2")

@@ -134,7 +134,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_read_as_a_mixture(ob
     with storage.open("x") as file:
         assert file.read(10) == b"1" * 10
         storage.put("x", b"2" * 9_000_000)
-        with pytest.raises(StorageError, match="others keep replacing it"):
+        with pytest.raises(StorageError, match="other processes keep replacing it"):
             file.read()
 
 

@@ -77,12 +77,12 @@ async def test_only_what_timed_out_is_asked_again_and_all_else_stays_as_it_is(tm
 async def test_what_cannot_be_retried_is_refused_in_one_line(tmp_path: Path) -> None:
     bench = Bench(tmp_path, QUESTIONS[:1])
     async with server() as scripted:
-        with pytest.raises(RunError, match="has no result of these inputs and settings; make it first"):
+        with pytest.raises(RunError, match="has no result for these inputs and settings; run it first"):
             await retried(bench, scripted.url, "timeout")
         await bench.make(scripted.url)
         with pytest.raises(RunError, match="has no status late; --retry takes answered, budget, "):
             await retried(bench, scripted.url, "late")
-        with pytest.raises(RunError, match="has no result of these inputs and settings"):
+        with pytest.raises(RunError, match="has no result for these inputs and settings"):
             await retried(bench, scripted.url, "timeout", environment={"rollout_time_s": 7.0})
 
 

@@ -223,7 +223,7 @@ class Shifted:
 async def test_a_tokenizer_that_is_not_the_servers_is_refused_before_a_rollout(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ["1?"])
     async with ScriptedServer(lambda _: ANSWER, codec=Shifted(), tells_prompts=True) as server:
-        with pytest.raises(ConfigError, match=f"{server.url} understands a text .* tokenizer in {TOKENIZER_FOLDER} "):
+        with pytest.raises(ConfigError, match=f"{server.url} tokenizes a text .* tokenizer in {TOKENIZER_FOLDER}"):
             await bench.make(server.url)
         assert len(server.requests) == 2
     async with ScriptedServer(lambda _: ANSWER, codec=TOKENIZER, tells_prompts=True) as server:

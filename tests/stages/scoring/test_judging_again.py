@@ -130,7 +130,7 @@ async def test_gaps_that_were_accepted_stop_no_run_and_are_not_made_up_by_force(
             (await asyncio.to_thread(desk.treadle, *begin)).failed("judgements could not be finished", code=1)
             (await asyncio.to_thread(desk.treadle, *begin, "--accept-failures")).succeeded()
             again = (await asyncio.to_thread(desk.treadle, "run", "--run", "r")).succeeded()
-            assert "1/scores@base still lacks what was accepted as missing, and stays as it is" in again.err
+            assert "1/scores@base is unchanged, its accepted failures failed again" in again.err
             told = (await asyncio.to_thread(desk.treadle, "status", "--run", "r")).succeeded().out
             assert "1/scores@base completed with accepted gaps, and an attempt to fill them failed: " in told
             assert "treadle stage 1/scores@base --run r" in told and "--force" not in told

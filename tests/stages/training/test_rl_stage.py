@@ -308,7 +308,7 @@ def test_what_the_engine_refuses_is_an_error_of_the_configuration(run: Run, star
 
 def test_a_training_of_which_nothing_is_heard_is_ended_with_all_its_processes(run: Run, start: Path) -> None:
     before = {process.pid for process in family(os.getpid())}
-    with pytest.raises(EngineError, match=r"hangs: nothing was heard of it for 5 s(.|\n)*still here"):
+    with pytest.raises(EngineError, match=r"hangs: it sent no events for 5 s(.|\n)*still here"):
         train(run, start, {"at": 3, "do": "hang"}, stall_timeout_s=5.0)
     assert {process.pid for process in family(os.getpid())} <= before
 

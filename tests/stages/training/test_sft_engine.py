@@ -195,7 +195,7 @@ def test_a_training_that_fails_is_one_error_with_its_log(
 
 def test_a_training_of_which_nothing_is_heard_is_ended_with_all_its_processes(folder: TrainingFolder) -> None:
     before = family(os.getpid())
-    with pytest.raises(EngineError, match=r"hangs: nothing was heard of it for 5 s(.|\n)*still here"):
+    with pytest.raises(EngineError, match=r"hangs: it sent no events for 5 s(.|\n)*still here"):
         run(folder, EngineOptions(variant="cpu", stall_timeout_s=5.0), at=3, do="hang")
     assert pids(family(os.getpid())) <= pids(before)
 

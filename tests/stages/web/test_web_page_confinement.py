@@ -40,7 +40,7 @@ async def test_what_the_kernel_does_not_take_away_is_said_once(
     assert "riscv64" in reader.problem
     assert [record.getMessage() for record in caplog.records] == [
         "pages are read with limits of time and memory alone, and kept from files where the kernel has Landlock: "
-        "the filter of system calls is made for x86_64, and this machine is riscv64; read pages on Linux on x86-64, "
+        "the system call filter supports only x86_64, and this machine is riscv64; read pages on Linux on x86-64, "
         "with a kernel that has seccomp"
     ]
     reader = PageReader(1)

@@ -89,7 +89,7 @@ def test_the_last_phase_is_taken_but_not_before_what_a_model_of_the_same_iterati
 @pytest.mark.parametrize("name", ["rollouts.json", "rollouts.jsonl", "rollouts.parquet"])
 def test_a_folder_is_not_given_the_name_of_a_file(run: Run, tmp_path: Path, name: str) -> None:
     sample(run, "1/rollouts@base")
-    with pytest.raises(ConfigError, match=f"{name} is the name of a file, and this writes a folder of files"):
+    with pytest.raises(ConfigError, match=f"{name} is a file, but the export is a folder of files"):
         command(run, "rollouts", "--out", str(tmp_path / name))
     assert not (tmp_path / name).exists()
 

@@ -31,7 +31,7 @@ WORDS = {
     errno.ENOTCONN: ("does not answer", "mount it again"),
     errno.ETIMEDOUT: ("does not answer", "mount it again"),
     errno.ENOMEM: ("no memory", "end other programs"),
-    errno.ENOENT: ("not there", "put it back"),
+    errno.ENOENT: ("does not exist", "put it back"),
     errno.EIO: ("read or write failure", "check the device"),
 }
 
@@ -81,8 +81,8 @@ def no_descriptor(storage: LocalStorage) -> None:
     [
         (long_name, "the name is too long"),
         (circle, "symbolic links lead in a circle"),
-        (file_for_folder, "a file lies where a folder is expected"),
-        (folder_for_file, "a folder lies where a file is expected"),
+        (file_for_folder, "there is a file where a folder is expected"),
+        (folder_for_file, "there is a folder where a file is expected"),
         (no_descriptor, "too many open files in this process"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_current_folder_that_was_deleted_is_named(tmp_path: Path, monkeypatch:
     (tmp_path / "x").mkdir()
     monkeypatch.chdir(tmp_path / "x")
     (tmp_path / "x").rmdir()
-    assert explained(gone).startswith("cannot use the current folder: it is not there, or not any more")
+    assert explained(gone).startswith("cannot use the current folder: it does not exist")
 
 
 def test_an_error_of_the_output_or_of_the_process_is_explained_without_a_file_name() -> None:

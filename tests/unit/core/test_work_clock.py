@@ -178,7 +178,7 @@ def test_a_limit_whose_confirmation_fails_ends(caplog: pytest.LogCaptureFixture)
 
     assert own_clock.run(work()) == pytest.approx(2.0)
     assert [record.getMessage() for record in caplog.records] == [
-        "a time limit ends unconfirmed: ValueError: broken for good"
+        "a time limit could not be checked, it ends the work: ValueError: broken for good"
     ]
 
 

@@ -472,9 +472,9 @@ def test_a_name_that_says_no_format_is_refused_with_those_that_do() -> None:
 def test_a_file_takes_the_place_of_another_where_that_is_wanted_alone(tmp_path: Path) -> None:
     target = tmp_path / "new" / "report.csv"
     write_file(target, b"one")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_file(target, b"two")
     write_file(target, b"two", replace=True)
     assert target.read_bytes() == b"two" and list(target.parent.iterdir()) == [target]
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_file(tmp_path, b"x", replace=True)

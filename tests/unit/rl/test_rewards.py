@@ -221,7 +221,7 @@ def test_an_unknown_domain_is_refused() -> None:
 
 class NoAlgebra:
     def check(self, prediction: str, gold: str) -> SymbolicVerdict:
-        raise EngineError("the process for symbolic comparison did not start: out of memory")
+        raise EngineError("the symbolic worker process did not start: out of memory")
 
 
 def test_an_answer_that_could_not_be_compared_is_an_error_and_no_wrong_answer() -> None:

@@ -186,7 +186,7 @@ def test_an_index_lists_files_beside_it_alone(tmp_path: Path, listed: Any) -> No
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     (start / "model.safetensors").unlink()
     (start / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"embed.weight": listed}}))
-    with pytest.raises(StageFailed, match="which is no weight file in the same folder"):
+    with pytest.raises(StageFailed, match="which is not a weight file in the same folder"):
         check_weights(made, start)
 
 

@@ -147,7 +147,7 @@ def test_only_an_export_is_ever_replaced(tmp_path: Path) -> None:
     precious = tmp_path / "home"
     precious.mkdir()
     (precious / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match="is no export"):
+    with pytest.raises(ConfigError, match="is not an export"):
         export_rows(table, "openai", precious, origin={}, replace=True)
     assert (precious / "thesis.tex").read_text() == "x"
 

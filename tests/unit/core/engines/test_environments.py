@@ -120,7 +120,7 @@ def test_unknown_engines_and_builds_are_named(engine: str, variant: str, said: s
     ("log", "said"),
     [
         ("NewConnectionError: Failed to establish a new connection", "the package index cannot be reached"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM", "gave a file that is not that of the lock"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM", "served a file with a wrong hash"),
         ("ERROR: [Errno 28] No space left on device", "is full"),
         ("ERROR: No matching distribution found for torch==2.13.0+cpu", "PIP_EXTRA_INDEX_URL"),
         ("The virtual environment was not created: ensurepip is not available", "python3-venv"),

@@ -148,8 +148,8 @@ def test_weights_are_of_the_commit_that_was_met_first(hub: type[Hub], monkeypatc
     ("lost", "said"),
     [
         (None, None),
-        (SHARDS[0], "1 of 2 files of weights are missing .*" + SHARDS[0]),
-        ("model.safetensors", "has no weights that transformers loads"),
+        (SHARDS[0], "1 of 2 weight files are missing .*" + SHARDS[0]),
+        ("model.safetensors", "has no weights that transformers can load"),
     ],
 )
 def test_a_model_that_was_fetched_in_part_is_none_where_the_hub_cannot_be_reached(
@@ -177,7 +177,7 @@ def test_a_model_that_was_fetched_in_part_is_none_where_the_hub_cannot_be_reache
 def test_an_index_of_the_hub_names_files_beside_it_alone(hub: type[Hub], listed: str) -> None:
     split(hub)
     hub.files["model.safetensors.index.json"] = index_of([listed])
-    with pytest.raises(EngineError, match="ValueError: model.safetensors.index.json lists .* no weight file"):
+    with pytest.raises(EngineError, match="ValueError: model.safetensors.index.json lists .* not a weight file"):
         fetch_model("org/base", "", key="rl.start")
 
 

@@ -138,7 +138,7 @@ def test_a_commit_of_what_was_garbage_and_a_collection_do_not_meet(run: Run, mon
 
     monkeypatch.setattr(Run, "write_record", write_record)
     execute(counting(count=2), run)
-    said = "a stage is putting its result in force, or another collection is at work; try again when that is over"
+    said = "a stage is committing its result, or another garbage collection is running; try again later"
     assert between == [[(old, said)]]
     assert numbers_of(run) == [0, 1]
 
@@ -156,7 +156,7 @@ def test_a_collection_looks_again_when_nobody_commits_any_more(run: Run, monkeyp
 
     monkeypatch.setattr(collection, "plan_collection", plan_then_commit)
     done = collect(run.storage, -60)
-    assert [(item.key, why) for item, why in done.left] == [(old, "a record references it by now")]
+    assert [(item.key, why) for item, why in done.left] == [(old, "a record now references it")]
     assert numbers_of(run) == [0, 1]
 
 

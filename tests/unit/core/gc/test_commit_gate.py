@@ -26,7 +26,7 @@ def test_a_commit_waits_for_a_collection(run: Run) -> None:
         thread = threading.Thread(target=execute, args=(counting(count=3), run))
         thread.start()
         assert numbers_of(run) == [0, 1]
-        with pytest.raises(RunError, match="putting its result in force"), collecting(run.storage, patience_s=0):
+        with pytest.raises(RunError, match="committing its result"), collecting(run.storage, patience_s=0):
             pass
     thread.join()
     assert numbers_of(run) == [0, 1, 2]

@@ -242,7 +242,7 @@ def test_damage_is_told_in_one_warning(folder: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING), Journal(folder) as journal:
         assert list(journal.finished_owners()) == ["o1", "o2"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"journal {folder}: 1 damaged stretches skipped; what they held is done again"
+        f"journal {folder}: 1 damaged spans skipped; their work is repeated"
     ]
 
 

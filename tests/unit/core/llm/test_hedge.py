@@ -89,7 +89,7 @@ async def test_a_deadline_after_a_hedge_of_the_attempt_failed_leaves_the_work_pe
         ModelPool("policy", settings(server, hedge_floor_s=0.05, retry_limit=1)) as pool,
     ):
         await warmed(pool)
-        with pytest.raises(EndpointUnavailable, match="boom; the deadline came"):
+        with pytest.raises(EndpointUnavailable, match="boom; the deadline passed"):
             await ask(pool, "long", within_s=3.0)
 
 

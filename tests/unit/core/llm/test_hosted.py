@@ -156,5 +156,5 @@ async def test_a_service_that_refuses_everything_is_told_in_its_words() -> None:
 async def test_a_service_without_a_list_of_models_says_that_it_only_chats() -> None:
     refusal = Fault.status(400, "This is a chat model and not supported in the v1/completions endpoint.")
     async with ScriptedServer([refusal] * 2) as server, ModelPool("policy", settings(server)) as pool:
-        with pytest.raises(ConfigError, match='if it only chats, ask it with api = "chat"'):
+        with pytest.raises(ConfigError, match='if it is chat-only, set api = "chat"'):
             await pool.check()

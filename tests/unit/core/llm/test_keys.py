@@ -37,7 +37,7 @@ async def test_a_completion_that_repeats_the_key_is_no_answer(monkeypatch: pytes
         keyed = settings(server, retry_limit=1).model_copy(update={"endpoints": endpoints})
         async with ModelPool("policy", keyed) as pool:
             assert (await ask(pool)).text == "fine" and pool.stats.retries == {"malformed": 1}
-            with pytest.raises(ModelError, match="repeats the key") as caught:
+            with pytest.raises(ModelError, match="contains the API key") as caught:
                 await ask(pool)
             assert "hidden" not in str(caught.value)
 

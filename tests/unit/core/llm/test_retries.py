@@ -98,7 +98,7 @@ async def test_a_wait_beyond_the_outage_wait_is_not_begun() -> None:
         ScriptedServer([Fault.status(429, "slow down", retry_after_s=3600)]) as server,
         ModelPool("policy", settings(server), sleep=sleep) as pool,
     ):
-        with pytest.raises(EndpointUnavailable, match=r"it asks to wait 3600 s, longer than \d+ s"):
+        with pytest.raises(EndpointUnavailable, match=r"it asked for a pause of 3600 s, longer than \d+ s"):
             await ask(pool, within_s=30)
     assert asked == [] and len(server.requests) == 1
 

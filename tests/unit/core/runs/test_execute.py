@@ -72,7 +72,7 @@ def test_a_missing_input_names_what_to_run_first(run: Run) -> None:
 
 
 def test_inputs_that_the_stage_does_not_read_are_refused(run: Run) -> None:
-    with pytest.raises(ConfigError, match="reads \\['numbers'\\], bound are \\[\\]"):
+    with pytest.raises(ConfigError, match="reads \\['numbers'\\], but the bound inputs are \\[\\]"):
         execute(Instance(address=Address(1, "double"), stage=DOUBLE, settings=Section()), run)
 
 
@@ -123,7 +123,7 @@ def test_a_result_made_from_an_older_input_is_pointed_out(run: Run, caplog: pyte
 
 
 def test_a_stage_that_makes_nothing_fails(run: Run) -> None:
-    with pytest.raises(StageFailed, match="1/count made no rows of numbers"):
+    with pytest.raises(StageFailed, match="1/count produced no rows for numbers"):
         execute(counting(count=0), run)
     assert run.record(Address(1, "count")) is None
 

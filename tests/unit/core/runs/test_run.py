@@ -28,7 +28,7 @@ def test_a_run_is_created_once_and_opened_again(tmp_path: Path) -> None:
     assert again.info == run.info
     assert (again.info.seed, again.config()) == (7, {"a": 1, "url": "x"})
     assert again.info.packages["pyarrow"]
-    with pytest.raises(RunError, match="run r1 exists already in"):
+    with pytest.raises(RunError, match="run r1 already exists in"):
         Run.create(tmp_path, "r1", {}, {})
     assert list_runs(tmp_path) == ["r1"]
 
@@ -246,7 +246,7 @@ def attempt_of(address: str) -> AttemptRecord:
 
 def test_a_root_that_is_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="a file lies where a folder is expected"):
+    with pytest.raises(StorageError, match="there is a file where a folder is expected"):
         Run.create(tmp_path / "file", "r1", {}, {})
 
 

@@ -140,7 +140,7 @@ def test_an_attempt_that_was_cut_off_goes_on_with_its_shards_whatever_is_configu
 
 def test_what_was_begun_in_one_journal_goes_on_in_it(run: Run, counting: Counting) -> None:
     cut_off(run, counting, 5, shards=1)
-    with pytest.raises(RunError, match="1/count of run r1 is not divided into shards now"):
+    with pytest.raises(RunError, match="1/count of run r1 is not divided into shards;"):
         help_instance(counting.instance(), run)
     assert execute(counting.instance(shards=4), run).metrics == {"shards": 1}
     assert sorted(counting.made) == EVERY
@@ -183,7 +183,7 @@ def test_workers_take_what_nobody_holds_and_the_first_process_waits_for_them(run
     assert sum(done) == 3
     assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
     logs = [key for key in run.storage.keys("runs/r1/attempts") if "/workers/" in key]
-    assert logs and b"worked through shard" in (run.storage.get(logs[0]) or b"")
+    assert logs and b"finished shard" in (run.storage.get(logs[0]) or b"")
 
 
 def test_a_worker_finishes_what_a_dead_first_process_left(run: Run, counting: Counting) -> None:
@@ -273,16 +273,16 @@ def test_jobs_write_no_rows_and_what_is_worked_through_takes_no_records(run: Run
         return {}
 
     counting.work = write  # type: ignore[method-assign]
-    with pytest.raises(ArtifactError, match="1/count: rows are written when all jobs have been worked at"):
+    with pytest.raises(ArtifactError, match="1/count: rows can be written only after all jobs have been processed"):
         execute(counting.instance(), run)
     counting = Counting()
     counting.run = record  # type: ignore[method-assign]
-    with pytest.raises(Exception, match="nothing is recorded any more"):
+    with pytest.raises(Exception, match="their journals are read-only"):
         execute(counting.instance(), run)
 
 
 def test_a_worker_that_is_late_finds_the_instance_done(run: Run, counting: Counting) -> None:
-    with pytest.raises(RunError, match="is not divided into shards now"):
+    with pytest.raises(RunError, match="is not divided into shards;"):
         help_instance(counting.instance(), run)
     execute(counting.instance(), run)
     assert help_instance(counting.instance(), run) == 0

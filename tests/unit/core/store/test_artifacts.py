@@ -197,7 +197,7 @@ def test_further_files_are_part_of_the_digest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "part-00001.parquet", ""])
 def test_further_files_have_plain_names(tmp_path: Path, name: str) -> None:
     writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
-    with pytest.raises(ArtifactError, match="cannot be the name of a further file"):
+    with pytest.raises(ArtifactError, match="cannot be used as a file name"):
         writer.add_file(name, b"")
 
 
@@ -217,7 +217,7 @@ def test_changed_and_missing_files_are_found(tmp_path: Path) -> None:
     part.unlink()
     assert verify_artifact(storage, ref) == [f"{ref.folder}/part-00000.parquet is missing"]
     (tmp_path / ref.folder / "artifact.json").unlink()
-    assert verify_artifact(storage, ref) == [f"artifact {ref.folder} is missing; run the stage that makes it again"]
+    assert verify_artifact(storage, ref) == [f"artifact {ref.folder} is missing; rerun the stage that produces it"]
 
 
 @pytest.mark.parametrize("lost", ["artifact.json", "part-00000.parquet"])

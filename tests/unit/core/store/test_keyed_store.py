@@ -102,7 +102,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path, key: str) -> None:
 
 def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(StorageError, match="a file lies where a folder is expected"):
+    with pytest.raises(StorageError, match="there is a file where a folder is expected"):
         store_in(tmp_path).add(KEY, b"x")
 
 

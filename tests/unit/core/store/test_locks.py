@@ -66,5 +66,5 @@ def test_a_damaged_lock_file_is_taken(tmp_path: Path) -> None:
 
 def test_a_lease_that_cannot_be_looked_up_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot look up the lease .*file/lock: a file lies where a folder"):
+    with pytest.raises(StorageError, match="cannot look up the lease .*file/lock: there is a file where a folder"):
         living_holder(tmp_path / "file" / "lock")

@@ -124,9 +124,9 @@ def not_parquet(path: Path) -> None:
 HOSTILE: list[tuple[Any, str]] = [
     (repeated, " memory "),
     (huge_page, "reading it takes more memory than 2 GiB"),
-    (many_rows, "its footer tells 1,099,511,627,776 rows, and it has 1"),
+    (many_rows, "its footer says 1,099,511,627,776 rows, and it has 1"),
     (huge_footer, "Invalid column metadata"),
-    (deep, "more than 32 within one another"),
+    (deep, "more than 32 nested levels"),
     (truncated, "is not a readable parquet file"),
     (not_parquet, "is not a readable parquet file"),
 ]
@@ -306,29 +306,32 @@ _SEND = (
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("print('x' * 100)", "out of order"),
-        (_SEND + "out.write(HEAD.pack(BATCH, 2**31))", "out of order"),
-        (_SEND + "send(BATCH, b'')", "out of order: unexpected frame"),
-        (_SEND + "send(SCHEMA, pa.schema({'a': pa.dictionary(pa.int8(), pa.string())}).serialize())", "out of order"),
+        ("print('x' * 100)", "sent invalid data"),
+        (_SEND + "out.write(HEAD.pack(BATCH, 2**31))", "sent invalid data"),
+        (_SEND + "send(BATCH, b'')", "sent invalid data: unexpected frame"),
+        (
+            _SEND + "send(SCHEMA, pa.schema({'a': pa.dictionary(pa.int8(), pa.string())}).serialize())",
+            "sent invalid data",
+        ),
         (
             _SEND + "offsets = pa.array([0, 2**31 - 1, 1], pa.int32()).buffers()[1]\n"
             "bad = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b'x'))\n"
             "batch = pa.record_batch([bad], ['a'])\nsend(SCHEMA, batch.schema.serialize())\n"
             "data = batch.serialize().to_pybytes()\nsend(BATCH, data)",
-            "out of order",
+            "sent invalid data",
         ),
         (
             _SEND + "batch = pa.record_batch([pa.nulls(10**8)], ['a'])\n"
             "send(SCHEMA, batch.schema.serialize())\nsend(BATCH, batch.serialize())",
-            "out of order: too large a batch",
+            "sent invalid data: too large a batch",
         ),
         (
             _SEND + "batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 10**7, pa.struct([])))\n"
             "send(SCHEMA, batch.schema.serialize())\nsend(BATCH, batch.serialize())",
-            "out of order: too large a batch",
+            "sent invalid data: too large a batch",
         ),
-        ("os.abort()", f"ended with exit code -{signal.SIGABRT:d}"),
-        ("os.kill(os.getpid(), 9)", "killed from outside"),
+        ("os.abort()", f"failed with code -{signal.SIGABRT:d}"),
+        ("os.kill(os.getpid(), 9)", "the reader process was killed"),
         (_SEND + "send(PROBLEM, b'one\\n\\x1b[31mtwo')", "one"),
     ],
 )
@@ -347,7 +350,7 @@ def test_a_relative_python_path_is_that_of_the_parent(tmp_path: Path, monkeypatc
 
 def test_a_child_that_stays_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confined_rows, "_SILENCE_S", 0.0)
-    assert "gave nothing for 0 seconds" in taken_over(monkeypatch, tmp_path, "time.sleep(60)")
+    assert "sent nothing for 0 seconds" in taken_over(monkeypatch, tmp_path, "time.sleep(60)")
 
 
 def test_a_folder_of_datasets_is_read_with_a_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_something_else_in_place_of_a_file_is_named_or_changes_nothing(
     path.mkdir() if instead == "folder" else path.symlink_to(path)
     for action in (look, work):
         line = says(action, root)
-        assert not line or ("runs/r1/" in line and ("a folder lies" in line or "lead in a circle" in line)), line
+        assert not line or ("runs/r1/" in line and ("there is a folder" in line or "lead in a circle" in line)), line
     assert artifact_files(root) == artifact_files(sound)
 
 

@@ -48,13 +48,13 @@ def test_json_arrays_parquet_and_dataset_folders_give_the_same_questions(bench: 
     ("name", "content", "match"),
     [
         ("none.jsonl", None, "none.jsonl does not exist; correct its path"),
-        ("empty.jsonl", b"", "empty.jsonl holds no rows; give another file"),
-        ("blank.jsonl", b"\n \n", "blank.jsonl holds no rows"),
-        ("empty.json", b"[]", "empty.json holds no rows"),
+        ("empty.jsonl", b"", "empty.jsonl has no rows; use another file"),
+        ("blank.jsonl", b"\n \n", "blank.jsonl has no rows"),
+        ("empty.json", b"[]", "empty.json has no rows"),
         ("broken.json", b'[{"question": ', "broken.json is not valid JSON"),
         ("latin.json", b'[{"question": "\xe9"}]', "latin.json is not UTF-8 at byte 16"),
         ("broken.parquet", b"PAR1 and nothing else", "broken.parquet is not a readable parquet file"),
-        ("a.txt", b"{}", "a.txt: its format cannot be told from '.txt'"),
+        ("a.txt", b"{}", "a.txt: its format cannot be inferred from '.txt'"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_what_to_do(

@@ -101,7 +101,7 @@ def test_an_error_of_a_tool_in_the_middle_is_told_as_one(tmp_path: Path) -> None
     advice = Advice(refused="", memory="", killed="", diverged="", unmoved="")
     error = {"kind": kind_of(ToolError("search: gone")), "message": "ToolError: search: gone"}
     assert str(explain_failure(child, 1, error, advice)) == (
-        "lost a tool or a service (ToolError: search: gone); mend it, and the next attempt resumes from the last state"
+        "lost a tool or a service (ToolError: search: gone); fix that, and the next attempt resumes from the last state"
     )
 
 

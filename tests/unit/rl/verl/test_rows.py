@@ -214,7 +214,7 @@ def test_an_export_appears_whole_with_where_it_comes_from(tmp_path: Path) -> Non
     assert pq.read_table(tmp_path / "out" / "train.parquet").num_rows == 3
     facts = orjson.loads((tmp_path / "out" / "export.json").read_bytes())
     assert (facts["instance"], facts["digest"], facts["num_rows"]) == ("1/selection@phase-2", rows.digest, 3)
-    with pytest.raises(ConfigError, match="holds an export already"):
+    with pytest.raises(ConfigError, match="already contains an export"):
         export_verl(rows, tmp_path / "out", origin={})
 
 

@@ -199,7 +199,7 @@ def test_what_is_no_record_is_refused_with_the_command_that_makes_one(tmp_path: 
     for old, new, why in [
         ('"web_record"', '"rollouts"', "holds rollouts, no web record"),
         ('"schema_version": 1', '"schema_version": 7', "in version 7; this Treadle reads version 1"),
-        (folder.name, "0" * 16, "does not list the files that gave the digest"),
+        (folder.name, "0" * 16, "its file list does not match its digest"),
         ("{", "", "artifact.json is damaged"),
     ]:
         (folder / "artifact.json").write_text(manifest.replace(old, new, 1))

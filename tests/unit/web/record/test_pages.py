@@ -81,8 +81,8 @@ FULL, MEMORY, FEW = "", "reading it takes more memory than 2 GiB", r"has 3 rows 
     ("change", "why"),
     [
         pytest.param(group(GROUP_ROWS, HUGE), FULL, id="group-rows-many"),
-        pytest.param(group(GROUP_ROWS, 3), "its footer tells 40 rows, and it has 3", id="group-rows-few"),
-        pytest.param(everywhere(10**9), "its footer tells 1,000,000,000 rows, and it has 40", id="all-rows-many"),
+        pytest.param(group(GROUP_ROWS, 3), "its footer says 40 rows, and it has 3", id="group-rows-few"),
+        pytest.param(everywhere(10**9), "its footer says 1,000,000,000 rows, and it has 40", id="all-rows-many"),
         pytest.param(everywhere(3), FEW, id="all-rows-few"),
         pytest.param(column(VALUES, 3), FULL, id="values-few"),
         pytest.param(column(PACKED, HUGE), "Invalid column metadata", id="packed-many"),
