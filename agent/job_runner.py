@@ -204,6 +204,6 @@ def refuse_silence(address: Address, statuses: Mapping[str, int], noun: str) -> 
     """Raise StageFailed because the model generated no text in any job; `statuses` counts how the jobs ended."""
     told = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()))
     raise StageFailed(
-        f"{address}: the model said nothing in any of {sum(statuses.values()):,} {noun} ({told}); look at its server "
-        f"and at environment.rollout_time_s, then: treadle stage {address} --force"
+        f"{address}: the model generated no text in any of {sum(statuses.values()):,} {noun} ({told}); check "
+        f"its server and environment.rollout_time_s, then: treadle stage {address} --force"
     )

@@ -10,7 +10,7 @@ from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion, CompletionRequest
 
-_REMEDY = "what is finished is kept: raise the budget and run again"
+_REMEDY = "finished work is kept; raise the limit and run again"
 
 
 @dataclass(slots=True)

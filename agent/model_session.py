@@ -36,7 +36,9 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
         return None
     tokenizer = ChatTokenizer.load(folder)
     if digest not in ("", tokenizer.digest):
-        raise ConfigError(f"models.{name}: the tokenizer in {folder} is not the one that this run was made with")
+        raise ConfigError(
+            f"models.{name}: the tokenizer in {folder} differs from the one that this run was started with"
+        )
     return tokenizer
 
 
@@ -50,8 +52,8 @@ def check_api(role: str, name: str, model: ModelSettings) -> None:
     """Raise ConfigError for a model with `api = "chat"` in a role that needs completions."""
     if model.api == "chat" and role not in CHAT_ROLES:
         raise ConfigError(
-            f'models.{name}: api = "chat" will do for the agent of rollouts, judges and summarizer, but this is the '
-            f"{role}, which continues text or token ids; name a model whose server completes prompts, such as vLLM"
+            f'models.{name}: api = "chat" is enough for the agent of rollouts, judges and the summarizer, but this is '
+            f"the {role}, which continues text or token ids; name a model whose server completes prompts, such as vLLM"
         )
 
 
@@ -62,7 +64,7 @@ def check_sampling(role: str, name: str, sampling: Sampling, facts: ServerFacts)
         return
     takes = " and ".join(f"no {key} but {value:g}" for key, value in fixed.items())
     where = "rollouts.sampling" if role == AGENT else f"the sampling of the {role}"
-    raise ConfigError(f"models.{name}: its service takes {takes}; set that in {where}")
+    raise ConfigError(f"models.{name}: its service accepts {takes}; set that in {where}")
 
 
 def check_stops(role: str, name: str, model: ModelSettings, facts: ServerFacts) -> None:
@@ -71,8 +73,8 @@ def check_stops(role: str, name: str, model: ModelSettings, facts: ServerFacts) 
     if unknown and (model.api != "chat" and role not in CHAT_ROLES - {AGENT}):
         raise ConfigError(
             f"models.{name}: {', '.join(unknown)} does not show whether answers end before or after a stop string: "
-            "asked to continue short texts, it returned nothing, or something else each time. Calls could be lost; "
-            "check that it completes text with this model, or serve the model with vLLM"
+            "asked to continue short texts, it returned nothing, or something else each time. Tool calls could be "
+            "lost; check that it completes text with this model, or serve the model with vLLM"
         )
 
 
@@ -159,7 +161,7 @@ def _warn_of_stops(name: str, facts: ServerFacts) -> None:
     by_style = {style: [url for url in facts.stops if facts.stops[url] == style] for style in (IGNORED, DROPPED)}
     if urls := by_style[IGNORED]:
         _log.warning(
-            "models.%s: %s ignores stop strings: what it writes beyond a call is dropped, and paid for",
+            "models.%s: %s ignores stop strings: text that it generates after a call is dropped, but billed",
             name,
             ", ".join(urls),
         )
@@ -204,7 +206,9 @@ class Opening:
             facts = await pool.check(tokenizer)
             self._pools.append(pool)
             if dropped := [key for key in ("stop", "seed") if key in facts.refused_keys]:
-                _log.warning("models.%s is asked without %s, which its service refuses", name, " and ".join(dropped))
+                _log.warning(
+                    "models.%s: requests are sent without %s, which its service refuses", name, " and ".join(dropped)
+                )
             if settings.api == "completions":
                 _warn_of_stops(name, facts)
         assert pool.facts is not None

@@ -85,7 +85,9 @@ class Ids:
     def take(self, completion: Completion) -> bool:
         """See `Asking`."""
         if completion.token_ids is None:
-            raise ModelError("this rollout was begun in text mode; set token_ids to off, or run the stage with --force")
+            raise ModelError(
+                "this rollout was started in text mode; set token_ids to off, or run the stage with --force"
+            )
         if not completion.stop_dropped:  # the usual case
             return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens)
         marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
@@ -98,7 +100,7 @@ class Ids:
 class Text:
     """Requests as text: the rendered prompt followed by the text of the turn.
 
-    The room is an estimate. Whether a request fits is decided by the server.
+    The limit is an estimate. Whether a request fits is decided by the server.
     """
 
     def __init__(self, engine: ModelBinding, messages: Sequence[Mapping[str, str]], transcript: Transcript) -> None:

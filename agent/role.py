@@ -96,7 +96,9 @@ class RoleModel:
     ) -> Completion:
         if self.chat_only:
             if prefill:
-                raise ConfigError(f'models.{self.name}: the {self.role} continues text, which api = "chat" cannot')
+                raise ConfigError(
+                    f'models.{self.name}: the {self.role} continues text, which api = "chat" does not support'
+                )
             return await self.model.chat(
                 messages, self.sampling, seed=seed, session=session, deadline=deadline, stop=stop
             )

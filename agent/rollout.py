@@ -221,7 +221,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Return the trajectory of a rollout that has ended."""
         if self._status is None:
-            raise RuntimeError("a rollout is finished before its end")
+            raise RuntimeError("finish() was called before the rollout ended")
         return self._finish(self._status)
 
     async def _take_turn(self) -> str | None:
@@ -296,7 +296,7 @@ class Rollout:
 
     def _check_deadline(self) -> None:
         if work_clock().time() >= self._deadline:
-            raise DeadlineExceeded("the rollout's time is up")
+            raise DeadlineExceeded("the rollout's time limit is reached")
 
     def _finish(self, status: str) -> Trajectory:
         self._usage.wasted_tokens = self._transcript.wasted_tokens

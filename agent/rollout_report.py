@@ -30,7 +30,7 @@ def unread_sentences(metrics: Mapping[str, Any], noun: str = "rollouts") -> list
     told = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()) if count or name == "answered")
     if not metrics["calls_requested"]:
         return [
-            f"Nothing that the model said in {num_said:,} {noun} could be read: no call, no answer ({told}). The model "
+            f"No output of the model could be parsed in {num_said:,} {noun}: no call, no answer ({told}). The model "
             "may not know the tags, its chat template or tokenizer may be another model's, or its server may cut "
             "answers in the wrong place; look at one with treadle show."
         ]

@@ -1,6 +1,6 @@
 """Run the stage `rollouts`: sample K trajectories per question, without scoring them.
 
-A fixed number of workers pull rollouts from a stream of questions, so memory does not grow with the work. The journal
+A fixed number of workers pull rollouts from a stream of questions, so RAM use does not grow with the work. The journal
 caches each model answer, tool outcome and finished row. Rollouts that fail because of infrastructure are retried in
 further passes, then left pending for a resumed run. Rows are written in the order of the questions, not in the order of
 completion.

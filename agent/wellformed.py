@@ -16,14 +16,14 @@ from treadle.core.answers.extraction import closing_brace
 FORMAT_FAULTS = {
     "bad_start": "the turn does not begin with `<think>`",
     "bad_end": "the turn does not end with `</answer>`",
-    "no_think": "there is no block of thought",
-    "think_unbalanced": "a thought is opened without being closed, or closed without being opened",
+    "no_think": "there is no `<think>` block",
+    "think_unbalanced": "a `<think>` block is not closed, or not opened",
     "answer_count": "there is not exactly one answer, opened and closed",
     "call_markers": "a call without its opening or closing marker, or with another marker inside it",
     "call_without_result": "a call is not directly followed by its result",
-    "order": "blocks, or text outside of them, where the protocol has no place for them",
+    "order": "a block, or text outside of blocks, at a place that the dialect does not allow",
     "boxed_count": r"the answer does not hold exactly one `\boxed{`, closed again",
-    "marker_in_answer": "the answer holds a marker",
+    "marker_in_answer": "the answer contains a marker",
 }
 """Description of each format fault by its code, in the order in which faults are reported."""
 

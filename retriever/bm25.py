@@ -112,7 +112,7 @@ def _write(
         if segment_documents and rows % segment_documents == 0:
             writer.commit()
     if not num_words:
-        raise DataError("the corpus has no document with a word to search for")
+        raise DataError("no document of the corpus has an indexable word")
     writer.commit()
     return rows
 
@@ -129,7 +129,7 @@ class WordRanker:
             self._schema = index.schema
             self._searcher = index.searcher()
         except ValueError as error:
-            raise DataError(f"{folder} is no readable BM25 index: {str(error)[:300]}; build it again") from None
+            raise DataError(f"{folder} is not a readable BM25 index: {str(error)[:300]}; build it again") from None
         self._tokenizer = Tokenizer()
 
     def rank(self, query: str, top_n: int) -> Ranking:

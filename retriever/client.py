@@ -37,7 +37,7 @@ _SILENT = frozenset({"connect", "timeout"})
 _AWAY = frozenset({"connect", "reset"})
 _FINAL = frozenset({"refused", "malformed"})
 """Kinds of failure for which a retry does not help."""
-_START_IT = "start it (`treadle retriever serve`), or mend `environment.search.service.endpoints`"
+_START_IT = "start it (`treadle retriever serve`), or correct `environment.search.service.endpoints`"
 TRIAL_QUERY = "test"
 """Query that tests a service without a fingerprint before any agent's search; it need not find anything."""
 __all__ = ["SearchUnavailable", "ServiceClient", "ServiceClientSettings", "ask_fingerprint"]
@@ -107,7 +107,7 @@ class ServiceClient:
         """Get the fingerprint of every service, or try a search if it reports none; wait while a service is loading.
 
         Raises ToolError naming a service that is unreachable or whose answer is unusable, and ConfigError if a service
-        holds another index than the others, or than the settings expect.
+        serves a different index than the others, or than the settings expect.
         """
         self._addresses = [_Address(endpoint) for endpoint in self._settings.endpoints]
         self._http = HttpClient(self._settings)
@@ -116,18 +116,19 @@ class ServiceClient:
         for address, fingerprint in zip(self._addresses, found, strict=True):
             if fingerprint is None and self._settings.fingerprint is None:  # Otherwise it was logged before.
                 _log.warning(
-                    "search service %s does not say which index it holds: a change of it goes unnoticed", address.url
+                    "search service %s does not report which index it serves: a change of the index cannot be detected",
+                    address.url,
                 )
             if fingerprint != found[0]:
                 raise ConfigError(
-                    f"{address.url} holds another index than {self._addresses[0].url} "
+                    f"{address.url} serves a different index than {self._addresses[0].url} "
                     f"({fingerprint or UNKNOWN}, not {found[0] or UNKNOWN}); serve the same one on all addresses"
                 )
         expected = self._settings.fingerprint
         if expected is not None and expected != (self.fingerprint or UNKNOWN):
             raise ConfigError(
-                f"search service {self._addresses[0].url} holds another index ({self.fingerprint or UNKNOWN}) than "
-                f"this run was begun with ({expected}); serve that one again, or begin a new run"
+                f"search service {self._addresses[0].url} serves a different index ({self.fingerprint or UNKNOWN}), "
+                f"but this run was started with {expected}; serve that one again, or start a new run"
             )
 
     async def close(self) -> None:
@@ -158,7 +159,7 @@ class ServiceClient:
                 if address.heard_at >= max(began, asked_at - _PROMPT_S):
                     raise  # It answered another search just now. What it answered before it froze shows nothing.
                 if not await self._is_alive(address):
-                    said = "it says nothing, not even to GET /info"
+                    said = "it does not answer, not even GET /info"
                     raise SearchUnavailable(f"search at {address.url}: {said}") from None
                 if loop.time() - asked_at < _PROMPT_S or was_slow:
                     raise
@@ -219,7 +220,7 @@ class ServiceClient:
         fingerprint = await self._info(address)
         if fingerprint != self.fingerprint:
             raise ConfigError(
-                f"search service {address.url} came back with another index ({fingerprint or UNKNOWN}, not "
+                f"search service {address.url} restarted with a different index ({fingerprint or UNKNOWN}, not "
                 f"{self.fingerprint or UNKNOWN}); serve the same one again"
             )
         address.was_away = False
@@ -291,8 +292,8 @@ def _failure(status: int, headers: Mapping[str, str], data: bytes) -> Failure:
         return Failure("server", said)
     if 300 <= status < 400:
         place = excerpt(headers.get("Location", "").encode("utf-8", "replace"))
-        return Failure("refused", f"HTTP {status}, moved to {place}; name that address as the endpoint")
-    return Failure("refused", f"{said}; {_ADVICE.get(status, 'it does not take the request')}")
+        return Failure("refused", f"HTTP {status}, moved to {place}; use that address as the endpoint")
+    return Failure("refused", f"{said}; {_ADVICE.get(status, 'it refuses the request')}")
 
 
 async def ask_fingerprint(settings: ServiceClientSettings, top_n: int) -> str:

@@ -122,7 +122,7 @@ def _document(path: Path, row: InputRow) -> Document:
         title = _text(path, row, "title") if fields.get("title") is not None else ""
         document = Document(_id(path, row), " ".join(title.split()), _text(path, row, "text"))
     else:
-        raise _bad(path, row, "neither 'contents' nor 'text' is there; write {id, contents} or {id, title, text}")
+        raise _bad(path, row, "it has neither 'contents' nor 'text'; write {id, contents} or {id, title, text}")
     if not document.contents.strip():
         raise _bad(path, row, "the document is empty")
     return document

@@ -42,7 +42,7 @@ class PreparedBm25Index(Index):
             self._tokenizer.load_vocab(prepared)
             self._tokenizer.load_stopwords(prepared)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{prepared} is no bm25s index with {' and '.join(_TOKENIZER_FILES)}: {error}") from None
+            raise DataError(f"{prepared} is not a bm25s index with {' and '.join(_TOKENIZER_FILES)}: {error}") from None
         num_rows = int(self._engine.scores["num_docs"])
         if num_rows != len(documents):
             raise DataError(f"{prepared} has {num_rows:,} rows for {len(documents):,} documents: another corpus")

@@ -56,7 +56,7 @@ def build_once(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict
             return read_manifest(folder) or _build(folder, build)
     except OSError as error:
         raise StorageError(
-            f"the search index cannot be kept in {folder.parent}: {error.strerror or error}; "
+            f"the search index cannot be stored in {folder.parent}: {error.strerror or error}; "
             "free space there, or set TREADLE_CACHE to another folder"
         ) from error
 

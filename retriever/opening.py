@@ -47,8 +47,8 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
         settings = settings.with_digests()
     if settings.prepared is not None and (settings.engine == "hybrid" or settings.chunk_words is not None):
         raise ConfigError(
-            "a prepared index is for engine bm25 or dense and whole documents; "
-            "unset prepared, or set another engine and no chunk_words"
+            "a prepared index needs engine bm25 or dense, and unsplit documents; "
+            "unset prepared, or change the engine and unset chunk_words"
         )
     encoder = open_encoder(settings.encoder) if settings.engine != "bm25" else None
     try:
@@ -122,12 +122,12 @@ def _checked(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of a finished folder; raise ConfigError with each field that differs from `identity`."""
     manifest = read_manifest(folder)
     if manifest is None:
-        raise DataError(f"{folder} holds no finished index: {MANIFEST} is missing, or a file has another length")
+        raise DataError(f"{folder} contains no finished index: {MANIFEST} is missing, or a file has the wrong size")
     made = manifest.get("identity", {})
     differences = differing_keys(made, identity)
     if differences:
         raise ConfigError(
-            f"the index in {folder} was built otherwise than the settings say ({'; '.join(differences)}); "
+            f"the index in {folder} was built with other settings ({'; '.join(differences)}); "
             "change the settings, or build it again"
         )
     return manifest

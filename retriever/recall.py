@@ -81,7 +81,7 @@ def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] 
     cases = list(cases)
     supported = [case for case in cases if case.supports]
     if not supported:
-        raise DataError("there is no question with known supporting documents")
+        raise DataError("no question has known supporting documents")
     _refuse_unknown(index, supported)
     found: dict[int, dict[int, int]] = {}
     totals: dict[int, int] = {}
@@ -129,5 +129,5 @@ def _refuse_unknown(index: Index, cases: Sequence[RecallCase]) -> None:
     case, id_ = next((case, id_) for case in cases for id_ in case.supports if id_ in missing)
     raise DataError(
         f"the corpus lacks {len(missing):,} of the supporting documents, the first is {id_[:60]!r} "
-        f"of the question {case.query[:60]!r}; give the corpus that these questions were made for"
+        f"of the question {case.query[:60]!r}; use the corpus that these questions were made for"
     )

@@ -91,7 +91,7 @@ class AddressRule:
             if any(_overlap(network, other) for network in networks for other in self._allowed)
         ]
         if reached:
-            warn_once(_log, f"pages, and where they redirect to, can reach {' and '.join(reached)} (allowed_networks)")
+            warn_once(_log, f"pages and their redirects can reach {' and '.join(reached)} (allowed_networks)")
 
     def check(self, address: str, port: int) -> None:
         """Raise BlockedAddress unless the IP address `address` may be connected to at `port`."""
@@ -110,7 +110,7 @@ class AddressRule:
         if port not in PORTS:
             raise BlockedAddress(f"port {port} of {found} is none of {', '.join(map(str, sorted(PORTS)))}")
         if _is_own(found):
-            raise BlockedAddress(f"{found} is not a public address: it is this machine's own")
+            raise BlockedAddress(f"{found} is an address of this machine")
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

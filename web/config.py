@@ -65,11 +65,11 @@ class ProviderSettings(Section):
     def _check_api_key_envs(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if not all(_VARIABLE.fullmatch(name) for name in names):
             raise ValueError(
-                "these are names of environment variables, in capitals, such as SERPER_API_KEY; "
-                "the keys themselves belong into those variables, never into a configuration"
+                "api_key_envs lists names of environment variables, in capitals, such as SERPER_API_KEY; "
+                "put the keys into those variables, never into a configuration"
             )
         if len(set(names)) < len(names):
-            raise ValueError("a key that is named twice takes no more turns than one; name each once")
+            raise ValueError("api_key_envs lists a variable twice; list each once")
         return names
 
     @property
@@ -114,16 +114,16 @@ class FetchSettings(Section):
         for value in values:
             network = ipaddress.ip_network(value)
             if "%" in value:
-                raise ValueError(f"{value} has a zone, which no address of a page can have; name the network alone")
+                raise ValueError(f"{value} has a zone, which a page's address cannot have; give the network without it")
             if isinstance(network, ipaddress.IPv4Network):
                 is_wide = network.prefixlen < 8
             elif network.overlaps(_MAPPED):
-                raise ValueError(f"{value} holds addresses that are judged as IPv4; name it as an IPv4 network")
+                raise ValueError(f"{value} holds IPv4-mapped addresses; give it as an IPv4 network")
             else:
                 is_wide = network.prefixlen < 16 and not network.subnet_of(_UNIQUE_LOCAL)
             if is_wide:
                 raise ValueError(
-                    f"{value} would allow much of the public net, at any port; name the networks that you mean, "
+                    f"{value} would allow much of the public internet, at any port; list the networks that you mean, "
                     "at most an IPv4 /8 or an IPv6 /16 each"
                 )
         return values
@@ -145,7 +145,7 @@ class WebSettings(Section):
     """Web search with recorded results."""
 
     mode: Literal["record", "refresh", "replay"] = "record"
-    """What is requested from the web. `record`: what no record contains; `refresh`: everything, once per run; `replay`:
+    """Which requests are sent to the web. `record`: those that no record has; `refresh`: all, once per run; `replay`:
     nothing."""
     recorded_in: Operational[Path | None] = None
     """Folder of a `web_record` artifact from which searches and pages are reused; required for a replay. In mode
@@ -193,7 +193,7 @@ class WebSettings(Section):
     @model_validator(mode="after")
     def _check_mode(self) -> Self:
         if self.mode == "replay" and self.recorded_in is None:
-            raise ValueError("a replay needs recorded_in, the folder of the web_record artifact to go by")
+            raise ValueError('mode = "replay" needs recorded_in, the folder of a web_record artifact')
         if self.mode != "replay" and self.provider is None:
             raise ValueError(f'mode = "{self.mode}" needs a provider; only mode = "replay" sends no request')
         return self

@@ -60,7 +60,7 @@ class KeyRing:
             return
         self._keys.remove(key)
         if key.name:
-            _log.warning("the key in %s is refused and not used any more: %s", key.name, one_line(why))
+            _log.warning("the key in %s was refused and is no longer used: %s", key.name, one_line(why))
 
     def ready_at(self) -> float:
         """Return the time at which the first key may be used. Raises ToolError if all are dropped."""
@@ -72,7 +72,7 @@ class KeyRing:
             return
         if not self._names:
             raise ToolError(
-                "the search provider refuses requests without a key: a SearXNG must list json in search.formats of its "
+                "the search provider refuses requests without a key. For SearXNG, list json in search.formats of its "
                 "settings.yml, and have its limiter off for this machine; or name a key in api_key_envs"
             )
         raise ToolError(
@@ -84,7 +84,7 @@ def _value(name: str, environ: Mapping[str, str]) -> str:
     value = environ.get(name, "")
     if not value or not value.isprintable() or not value.isascii() or " " in value:
         raise ConfigError(
-            f"the search provider wants a key, but environment variable {name} "
+            f"the search provider needs a key, but environment variable {name} "
             + ("does not hold a usable one" if value else "is not set")
         )
     return value

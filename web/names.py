@@ -59,7 +59,7 @@ class Lookups:
         if not lookup.done():
             raise Unfetchable("dns", f"its name servers did not answer in {LOOKUP_S:g} s")
         if lookup.cancelled() or isinstance(lookup.exception(), OSError) or not lookup.result():
-            raise Unfetchable("dns", "the name is not known")
+            raise Unfetchable("dns", "the host name is unknown")
         return lookup.result()[:MAX_ADDRESSES]
 
     async def close(self) -> None:

@@ -110,7 +110,7 @@ def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
     """
     answer = _parsed(data)
     if not isinstance(answer, dict):
-        raise Failure("malformed", "the answer is no JSON object")
+        raise Failure("malformed", "the answer is not a JSON object")
     if settings.type == "bright_data" and isinstance(answer.get("body"), str) and "organic" not in answer:
         answer = _parsed(answer["body"].encode("utf-8", "replace"))
     hits = organic_hits(answer)
@@ -119,7 +119,7 @@ def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
         raise Failure("malformed", f"the answer holds no list of hits: {said}")
     if settings.type == "searxng" and not hits and isinstance(answer, dict) and answer.get("unresponsive_engines"):
         silent = excerpt(orjson.dumps(answer["unresponsive_engines"]))
-        raise Failure("server", f"nothing was found, but engines did not answer: {silent}")
+        raise Failure("server", f"no hits, and these engines did not answer: {silent}")
     if settings.type == "brave":
         hits = tuple(replace(hit, title=_plain(hit.title), snippet=_plain(hit.snippet)) for hit in hits)
     return hits

@@ -83,11 +83,11 @@ class WebProvider:
             await self._http.close()
 
     async def _answer(self, query: str, language: Language, deadline: float) -> tuple[WebHit, ...]:
-        errors, pause_s, last = 0, _FIRST_PAUSE_S, "no time was left to ask"
+        errors, pause_s, last = 0, _FIRST_PAUSE_S, "no time was left for a request"
         while True:
             rest_s = self._keys.ready_at() - self._now()
             if rest_s > 0:
-                await self._pause(rest_s, deadline, f"all keys rest; {last}")
+                await self._pause(rest_s, deadline, f"all keys are paused; {last}")
             await self._await_turn(deadline, last)
             key = self._keys.take()
             if key is None:  # paused while this search waited for its turn
@@ -132,7 +132,7 @@ class WebProvider:
 
     def _raise_final(self, failure: Failure) -> None:
         if failure.kind == "query":
-            raise SearchUnavailable(f"{self.name} refuses a query, and others as well: {failure}")
+            raise SearchUnavailable(f"{self.name} refuses this query and others: {failure}")
         if failure.kind == "refused":
             raise ToolError(f"{self.name} refuses every request; check its url and settings: {failure}")
 
@@ -166,7 +166,7 @@ class WebProvider:
         now = self._now()
         starts_at = max(now, self._next_start)
         if starts_at >= deadline:
-            raise SearchUnavailable(f"{self.name} was not asked in time; {last}")
+            raise SearchUnavailable(f"{self.name} was not queried in time; {last}")
         self._next_start = starts_at + 1 / self._settings.max_queries_per_s
         if starts_at > now:
             await self._sleep(starts_at - now)

@@ -43,7 +43,9 @@ from treadle.web.urls import checked_url
 NUM_THREADS = 4
 """Threads that read and decode entries. Texts are rendered in one further thread: several would compete for the
 interpreter lock, and the event loop would wait for all of them."""
-LEFT_WAITING = "the search's time was over before all of its pages were had; what is fetched then comes on record"
+LEFT_WAITING = (
+    "the search reached its time limit before all of its pages were read; pages fetched later are still recorded"
+)
 
 SWITCH_S = 0.001
 """Switch interval of the interpreter in seconds while web search is open, instead of Python's 5 ms. It bounds how long
@@ -274,7 +276,7 @@ class WebSearch:
             _log.exception(
                 "unexpected %s at the page %s: this is a bug of Treadle", type(error).__name__, one_line(url)
             )
-            detail = f"Treadle stumbled over it ({type(error).__name__})"
+            detail = f"Treadle failed on it ({type(error).__name__})"
             return PageEntry(key, url, self._now(), final_url, failure="unreadable", detail=detail)
         return PageEntry(key, url, self._now(), final_url, page.title, page.text, page.media_type, reader=page.reader)
 

@@ -69,7 +69,7 @@ class MeteredSocket(socket.socket):
         self.exchange.num_received += num
         if self.exchange.num_received > WIRE_ALLOWANCE_BYTES + 2 * self.exchange.num_taken:
             self.exchange.wasted = True
-            raise ConnectionAbortedError("far more came than a page")
+            raise ConnectionAbortedError("far more bytes were received than a page")
 
 
 class Guard:

@@ -148,7 +148,7 @@ def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
     for name, value in known.items():
         may_be_null = name == "failure"
         if name != "hits" and not isinstance(value, str) and not (may_be_null and value is None):
-            raise TypeError(f"{name} is no text")
+            raise TypeError(f"{name} is not a text")
     return known
 
 

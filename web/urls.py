@@ -30,26 +30,26 @@ def checked_url(text: str, base: URL | None = None) -> URL:
         raise
     # yarl raises more than ValueError (IndexError for `http://][@`), some of it only when a part is accessed.
     except Exception:  # noqa: BLE001
-        raise _invalid("it cannot be read") from None
+        raise _invalid("it cannot be parsed") from None
 
 
 def _checked(text: str, base: URL | None) -> URL:
     if len(text) > MAX_URL_CHARS:
         raise _invalid(f"it is longer than {MAX_URL_CHARS} characters")
     if not text.isprintable() or " " in text:
-        raise _invalid("it has blanks or control characters")
+        raise _invalid("it contains white space or control characters")
     # Parsed again: `join` leaves quoting that yarl itself would not write.
     url = URL(text) if base is None else URL(str(base.join(URL(text))))
     if url.scheme not in ("http", "https"):
         raise _invalid("it is not http or https")
     if url.raw_user is not None or url.raw_password is not None:
-        raise _invalid("it carries a user or a password")
+        raise _invalid("it contains a user name or password")
     if url.explicit_port == 0:
         raise _invalid("port 0 is none")
     _check_host(url.raw_host or "")
     url = _normal(url)
     if len(str(url)) > MAX_URL_CHARS:
-        raise _invalid(f"it is longer than {MAX_URL_CHARS} characters as it would be sent")
+        raise _invalid(f"it is longer than {MAX_URL_CHARS} characters once encoded")
     return url
 
 
@@ -57,7 +57,7 @@ def _check_host(host: str) -> None:
     """Accept names of letters, digits, - and _, IPv6 addresses, and IPv4 addresses of four decimal numbers only."""
     if ":" in host:
         if not is_address(host) or "%" in host:
-            raise _invalid("its host is no IPv6 address")
+            raise _invalid("its host is not an IPv6 address")
         return
     labels = host.removesuffix(".").split(".")
     if len(host) > _MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):

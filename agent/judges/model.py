@@ -84,7 +84,7 @@ class ModelJudge:
             replies.append(reply)
             correct = read_verdict(reply)
         if correct is None and error is None:
-            error = f"the judge said neither Correct nor Incorrect but {one_line(replies[-1].text)[:80]!r}"
+            error = f"the judge replied neither Correct nor Incorrect, but {one_line(replies[-1].text)[:80]!r}"
         return Verdict(
             correct,
             None if correct is None else float(correct),

@@ -128,7 +128,7 @@ def remembered_votes(memory: Memory, num_votes: int) -> Ballot | None:
     replies = [remembered_reply(value) for value in takewhile(bool, known) if value is not None]
     if not replies:
         return None
-    return _count(replies, num_votes, f"{num_votes - len(replies)} of {num_votes} votes could not be asked for")
+    return _count(replies, num_votes, f"{num_votes - len(replies)} of {num_votes} votes could not be requested")
 
 
 def _count(replies: Sequence[Reply], num_votes: int, error: str | None) -> Ballot:

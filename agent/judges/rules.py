@@ -99,12 +99,12 @@ class RuleJudge:
         decide = partial(_by_rules, case, self._checker if algebra else None, self._f1_threshold)
         if not algebra and len(case.prediction) <= MAX_INLINE_CHARS:
             return decide()
-        assert self._threads is not None, "a judge is used inside `async with`"
+        assert self._threads is not None, "use a judge inside `async with`"
         try:
             async with work_clock().limit(case.deadline):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, decide)
         except TimeoutError:
-            raise DeadlineExceeded("the time was up before the answer was compared") from None
+            raise DeadlineExceeded("the time limit was reached before the answer was compared") from None
 
     def _close(self) -> None:
         if self._checker is not None:

@@ -204,7 +204,7 @@ def make_launcher(settings: SandboxSettings) -> Launcher:
     if not interpreter.is_file() or not os.access(interpreter, os.X_OK):
         raise SandboxError(
             f"environment.python.sandbox.interpreter {interpreter} is not an executable file; "
-            "name a Python that holds the sandbox's packages, or leave the key out"
+            "name a Python that holds the sandbox's packages, or omit the key"
         )
     runtime = find_runtime(interpreter, settings.packages)
     if settings.kind == "none":
@@ -245,7 +245,7 @@ def _hint(runtime: Runtime) -> str:
     if os.geteuid() != 0 or not closed:
         return ""
     return (
-        f". Programs run as another user than root, who cannot enter {closed[0]}: name a Python outside of it as "
+        f". Programs run as a user other than root, which cannot enter {closed[0]}: name a Python outside of it as "
         "sandbox.interpreter, or run Treadle as an ordinary user"
     )
 

@@ -15,8 +15,8 @@ class SandboxSettings(Section):
 
     kind: Literal["bubblewrap", "landlock", "none"] = "bubblewrap"
     """`landlock` is the weaker level for machines that refuse namespaces: programs cannot write files or start others,
-    and see more of the machine. `none` runs programs with your own rights, network and files: only on a machine that
-    may be lost."""
+    and see more of the machine. `none` runs programs with your own rights, network and files: use it
+    only on a machine that may be lost."""
     packages: tuple[str, ...] = ("numpy", "sympy")
     """Import names that programs may use besides the standard library. The first is imported before a program arrives,
     the others if there is time."""

@@ -145,7 +145,7 @@ class Guardian:
             except subprocess.TimeoutExpired:
                 _logger.warning(
                     "the process that starts sandboxes (%d) did not end within %g s and was killed; "
-                    "processes that it had started may be left: look for them with `ps -u %d -o pid,stat,args`",
+                    "processes that it started may still run; find them with `ps -u %d -o pid,stat,args`",
                     self._process.pid,
                     _CLOSE_S,
                     os.geteuid(),

@@ -40,7 +40,7 @@ class SandboxPool:
         """Start the stock; returns when the first sandbox is ready. Raises SandboxError with what to do about it."""
         self._launcher = await asyncio.to_thread(make_launcher, self._settings)
         if self._launcher.bwrap is not None and (num_ended := await asyncio.to_thread(end_leftovers)):
-            _logger.info("ended %d half-made sandboxes that a killed process had left", num_ended)
+            _logger.info("ended %d incomplete sandboxes left by a killed process", num_ended)
         if self._settings.kind == "none":
             _logger.warning('sandbox.kind = "none": programs of the model run with your own rights')
         try:

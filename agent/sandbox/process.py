@@ -112,7 +112,7 @@ def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarde
 def _guardian_killed() -> SandboxError:
     """How the program ended is not known, so it has to run again."""
     error = SandboxError(
-        "a sandbox was lost: the process that starts sandboxes was killed from outside, or stopped and then replaced"
+        "a sandbox was lost: the process that starts sandboxes was killed from outside, or it was stopped and replaced"
     )
     error.retryable = True
     return error

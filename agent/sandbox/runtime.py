@@ -74,7 +74,7 @@ def find_runtime(interpreter: Path, packages: tuple[str, ...]) -> Runtime:
     if facts["missing"]:
         raise SandboxError(
             f"package {facts['missing'][0]!r} of sandbox.packages is not installed for {interpreter}; "
-            "install it there or take it out of the list"
+            "install it there, or remove it from the list"
         )
     library = f"{PREFIX}/{facts['platlibdir']}/python{facts['short']}"
     stdlib, dynload = Path(facts["stdlib"]), Path(facts["platstdlib"])

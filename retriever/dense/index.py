@@ -114,7 +114,7 @@ class VectorRanker:
         try:
             index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
-            raise DataError(f"{path} is no readable faiss index: {str(error)[-300:]}; build it again") from None
+            raise DataError(f"{path} is not a readable faiss index: {str(error)[-300:]}; build it again") from None
         if index.metric_type != faiss.METRIC_INNER_PRODUCT:
             raise DataError(f"{path} does not rank by inner product; build it again with faiss' inner-product metric")
         self.dimension: int = index.d

@@ -45,7 +45,7 @@ class TorchEncoder(Encoder):
             self._model: Any = AutoModel.from_pretrained(folder, local_files_only=True, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0][:300]
-            raise EngineError(f"encoder model {model.name} does not load from {model.folder}: {reason}") from error
+            raise EngineError(f"encoder model {model.name} cannot be loaded from {model.folder}: {reason}") from error
         self._model.to(self._device).eval()
         super().__init__(int(self._model.config.hidden_size), model.identity(settings))
         self._pooling = model.pooling

@@ -171,7 +171,7 @@ class RetrievalService:
         # An unforeseen error must end the request with an answer, and not with a traceback for the operator.
         except Exception as error:
             _log.error("a search failed unexpectedly: %s: %s", type(error).__name__, one_line(str(error)))
-            raise Refused(500, "the search failed; the service's log says why") from error
+            raise Refused(500, "the search failed; see the service's log") from error
         for query, ranking in zip(queries, found, strict=True):
             self._cache.put(query, top_n, ranking)
         return found
@@ -311,7 +311,7 @@ async def _parse(service: RetrievalService, request: Request, model: type[T_Aske
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
     except ClientDisconnect:
-        raise Refused(_CLIENT_CLOSED, "the caller hung up before its body was complete") from None
+        raise Refused(_CLIENT_CLOSED, "the client disconnected before its body was complete") from None
     except ValidationError as error:
         raise Refused(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
 

@@ -45,7 +45,7 @@ class ServiceSettings(Section):
             raise ConfigError(f"the environment variable {self.token_env} is empty; put the service's token there")
         if not token and not is_loopback_name(self.host):
             raise ConfigError(
-                f"listening on {self.host} lets others in; name the environment variable of a token with --token-env, "
+                f"other machines can reach {self.host}; name the environment variable of a token with --token-env, "
                 "or listen on 127.0.0.1"
             )
         return token or None

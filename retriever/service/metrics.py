@@ -24,7 +24,7 @@ class Metrics:
         self.batch_size = Histogram(
             "treadle_retriever_batch_queries", "Queries searched together", buckets=_BATCH_BUCKETS, registry=registry
         )
-        self.cached = Counter("treadle_retriever_cached_queries", "Queries answered from memory", registry=registry)
+        self.cached = Counter("treadle_retriever_cached_queries", "Queries answered from the cache", registry=registry)
         waiting = Gauge("treadle_retriever_waiting_queries", "Queries waiting for a worker", registry=registry)
         free = Gauge("treadle_retriever_free_workers", "Workers that are not searching", registry=registry)
         waiting.set_function(num_waiting)

@@ -83,7 +83,7 @@ class Recorder:
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         """Return one completion; raise DeadlineExceeded if calls have used up the trajectory's time."""
         if self._environment.time_left_s <= 0:
-            raise DeadlineExceeded("the rollout's time is up")
+            raise DeadlineExceeded("the rollout's time limit is reached")
         if self._num_prompt_ids is None:
             self._num_prompt_ids = len(request.prompt) - len(self._inherited)
         start = len(request.prompt) - self._num_prompt_ids

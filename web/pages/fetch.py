@@ -164,7 +164,7 @@ class Fetcher:
         except TimeoutError:
             if not time.is_over:
                 raise SearchUnavailable(_NO_PLACE) from None
-            raise Unfetchable("timeout", f"it was not had in {seconds:g} s") from None
+            raise Unfetchable("timeout", f"it was not fetched in {seconds:g} s") from None
 
     async def _tried(self, url: URL, time: PageTime, places: ExitStack) -> Fetched:
         for further in reversed(range(self._settings.fetch.attempts)):
@@ -214,7 +214,7 @@ class Fetcher:
         encoding = _encoding(response.headers)
         media_type, charset = _media_type(response.headers)
         if media_type not in MEDIA_TYPES | _UNTYPED or (encoding and media_type in _UNTYPED):
-            raise Unfetchable("type", "it is no page, text or PDF")
+            raise Unfetchable("type", "it is not HTML, text or PDF")
         length = response.content_length
         if length is not None and length > self._settings.max_page_bytes:
             raise self._too_large()
@@ -266,7 +266,7 @@ class Fetcher:
 def _encoding(headers: CIMultiDictProxy[str]) -> str:
     said = ", ".join(headers.getall("Content-Encoding", ())).strip().lower()
     if said not in ENCODINGS:
-        raise Unfetchable("encoding", "it is packed in a way that was not asked for")
+        raise Unfetchable("encoding", "its content encoding was not requested")
     return ENCODINGS[said]
 
 
@@ -279,22 +279,22 @@ def _media_type(headers: CIMultiDictProxy[str]) -> tuple[str, str]:
 
 def _check_first_bytes(body: bytes | bytearray) -> None:
     if not body.removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"<", b"%PDF-")):
-        raise Unfetchable("type", "its type is not said, and it is neither HTML nor PDF")
+        raise Unfetchable("type", "it has no content type, and it is neither HTML nor PDF")
 
 
 def _failure(error: Exception, under_way: Exchange) -> Unfetchable:
     """Describe an error of aiohttp in our own words, since its message contains what the server sent."""
     if under_way.wasted:
-        return Unfetchable("http", "nearly all that came was something else than a page")
+        return Unfetchable("http", "nearly all bytes received were not part of a page")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         said = getattr(error.certificate_error, "verify_message", "")
         return Unfetchable("tls", f"the certificate is not valid: {said}")
     if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return Unfetchable("tls", "no agreement on how to encrypt")
+        return Unfetchable("tls", "the TLS handshake failed")
     if under_way.refused and isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
         return Unfetchable("blocked", "; ".join(dict.fromkeys(map(str, under_way.refused[:3]))))
     if isinstance(error, aiohttp.InvalidURL):
-        return Unfetchable("invalid_url", "it cannot be asked for")
+        return Unfetchable("invalid_url", "it cannot be requested")
     # A truncated body comes with a PayloadEncodingError, a malformed one with another error of the parser.
     makes_no_sense = isinstance(error.__cause__, HttpProcessingError) and not isinstance(
         error.__cause__, PayloadEncodingError
@@ -302,10 +302,10 @@ def _failure(error: Exception, under_way: Exchange) -> Unfetchable:
     if isinstance(error, aiohttp.ClientResponseError) or makes_no_sense:
         return Unfetchable("http", "the answer is not HTTP, or its header is too long")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return Unfetchable("dns", "the name is not known")
+        return Unfetchable("dns", "the host name is unknown")
     if isinstance(error, aiohttp.ServerTimeoutError):
         return _MayPass("connect", "no connection in time")
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return _MayPass("connect", os.strerror(number) if number else "no connection")
-    return _MayPass("connect", "the server broke off")
+    return _MayPass("connect", "the server closed the connection")

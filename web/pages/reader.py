@@ -120,7 +120,7 @@ class PageReader:
                 return _page_text(reply)
             if died_of_page:
                 break
-        raise Unfetchable("unreadable", "the page could not be read in the time and memory given")
+        raise Unfetchable("unreadable", "the page could not be read within its limits of time and memory")
 
     async def _replace(self, old: _Worker) -> _Worker:
         self._workers.discard(old)
@@ -131,7 +131,7 @@ class PageReader:
             if self._is_open:
                 await worker.start()
             if not self._is_open:
-                raise ToolError("a page was to be read after the end of the processes that read pages")
+                raise ToolError("a page was read after the page reader was closed")
         except BaseException:
             self._workers.discard(worker)
             await worker.stop()
@@ -255,5 +255,5 @@ def _page_text(reply: dict[str, Any]) -> PageText:
     limits = {"title": MAX_PAGE_TITLE_CHARS, "text": MAX_TEXT_CHARS}
     for name, value in values.items():
         if not isinstance(value, str) or len(value) > limits.get(name, MAX_NAME_CHARS):
-            raise Unfetchable("unreadable", "the process that read the page was out of order")
+            raise Unfetchable("unreadable", "the process that read the page failed")
     return PageText(**values)  # type: ignore[arg-type]  # all are text, as was seen above

@@ -238,7 +238,7 @@ def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
             raise Unfetchable("too_large", f"more than {max_bytes} bytes")
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise Unfetchable("encoding", "it is packed in a way that is not read")
+        raise Unfetchable("encoding", "its content encoding is not supported")
     if encoding == "deflate":
         # About half of all servers send deflate without the zlib header that the standard requires.
         is_wrapped = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
@@ -249,11 +249,11 @@ def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
     try:
         data = unpacker.decompress(body, max_bytes + 1)
     except zlib.error:
-        raise Unfetchable("encoding", f"it is not packed as it says ({encoding})") from None
+        raise Unfetchable("encoding", f"it is not encoded as declared ({encoding})") from None
     if len(data) > max_bytes:
-        raise Unfetchable("too_large", f"more than {max_bytes} bytes when unpacked")
+        raise Unfetchable("too_large", f"more than {max_bytes} bytes when decompressed")
     if not unpacker.eof:
-        raise Unfetchable("encoding", f"it ends before its end ({encoding})")
+        raise Unfetchable("encoding", f"its compressed body is truncated ({encoding})")
     return data
 
 
@@ -266,7 +266,7 @@ def read_page(body: bytes, media_type: str, charset: str, readers: dict[str, str
     elif media_type in TEXT_TYPES:
         kind, title, text = media_type, "", _decoded(body, charset, is_html=False)
     else:
-        raise Unfetchable("type", "it is of a type that is not read")
+        raise Unfetchable("type", "its type is not supported")
     text = clean_beginning(text, MAX_TEXT_CHARS)
     if not text:
         raise Unfetchable("unreadable", "it has no text")

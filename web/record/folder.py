@@ -221,7 +221,7 @@ def _write_unpacked(storage: Storage, manifest: Manifest, folder: Path) -> None:
             offset += len(value)
             if offset > most:
                 raise ArtifactError(
-                    f"{storage.location()} is no record of pages: it unpacks to more than {most:,} bytes"
+                    f"{storage.location()} is no record of pages: it decompresses to more than {most:,} bytes"
                 )
             num_rows += 1
             if row.get("loose_key") is not None:
@@ -235,7 +235,7 @@ def _write_unpacked(storage: Storage, manifest: Manifest, folder: Path) -> None:
 
 def _loose_key(text: str) -> bytes:
     if not re.fullmatch(r"[0-9a-f]{32}", text):
-        raise ArtifactError("a row of a web record cannot be read: its loose key is none")
+        raise ArtifactError("a row of a web record cannot be read: its loose key is invalid")
     return bytes.fromhex(text)
 
 
@@ -283,7 +283,7 @@ def _texts(part: pa.RecordBatch | UnreadableRow) -> list[dict[str, Any]]:
         raise UnreadableInput(part.detail)
     for name, column in zip(part.schema.names, part.columns, strict=True):
         if not pa.types.is_string(column.type):
-            raise UnreadableInput(f"column {name} is {column.type}, no text")
+            raise UnreadableInput(f"column {name} is {column.type}, not text")
         limit = _MAX_HITS_BYTES if name == "hits" else _MAX_VALUE_BYTES
         longest = pc.max(pc.binary_length(column)).as_py() or 0
         if longest > limit:

@@ -145,7 +145,7 @@ def read_search_cache(path: Path, *, recorded_at: datetime | None = None) -> Ite
     else:
         if facts.st_size > MAX_FILE_BYTES:
             raise DataError(
-                f"{path} has {facts.st_size:,} bytes; a JSON cache is read up to {MAX_FILE_BYTES:,}: part it"
+                f"{path} has {facts.st_size:,} bytes; a JSON cache may have at most {MAX_FILE_BYTES:,}: split it"
             )
         rows = _json_rows(path)
     for request, value in rows:
@@ -184,7 +184,7 @@ def _sqlite_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 num_chars += sum(len(value) for value in row if isinstance(value, str | bytes))
                 if num_chars > MAX_TABLE_CHARS:
                     raise DataError(
-                        f"{path} holds more than {MAX_TABLE_CHARS:,} characters, all that is read of a table: part it"
+                        f"{path} holds more than {MAX_TABLE_CHARS:,} characters, the limit of a table: split it"
                     )
                 values = dict(zip(columns, row, strict=True))
                 yield str(values.pop("key")), values
@@ -234,9 +234,9 @@ def _page(address: str, value: Any, recorded_at: str) -> PageEntry | Skipped:
     try:
         url = str(checked_url(address))
     except Unfetchable as error:
-        return Skipped(address, f"its address cannot be used: {error.detail}")
+        return Skipped(address, f"its URL is invalid: {error.detail}")
     if not isinstance(value, str) or not (text := clean_beginning(_sound(value), MAX_TEXT_CHARS)):
-        return Skipped(address, "its page is no text")
+        return Skipped(address, "its page is not a text")
     if _tells_an_error(text):
         return Skipped(address, _IS_ERROR)
     return PageEntry(

@@ -56,13 +56,15 @@ class Recorder:
         """
         self._replays = settings.mode == "replay"
         if self._replays and base is None:
-            raise ToolError("a replay of the web has no record; name its folder in recorded_in")
+            raise ToolError('mode = "replay" needs a web record; name its folder in recorded_in')
         if not self._replays and store is None:
-            raise ToolError(f'mode = "{settings.mode}" records into a run, and there is none here; use mode = "replay"')
+            raise ToolError(
+                f'mode = "{settings.mode}" records into a run, and this command has none; use mode = "replay"'
+            )
         if base is not None and settings.record_digest not in (None, base.digest):
             raise ArtifactError(
                 f"the web record {base.location} is now {base.digest}; when the run was started it was "
-                f"{settings.record_digest}: put that one back, or begin another run"
+                f"{settings.record_digest}: restore that one, or start a new run"
             )
         self._settings = settings
         self._store = None if self._replays else store
@@ -255,13 +257,13 @@ def _num_bytes(entry: Entry) -> int:
 
 def _search(entry: Entry) -> SearchEntry:
     if not isinstance(entry, SearchEntry):
-        raise ArtifactError(f"entry {entry.key} of the web record is a page, and should be a search")
+        raise ArtifactError(f"entry {entry.key} of the web record is a page, expected a search")
     return entry
 
 
 def _page(entry: Entry) -> PageEntry:
     if not isinstance(entry, PageEntry):
-        raise ArtifactError(f"entry {entry.key} of the web record is a search, and should be a page")
+        raise ArtifactError(f"entry {entry.key} of the web record is a search, expected a page")
     return entry
 
 

@@ -24,7 +24,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 def checked_key(key: str) -> str:
     """Return the key. Raises DataError if it is malformed."""
     if not _KEY.fullmatch(key):
-        raise DataError(f"{key[:100]!r} is no key of an entry: keys are 32 hex digits in lower case")
+        raise DataError(f"{key[:100]!r} is not the key of an entry: keys are 32 hex digits in lower case")
     return key
 
 

@@ -83,7 +83,7 @@ def unpacked(value: bytes, where: str) -> Entry:
         reader = zlib.decompressobj()
         data = reader.decompress(value[1:], _MAX_BYTES)
         if not reader.eof:
-            raise ArtifactError("an entry of a web record is cut off, or too large to be one")
+            raise ArtifactError("an entry of a web record is truncated or too large")
         return entry_from_json(data)
     except (zlib.error, ArtifactError) as error:
         raise ArtifactError(f"{where} is damaged: {error}; remove it, then run the same command again") from None

@@ -62,7 +62,9 @@ def write_record(
         rows, last = list[dict[str, Any]](), ""
         for entry, loose_key in entries:
             if entry.key <= last:
-                raise ValueError(f"entry {entry.key} comes behind {last}: entries are written in the order of keys")
+                raise ValueError(
+                    f"entry {entry.key} comes after {last}: entries must be written in the order of their keys"
+                )
             last = entry.key
             rows.append(row_of(bounded(entry), loose_key))
             if len(rows) == _ROWS_AT_ONCE:

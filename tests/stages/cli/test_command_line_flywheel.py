@@ -137,7 +137,7 @@ def test_money_stops_the_flywheel_and_what_is_finished_is_measured_and_kept(desk
     usage = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]["usage"]
     spent = sum(used["prompt_tokens"] / 1e3 + used["completion_tokens"] / 500 for used in usage.values())
     broke = place.treadle(*base, "--set", f"pools.max_cost={spent / 2}")
-    broke.failed("are spent of max_cost =", "raise the budget and run again")
+    broke.failed("are spent of max_cost =", "raise the limit and run again")
     asked = num_requests(url)
     (estimate,) = place.treadle(*base, "--dry-run", "--json").succeeded().json()["estimates"]
     assert estimate["basis"].startswith("measured in what is finished of 1/pools (")

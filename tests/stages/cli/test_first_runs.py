@@ -71,7 +71,7 @@ def test_a_benchmark_that_the_tutor_does_not_know_is_told_too(desk: Desk, tutor_
     [
         ("", "corpus.jsonl has no rows"),
         ('{"text": "x"}\n', "corpus.jsonl row 1: 'id' must be"),
-        ('{"id": "1", "title": "x"}\n', "corpus.jsonl row 1: neither 'contents' nor 'text' is there"),
+        ('{"id": "1", "title": "x"}\n', "corpus.jsonl row 1: it has neither 'contents' nor 'text'"),
         ("id,text\n1,x\n", "corpus.jsonl row 1"),
     ],
     ids=["empty", "without ids", "without texts", "CSV"],

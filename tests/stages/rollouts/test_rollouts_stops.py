@@ -115,7 +115,7 @@ async def test_a_stage_in_which_nothing_could_be_read_says_so_with_causes(
             record = await bench.make(scripted.url)
     (line,) = [each.getMessage() for each in caplog.records if "could be read" in each.getMessage()]
     assert line.startswith(
-        "1/rollouts@base: Nothing that the model said in 2 rollouts could be read: no call, no answer (no_answer 2)."
+        "1/rollouts@base: No output of the model could be parsed in 2 rollouts: no call, no answer (no_answer 2)."
     )
     assert "chat template" in line and "\n" not in line
     assert rollout_sentences(record.metrics)[0] in line

@@ -51,7 +51,7 @@ async def test_rollouts_in_which_the_model_said_nothing_are_none(tmp_path: Path)
     says = ""
     async with policy_server(lambda _: says) as scripted:
         with pytest.raises(
-            StageFailed, match=r"the model said nothing in any of 2 rollouts \(no_answer 2\); .*--force"
+            StageFailed, match=r"the model generated no text in any of 2 rollouts \(no_answer 2\); .*--force"
         ):
             await bench.make(scripted.url)
         assert bench.run.record(Address(1, "rollouts", "base")) is None
@@ -63,7 +63,7 @@ async def test_rollouts_in_which_the_model_said_nothing_are_none(tmp_path: Path)
 async def test_pools_in_which_the_model_said_nothing_are_none(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{}, {"question": "Other?"}])
     async with agent_server(Agent(lambda _, __: "")) as scripted:
-        with pytest.raises(StageFailed, match=r"the model said nothing in any of \d+ trajectories \(no_answer"):
+        with pytest.raises(StageFailed, match=r"the model generated no text in any of \d+ trajectories \(no_answer"):
             await bench.make(scripted.url, options={"rounds": 1, "operators": []})
     assert bench.run.record(Address(1, "pools")) is None
 
@@ -166,7 +166,7 @@ def test_an_index_of_a_corpus_without_a_word_is_none(tmp_path: Path, monkeypatch
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "..."}\n')
     address, settings = Address(1, "index"), IndexSettings(corpus=(corpus,)).with_digests()
-    with pytest.raises(DataError, match="the corpus has no document with a word to search for"):
+    with pytest.raises(DataError, match="no document of the corpus has an indexable word"):
         execute(Instance(address=address, stage=INDEX, settings=settings), new_run(tmp_path / "root"))
 
 

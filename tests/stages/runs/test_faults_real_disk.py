@@ -62,7 +62,7 @@ def test_a_full_disk_costs_a_line_and_the_run_goes_on_when_there_is_room(
     said = try_sizes(range(1 if limit == "size" else 2, 160), attempt)
     # The library of the index may know no more than that its writer was killed.
     meaning = "disk is full: free space" if limit == "size" else "all its inodes are in use"
-    assert len(said) >= 2 and all(meaning in line or "index cannot be kept" in line for line in said), said
+    assert len(said) >= 2 and all(meaning in line or "index cannot be stored" in line for line in said), said
 
 
 @pytest.mark.covers("flywheel-25")
@@ -80,7 +80,7 @@ def test_a_limit_on_the_length_of_files_costs_a_line_and_the_run_goes_on_without
     # What is less would cut the line itself.
     said = try_sizes(range(5, 240), attempt)
     assert len(said) >= 2, said
-    assert all("larger than allowed" in line or "index cannot be kept" in line for line in said), said
+    assert all("larger than allowed" in line or "index cannot be stored" in line for line in said), said
 
 
 @needs_namespaces

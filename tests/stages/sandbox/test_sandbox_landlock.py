@@ -115,7 +115,7 @@ def test_an_interpreter_that_only_root_can_read_is_named(tmp_path: Path) -> None
     command = [*prefix, "--bind", sys.base_prefix, f"{closed}/python", "--", sys.executable, "-c", code]
     message = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     if os.geteuid() == 0:
-        assert "another user than root, who cannot enter /" in message
+        assert "a user other than root, which cannot enter /" in message
         assert "sandbox.interpreter" in message
     else:
         assert message == "None"

@@ -354,7 +354,7 @@ async def test_votes_that_were_paid_for_count_where_the_others_cannot_be_had(tmp
         (judgement,) = made.rows(record, "judgements")
         assert (judgement["replies"], judgement["error"]) == (
             ["yes", "no", "yes"],
-            "1 of 4 votes could not be asked for",
+            "1 of 4 votes could not be requested",
         )
         assert record.metrics["usage"]["redundancy:voter"]["calls"] == 3
         script[:] = ["yes", "never asked for"]

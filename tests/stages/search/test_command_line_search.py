@@ -103,7 +103,7 @@ def test_a_run_is_locked_to_the_index_that_it_was_begun_with(desk: Desk, tutor_u
         refused = desk.treadle("run", "run.toml", "--run", "r")
         refused.failed("environment.search.service.fingerprint", "choose a new run id", code=1)
         forced = desk.treadle("stage", "1/rollouts@tutor", "--run", "r", "--force")
-        forced.failed(f"127.0.0.1:{port} holds another index", "begin a new run", code=2)
+        forced.failed(f"127.0.0.1:{port} serves a different index", "start a new run", code=2)
         desk.treadle("run", "run.toml", "--run", "other").succeeded()
     digests = {row["environment_digest"] for run_id in ("r", "other")
                for row in desk.rows(run_id, "1/rollouts@tutor", "rollouts")}  # fmt: skip
@@ -142,7 +142,7 @@ def test_services_that_do_not_tell_their_index_are_used_with_a_warning(desk: Des
         server.fingerprint = None
         configure(desk, tutor_url, server.server_port)
         done = desk.treadle("run", "run.toml", "--run", "r").succeeded()
-        assert "does not say which index it holds" in done.err
+        assert "does not report which index it serves" in done.err
         server.fingerprint = "a" * 64
         desk.treadle("run", "run.toml", "--run", "r").failed("unknown", "choose a new run id", code=1)
 
@@ -230,7 +230,7 @@ def test_recall_of_a_corpus_is_told_by_hop_and_its_errors_in_one_line(desk: Desk
     ]  # fmt: skip
     desk.write("wrong.jsonl", {"question": "Who?", "supports": ["b1", "p9"]})
     desk.treadle(*given, "wrong.jsonl", **cache).failed(
-        "the corpus lacks 1 of the supporting documents", "'p9'", "give the corpus", code=2
+        "the corpus lacks 1 of the supporting documents", "'p9'", "use the corpus", code=2
     )
     # The questions are read before anything is built.
     desk.treadle(*given, "questions.jsonl", TREADLE_CACHE=str(desk.folder / "none")).failed(

@@ -100,7 +100,7 @@ REFUSED: list[tuple[str, str, Answer, str]] = [
     ("a wrong key", "", (403, ""), "HTTP 403: .*`api_key_env` names the environment variable"),
     ("another body", "", (422, {"detail": "field 'q' is missing"}), "HTTP 422: .*field 'q' is missing"),
     ("a redirect", "", (307, "", {"Location": "http://h/find/"}), "HTTP 307, moved to http://h/find/; name that"),
-    ("hostile words", "", (400, "\x1b[31m\nno"), "HTTP 400: .31m no; it does not take the request$"),
+    ("hostile words", "", (400, "\x1b[31m\nno"), "HTTP 400: .31m no; it refuses the request$"),
 ]
 
 

@@ -88,7 +88,7 @@ async def test_a_service_that_says_nothing_at_all_is_an_outage_and_no_slow_searc
     frozen = Service("hang")
     async with serving(frozen), client(frozen.url, connect_timeout_s=0.2) as searcher:
         frozen.info = ["hang"]  # type: ignore[list-item]
-        with pytest.raises(SearchUnavailable, match="it says nothing, not even to GET /info") as outage:
+        with pytest.raises(SearchUnavailable, match="it does not answer, not even GET /info") as outage:
             await searcher.search("q", 2, deadline=later(0.05))
         assert outage.value.retryable
 
@@ -123,7 +123,7 @@ async def test_services_that_load_are_waited_for_and_absent_ones_not_for_ever() 
 async def test_services_must_hold_the_same_index() -> None:
     one, other = Service(), Service(info=(200, {"fingerprint": "xyz"}))
     async with serving(one, other):
-        with pytest.raises(ConfigError, match="another index"):
+        with pytest.raises(ConfigError, match="a different index"):
             async with client(one.url, other.url):
                 pass
 
@@ -131,9 +131,13 @@ async def test_services_must_hold_the_same_index() -> None:
 @pytest.mark.parametrize(
     ("told", "expected", "named"),
     [
-        ((200, {"fingerprint": "abc"}), "xyz", r"another index \(abc\) than this run was begun with \(xyz\)"),
-        ((200, {"fingerprint": "abc"}), "unknown", r"another index \(abc\) than this run was begun with \(unknown\)"),
-        ((404, {}), "abc", r"another index \(unknown\)"),
+        ((200, {"fingerprint": "abc"}), "xyz", r"a different index \(abc\), but this run was started with xyz"),
+        (
+            (200, {"fingerprint": "abc"}),
+            "unknown",
+            r"a different index \(abc\), but this run was started with unknown",
+        ),
+        ((404, {}), "abc", r"a different index \(unknown\)"),
     ],
 )
 async def test_services_must_hold_the_index_that_is_expected(told: Answer, expected: str, named: str) -> None:
@@ -175,7 +179,7 @@ async def test_a_service_that_was_away_is_asked_again_which_index_it_holds(back:
         if back == "abc":
             assert len(await searcher.search("q", 2, deadline=later())) == 2
         else:
-            with pytest.raises(ConfigError, match=r"came back with another index \(xyz, not abc\)"):
+            with pytest.raises(ConfigError, match=r"restarted with a different index \(xyz, not abc\)"):
                 await searcher.search("q", 2, deadline=later())
 
 

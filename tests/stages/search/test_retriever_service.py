@@ -316,7 +316,7 @@ async def test_a_failed_search_says_why_and_the_service_goes_on(index: HeldIndex
         index.failure = RuntimeError("a bug of the engine")
         assert await client.post("/search", {"query": "red"}) == (
             500,
-            {"detail": "the search failed; the service's log says why"},
+            {"detail": "the search failed; see the service's log"},
         )
         index.failure = None
         assert (await client.post("/search", {"query": "red"}))[0] == 200

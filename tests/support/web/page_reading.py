@@ -16,7 +16,7 @@ MAX_BYTES = 10 * 1024 * 1024
 PAGE = b"<title>Towers</title><h1>The tower</h1><p>It is <b>330</b>\n metres tall.</p>"
 HANGS = b"<a " + b" ".join(b"k%d=v" % number for number in range(400_000)) + b">word</a>"
 """Takes the reader minutes: it looks at each attribute for each."""
-UNREADABLE = "the page could not be read in the time and memory given"
+UNREADABLE = "the page could not be read within its limits of time and memory"
 
 
 def fetched(body: bytes, media_type: str = "text/html", *, charset: str = "", encoding: str = "") -> Fetched:

@@ -19,7 +19,7 @@ def test_money_is_counted_by_each_models_own_prices() -> None:
     assert (budget.used_cost, budget.used_tokens) == (4.0, 3_000_007)
     budget.check()
     budget.count(CHEAP, 1_000_000, 0)
-    with pytest.raises(BudgetExceeded, match="^5 are spent of max_cost = 5; what is finished is kept"):
+    with pytest.raises(BudgetExceeded, match="^5 are spent of max_cost = 5; finished work is kept"):
         budget.check()
 
 

@@ -57,7 +57,7 @@ def test_both_layouts_and_all_formats_give_the_same_documents(tmp_path: Path) ->
         (b'{"id": "\xff"}', "row 2: byte 9 of the line"),
         ({"contents": "x"}, "row 2: 'id' must be a non-empty string or an integer, not None"),
         ({"id": True, "contents": "x"}, "row 2: 'id' must be"),
-        ({"id": "b"}, "row 2: neither 'contents' nor 'text'"),
+        ({"id": "b"}, "row 2: it has neither 'contents' nor 'text'"),
         ({"id": "b", "contents": " "}, "row 2: the document is empty"),
         ({"id": "b", "text": 5}, "row 2: 'text' must be text, not int"),
         ({"id": "b", "text": "x\0"}, "row 2: 'text' holds a NUL"),
@@ -172,13 +172,13 @@ def test_a_corpus_that_differs_from_its_digest_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no document with a word"):
+    with pytest.raises(DataError, match="no document of the corpus has an indexable word"):
         index_of(tmp_path, "the", "!!")
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(StorageError, match=r"cannot be kept in .*cache.*TREADLE_CACHE"):
+    with pytest.raises(StorageError, match=r"cannot be stored in .*cache.*TREADLE_CACHE"):
         index_of(tmp_path, "tower")
 
 

@@ -141,7 +141,7 @@ def test_settings_become_faiss_names(settings: dict[str, Any], name: str) -> Non
 
 def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match="no readable faiss index"):
+    with pytest.raises(DataError, match="not a readable faiss index"):
         VectorRanker(tmp_path / "v", DenseSettings())
     faiss.write_index(faiss.IndexFlatL2(2), str(tmp_path / "l2"))
     with pytest.raises(DataError, match="inner product"):

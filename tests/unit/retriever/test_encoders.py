@@ -105,7 +105,7 @@ def test_a_model_s_own_files_win_over_its_name_and_settings_over_both(tmp_path: 
 @pytest.mark.parametrize("name", ["my-e5-finetune", "e5", "wiki-bge"])
 def test_a_model_that_tells_no_prefix_is_refused(tmp_path: Path, name: str) -> None:
     write_tiny_bert(tmp_path / name)
-    with pytest.raises(ConfigError, match=r"tell its query prefix; set encoder.query_prefix"):
+    with pytest.raises(ConfigError, match=r"give its query prefix; set encoder.query_prefix"):
         find_model(EncoderSettings(type="model", model=str(tmp_path / name)))
 
 
@@ -124,7 +124,7 @@ def test_an_unknown_pooling_and_a_folder_without_model_are_refused(tmp_path: Pat
 
 def test_a_hub_model_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(EngineError, match="'some/encoder' is no folder here and cannot be fetched"):
+    with pytest.raises(EngineError, match="'some/encoder' is not a local folder and cannot be downloaded"):
         open_encoder(EncoderSettings(type="model", model="some/encoder"))
 
 
@@ -237,7 +237,7 @@ async def test_what_may_pass_is_tried_again() -> None:
     [
         (refuse(401), ModelError, r"HTTP 401: not now; check the key"),
         (refuse(503), EndpointUnavailable, r"HTTP 503: not now; gave up after 2 attempts"),
-        (lambda texts: vectors_for([*texts, "x"]), EndpointUnavailable, "does not hold 1 vectors"),
+        (lambda texts: vectors_for([*texts, "x"]), EndpointUnavailable, "does not contain 1 vectors"),
     ],
 )
 async def test_a_server_that_does_not_serve_is_named(answer: Answer, error: type[Exception], match: str) -> None:

@@ -112,7 +112,7 @@ def test_an_index_that_was_built_otherwise_is_refused_by_field(
         folder = built.folder
     with open_index(settings.model_copy(update={"index_folder": folder})) as index:
         assert index.info.fingerprint == built.info.fingerprint
-    with pytest.raises(ConfigError, match=rf"built otherwise .*{field}"):
+    with pytest.raises(ConfigError, match=rf"built with other settings .*{field}"):
         open_index(settings_for(tmp_path, engine="dense", index_folder=folder, **other))
 
 
@@ -123,7 +123,7 @@ def test_an_index_of_another_pooling_is_refused(tmp_path: Path) -> None:
     mean, cls = ({**model, **prefixes, "pooling": pooling} for pooling in ("mean", "cls"))
     with open_index(settings_for(tmp_path, engine="dense", encoder=mean)) as built:
         folder = built.folder
-    with pytest.raises(ConfigError, match=r"built otherwise .*encoder.pooling: 'mean' -> 'cls'"):
+    with pytest.raises(ConfigError, match=r"built with other settings .*encoder.pooling: 'mean' -> 'cls'"):
         open_index(settings_for(tmp_path, engine="dense", encoder=cls, index_folder=folder))
     with open_index(settings_for(tmp_path, engine="dense", encoder=cls)) as other:
         assert other.folder != folder
@@ -273,11 +273,11 @@ def test_a_bm25_folder_of_flashrag_is_used_as_it_is_and_stems_queries(tmp_path: 
     with pytest.raises(DataError, match="3 rows for 2 documents"):
         open_index(settings_for(tmp_path / "other", texts[:2], prepared=tmp_path / "bm25"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="is no bm25s index"):
+    with pytest.raises(DataError, match="is not a bm25s index"):
         open_index(settings_for(tmp_path, texts, prepared=tmp_path / "empty"))
     with pytest.raises(DataError, match="nowhere does not exist"):
         open_index(settings_for(tmp_path, texts, prepared=tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="a prepared index is for engine bm25 or dense"):
+    with pytest.raises(ConfigError, match="a prepared index needs engine bm25 or dense"):
         open_index(settings_for(tmp_path, texts, prepared=tmp_path / "bm25", engine="hybrid"))
 
 

@@ -43,7 +43,7 @@ def test_a_passage_counts_as_its_document(tmp_path: Path) -> None:
     text = " ".join(f"w{n}" for n in range(30))
     with open_index(index_settings(tmp_path, [text, "hill"], chunk_words=10)) as index:
         assert measure_recall(index, [RecallCase("w25", ("d0",))], ks=(1,)).every_hop == {1: 1.0}
-        with pytest.raises(DataError, match="no question with known supporting documents"):
+        with pytest.raises(DataError, match="no question has known supporting documents"):
             measure_recall(index, [])
 
 
@@ -51,7 +51,7 @@ def test_questions_without_supporting_documents_are_skipped_and_counted(tmp_path
     cases = [RecallCase("hill", ("d1",)), RecallCase("How much is 2 plus 3?", ()), RecallCase("gate", ("d0",))]
     with open_index(index_settings(tmp_path, ["gate", "hill"])) as index:
         recall = measure_recall(index, cases, ks=(1,))
-        with pytest.raises(DataError, match="no question with known supporting documents"):
+        with pytest.raises(DataError, match="no question has known supporting documents"):
             measure_recall(index, cases[1:2])
     assert (recall.num_cases, recall.num_skipped) == (2, 1)
     assert recall.by_hop == {1: {1: 1.0}} and recall.every_hop == {1: 1.0}

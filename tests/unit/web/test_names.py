@@ -91,7 +91,7 @@ async def test_a_name_without_an_address_is_not_known(found: str) -> None:
 
     async with fetching(resolver=Empty()) as fetch:
         refused = await refusal(fetch("http://no.test/"))
-    assert (refused.kind, refused.detail) == ("dns", "the name is not known")
+    assert (refused.kind, refused.detail) == ("dns", "the host name is unknown")
 
 
 _SLOW_MACHINE = """

@@ -56,7 +56,7 @@ async def test_a_query_that_an_error_repeats_costs_no_key(query: str, status: in
     with Site({"/search": answer}) as site:
         asked = provider(site, day := Day(), "KEY_A", "KEY_B")
         for _ in range(3):
-            with pytest.raises(SearchUnavailable, match="refuses a query"):
+            with pytest.raises(SearchUnavailable, match="refuses this query"):
                 await asked.search(query, "en", deadline=60.0)
         assert await found(asked) == (TOWER,) and day.now < 1.0
         assert sorted(set(keys_sent(site))) == sorted(ENVIRON.values())
@@ -64,7 +64,7 @@ async def test_a_query_that_an_error_repeats_costs_no_key(query: str, status: in
 
 async def test_a_refused_query_is_owed_and_a_wrong_address_is_not() -> None:
     with Site({"/search": Page('{"message": "Query not allowed"}', 400)}) as site:
-        with pytest.raises(SearchUnavailable, match="refuses a query, and others as well: HTTP 400"):
+        with pytest.raises(SearchUnavailable, match="refuses this query and others: HTTP 400"):
             await found(provider(site, Day()))
         assert [json.loads(request.body)["q"] for request in site.requests] == ["eiffel tower", "weather"]
     with Site({}) as site:
@@ -118,7 +118,7 @@ async def test_a_key_that_is_tried_at_a_bad_moment_is_kept(
 async def test_a_refused_query_is_owed_where_its_key_cannot_be_tried_in_time() -> None:
     with refusing(Page("slow down", 429, headers={"Retry-After": "61"})) as site:
         asked = provider(site, Day())
-        with pytest.raises(SearchUnavailable, match="all keys rest; HTTP 429"):
+        with pytest.raises(SearchUnavailable, match="all keys are paused; HTTP 429"):
             await asked.search("bad 403", "en", deadline=60.0)
         await asked.close()
     with refusing(*[Page("out of order", 500)] * 9) as site:

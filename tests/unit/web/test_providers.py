@@ -78,7 +78,7 @@ async def test_keys_rest_as_long_as_they_must(answer: Page, rest_s: float) -> No
 async def test_a_rest_beyond_the_deadline_is_not_waited_for() -> None:
     with Site({"/search": Page("slow down", 429, headers={"Retry-After": "61"})}) as site:
         day = Day()
-        with pytest.raises(SearchUnavailable, match="all keys rest; HTTP 429: slow down"):
+        with pytest.raises(SearchUnavailable, match="all keys are paused; HTTP 429: slow down"):
             await found(provider(site, day))
         assert day.pauses == [] and len(site.requests) == 1
 
@@ -154,7 +154,7 @@ async def test_searches_start_at_the_rate_that_is_allowed() -> None:
         for _ in range(3):
             await asked.search("q", "en", deadline=60.0)
         assert day.now == pytest.approx(0.5)
-        with pytest.raises(SearchUnavailable, match="not asked in time"):
+        with pytest.raises(SearchUnavailable, match="not queried in time"):
             await asked.search("q", "en", deadline=0.6)
         await asked.close()
 

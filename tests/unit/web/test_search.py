@@ -203,7 +203,7 @@ async def test_a_page_that_is_not_had_in_time_is_owed_and_comes_on_record_as_wha
     pages = Pages(wait)
     web = searching(tmp_path, Finding(hit("/slow")), pages)
     await web.open()
-    with pytest.raises(SearchUnavailable, match="the search's time was over") as caught:
+    with pytest.raises(SearchUnavailable, match="the search reached its time limit") as caught:
         await web.search("q", deadline=asyncio.get_running_loop().time() + 0.05)
     assert caught.value.retryable and page_key("http://site.test/slow") not in kept(tmp_path)
     release.set()

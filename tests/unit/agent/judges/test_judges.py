@@ -118,7 +118,7 @@ async def test_an_unreadable_reply_is_asked_again_once_and_never_counts_as_right
         verdict = await judged(AnswerJudge(None, model=model), CASE)
     assert (verdict.correct, verdict.score) == (None, None)
     assert verdict.raw == ("not entirely correct", "It is correct, not wrong")
-    assert verdict.error == "the judge said neither Correct nor Incorrect but 'It is correct, not wrong'"
+    assert verdict.error == "the judge replied neither Correct nor Incorrect, but 'It is correct, not wrong'"
     first, second = (request.body for request in server.requests)
     assert first["seed"] != second["seed"]
     nonces = [set(re.findall(r"<\w+_([0-9a-f]{16})>", body["messages"][1]["content"])) for body in (first, second)]

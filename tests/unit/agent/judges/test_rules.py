@@ -120,7 +120,7 @@ async def test_what_algebra_found_is_remembered(algebra: type[Algebra]) -> None:
 async def test_algebra_that_is_not_through_by_the_deadline_is_waited_for_no_longer(algebra: type[Algebra]) -> None:
     memory = Remembering()
     async with RuleJudge() as judge:
-        with pytest.raises(DeadlineExceeded, match="the time was up before the answer was compared"):
+        with pytest.raises(DeadlineExceeded, match="the time limit was reached before the answer was compared"):
             await judge.verdict(replace(SUM, deadline=asyncio.get_running_loop().time()), memory)
         assert memory.units == {}
         algebra.go.set()

@@ -84,7 +84,7 @@ def test_an_entry_is_cut_to_bounds_and_to_what_can_be_written() -> None:
     [
         (b"", "a format that this Treadle does not read"),
         (b"2" + packed(SEARCHES[0])[1:], "a format that this Treadle does not read"),
-        (packed(SEARCHES[0])[:-5], "cut off"),
+        (packed(SEARCHES[0])[:-5], "truncated"),
         (packed(SEARCHES[0])[:9] + b"\0\0\0" + packed(SEARCHES[0])[12:], "Error"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_run_exports_one_artifact_whatever_the_order_in_which_it_met_the_web(t
 
 def test_entries_out_of_order_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     entries = [(entry, None) for entry in sorted(ENTRIES, key=lambda entry: entry.key, reverse=True)]
-    with pytest.raises(ValueError, match="in the order of keys"):
+    with pytest.raises(ValueError, match="in the order of their keys"):
         write_record(LocalStorage(tmp_path), entries, made_by="", work="work")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -298,7 +298,7 @@ def test_a_small_artifact_cannot_fill_the_disk(tmp_path: Path, cache: Path, monk
     monkeypatch.setattr(record_folder, "_MAX_GROWTH", 10)
     noise = random.Random(1).randbytes(MAX_TEXT_CHARS // 2).hex()
     folder = with_table(record_in(tmp_path, *ENTRIES), repeated(noise), store_schema=False)
-    with pytest.raises(ArtifactError, match="unpacks to more than"):
+    with pytest.raises(ArtifactError, match="decompresses to more than"):
         open_record(folder)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
     monkeypatch.setattr(record_folder, "_MAX_GROWTH", 100)
@@ -321,7 +321,7 @@ def test_a_column_that_is_no_text_is_refused(tmp_path: Path, values: list[Any]) 
     def change(table: pa.Table) -> pa.Table:
         return table.set_column(table.schema.names.index("text"), "text", pa.array(values * len(table)))
 
-    with pytest.raises(ArtifactError, match=r"column text is .*, no text"):
+    with pytest.raises(ArtifactError, match=r"column text is .*, not text"):
         open_record(with_table(record_in(tmp_path, *ENTRIES), change))
 
 

@@ -150,9 +150,9 @@ def test_an_address_with_text_is_a_page(tmp_path: Path) -> None:
         (" ", "text", "blank"),
         ("q", {"obj": "text", "valid": False}, "no longer valid"),
         ("q", {"obj": None, "timestamp": 3}, "unknown form"),
-        ("http://user:pass@example.org/", "text", "address cannot be used"),
-        ("http://][@", "text", "address cannot be used"),
-        ("https://example.org/", {"organic": SERPER}, "no text"),
+        ("http://user:pass@example.org/", "text", "URL is invalid"),
+        ("http://][@", "text", "URL is invalid"),
+        ("https://example.org/", {"organic": SERPER}, "not a text"),
     ],
 )
 def test_what_is_no_entry_is_said(tmp_path: Path, request_: str, value: Any, why: str) -> None:
@@ -239,7 +239,7 @@ def test_a_text_of_many_marks_or_blanks_is_read_to_its_bounds(tmp_path: Path, mo
     monkeypatch.setattr(passages, "clean", noted)
     long = {"https://e.org/": " " * 10_000_000 + "late", "q": "word " * 400_000, "z": "a" + "\u0315\u0300" * 500_000}
     found = list(read_search_cache(written(tmp_path, long)))
-    assert isinstance(found[0], Skipped) and "no text" in found[0].why
+    assert isinstance(found[0], Skipped) and "not a text" in found[0].why
     assert [len(item.text) for item in found[1:] if not isinstance(item, Skipped)] == [49_999, 30]
     # Of what is thrown away most is not looked at.
     assert max(cleaned) <= 2 * 16 * 50_000
@@ -268,7 +268,7 @@ def test_a_small_file_that_stands_for_a_large_table_is_refused(tmp_path: Path, m
     with pytest.raises(DataError, match=r"value\.db cannot be read: one of its values has more than 8,388,608 bytes"):
         gather([path])
     monkeypatch.setattr(foreign, "MAX_TABLE_CHARS", 1_000_000)
-    with pytest.raises(DataError, match=r"rows\.db holds more than 1,000,000 characters.*part it"):
+    with pytest.raises(DataError, match=r"rows\.db holds more than 1,000,000 characters.*split it"):
         gather([bomb("rows.db", 101, 10_000)])
     assert len(gather([bomb("fewer.db", 99, 10_000)]).entries) == 99
 
