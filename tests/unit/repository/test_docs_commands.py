@@ -1,9 +1,11 @@
-"""Every `treadle` command of the documentation exists, with its options; TOML can be read; links lead somewhere."""
+"""Commands, options, links and files that the documentation names exist; its TOML can be read."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import click
@@ -26,6 +28,20 @@ from support.docs_pages import (
 
 from treadle.cli.main import cli
 
+_CODE = re.compile(r"`([^`\n]+)`")
+_FILE = re.compile(r"[\w.*-]+\.py|[\w.*-]+(/[\w.*-]+)+\.(py|jinja|toml|txt|md|yaml)")
+"""Data files are left out: they are the reader's, or what a command writes."""
+ELSEWHERE_FILES = {
+    "docs/guides/et-agent.md": {
+        "evaluation/src/prompt_manager.py",
+        "evaluation/src/llm_evaluator_sds.py",
+        "evaluation/src/metrics.py",
+        "radar/prompts.py",
+        "radar/run.py",
+    },
+    "docs/guides/operators.md": {"second_look.py"},
+}
+"""Files of the original program, and one that the reader writes."""
 _LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#\s]*)(?:#(?P<place>[^)\s]+))?\)")
 
 
@@ -94,6 +110,45 @@ def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
         if link["place"] and target.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
             assert link["place"] in {_anchor(heading) for heading in headings}, link[0]
+
+
+def missing_files(text: str, page: Path) -> set[str]:
+    """Return the files that inline code of a page names and that are neither in the repository nor next to the page."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.S | re.M)
+    words = {word.strip("(),;:") for code in _CODE.findall(prose) for word in code.split()}
+    return {
+        word
+        for word in words
+        if _FILE.fullmatch(word)
+        and not any(next(folder.glob(word), None) for folder in (ROOT, page.parent, ROOT / "tests"))
+        and ("/" in word or not fnmatch.filter(_names_of_modules(), word))
+    }
+
+
+@cache
+def _names_of_modules() -> set[str]:
+    """Return the names of all Python files of the repository, without their folders."""
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    return {path.name for folder in folders for path in folder.rglob("*.py")}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    missing = missing_files(page.read_text(encoding="utf-8"), page)
+    assert missing == ELSEWHERE_FILES.get(str(page.relative_to(ROOT)), set())
+
+
+def test_a_missing_file_is_reported() -> None:
+    text = "See `core/no_such_file.py`, `core/stage.py`, `no_such_name.py`, `stage.py` and `unit/test_docs_*.py`."
+    assert missing_files(text, ROOT / "docs/index.md") == {"core/no_such_file.py", "no_such_name.py"}
+
+
+def test_concept_pages_fit_two_screens() -> None:
+    found = {page.stem: page for page in pages() if page.parent.name == "concepts"}
+    assert set(found) == {"question", "rollout", "trajectory", "pool", "operator", "stage-instance", "run", "iteration"}
+    for page in found.values():
+        text = page.read_text(encoding="utf-8")
+        assert len(text.split()) <= 360 and len(text.splitlines()) <= 50, page.name
 
 
 def test_each_page_is_listed_on_the_front_page_or_in_the_index_of_its_folder() -> None:
