@@ -1,4 +1,4 @@
-"""Fine-tuning of the embedded model by real LLaMA-Factory: killed and gone on with, labels read back, LoRA merged."""
+"""Fine-tuning of the embedded model by real LLaMA-Factory: killed and resumed, labels read back, LoRA merged."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_labels_reach_the_model_as_they_are_and_adapters_are_merged(folder: Trai
 
 @pytest.fixture(scope="module")
 def checks(sft_environment: Path) -> dict[str, Any]:
-    """What a process of the engine's environment says without training."""
+    """Return what a process in the engine's environment reports without training."""
     done = subprocess.run(
         [str(python_of("sft", "cpu")), str(CHECKS), json.dumps({"golden": str(GOLDEN)})],
         env=engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}),
@@ -144,7 +144,7 @@ def checks(sft_environment: Path) -> dict[str, Any]:
 
 
 def test_llamafactory_accepts_the_golden_configurations(checks: dict[str, Any]) -> None:
-    """DeepSpeed and Liger are not in the build for CPUs, which is all that is said of the one with ZeRO-3."""
+    """The CPU build has no DeepSpeed and no Liger, so the config with ZeRO-3 is only checked for that error."""
     said = checks["golden"]
     assert "The 'deepspeed>=" in said.pop("sft-et-agent-7b.yaml") and set(said.values()) == {""}
     assert set(checks["without_kernels"]) == {path.name for path in GOLDEN.glob("sft-*.yaml")}

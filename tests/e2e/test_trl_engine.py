@@ -1,4 +1,4 @@
-"""Reinforcement of a small policy by real TRL with real tools: killed and gone on with, tensors, LoRA, refusals."""
+"""RL of a small policy by real TRL with real tools: killed and resumed, tensors, LoRA, refusals."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_killed_reinforcement_goes_on_and_hands_its_policy_over(folder: RlFold
 
 @pytest.fixture(scope="module")
 def checks(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the engine is like from inside, and a reinforcement with LoRA."""
+    """Return what the engine reports of its internals, and of an RL training with LoRA."""
     folder = RlFolder(tmp_path_factory.mktemp("lora"))
     trl_jobs.write_rows(folder.parquet)
     plan = trl_jobs.make_plan(finetuning_type="lora", learning_rate=1e-2, mini_batch_prompts=1, max_steps=1)

@@ -45,7 +45,7 @@ class Story:
 
     @property
     def may_repeat(self) -> int:
-        """Most requests that were in flight when a flow run or the tutor came to a bad end."""
+        """Return an upper bound of the requests in flight whenever a flow run or the tutor was killed."""
         return MOST_IN_FLIGHT * (len(self.flow_runs) - 1 + self.happened.count("model server"))
 
 
@@ -157,6 +157,6 @@ def check(place: Site, story: Story, expected: dict[int, int], files: dict[str, 
 
 
 def ends(place: Site, story: Story) -> str:
-    """What the UI says of its flow runs."""
+    """Return the states that the UI shows for its flow runs."""
     states = [place.state(flow_run) for flow_run in story.flow_runs]
     return ", ".join(f"{state['name']} ({(state['message'] or '')[:100]})" for state in states)

@@ -51,7 +51,7 @@ def test_on_a_server_that_is_named_the_terminal_shows_steps_and_results(prefect_
 
 
 def row(printed: str) -> str:
-    """What the tutor came to in the table at the end."""
+    """Return the tutor's row in the final table."""
     (found,) = [line for line in printed.splitlines() if line.startswith("tutor (rules")]
     return found
 

@@ -123,7 +123,7 @@ class Cluster:
         return sorted((one["state"]["type"], one["state"]["message"]) for one in self.helpers(run_id))
 
     def have_ended(self, run_id: str) -> bool:
-        """Whether all of those have."""
+        """Return whether all of them have ended."""
         return all(state in ENDED for state, _ in self.states(run_id))
 
 
@@ -140,7 +140,7 @@ class Bench:
     seeds: set[int]
 
     def held(self, root: str, run_id: str) -> dict[int, Holder]:
-        """Who holds which shard."""
+        """Return the holder of each shard."""
         if run_id not in list_runs(root):
             return {}
         shards, plan = shards_of(root, run_id)
@@ -203,7 +203,7 @@ def starter(root: str, run_id: str) -> Holder:
 
 
 def worker_logs(root: str, run_id: str) -> list[str]:
-    """What each process that helped wrote down."""
+    """Return the log of each process that helped."""
     run = Run.open(root, run_id)
     keys = [key for key in run.storage.keys(f"runs/{run_id}/attempts") if "/workers/" in key]
     return [(run.storage.get(key) or b"").decode() for key in keys]
@@ -292,7 +292,7 @@ def test_two_flows_share_workers_and_lose_some(bench: Bench, tmp_path: Path) -> 
 
 
 def test_a_run_outlives_the_database_of_prefect(bench: Bench, tmp_path: Path) -> None:
-    """The last one: it ends with another server, where at first nobody begins the worker that is asked for."""
+    """Run last: it ends with another server, which at first has no worker."""
     cluster, root, first = bench.cluster, str(tmp_path / "root"), bench.tutor.log_size()
     begun = bench.submit("lost", root, workers=1)
     bench.wait_for("lost", root, 2)

@@ -37,7 +37,7 @@ def disk() -> Iterator[FailingDisk]:
 
 @pytest.fixture(scope="module")
 def undisturbed(disk: FailingDisk) -> Undisturbed:
-    """What a run there does and leaves when nothing fails."""
+    """Return the results and files of a run in which nothing fails."""
     from support.failing_disk import undisturbed_run
 
     return undisturbed_run(disk)

@@ -1,4 +1,4 @@
-"""Every benchmark at a small size: that it runs and comes to its figures, never how large they are."""
+"""Every benchmark at a small size: it runs and reports its figures, however large they are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LO
 def samples(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[tuple[str, dict[str, Any] | None]]]]:
-    """What each selected benchmark says, and what it writes, as far as it gets."""
+    """Run each selected benchmark as far as possible; return what it prints and writes."""
     folder = tmp_path_factory.mktemp("figures")
     selected = {item.name for item in request.session.items}
     names = [name for name in NAMES if f"test_a_benchmark_comes_to_its_figures[{name}]" in selected]

@@ -62,7 +62,7 @@ def test_a_model_is_measured_in_a_run_like_any_other(desk: Desk, url: str) -> No
     assert len(scores) == 3 and all(row["correct"] for row in scores)
     questions = desk.rows("r", "1/questions", "questions")
     assert [(row["source_row"], row["split"]) for row in questions] == [(row, "heldout") for row in range(1, 4)]
-    # Its configuration stands in the run, and plain `treadle run` goes by it.
+    # The run contains its config, and plain `treadle run` uses it.
     kept = json.loads((desk.folder / "outputs/runs/r/config.json").read_text())
     assert kept["questions"]["sources"][0]["limit"] == 3 and not kept["environment"]["search"]["enabled"]
     for again in (("run", "--run", "r"), asked, ("eval", "--run", "r")):

@@ -57,7 +57,7 @@ def test_of_processes_that_start_together_one_does_the_work(tmp_path: Path, undi
     called = [line for out, _ in ends for line in out.splitlines() if line.startswith("call")]
     assert len(called) == len(set(called)) == 200
     for child, (_, error) in zip(children, ends, strict=True):
-        # The others came while it was at work, or when all had been done.
+        # The others arrived while it was running, or after it had finished.
         assert child.returncode == 0 or ("RunError" in error and "is being run by process" in error), error
     record = Run.open(tmp_path, "r1").record(ADDRESS)
     assert record is not None

@@ -86,7 +86,7 @@ def counting(number: int) -> Instance:
 
 
 def work(root: Path) -> None:
-    """The whole small run: two stages, then the first once more with another setting, and again from nothing."""
+    """Run the whole small run: two stages, then the first again with another setting, and again with force."""
     run = create_or_open_run(root, "r1", {"count": 5}, {"count": 5}, "count = 5\n")
     squares = Instance(address=SQUARING, stage=SQUARE, settings=Section(), inputs={"numbers": (COUNTING,)})
     execute(counting(2), run)
@@ -174,7 +174,7 @@ def check_states(root: Path, digests: set[str]) -> None:
 
 
 def check_tidy(root: Path) -> None:
-    """The run says that all is done, and nothing is left of the work."""
+    """Check that the run is reported as finished and no work files remain."""
     assert {status.state for status in Run.open(root, "r1").statuses()} == {"completed"}
     assert not list(root.rglob(".tmp-*"))
     assert not list(root.glob("runs/r1/journal/*/*/*"))

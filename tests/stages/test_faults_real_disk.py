@@ -29,7 +29,7 @@ needs_namespaces = pytest.mark.skipif(bool(namespaces()), reason=f"no mount name
 
 
 def try_sizes(sizes: range, attempt: Callable[[int], str]) -> list[str]:
-    """Try every n-th size and the ends; returns what was said of each failure. The largest is enough for the run."""
+    """Try every n-th size and both ends; return the message of each failure. The largest is enough for the run."""
     wanted = sorted({*sizes[::STRIDE], sizes[len(sizes) // 2], sizes[-1]})
     said = []
     for size in wanted:

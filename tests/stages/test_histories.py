@@ -205,7 +205,7 @@ def check(root: Path, model: Model) -> None:
         assert not any(run.verify().values())
         assert list(run.rows(record.outputs["answers"]).rows()) == model.rows
     status = run.status(ADDRESS)
-    # What a forced attempt would make again stays in force while it is cut off.
+    # A result stays current while a forced attempt that would replace it is interrupted.
     cut_off = model.state if model.in_force and model.forced == model.in_force else None
     expected_state = "completed" if cut_off else model.state
     assert (status.state, status.forced_state, status.num_attempts) == (expected_state, cut_off, model.attempts)

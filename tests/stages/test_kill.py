@@ -28,7 +28,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def at_work(pid: int) -> list[Seen]:
-    """All below a process, once a run there has its server up and a program at work in a sandbox; empty until then."""
+    """Return all descendants of a process once its server is up and a sandboxed program runs; empty until then."""
     members = family(pid)
     return members if sum(seen.name == NAME for seen in members) >= 2 else []
 

@@ -98,7 +98,7 @@ def test_commits_and_collections_wait_for_each_other(object_root: str) -> None:
 
 
 class Watch:
-    """Stands for the watch of leases of other machines: each is free at the second look at it."""
+    """Replaces the watch of leases of other machines: each is free at the second look."""
 
     def __init__(self) -> None:
         self.looked: list[str] = []

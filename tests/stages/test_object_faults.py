@@ -70,7 +70,7 @@ def test_an_endpoint_that_is_down_for_long_stops_the_stage_with_one_line_and_los
 def test_a_record_waits_for_no_endpoint(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renewal hangs meanwhile, and whoever writes records is an event loop."""
+    """A renewal hangs meanwhile, and records are written from an event loop."""
     monkeypatch.setattr("treadle.core.journal_upload.SEAL_INTERVAL_S", 3600.0)
     hasty(monkeypatch)
     eager = LeaseTimes(renew_s=0.01, clock=lambda: time.now, sleep=time.pass_)

@@ -97,7 +97,7 @@ async def test_a_judge_that_fails_after_the_time_of_a_question_does_not_make_it_
 
 
 def total(usages: list[dict[str, Any]]) -> dict[str, int]:
-    """Of the policy."""
+    """Return the sum over the policy's usage."""
     return {name: sum(one["policy"][name] for one in usages) for name in usages[0]["policy"]}
 
 

@@ -185,7 +185,7 @@ async def test_force_asks_everything_again(tmp_path: Path) -> None:
 
 
 async def test_work_of_an_unfinished_attempt_is_reused_after_the_questions_were_edited(tmp_path: Path) -> None:
-    """There is no result yet: the journal alone knows what was paid for."""
+    """There is no result yet: paid requests are only in the journal."""
     twice, broken = Twice(tmp_path), [True]
     reply = failing_on_the_last(broken)
     async with server(reply) as scripted:

@@ -131,7 +131,7 @@ async def test_budgets_count_what_the_service_says_it_used(bench: Bench, tmp_pat
 async def test_what_a_service_says_instead_of_a_call_or_an_answer_has_a_status(
     bench: Bench, tmp_path: Path, reply: Reply, status: str, text: str
 ) -> None:
-    # A second question is answered: a stage in which nobody said anything fails.
+    # A second question is answered, because a stage with only empty completions fails.
     async with hosted(lambda request: reply if "Question 0?" in request.text else ANSWER) as service:
         record = await bench.make(
             service.url, model=CHAT, environment=searching(tmp_path), options={"max_questions": 2}

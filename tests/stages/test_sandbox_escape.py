@@ -22,7 +22,7 @@ ROOM_MIB = 64
 
 
 def _allowed(name: str, outcome: dict[str, Any]) -> bool:
-    """Whether a program ended as it has to."""
+    """Return whether a program ended as required."""
     status, text = outcome["status"], outcome["text"]
     if name in ENDLESS:
         return (status, text) == ("timeout", "Execution Timeout")
@@ -45,7 +45,7 @@ def test_no_probe_gets_anything(user: str, kind: str) -> None:
     wrong = {name: outcome for name, outcome in outcomes.items() if not _allowed(name, outcome)}
     seen = {name for name in GLIMPSES if wrong.pop(name, {"status": ""})["status"] == "ok"}
     assert wrong == {}
-    # What the documentation says of the second level is neither more nor less than the truth.
+    # The documentation of the second level is exact.
     assert seen == (set(GLIMPSES) if kind == "landlock" else set())
     assert {name: outcome["survivors"] for name, outcome in outcomes.items() if outcome["survivors"]} == {}
     assert report["left"] == []

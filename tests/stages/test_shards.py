@@ -75,7 +75,7 @@ class AtWork:
 
 
 def nobody_writes(root: Path) -> bool:
-    """Whether no process was stopped in a conditional put, for which all others would wait."""
+    """Return whether no process was stopped in a conditional put, which would block all others."""
     with (root / ".put_if.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,7 +237,7 @@ def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_mor
 
 @pytest.mark.parametrize("is_down", [False, True])
 async def test_pools_made_in_shards_are_those_made_in_one_piece(tmp_path: Path, is_down: bool) -> None:
-    """Also where a helper model is gone and what there is of each question is accepted."""
+    """Even if a helper model is lost and the partial work of each question is accepted."""
     made: list[Any] = []
     for num_shards in (1, 3):
         bench = PoolsBench(tmp_path / str(num_shards), [{"question": f"Which {number}?"} for number in range(4)])

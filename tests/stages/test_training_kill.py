@@ -162,7 +162,7 @@ def test_a_training_killed_in_any_of_its_processes_ends_as_if_nothing_had_been(
             assert target, (tmp_path / "said").read_text()
             killed[target] += 1
             run = Run.open(root, "test")
-            # Who loses its engine says so; who is killed cannot.
+            # A process that lost its engine reports that; a killed one cannot.
             assert (run.record(training.address) is not None) or run.status(training.address).state in (
                 "crashed", "failed", "absent"
             )  # fmt: skip

@@ -121,7 +121,7 @@ tried("exec", lambda: os.execv("/bin/true", ["true"]) if mode in ("filter", "con
 
 
 def probed(mode: str, folder: Path) -> dict[str, str]:
-    """What a process can do after it has given up so much; `folder` is what it may try to change."""
+    """Return what a process can do after dropping these privileges; it may try to change `folder`."""
     folder.mkdir()
     for name in ("file", "unlink", "unlinkat", "rename", "renameat", "renameat2"):
         (folder / name).write_text(name)

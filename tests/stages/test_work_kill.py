@@ -56,7 +56,7 @@ def command(root: Path) -> tuple[str, ...]:
 
 
 def recorded(root: Path, turns: dict[int, Turn]) -> set[Turn]:
-    """Requests whose answers the journals of all shards hold, or the result; others may be at work there."""
+    """Return the requests answered in the journals of all shards or in the result; other processes may be running."""
     run = run_of(root)
     if run is None or not (attempts := run.attempts(ROLLOUTS)):
         return set()
