@@ -133,7 +133,7 @@ def late_imports() -> list[str]:
 
 
 def computations() -> dict[str, bool]:
-    """What polynomials, integrals, sums and simplification need from sympy, still there."""
+    """Return computations for which sympy needs polynomials, integrals, sums and simplification."""
     import sympy
     from sympy.abc import k, n, x, y
 

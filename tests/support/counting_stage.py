@@ -67,7 +67,7 @@ DOUBLING = Instance(
 
 
 def numbers_of(run: Run, address: str = "1/count", kind: str = "numbers") -> list[int]:
-    """What the result in force holds."""
+    """Return the numbers in the current result."""
     record = run.record(Address.parse(address))
     assert record is not None
     return [row["number"] for row in run.rows(record.outputs[kind]).rows()]

@@ -57,12 +57,12 @@ class FailingDisk:
 
     @property
     def desk(self) -> Path:
-        """Where the commands run."""
+        """Return the working directory of the commands."""
         return self.folder / "desk"
 
     @property
     def root(self) -> Path:
-        """Where runs and artifacts lie, as the commands see it."""
+        """Return the root of runs and artifacts as seen by the commands."""
         return Path(f"/proc/{self.process.pid}/root{self.desk}/outputs")
 
     def set_up(self) -> None:
@@ -117,13 +117,13 @@ class FailingDisk:
 
 
 def namespaces() -> str:
-    """Why this system gives us no mount namespace; empty where it does."""
+    """Return why this system gives us no mount namespace; empty if it does."""
     tried = subprocess.run([*unshare(), "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
     return tried.stderr.strip()
 
 
 def unshare() -> list[str]:
-    """What to put before a command that gets a mount namespace of its own."""
+    """Return the prefix that runs a command in its own mount namespace."""
     return ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
 
 
@@ -222,7 +222,7 @@ def check_resumed(disk: FailingDisk, undisturbed: Undisturbed) -> None:
 
 
 def check_tidy(root: Path) -> None:
-    """The run says that all is done, and nothing is left of the work."""
+    """Check that the run is reported as finished and no work files remain."""
     run = run_of(root)
     assert run is not None and {status.state for status in run.statuses()} == {"completed"}
     assert not [path for path in root.rglob(".tmp-*")]

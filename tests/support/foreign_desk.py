@@ -92,7 +92,7 @@ class Desk:
         return path
 
     def ask(self, kind: str, path: Path, *more: str, name: str = "r") -> Result:
-        """`import KIND` with the configuration, whatever comes of it."""
+        """Run `import KIND` with the config, and return its outcome."""
         arguments = [kind, str(path), str(self.config), "--run", name, "--root", str(self.root), *more]
         return CliRunner().invoke(import_, arguments, catch_exceptions=False)
 
@@ -121,7 +121,7 @@ class Desk:
         return execute(instance(config, Address.parse(address)), self.run)
 
     def record(self, address: str) -> StageRecord:
-        """What is in force; there has to be something."""
+        """Return the current result, which must exist."""
         record = self.run.record(Address.parse(address))
         assert record is not None
         return record

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Forked:
-    """Stands for `subprocess.Popen` where `support.processes` takes one."""
+    """Replaces `subprocess.Popen` in `support.processes`."""
 
     def __init__(self, work: Callable[[], None], said: Path) -> None:
         """`said`: the file for what the process says; its code is 0 if `work` returns, else 1."""

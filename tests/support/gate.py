@@ -50,7 +50,7 @@ class Gate:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether all tickets are used and somebody waits."""
+        """Return whether all tickets are used and a caller waits."""
         return self.num_waiting > 0
 
     def wait(self) -> None:

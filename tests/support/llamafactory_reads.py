@@ -13,7 +13,7 @@ from typing import Any
 
 
 def unknown_keys(file: str) -> list[str]:
-    """Keys that are none of its parser's."""
+    """Return keys that its parser does not have."""
     import dataclasses
 
     from llamafactory.hparams.parser import _TRAIN_ARGS

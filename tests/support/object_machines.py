@@ -59,7 +59,7 @@ def execute_cut_off(run: Run, num_finished: int, **options: Any) -> None:
 
 
 class Machine:
-    """A process on a machine of its own: a program that tells what it begins, and goes on when it is given a line."""
+    """A process on its own machine: it prints what it starts, and continues after each input line."""
 
     def __init__(self, program: str, root: str, work: Path) -> None:
         environment = {**os.environ, "TREADLE_WORK": str(work), "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -80,6 +80,6 @@ class Machine:
         self.process.stdin.flush()
 
     def end(self) -> tuple[list[str], str]:
-        """Let it go on to its end; what else it said, and what it said of failures."""
+        """Let it run to its end; return the rest of its output, and its failure messages."""
         out, err = self.process.communicate("\n" * 50)
         return out.split(), err

@@ -48,7 +48,7 @@ def codec(name: str) -> ChatTokenizer | None:
 
 
 class StubTool:
-    """Says what it was asked; keeps the arguments."""
+    """Returns its argument; keeps the arguments."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class StubTool:
 
 
 class Script:
-    """A model with replies in their order, a `(text, finish reason)` where it was cut; past them it answers."""
+    """A model with ordered replies, `(text, finish reason)` if truncated; past them it answers."""
 
     def __init__(
         self, replies: Sequence[str | tuple[str, str]], tokenizer: ChatTokenizer | None, honours_stops: bool = True
@@ -102,7 +102,7 @@ class Script:
         return await self.complete(CompletionRequest("", 9, sampling, (), seed), session=session, deadline=deadline)
 
     def prompts(self) -> list[str]:
-        """What it was asked, as text."""
+        """Return its prompts, as text."""
         return [
             request.prompt if isinstance(request.prompt, str) else (self._decode(request.prompt))
             for request in self.requests

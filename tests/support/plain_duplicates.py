@@ -72,7 +72,7 @@ def is_formal(token: str) -> bool:
 
 
 def ask_the_same(left: Sequence[str], right: Sequence[str]) -> bool:
-    """Whether two token lists differ by function words, additions and misspellings alone."""
+    """Return whether two token lists differ only by function words, additions and misspellings."""
     sides = (left, right)
     formal = [[token for token in side if is_formal(token)] for side in sides]
     words = [[token for token in side if token.casefold() not in likeness._FUNCTION_WORDS] for side in sides]

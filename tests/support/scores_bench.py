@@ -93,7 +93,7 @@ def server(script: Callable[[RecordedRequest], Item], model: str = "judge", **ch
 
 
 def asked(scripted: ScriptedServer) -> list[RecordedRequest]:
-    """What judges were asked, without probes."""
+    """Return the requests to judges, without probes."""
     return [request for request in scripted.requests if request.messages]
 
 

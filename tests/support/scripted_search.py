@@ -81,7 +81,7 @@ async def serving(*services: Service) -> AsyncIterator[None]:
 
 
 class Pauses:
-    """Stands for sleeping; remembers how long."""
+    """Replaces sleeping; records the durations."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

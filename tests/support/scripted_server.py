@@ -113,10 +113,10 @@ class ScriptedServer:
     """See the module. While `silent` is set, GET /v1/models is not answered. `tells_prompts` returns the ids of prompts
     as vLLM does, with `bos` before those of texts; `chat_only` leaves out the route of completions.
 
-    `stops` is what it does with stop strings: None leaves scripted texts as they are; `kept` cuts after the first one,
-    as vLLM; `named` before it, and says which one it was, as SGLang (`matched_stop`); `dropped` before it, without a
-    word, as most; `ignored` leaves texts as they are. What the preflight asks to find that out is answered accordingly
-    and not by the script, and stands in `probes`, not in `requests`. `mute` answers that with no text."""
+    `stops` is what it does with stop strings: None leaves scripted texts unchanged; `kept` cuts after the first one,
+    as vLLM; `named` before it, and reports it, as SGLang (`matched_stop`); `dropped` before it, without reporting it,
+    as most; `ignored` leaves texts unchanged. The preflight's requests that find this out are answered accordingly
+    and not by the script, and are in `probes`, not in `requests`. `mute` answers them with no text."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ EXAMPLE: Mapping[str, tuple[str, tuple[float, ...], tuple[int, ...]]] = {
 
 
 class Asked(NamedTuple):
-    """A question with what came of its rollouts. None in place of a score: no verdict; of calls: lost."""
+    """A question with the outcomes of its rollouts. None as a score: no verdict; as calls: lost."""
 
     key: str
     correctness: Sequence[float | None]

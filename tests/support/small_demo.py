@@ -1,4 +1,4 @@
-"""The demo at the smallest size at which training moves what a model does; tests/e2e run it once, and go on from it."""
+"""The demo at the smallest size at which training changes the model output; tests/e2e run it once, and resume it."""
 
 from __future__ import annotations
 

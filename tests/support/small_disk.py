@@ -23,7 +23,7 @@ class Disk:
 
     @property
     def seen(self) -> Path:
-        """Where it can be looked at from outside."""
+        """Return its path as seen from outside."""
         return Path(f"/proc/{self.keeper.pid}/root{self.path}")
 
     def enter(self, folder: Path, argv: tuple[str, ...]) -> list[str]:

@@ -66,7 +66,7 @@ class Probe:
         self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT.protocol))
 
     def composed(self) -> dict[str, Any]:
-        """What verl's schema says to each list of overrides, to foreign keys, and some values it ends with."""
+        """Return how verl's schema answers each list of overrides, unknown keys, and some resulting values."""
         said = {name: _refusal(lines) for name, lines in self.lines.items()}
         config = compose_config(self.lines["job"])
         policy = config.actor_rollout_ref
@@ -209,8 +209,9 @@ class Probe:
         return [float(value) for value in advantages[:, 0]]
 
     def packed(self) -> float:
-        """Largest difference between sequences that are packed as verl packs them (no mask, positions that begin anew)
-        and the same sequences alone, with the attention that the overrides choose."""
+        """Return the largest difference between sequences that are packed as verl packs them (no mask, positions that
+        restart) and the same sequences alone, with the attention that the overrides choose.
+        """
         from transformers import AutoConfig, AutoModelForCausalLM
 
         attention = compose_config(self.lines["job"]).actor_rollout_ref.model.override_config.attn_implementation
@@ -271,7 +272,7 @@ def _refusal(lines: list[str]) -> str:
 
 
 def _batch(rows: list[dict[str, Any]]) -> Any:
-    """What verl's trainer hands to a worker; sessions of a group are adjacent."""
+    """Return what verl's trainer passes to a worker; sessions of a group are adjacent."""
     from tensordict import TensorDict
     from verl import DataProto
 

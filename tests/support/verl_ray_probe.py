@@ -98,7 +98,7 @@ def _batch(config: Any, root: Path) -> tuple[Any, list[str]]:
 
 
 def _wait(tq: Any, uids: list[str]) -> dict[str, str]:
-    """How each group ended."""
+    """Return how each group ended."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         tags = tq.kv_list("train").get("train", {})

@@ -1,4 +1,4 @@
-"""Every acceptance item of the specifications that Treadle implements is shown by a test, and says so."""
+"""Every acceptance item of the specifications that Treadle implements is marked on a test."""
 
 from __future__ import annotations
 

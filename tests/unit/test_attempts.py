@@ -120,7 +120,7 @@ def test_a_forced_attempt_that_was_cut_off_leaves_the_result_in_force(run: Run) 
 
 
 def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
-    """A kill leaves the attempt saying `running` with nobody holding its lease."""
+    """A kill leaves the attempt marked `running` with an expired lease."""
 
     def leave_off(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")

@@ -1,4 +1,4 @@
-"""Batches of requests: who is waited for, and what becomes of those who leave."""
+"""Batches of requests: which members are waited for, and how leaving works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`treadle gc`: what goes, what stays, and what a process at work has of it."""
+"""`treadle gc`: what is deleted, what is kept, and what an active process notices."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ async def test_an_open_block_in_a_prefix_is_closed_by_the_continuation(tokenizer
 
 
 class ListeningTool(FixedTool):
-    """Remembers what it was told of the rollout."""
+    """Records what it received of the rollout."""
 
     def __init__(self) -> None:
         super().__init__("search")

@@ -56,7 +56,7 @@ def work(root: Path) -> None:
 
 
 def look(root: Path) -> None:
-    """What `status`, `verify` and a run without a configuration file read."""
+    """Read what `status`, `verify` and a run without a config file read."""
     assert list_runs(root) == ["r1"] or not (root / "runs/r1/run.json").is_file()
     run = Run.open(root, "r1")
     run.config()
@@ -85,7 +85,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def says(action: Callable[[Path], None], root: Path) -> str:
-    """The line with which an action refuses; empty where it does not."""
+    """Return the line with which an action refuses; empty if it does not."""
     try:
         action(root)
     except TreadleError as error:

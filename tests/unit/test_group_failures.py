@@ -216,7 +216,7 @@ class Lasting(StubTool):
 
 
 class Slow:
-    """A corpus behind a service that stands still for a while."""
+    """A corpus behind a service that freezes for a while."""
 
     async def open(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What the journal has taken is there after any end of its process; what is damaged is owed again."""
+"""Records of the journal survive any end of its process; damaged ones are pending again."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def model_of(records: list[tuple[str, str, bytes]]) -> Model:
 
 
 def check_recovery(folder: Path, content: bytes, kept: list[tuple[str, str, bytes]], *, damaged: set[int]) -> None:
-    """A journal with this content holds these records, takes the others anew, and then holds all of them."""
+    """Check that a journal with this content has these records, accepts the others again, and then has all of them."""
     (folder / "00000001.journal").write_bytes(content)
     with Journal(folder) as journal:
         agree(journal, model_of(kept))

@@ -48,7 +48,7 @@ POINTED: list[tuple[Any, tuple[str, ...]]] = [
     ({"detail": [SEED | {"loc": ["body", "stop", "list[str]"]}, SEED]}, ("stop", "seed")),
     ({"error": {"message": LIMIT + " Not 'stop'.", "param": "max_tokens"}}, ("max_tokens",)),
     ({"error": {"message": "Unsupported: no 'stop' here", "param": "messages"}}, ()),
-    # Where it points nowhere, its words do.
+    # If it names no parameter, its message does.
     ({"error": {"message": WARM, "param": None}}, ("temperature",)),
     ({"error": {"message": WARM, "param": "None"}}, ("temperature",)),
     ({"error": {"message": WARM, "param": {"of": ["chat"]}}}, ("temperature",)),

@@ -1,4 +1,4 @@
-"""What the model pool sends, where it sends it, and how much at once; against real servers on loopback."""
+"""What the model pool sends, to which server, and how many requests at once; against real servers on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that take requests and say nothing: their silence is no time of those who wait for them. Virtual time."""
+"""Silent servers: their silence does not count as time of the waiting work. Virtual time."""
 
 from __future__ import annotations
 

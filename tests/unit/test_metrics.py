@@ -275,7 +275,7 @@ def test_pass_at_k_is_told_up_to_what_every_question_has(num_each: list[int], ks
 
 
 def test_questions_with_too_few_verdicts_are_left_out_of_pass_at_k() -> None:
-    """Of three questions with four rollouts each one has two verdicts only."""
+    """One of three questions with four rollouts each has only two verdicts."""
     verdicts: dict[str, list[float | None]] = {"a": [1, 0, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, None, None]}
     rows = [scored(value, question_key=key) for key, values in verdicts.items() for value in values]
     figures = one(*rows)

@@ -107,7 +107,7 @@ def index_of(names: list[str]) -> bytes:
 
 
 def split(hub: type[Hub]) -> None:
-    """Let the hub's model lie in two files with an index."""
+    """Split the hub's model into two files with an index."""
     del hub.files["model.safetensors"]
     hub.files |= dict.fromkeys(SHARDS, b"weights") | {"model.safetensors.index.json": index_of(SHARDS)}
 

@@ -29,7 +29,7 @@ LOCK = "runs/r1/locks/1/count.lock"
 
 
 def counting(asked: list[str], mishap: Callable[[str], None]) -> Instance:
-    """Two numbers that cost something each; the mishap is told what comes next."""
+    """Make two numbers at a cost; `mishap` is called with the name of each step before it."""
 
     def count(context: StageContext) -> Mapping[str, Any]:
         for owner in ("1", "2"):

@@ -234,7 +234,9 @@ def test_a_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_
 
 
 def test_agreement_of_several_judges_is_in_summary_report_and_terminal(tmp_path: Path) -> None:
-    """Of ten answers both say right of four and wrong of three, and differ on two; of one only one says something."""
+    """Both judges say correct for four of ten answers and wrong for three, and differ on two; one has a single
+    reply.
+    """
     from rich.console import Console
 
     said = [(True, True)] * 4 + [(False, False)] * 3 + [(True, False), (False, True), (True, None)]

@@ -31,7 +31,7 @@ class Settings(Section):
 
 
 class Counting:
-    """A stage that counts what it works out; `refuse` makes it owe numbers, `before` is called before each."""
+    """A stage that counts its work; `refuse` leaves numbers pending, `before` is called before each."""
 
     def __init__(self) -> None:
         self.made: list[str] = []

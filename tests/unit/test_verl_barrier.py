@@ -23,7 +23,7 @@ def making(items: Sequence[str]) -> Callable[[], Coroutine[Any, Any, Sequence[st
 
 
 async def ends(sessions: Sequence[asyncio.Task[str]]) -> list[str]:
-    """What each session came back with: its item, or the name of its error."""
+    """Return the result of each session: its item, or the name of its error."""
     results = await asyncio.gather(*sessions, return_exceptions=True)
     return [result if isinstance(result, str) else type(result).__name__ for result in results]
 

@@ -55,7 +55,7 @@ def shape_of(page: str) -> Shape:
 
 
 def hostile_run(root: Path, payload: str) -> Run:
-    """A run in which this text stands wherever a model, a data set or a user may write any."""
+    """Make a run with this text wherever a model, a dataset or a user can write any."""
     run = new_run(root)
     columns = {"dataset": payload, "model": payload, "operator": payload, "status": payload}
     asked = question_row("q1", payload, [payload, payload], choices=[payload, "x"], **{"dataset": payload})

@@ -34,7 +34,7 @@ from treadle.flows.warnings import show_warnings
 
 
 def text_of(page: str) -> str:
-    """What a page says, in one line."""
+    """Return the text of a page, in one line."""
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 

@@ -1,4 +1,4 @@
-"""Text of the web spells no control token: none that is in use anywhere, and none of the run's own tokenizer."""
+"""Web text cannot spell control tokens, neither commonly used ones nor those of the run's own tokenizer."""
 
 from __future__ import annotations
 

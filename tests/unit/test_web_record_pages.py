@@ -53,7 +53,7 @@ def page(field: int, number: int, *, of: int | None = None, dictionary: bool = F
 
 
 def everywhere(number: int) -> Change:
-    """As many rows wherever a footer tells them."""
+    """Set the number of rows everywhere in a footer."""
 
     def change(part: Path) -> None:
         rows(number)(part)

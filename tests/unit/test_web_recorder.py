@@ -250,7 +250,7 @@ async def test_of_several_who_ask_at_once_one_is_answered_live(tmp_path: Path) -
         askers = [asyncio.create_task(it.search(LIVE.key, LIVE.query, "en", ask)) for _ in range(5)]
         while not web.asked:
             await asyncio.sleep(0)
-        # Whoever goes, the one who asked first or one who waits with it: the others are answered.
+        # Whichever caller is cancelled, the first one or a waiting one: the others are answered.
         for gone in askers[:2]:
             gone.cancel()
         await asyncio.wait(askers[:2])

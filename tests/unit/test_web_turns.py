@@ -27,7 +27,7 @@ def test_hosts_of_one_owner_are_one_site(host: str, site: str) -> None:
 
 
 class Line:
-    """Who waits for one thing, by a clock that the test turns."""
+    """Waiters for one thing, with a clock that the test advances."""
 
     def __init__(self, num_things: int = 1) -> None:
         self.now = 0.0

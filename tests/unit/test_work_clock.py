@@ -222,7 +222,7 @@ def test_tasks_of_one_work_share_its_clock_and_other_work_has_none_of_it() -> No
 
 
 class _Stopped(selectors.DefaultSelector):
-    """A selector whose process stands still for a while in one of its waits."""
+    """A selector whose process is suspended for a while in one of its waits."""
 
     now_s = 0.0
     stops = {3: 100.0, 5: 0.9, 9: 7.0}
