@@ -172,7 +172,7 @@ def test_a_training_that_moves_nothing_is_an_error(folder: TrainingFolder) -> No
 def test_a_training_that_diverges_under_torchrun_leaves_no_state_to_go_on_from(
     folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The model is one of the hub's, so that its commit and tokenizer are told, too."""
+    """The model is a hub model, so that its commit and tokenizer are reported, too."""
     base, commit = embedded_folder("model"), "c" * 40
     cached = tmp_path / "hub" / "hub" / "models--org--name"
     for path in (cached / "snapshots" / commit, cached / "refs"):

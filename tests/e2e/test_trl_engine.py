@@ -208,7 +208,7 @@ def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -
     assert "adapter_model.safetensors" in checks["lora"]["state"]
     events = {event["event"]: event for event in map(orjson.loads, folder.events.read_bytes().splitlines())}
     assert 0 < events["begin"]["num_trained_parameters"] < 60_000
-    # A step of two updates is told once, and by its own count.
+    # A step of two updates is reported once, under its own number.
     assert (events["begin"]["num_steps"], events["step"]["step"], events["saved"]["state"]) == (1, 1, "checkpoint-2")
     assert events["step"]["grad_norm"] > 0.0
     assert events["greedy"]["ids"] == events["live_greedy"]["ids"]

@@ -33,7 +33,7 @@ NUM_QUESTIONS = 32 if KILLS else 16
 
 @dataclass
 class Story:
-    """What happened to one run."""
+    """The events of one run."""
 
     root: Path
     begin: int
@@ -139,7 +139,7 @@ def reach(place: Site, story: Story, moment: int | None, draws: random.Random) -
 
 
 def check(place: Site, story: Story, expected: dict[int, int], files: dict[str, str]) -> None:
-    """Same bytes, nothing asked that need not be, the UI tells the truth, and nothing is held or left."""
+    """Check for the same bytes, no unnecessary request, a correct UI, and no leftover process or lock."""
     told = f"{story.happened}, {ends(place, story)}"
     assert artifact_files(place.seen(story.root)) == files, told
     asked = place.requests(story.begin)

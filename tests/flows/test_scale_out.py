@@ -150,7 +150,7 @@ class Bench:
         return {index: holder for index, holder in found.items() if holder is not None}
 
     def wait_for(self, run_id: str, root: str, num_processes: int) -> None:
-        """Wait until so many processes hold a shard each."""
+        """Wait until this number of processes hold a shard each."""
         until(lambda: len(self.held(root, run_id)) == num_processes, f"{num_processes} are at {run_id}", 300, 0.2)
 
     def submit(self, run_id: str, root: str, *, workers: int, concurrency: int = CONCURRENCY) -> str:
@@ -175,8 +175,9 @@ def shards_of(root: str, run_id: str) -> tuple[Shards, ShardPlan | None]:
 
 
 def share_in_step(bench: Bench, root: str, run_id: str, num_asking: int) -> dict[int, int]:
-    """Let processes go on that ask one request at a time, each as far as the others, until under half of a run's shards
-    are left, at least one for each; returns how many shards each process has held."""
+    """Let processes continue one request at a time, evenly, until under half of a run's shards
+    are left, at least one for each; return how many shards each process has held.
+    """
     held: dict[int, set[int]] = defaultdict(set)
     while True:
         until(lambda: bench.gate.num_waiting == num_asking, f"{num_asking} processes ask", 120, 0.02)

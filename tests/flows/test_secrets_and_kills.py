@@ -1,4 +1,4 @@
-"""What Prefect must not learn, and what is left of a flow run whose own process, or whose worker, is killed."""
+"""Secrets stay out of Prefect, and nothing remains of a flow run whose own process, or whose worker, is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stage tests share."""
+"""Fixtures of the stage tests."""
 
 from __future__ import annotations
 

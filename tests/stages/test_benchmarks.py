@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def runner() -> ModuleType:
-    """benchmarks/run.py, which is no part of a package."""
+    """Import benchmarks/run.py, which is not part of a package."""
     sys.path.insert(0, str(FOLDER))
     try:
         spec = importlib.util.spec_from_file_location("treadle_benchmarks_run", FOLDER / "run.py")
@@ -32,7 +32,7 @@ def runner() -> ModuleType:
 
 
 RUN = runner()
-# `chaos` runs in test_chaos.py. The longest come first, for two at a time end sooner so.
+# `chaos` runs in test_chaos.py. The longest start first, which is faster with two at a time.
 LONGEST = ("orchestration", "sandbox", "resume", "index_memory", "dense_search", "flat", "held", "flywheel")
 NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LONGEST, name))
 

@@ -181,7 +181,7 @@ def test_tables_fit_into_80_columns_without_cutting_names(desk: Desk) -> None:
         table = [line for line in out.splitlines() if "artifacts" not in line]
         assert max(map(len, table)) <= 80 and "…" not in out
         if arguments[0] == "stage":
-            # A name that does not fit goes on below, in the same column.
+            # A name that does not fit is continued below, in the same column.
             assert LONG_NAME in "".join(word for line in table for word in line.split()[:1])
 
 

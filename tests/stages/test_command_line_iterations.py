@@ -1,4 +1,4 @@
-"""Iterations as users of the command line see them: plan, going on, parts of the flow, making again, refusals."""
+"""Iterations as users of the command line see them: plan, resuming, parts of the flow, reruns, refusals."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def moments(capsys: pytest.CaptureFixture[str]) -> random.Random:
 
 
 def live(bench: CrashBench, root: Path, undisturbed: Outcome, kill_after_s: float | None, *command: str) -> Life:
-    """Let a process of the run live for so long, or to its end."""
+    """Let a process of the run live for this long, or to its end."""
     begin, began = bench.log_end(), time.monotonic()
     with bench.life(root, *command) as process:
         with suppress(subprocess.TimeoutExpired):
@@ -210,7 +210,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_been(
 
 @pytest.fixture(scope="module")
 def all_recorded(bench: CrashBench, undisturbed: Outcome) -> Path:
-    """A run killed when the last rollout was in the journal and none in an artifact."""
+    """Return a run killed when the last rollout was in the journal and none in an artifact."""
     for number in range(10):
         root = bench.folder / f"recorded-{number}"
         with bench.life(root) as process:
@@ -290,7 +290,7 @@ def length_of_attempt(bench: CrashBench, template: Path, root: Path) -> float:
 
 
 def kill_in_attempt(bench: CrashBench, root: Path, after_s: float) -> bool:
-    """Kill a process so long after its attempt at the rollouts began; False if it had ended by then."""
+    """Kill a process this long after its attempt at the rollouts began; False if it had ended by then."""
     number = num_attempts(root) + 1
     with bench.life(root, "stage", str(ROLLOUTS)) as process:
         wait_for_attempt(process, root, number)

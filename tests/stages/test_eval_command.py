@@ -1,4 +1,4 @@
-"""`treadle eval` as its users meet it: an ordinary run, whatever stops it, and one line for what is wrong."""
+"""`treadle eval` as its users see it: an ordinary run, whatever stops it, and one line per mistake."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_bad_rows_stop_an_evaluation_with_file_and_line(desk: Desk, url: str) ->
 
 
 def computes(request: RecordedRequest) -> Item:
-    """An agent over the chat route: it has Python compute the wages, and answers with what came out."""
+    """Return an agent over the chat route that computes the wages with Python, and answers with the output."""
     assert request.messages is not None
     said = request.messages[-1]["content"]
     if (result := re.fullmatch(r"<result>(\d+)</result>", said)) is not None:

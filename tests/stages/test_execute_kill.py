@@ -66,7 +66,7 @@ def test_of_processes_that_start_together_one_does_the_work(tmp_path: Path, undi
 
 
 def run_program(root: Path, kill_at: int | None = None) -> list[str]:
-    """Lines that it printed; killed after so many of them."""
+    """Run the program; return the lines that it printed; kill it after this number of them."""
     lines: list[str] = []
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(root)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

@@ -46,7 +46,7 @@ class Settings(Section):
 
 
 def ask(context: StageContext, owner: str, unit: str) -> bytes:
-    """An answer that costs much: from the journal, else worked out and recorded."""
+    """Return a costly answer: from the journal, or computed and recorded."""
     known = context.journal.get(owner, unit)
     if known is None:
         ASKED.append(f"{context.settings.count} {owner} {unit}")
@@ -104,7 +104,7 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """What a run that nothing disturbs does and leaves."""
+    """Results and files of an undisturbed run."""
 
     steps: list[str]
     files: dict[str, str]
@@ -133,7 +133,7 @@ def faults_of(steps: list[str], stride: int) -> list[Fault]:
 
 
 def suffer(root: Path, fault: Fault, steps: list[str]) -> None:
-    """Work on a disk that fails. A failure is told in one line, as one of the disk; half a write is none."""
+    """Work on a failing disk. A failure is reported in one line as a disk error; no partial write remains."""
     disk = Disk(root, fault)
     with watched(disk):
         try:
@@ -157,7 +157,7 @@ def be_killed(root: Path, fault: Fault, steps: list[str]) -> None:
 
 
 def check_states(root: Path, digests: set[str]) -> None:
-    """Whatever is there is whole and right: the old, or the new, or nothing yet."""
+    """Check that every file is complete and correct: the old version, the new one, or absent."""
     assert {path.name for path in root.glob("artifacts/*/[!.]*")} <= digests
     if list_runs(root) == []:
         return

@@ -48,7 +48,7 @@ class Settings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process at the instance: its settings, and how and after how many steps it ends, if not by itself."""
+    """One process at the instance: its settings, and how and after how many steps it ends, if it is stopped."""
 
     count: int
     force: bool
@@ -71,7 +71,7 @@ LIVES = st.builds(
 
 @dataclass(slots=True)
 class Model:
-    """What has to be on the disk."""
+    """The expected state of the disk."""
 
     journals: dict[int, dict[tuple[str, str], str]] = field(default_factory=dict)
     """Setting -> what its journal holds; the unit of a final row is empty."""

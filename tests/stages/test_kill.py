@@ -1,4 +1,4 @@
-"""What a killed run leaves behind: nothing, though it had started a server and programs of a model."""
+"""A killed run leaves no process behind, although it had started a server and programs of a model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ signal.pause()
 
 
 def whoever_watches_its_parent_has_looked() -> None:
-    """Another process begins to watch its parent, loses it, and ends: so much later all others have looked, too."""
+    """Wait as long as one more process takes to notice the loss of its parent: by then all others have noticed, too."""
     command = f"{shlex.join([sys.executable, '-c', WATCHING])} & echo $!; wait"
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -126,7 +126,7 @@ def test_a_long_commit_does_not_let_a_collection_hold_up_others(
 
     @contextmanager
     def hold(storage: ObjectStorage, key: str, what: str, **more: Any) -> Iterator[Any]:
-        """Takes leases, and right after the first of a collector there is a commit that has missed it."""
+        """Takes leases; right after the first one of a collector there is a commit that has missed it."""
         with hold_key(storage, key, what, **more) as lease, ExitStack() as stack:
             if key == "locks/gc.lock":
                 events.append("taken")

@@ -112,7 +112,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fault_at_any_request_leaves_the_old_state_or_the_new(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    """TREADLE_FAULT_STRIDE=1 tries every request; the next call always goes on."""
+    """TREADLE_FAULT_STRIDE=1 tries every request; the next call always resumes."""
     hasty(monkeypatch)
     expected, number, reached = None, FAULTS.index(fault) * 5 % STRIDE, True
     while reached:

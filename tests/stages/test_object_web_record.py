@@ -1,4 +1,4 @@
-"""What a run met of the web, on an object root: one value per key for all machines, and a record read from there."""
+"""A run's web record on an object root: one value per key for all machines, and records read from the root."""
 
 from __future__ import annotations
 

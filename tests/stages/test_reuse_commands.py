@@ -1,4 +1,4 @@
-"""What `treadle run` says before it pays again, and that a killed run keeps what was paid for when questions change."""
+"""`treadle run` announces repeated costs, and a killed run keeps paid work when questions change."""
 
 from __future__ import annotations
 

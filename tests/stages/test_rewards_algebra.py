@@ -40,7 +40,7 @@ SETTINGS = EnvironmentSettings.model_validate(ENVIRONMENT)
 COLOURS = ("red", "green", "blue")
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
-# What is said, gold answer, options, domain, scorer, correctness.
+# Response, gold answer, options, domain, scorer, correctness.
 CASES: list[tuple[str, str, tuple[str, ...], str, str | None, float]] = [
     ("x+1", "1+x", (), "math", None, 1.0),
     ("x+2", "1+x", (), "math", None, 0.0),

@@ -65,7 +65,7 @@ async def test_an_agent_that_chats_uses_both_tools_and_meets_results_as_the_user
         ("search", "ok"), ("python", "ok"),
     ]  # fmt: skip
     assert [row[name] for name in ("prompt_ids", "output_ids", "token_origin", "tokenizer_digest")] == [[], [], [], ""]
-    # What a result says, a closing marker or an answer included, is the user's and never the agent's.
+    # The text of a result, even a closing marker or an answer, is a user message and never the agent's.
     assert first.messages is not None and [message["role"] for message in first.messages] == ["system", "user"]
     assert second.messages == [
         *first.messages, {"role": "assistant", "content": SEARCH}, {"role": "user", "content": FOUND},

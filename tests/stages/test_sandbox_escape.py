@@ -53,7 +53,7 @@ def test_no_probe_gets_anything(user: str, kind: str) -> None:
     limits = {name: sandbox_probes.ENDLESS_LIMIT_S if name in ENDLESS else PATIENT_LIMIT_S for name in outcomes}
     assert {name for name, outcome in outcomes.items() if outcome["seconds"] > limits[name] + 1} == set()
     assert report["host_memory_mib"] <= ROOM_MIB
-    # What those hold that fill their own limit, the limit says; all others stay far below it.
+    # A probe that fills its own limit is stopped by it; all others stay far below it.
     held = {name: outcome["memory_mib"] for name, outcome in outcomes.items() if name not in HEAVY}
     assert {name: mib for name, mib in held.items() if mib > ROOM_MIB} == {}
     assert any(held.values())

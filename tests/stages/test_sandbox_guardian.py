@@ -41,7 +41,7 @@ STOPPED = (
 
 
 def be_impatient(patch: pytest.MonkeyPatch) -> None:
-    """Wait for what does not come only as long as a test may last; to be undone before something has to come again."""
+    """Shorten waiting for events that never occur; undo it before waiting for one that must occur."""
     for name in ("_SEND_S", "_CLOSE_S"):
         patch.setattr(guardian_module, name, 0.2)
     for name in ("_GONE_S", "_FORCED_S"):

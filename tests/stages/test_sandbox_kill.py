@@ -1,4 +1,4 @@
-"""What is left of sandboxes when the process that makes them is killed while it does: nothing."""
+"""No sandbox remains if the process that makes them is killed meanwhile."""
 
 from __future__ import annotations
 

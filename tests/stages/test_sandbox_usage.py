@@ -1,4 +1,4 @@
-"""What sandboxes may hold together, their devices, and that ordinary programs do not notice any of it."""
+"""Combined limits of sandboxes, their devices, and ordinary programs unaffected by them."""
 
 from __future__ import annotations
 

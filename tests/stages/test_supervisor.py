@@ -15,7 +15,7 @@ import pytest
 from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import EngineError
 
-# An engine as unpleasant as they come: deaf to SIGTERM, with a child in its group, and a grandchild that forked twice
+# A difficult engine: it ignores SIGTERM, has a child in its group, and a grandchild that forked twice
 # and took a session of its own. Each writes its pid.
 ENGINE = """
 import os, signal, sys, time

@@ -68,7 +68,7 @@ def sft(folder: Path) -> Training:
         write_script = launch.store_rows
 
         def stored(training: launch.TrainingFolder, *rows: object) -> int:
-            # The script of this engine lies next to its job, in a folder that the stage makes.
+            # This engine's script is in the job's folder, which the stage makes.
             number = write_script(training, *rows)  # type: ignore[arg-type]
             (training.path / "script.json").write_text(json.dumps(script))
             return number

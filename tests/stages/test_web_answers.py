@@ -1,4 +1,4 @@
-"""Which answers of real servers are pages, and after which ones a server is asked again."""
+"""Which responses of real servers count as pages, and which ones are retried."""
 
 from __future__ import annotations
 

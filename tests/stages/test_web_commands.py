@@ -1,4 +1,4 @@
-"""What is on record of the web, on the command line: made of a run, made of caches of other programs, looked into."""
+"""Web records on the command line: exported from a run, imported from caches of other programs, inspected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENTRIES: tuple[Entry, ...] = (SEARCH, NOTHING, PAGE, LOST)
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A desk with a run `r` that has met a small web, and a run `empty` that has not."""
+    """Make a desk with a run `r` that has recorded a small web, and a run `empty` that has not."""
     desk = Desk(tmp_path)
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     for name, entries in (("r", ENTRIES), ("empty", ())):

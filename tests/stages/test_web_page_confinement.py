@@ -1,4 +1,4 @@
-"""What is out of reach of a process that reads pages, and what is said where the kernel takes less away."""
+"""Confinement of processes that read pages, and the messages if the kernel supports less of it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def has_landlock() -> bool:
 
 @pytest.mark.skipif(not has_landlock(), reason="the kernel has no Landlock")
 def test_where_there_is_no_filter_files_are_out_of_reach_by_their_paths(tmp_path: Path) -> None:
-    """The process that children come from is held by this alone."""
+    """The parent of all readers is confined by this alone."""
     lines = probed("files", tmp_path / "files")
     changing = "read write create list unlink unlinkat rename renameat renameat2 rmdir mkdir mkdirat symlink symlinkat"
     assert {lines[what] for what in [*changing.split(), "mkfifo", "mknod", "creat"]} <= {"PermissionError", "OSError"}

@@ -1,4 +1,4 @@
-"""The installed `treadle` as its users meet it: processes, exit codes, streams."""
+"""The installed `treadle` as its users see it: processes, exit codes, streams."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Settings(Section):
 
 
 def count(context: StageContext) -> Mapping[str, Any]:
-    """Each number is worked out once, whatever happens to the attempts."""
+    """Compute each number once, whatever happens to the attempts."""
     for number in range(context.settings.count):
         owner = f"n{number}"
         if not context.journal.is_finished(owner):
@@ -51,7 +51,7 @@ DOUBLE = Stage(
 
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
-    """In every test of a file that imports it, nothing has been worked out yet."""
+    """Clear the calls before every test of a file that imports this."""
     CALLS.clear()
 
 

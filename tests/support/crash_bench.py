@@ -89,7 +89,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an undisturbed run asked and made: what every other run is held against."""
+    """Requests and results of an undisturbed run, with which every other run is compared."""
 
     seconds: float
     turns: dict[int, Turn]
@@ -182,7 +182,7 @@ class CrashBench:
 
 @contextmanager
 def crash_bench(folder: Path, *, documents: int, questions: int, latency_s: float = 0.02) -> Iterator[CrashBench]:
-    """Make a world of so many documents and questions, and run a noisy tutor for the length of a block."""
+    """Make a world with these numbers of documents and questions, and run a noisy tutor for the length of a block."""
     write_world(
         folder / "world", documents=documents, questions=questions // 2, heldout_questions=questions // 2, tiers=(0, 1)
     )

@@ -1,4 +1,4 @@
-"""Where the commands of a page of the documentation are run: a folder with what a checkout has, and quick commands."""
+"""A working directory for the commands of a documentation page: the files of a checkout, and fast commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shell:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, text: str, folder: Path, what: str) -> str:
-        """Run commands as a shell does that stops at the first failure; returns what they said."""
+        """Run commands in a shell that stops at the first failure; return their output."""
         path = os.pathsep.join([str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]])
         with (folder / ".said").open("w+") as said:
             shell = subprocess.Popen(

@@ -72,7 +72,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def preparations(page: Path) -> tuple[str, ...]:
-    """The commands that come before those of the page."""
+    """Return the commands that run before those of the page."""
     found = _ALONE.finditer(page.read_text(encoding="utf-8"))
     once = tuple(block.text.strip() for block in blocks(page) if block.remark == ONCE)
     return once + tuple(match["rest"] for match in found if match["kind"] == "after")
@@ -111,7 +111,7 @@ def _of_line(line: str) -> Iterator[list[str]]:
     lexer.whitespace_split = True
     try:
         words = list(lexer)
-    except ValueError:  # A sentence with an apostrophe; no block that is run comes here.
+    except ValueError:  # A sentence with an apostrophe; blocks that are run never get here.
         return
     command: list[str] = []
     for word in [*words, ";"]:

@@ -44,7 +44,7 @@ _PLAIN_WRITE = os.write
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong at which step."""
+    """A failure and its step."""
 
     at: int
     kind: str

@@ -1,4 +1,4 @@
-"""Where Treadle and FlashRAG must find the same over the same prepared indexes, and where FlashRAG goes wrong.
+"""Where Treadle and FlashRAG must find the same in the same prepared indexes, and known bugs of FlashRAG.
 
 Each check takes a folder as tests/support/flashrag/README.md describes it, FlashRAG's answers, and a folder to work in.
 """

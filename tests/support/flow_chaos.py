@@ -36,7 +36,9 @@ def true_within_s(silence_s: float = SILENCE_S) -> float:
 
 
 class Chaos:
-    """What may happen, by name. Each does it, lets an operator mend it, and says whether the flow run is to go on."""
+    """Faults by name. Each one is injected, repaired by an operator, and returns whether the flow run should
+    continue.
+    """
 
     def __init__(self, site: Site) -> None:
         self.site = site

@@ -105,7 +105,7 @@ MOST_IN_FLIGHT = 4 * 3 + 1
 
 @dataclass
 class FlowRun:
-    """A flow run, and the process that it is; `terminal` where a command line started it."""
+    """A flow run and its process; `terminal` if a command line started it."""
 
     id: str
     process: Seen | None
@@ -134,7 +134,7 @@ class Site:
     # Processes.
 
     def begin(self, name: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:
-        """Start a process where the disk is; its words go to a file of its name."""
+        """Start a process inside the mount; its output goes to a file of its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 self.disk.enter(self.folder, argv),
@@ -143,7 +143,7 @@ class Site:
         return self.processes[name]
 
     def start_tutor(self) -> None:
-        """The model; its log of requests goes on in the same file."""
+        """Start the tutor as model; its request log is appended to the same file."""
         port, log = str(self.ports["tutor"]), str(self.folder / "requests.jsonl")
         argv = ("-m", "treadle.demo.tutor", "--persona", "noisy", "--latency-s", "0.02", "--jitter-s", "0.04")
         self.begin("tutor", sys.executable, *argv, "--port", port, "--request-log", log)
@@ -181,7 +181,7 @@ class Site:
         assert process.poll() is None, (self.folder / f"{name or port}.log").read_text()[-3000:]
 
     def child(self, part: str) -> Seen | None:
-        """The process of Prefect's server, or of its worker; None while there is none."""
+        """Return the process of Prefect's server, or of its worker; None if there is none."""
         if self.processes["up"].poll() is not None:
             return None
         for seen in family(self.processes["up"].pid):

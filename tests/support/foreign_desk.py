@@ -102,7 +102,7 @@ class Desk:
         return CliRunner().invoke(import_, arguments, catch_exceptions=False)
 
     def bring(self, kind: str, path: Path, *more: str) -> Any:
-        """The same with the questions of the file, and what it says as JSON."""
+        """Import with the questions of the file, and return the output as JSON."""
         out = [] if "--out" in more else ["--out", str(self.folder / "questions")]
         return json.loads(self.ask(kind, path, *more, *out, "--json").stdout)
 

@@ -28,7 +28,7 @@ class Gate:
         self.url = ""
 
     def let_through(self, tickets: int) -> None:
-        """Let so many more through."""
+        """Issue this number of further tickets."""
         with self._lock:
             self._admitted += tickets
             self._lock.notify_all()

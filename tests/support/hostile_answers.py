@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostileCase:
-    """A case, what is true of it, and the same case without the hostile text. `said` is the whole turn."""
+    """A case, its true verdict, and the same case without the hostile text. `said` is the whole turn."""
 
     name: str
     case: Case
@@ -110,7 +110,7 @@ def _boxed(answer: str) -> str:
 
 
 class _Place(NamedTuple):
-    """Where a payload goes: into question, turn and gold answers."""
+    """Where a payload is placed: in question, turn and gold answers."""
 
     right: bool
     turn: Callable[[Problem, str], str]

@@ -45,7 +45,7 @@ def recorder() -> tuple[list[float], Callable[[float], Awaitable[None]]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until a condition holds."""
+    """Run the event loop until a condition holds."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.002)

@@ -35,7 +35,7 @@ class Time:
 
     @classmethod
     def of_leases(cls, monkeypatch: pytest.MonkeyPatch) -> Time:
-        """The clock of all leases for the length of a test, which renews none by itself."""
+        """Replace the clock of all leases for the length of a test, and disable automatic renewals."""
         time = cls()
         times = LeaseTimes(renew_s=1e6, clock=lambda: time.now, sleep=time.pass_)
         monkeypatch.setattr("treadle.core.object_lease.TIMES", times)
@@ -47,7 +47,7 @@ class Time:
 
 
 def execute_cut_off(run: Run, num_finished: int, **options: Any) -> None:
-    """An attempt that is interrupted after so many numbers."""
+    """Run an attempt that is interrupted after this number of units."""
 
     def cut_off(context: StageContext) -> Mapping[str, Any]:
         for number in range(num_finished):
@@ -69,7 +69,7 @@ class Machine:
         )
 
     def line(self) -> str:
-        """The next thing that it says."""
+        """Return its next output line."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 

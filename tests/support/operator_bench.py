@@ -115,7 +115,7 @@ class Script:
 
 @dataclass
 class World:
-    """What a test looks at: the models by role, the tools, and how rollouts are bounded."""
+    """The environment of a test: the models by role, the tools, and the limits of rollouts."""
 
     name: str = "qwen"
     settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
@@ -128,7 +128,7 @@ class World:
         self.scripts: dict[str, Script] = {}
 
     async def rolled(self, turns: Sequence[str | tuple[str, str]]) -> Trajectory:
-        """A trajectory of the policy from its start, whose model says these turns; the tools forget its calls."""
+        """Return a trajectory of the policy from its start, with these turns; the tools forget its calls."""
         trajectory = await self._play(Script(turns, self.tokenizer), None, 1, Forgetful())
         for tool in self.tools.values():
             tool.arguments.clear()

@@ -1,4 +1,4 @@
-"""Parquet files whose footer, or a page's header, says something else than it should: thrift's compact protocol.
+"""Parquet files with a false footer or page header: thrift's compact protocol.
 
 Source: thrift's `doc/specs/thrift-compact-protocol.md`, `parquet.thrift` of the format.
 """

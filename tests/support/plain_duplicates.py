@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 class PlainIndex:
-    """What `DuplicateIndex` finds, in time that grows with the square of the number of questions that are alike."""
+    """Finds the same as `DuplicateIndex`, in time quadratic in the number of similar questions."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
@@ -95,7 +95,7 @@ def is_misspelling(left: str, right: str) -> bool:
 
 
 class PlainBenchmarks:
-    """What `BenchmarkIndex` finds by shared runs, comparing every benchmark question."""
+    """Finds the same as `BenchmarkIndex` by shared runs, comparing every benchmark question."""
 
     def __init__(self, overlap: float) -> None:
         self.overlap = overlap

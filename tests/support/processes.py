@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = 60.0, pause_s: float = 0.005) -> None:
-    """Wait for a condition that has to come true; fails with `what` after a limit that only a fault reaches."""
+    """Wait for a condition that must become true; fail with `what` after a limit that only a bug reaches."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
@@ -78,7 +78,7 @@ def remaining(of: list[Seen], but: int = 0) -> list[Seen]:
 
 
 def freeze(process: subprocess.Popen[bytes]) -> bool:
-    """Stop a process between two of its instructions; False if it has ended by itself."""
+    """Stop a process at an arbitrary instruction; False if it has ended."""
     if process.poll() is not None:
         return False
     os.kill(process.pid, signal.SIGSTOP)
@@ -87,7 +87,7 @@ def freeze(process: subprocess.Popen[bytes]) -> bool:
 
 
 def thaw(process: subprocess.Popen[bytes]) -> None:
-    """Let a frozen process go on."""
+    """Resume a stopped process."""
     os.kill(process.pid, signal.SIGCONT)
 
 

@@ -71,7 +71,7 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass
 class Planted:
-    """What programs could steal, change, reach or kill."""
+    """Targets that programs could steal, change, reach or kill."""
 
     folder: Path
     canary: str

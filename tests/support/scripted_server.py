@@ -29,7 +29,7 @@ COUNTING = " seven, eight, nine, ten, eleven, twelve"
 
 
 class Codec(Protocol):
-    """What the server needs of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
+    """The methods of a tokenizer that the server needs; `treadle.core.chat.ChatTokenizer` has them."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -48,8 +48,9 @@ class ByteCodec:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` leaves them out. `refusal` is
-    said over the chat route in place of a text."""
+    """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` omits them. `refusal` is
+    sent over the chat route instead of a text.
+    """
 
     text: str
     token_ids: tuple[int, ...] | None = None
@@ -93,7 +94,7 @@ class Fault:
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """What arrived: `prompt` as sent (ids or text), `text` the same as text, `messages` for chat."""
+    """A request: `prompt` as sent (ids or text), `text` the same as text, `messages` for chat."""
 
     index: int
     path: str

@@ -19,7 +19,7 @@ BROKEN = "TREADLE_SCRIPTED_BROKEN"
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Says "one" to everything."""
+    """Answers "one" to everything."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

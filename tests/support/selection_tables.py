@@ -75,7 +75,7 @@ def score_rows(asked: Sequence[Asked], **columns: Any) -> list[dict[str, Any]]:
 
 
 class Made(NamedTuple):
-    """What the stage made."""
+    """The outputs of the stage."""
 
     rows: list[dict[str, Any]]
     rejections: list[dict[str, Any]]
@@ -93,7 +93,7 @@ class Made(NamedTuple):
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Question -> why it is no row."""
+        """Return question -> why it is not a row."""
         return {row["question_key"]: row["reason"] for row in self.rejections}
 
 

@@ -172,7 +172,7 @@ class Probe:
         return AgentLoopWorker(compose_config(lines), StubClient(script, TokenOutput), None, None)
 
     async def rewarded_by_verl(self) -> dict[str, Any]:
-        """verl's own reward manager asks our function about a trajectory that came without a reward."""
+        """Let verl's own reward manager call our function about a trajectory that arrived without a reward."""
         from tensordict import TensorDict
         from verl import DataProto
         from verl.trainer.ppo.reward import load_reward_manager
@@ -257,7 +257,7 @@ class CallsHost(LoopHost):
 
 
 class ContractHost(LoopHost):
-    """As the plan says."""
+    """Follows the plan."""
 
 
 WIDE = CONTRACT_ENVIRONMENT.model_copy(update={"max_total_calls": None})

@@ -22,7 +22,7 @@ DEADLINE_S = 300.0
 
 
 class ComputesOrGuesses:
-    """Half of the trajectories compute first; those of question 1 meet a broken server."""
+    """Half of the trajectories compute first; those of question 1 get a broken server."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -38,7 +38,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Request:
-    """What a site was asked; names of headers are in lower case."""
+    """A request to a site; names of headers are in lower case."""
 
     method: str
     path: str
@@ -255,13 +255,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Hostile:
-    """A server that says anything at all: `with Hostile(script) as server: ... server.url`.
+    """A server with arbitrary responses: `with Hostile(script) as server: ... server.url`.
 
     Attributes:
-        script: What is said on each connection, once its request is there.
-        requests: How many requests came so far.
-        num_sent: Bytes that were sent so far; what the kernel holds for a reader counts as sent.
-        ended: Set when the server stops; what a script may wait for in order to say nothing more.
+        script: What is sent on each connection, once its request has arrived.
+        requests: Number of requests so far.
+        num_sent: Bytes sent so far; what the kernel buffers for a reader counts as sent.
+        ended: Set when the server stops; a script may wait for it in order to stay silent.
     """
 
     def __init__(self, script: Callable[[Hostile, socket.socket], None]) -> None:
@@ -336,9 +336,9 @@ class World:
 
 
 class Names(AbstractResolver):
-    """A resolver for a test: host -> what it is said to be at the first question, at the second, ...
+    """A resolver for a test: host -> its addresses for the first lookup, the second, ...
 
-    The last answer is repeated; a name that is not there does not exist.
+    The last answer is repeated; other names do not exist.
     """
 
     def __init__(self, answers: Mapping[str, Sequence[Sequence[str]]]) -> None:

@@ -13,7 +13,7 @@ ALWAYS_RUN = ("unit", "stages", "flows")
 
 
 def marked(source: bytes) -> Iterator[str]:
-    """The arguments of every `covers` on a test that runs wherever the tests run."""
+    """Return the arguments of every `covers` on a test that always runs."""
     tree = ast.parse(source)
     skipped = {name for name, value in _assigned(tree) if _mark(value).startswith("skip")}
     for node in ast.walk(tree):

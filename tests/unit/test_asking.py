@@ -1,4 +1,4 @@
-"""How a rollout asks a service that only chats: which messages, how many tokens, and what it makes of the answer."""
+"""Rollouts with a chat-only service: which messages, how many tokens, and how replies are used."""
 
 from __future__ import annotations
 

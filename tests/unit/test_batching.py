@@ -28,7 +28,7 @@ async def ask(model: BatchedModel, number: int, deadline: float = math.inf) -> s
 
 
 async def turns(number: int = 10) -> None:
-    """Let everything that can go on do so."""
+    """Run everything that is ready."""
     for _ in range(number):
         await asyncio.sleep(0)
 

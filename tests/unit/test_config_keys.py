@@ -304,12 +304,12 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
             assert run.config() == Run.open(tmp_path / "root", run_id).config() == in_force
             assert run.info.semantic == as_read_back(semantic_of(config))
             made = fingerprints(config)
-            # An iteration more makes further instances, and none otherwise.
+            # One more iteration adds instances, and changes no others.
             both = usual.keys() & made.keys()
             changed_here = {address.split("@")[0] for address in both if made[address] != usual[address]}
             if any(key.place[: len(place)] == place for place in REVISABLE) and not is_operational(key.field):
                 tried[key.name] = "revised"
-                # Without judges their settings decide nothing. Of rollouts those that are there are reused.
+                # Without judges their settings have no effect. Existing rollouts are reused.
                 own = {"1/rollouts"} if key.place[0] == "rollouts" else {"1/scores", "1/report"}
                 assert changed_here <= own, f"{key.name} would change results"
             else:

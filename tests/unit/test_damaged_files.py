@@ -1,6 +1,6 @@
-"""The small files of a run (identity, configuration, records, attempts, leases, logs) cut, or with a bit flipped.
+"""The small files of a run (identity, config, records, attempts, leases, logs) cut, or with a bit flipped.
 
-Each is told in one line that names the file, or changes nothing that counts; it is never taken for another result.
+Each damage is reported in one line that names the file, or changes nothing relevant; it never becomes another result.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_named_or_changes_nothing(sound: Path, tmp_path: Path,
     files, path = artifact_files(sound), tmp_path / "root/runs/r1" / name
     shutil.copytree(sound, tmp_path / "root")
     content = path.read_bytes()
-    # A long file says the same many times over.
+    # A long file is repetitive.
     for damaged in itertools.chain(GARBAGE, itertools.islice(damages(content), 0, None, 1 + len(content) // 40)):
         path.write_bytes(damaged)
         try:

@@ -1,4 +1,4 @@
-"""Which GPUs a child sees, and what a configuration may name; GPUs are numbers here."""
+"""Which GPUs a child sees, and which a config may name; GPUs are numbers here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage instance runs once; what is reused, what is made again, and what is refused."""
+"""A stage instance runs once; what is reused, what is rerun, and what is refused."""
 
 from __future__ import annotations
 

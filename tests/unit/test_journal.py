@@ -35,7 +35,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What a journal has to say, kept in memory."""
+    """The expected content of a journal, in memory."""
 
     def __init__(self) -> None:
         self.units: dict[tuple[str, str], bytes] = {}
@@ -153,7 +153,7 @@ def test_one_damaged_byte_costs_one_record(position: int, flip: int) -> None:
             kept = [journal.get("o", f"unit-{index}") is not None for index in range(5)]
             damaged = (position - 12) // 45
             assert kept == [index != damaged for index in range(5)]
-            # Where the last record's length or marker is hit, it looks like one that was cut off.
+            # If the last record's length or marker is hit, it looks like a truncated one.
             assert journal.num_damaged == 1 or damaged == 4
 
 

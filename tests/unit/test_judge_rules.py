@@ -1,4 +1,4 @@
-"""What judges decide by rules alone, and how answers are compared by algebra."""
+"""Verdicts by rules alone, and comparison of answers by algebra."""
 
 from __future__ import annotations
 

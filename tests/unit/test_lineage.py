@@ -1,4 +1,4 @@
-"""The way back from a trajectory names what it came from, and nothing else; a question's pool is shown as a tree."""
+"""The lineage of a trajectory names its sources, and nothing else; a question's pool is shown as a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests in flight a server is given: found by its refusals, or by answers that come no faster for more."""
+"""The limit of requests in flight at a server: found by its refusals, or by answers that do not come faster."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ async def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(caplog:
         await ask_sessions(pool, sessions)
         _, back = outage_lines(caplog)
         assert re.fullmatch(rf"models.policy: {first.url} answers again after \S+ s", back)
-        # The next outages within a minute are counted, not told.
+        # Further outages within a minute are counted, not logged.
         for _ in range(3):
             await first.stop_listening()
             await ask_sessions(pool, sessions)

@@ -172,7 +172,7 @@ async def test_requests_in_flight_stay_under_the_cap_and_cancelled_ones_free_the
 
 
 class Narrow:
-    """A server that holds so many requests and answers 429 to the one more; answers the oldest when all is quiet."""
+    """A server with a capacity that answers 429 beyond it; answers the oldest request when idle."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -1,4 +1,4 @@
-"""What is moved, renamed, deleted or replaced under a stage ends it with one line: no second root, nothing lost."""
+"""A root moved, renamed, deleted or replaced during a stage ends it with one line: no second root, no loss."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_lease_whose_file_is_gone_guards_nothing_any_more(tmp_path: Path) -> N
 
 
 class Events(EventLog[Any]):
-    """The events of a training that tells none."""
+    """The events of a training without any."""
 
     def read_step(self, event: dict[str, Any]) -> Any:
         raise AssertionError(event)

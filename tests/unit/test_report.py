@@ -285,7 +285,7 @@ def test_averages_over_different_data_sets_are_said_to_be(tmp_path: Path) -> Non
 
 
 def test_names_are_no_formulas_in_a_spreadsheet(tmp_path: Path) -> None:
-    """Names of data sets may come from rows."""
+    """Dataset names may come from rows."""
     name = '=HYPERLINK("http://x","y")'
     rows = _many("@m", name, [True, False]), _many("-n", name, [True, True])
     reader, comparisons = _made(tmp_path, *rows)

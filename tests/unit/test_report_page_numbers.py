@@ -222,7 +222,7 @@ def test_times_and_verdicts_are_told_of_each_data_set(tmp_path: Path) -> None:
     times = [(1.0, 0.5, 0.0), (3.0, 1.5, 1.0), (20.0, 19.0, 0.5)]
     page = PageReader(report_page([counted_run(tmp_path, "run", [Scored(rows, times)])]))
     check(page.table("latency", "Seconds of a rollout").row("m"), {"rollouts": "3", "mean": "8.00", "in model": "7.00"})
-    # the fold of the data sets says its title, its table none
+    # the fold of the datasets contains its title, its table does not
     by_dataset = page.table("latency", "Seconds of a rollout by data set")
     check(by_dataset.row("a", "m"), {"rollouts": "2", "mean": "2.00", "median": "2.00", "in tools": "0.500"})
     check(by_dataset.row("b", "m"), {"rollouts": "1", "mean": "20.0", "95th percentile": "20.0", "in model": "19.0"})
@@ -387,7 +387,7 @@ def test_times_are_of_the_rollouts_that_were_scored(tmp_path: Path) -> None:
 
 
 def test_what_is_too_much_to_draw_is_said(tmp_path: Path) -> None:
-    """Nine models: of all there are rows, of eight polygons and large numbers."""
+    """Nine models: rows for all of them, polygons and large numbers for eight."""
     names = [f"m{number}" for number in range(9)]
     page = report_page([counted_run(tmp_path, "run", [Scored(scores(name, only({0, 1}, 4))) for name in names])])
     reader = PageReader(page)

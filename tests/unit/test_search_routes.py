@@ -1,4 +1,4 @@
-"""Where searches go: the corpus, the web, or both; what is decided by settings, what by the question."""
+"""Search routes: the corpus, the web, or both; decided by settings or by the question."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def plan_of(run: Run) -> ShardPlan | None:
 
 
 def cut_off(run: Run, counting: Counting, after: int, **settings: Any) -> None:
-    """An attempt that is interrupted after so many numbers."""
+    """Run an attempt that is interrupted after this number of units."""
 
     def before(owner: str) -> None:
         if len(counting.made) >= after:

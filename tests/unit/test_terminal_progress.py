@@ -1,4 +1,4 @@
-"""Progress of a stage that says nothing for long: times go on all the same."""
+"""Progress of a stage without updates: elapsed times continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TRL is told, from plans."""
+"""TRL's arguments, derived from plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of a group meet, or all of them fail; no verl, no model."""
+"""Sessions of a group wait for each other, or all of them fail; no verl, no model."""
 
 from __future__ import annotations
 

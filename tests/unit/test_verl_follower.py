@@ -1,4 +1,4 @@
-"""What verl logs, told as events; the groups are those that the agent loop writes."""
+"""verl's log as events; the groups are those that the agent loop writes."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_where_no_token_was_added_nothing_is_changed() -> None:
 
 
 class WebTool(FixedTool):
-    """A search whose text came from the web, or not."""
+    """A search whose text is from the web, or not."""
 
     def __init__(self, text: str, sources: tuple[str, ...]) -> None:
         super().__init__("search", text)

@@ -1,4 +1,4 @@
-"""A web record whose table lies of its sizes: it is read in full or refused in one line that names it."""
+"""A web record whose table has false sizes is read in full or refused in one line that names it."""
 
 from __future__ import annotations
 

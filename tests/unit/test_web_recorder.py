@@ -1,4 +1,4 @@
-"""What is asked of the web, and what is taken from a record: the table of modes, cell by cell."""
+"""Which requests go to the live web, and which are answered from a record: the table of modes, cell by cell."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Web:
-    """What answers live, and how often it was asked."""
+    """The live answers, and the number of requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -87,7 +87,7 @@ def test_a_clock_is_never_fast_nor_before_its_begin(spans: list[tuple[int, int]]
         await asyncio.sleep(400)
         before = clock.time()
         for since, length in spans:
-            # Most are so short that there are many apart.
+            # Most are so short that many of them are separate.
             until = since + (1 if length < 290 else length - 280)
             clock.give_back(float(since), float(until))
             given |= set(range(since, min(until, 400)))
