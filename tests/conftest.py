@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import hypothesis
 import pytest
 
-# How long an example takes says something of the machine only.
+# The duration of an example only depends on the machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 

@@ -1,7 +1,6 @@
-"""A real browser for the pages that people look at: the chromium of the machine, without the network.
+"""A real browser for the HTML pages: the installed chromium, without the network.
 
-Where it is missing these tests fail: they are asked for by name (`make test-browser`), so nothing is left out
-in silence.
+If it is missing, these tests fail: they run only on request (`make test-browser`), so nothing is skipped in silence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The watch over pages sees what it is there for: else every test that relies on it would pass."""
+"""The page watch detects violations; otherwise every test that relies on it would pass."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def ink(page: Page) -> str:
 
 
 def overflows(page: Page) -> bool:
-    """Whether the page as a whole has to be moved sideways."""
+    """Return whether the page as a whole scrolls sideways."""
     wider: bool = page.evaluate("() => document.documentElement.scrollWidth > document.documentElement.clientWidth")
     return wider
 

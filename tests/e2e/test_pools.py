@@ -1,4 +1,4 @@
-"""The flywheel with SmolLM2 on real vLLM in every role: whatever it says is read, or rejected with a reason."""
+"""The flywheel with SmolLM2 on real vLLM in every role: any output is parsed, or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_small_real_model_plays_every_role(served_embedded_model: ServedModel,
         assert event["outcome"] in ("produced", "found", "duplicate") or event["reason"]
         assert event["outcome"] != "failed", event
     for row in pools:
-        # What was sampled, put in and returned by tools lies side by side in the turn, and the text is what it says.
+        # Sampled, inserted and tool text are adjacent spans of the turn, and join to its text.
         assert len(row["output_ids"]) == len(row["token_origin"]) and len(row["prompt_ids"]) > 0
         assert "".join(segment["text"] for segment in row["segments"]) == row["text"]
     assert any(row["operator"] != "initial" for row in pools), "no operator made anything of any reply"

@@ -1,4 +1,4 @@
-"""Adapters fine-tuned as a stage, for real: LLaMA-Factory trains SmolLM2 on the CPU, and vLLM serves what came of it.
+"""Adapters fine-tuned as a real stage: LLaMA-Factory trains SmolLM2 on the CPU, and vLLM serves the result.
 
 All weights are trained in test_demo.py.
 """

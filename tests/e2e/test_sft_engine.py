@@ -1,4 +1,4 @@
-"""Fine-tuning of the embedded model by real LLaMA-Factory: killed and gone on with, labels read back, LoRA merged."""
+"""Fine-tuning of the embedded model by real LLaMA-Factory: killed and resumed, labels read back, LoRA merged."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_labels_reach_the_model_as_they_are_and_adapters_are_merged(folder: Trai
 
 @pytest.fixture(scope="module")
 def checks(sft_environment: Path) -> dict[str, Any]:
-    """What a process of the engine's environment says without training."""
+    """Return what a process in the engine's environment reports without training."""
     done = subprocess.run(
         [str(python_of("sft", "cpu")), str(CHECKS), json.dumps({"golden": str(GOLDEN)})],
         env=engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}),
@@ -144,7 +144,7 @@ def checks(sft_environment: Path) -> dict[str, Any]:
 
 
 def test_llamafactory_accepts_the_golden_configurations(checks: dict[str, Any]) -> None:
-    """DeepSpeed and Liger are not in the build for CPUs, which is all that is said of the one with ZeRO-3."""
+    """The CPU build has no DeepSpeed and no Liger, so the config with ZeRO-3 is only checked for that error."""
     said = checks["golden"]
     assert "The 'deepspeed>=" in said.pop("sft-et-agent-7b.yaml") and set(said.values()) == {""}
     assert set(checks["without_kernels"]) == {path.name for path in GOLDEN.glob("sft-*.yaml")}
@@ -172,7 +172,7 @@ def test_a_training_that_moves_nothing_is_an_error(folder: TrainingFolder) -> No
 def test_a_training_that_diverges_under_torchrun_leaves_no_state_to_go_on_from(
     folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The model is one of the hub's, so that its commit and tokenizer are told, too."""
+    """The model is a hub model, so that its commit and tokenizer are reported, too."""
     base, commit = embedded_folder("model"), "c" * 40
     cached = tmp_path / "hub" / "hub" / "models--org--name"
     for path in (cached / "snapshots" / commit, cached / "refs"):

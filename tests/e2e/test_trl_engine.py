@@ -1,4 +1,4 @@
-"""Reinforcement of a small policy by real TRL with real tools: killed and gone on with, tensors, LoRA, refusals."""
+"""RL of a small policy by real TRL with real tools: killed and resumed, tensors, LoRA, refusals."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_killed_reinforcement_goes_on_and_hands_its_policy_over(folder: RlFold
 
 @pytest.fixture(scope="module")
 def checks(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the engine is like from inside, and a reinforcement with LoRA."""
+    """Return what the engine reports of its internals, and of an RL training with LoRA."""
     folder = RlFolder(tmp_path_factory.mktemp("lora"))
     trl_jobs.write_rows(folder.parquet)
     plan = trl_jobs.make_plan(finetuning_type="lora", learning_rate=1e-2, mini_batch_prompts=1, max_steps=1)
@@ -208,7 +208,7 @@ def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -
     assert "adapter_model.safetensors" in checks["lora"]["state"]
     events = {event["event"]: event for event in map(orjson.loads, folder.events.read_bytes().splitlines())}
     assert 0 < events["begin"]["num_trained_parameters"] < 60_000
-    # A step of two updates is told once, and by its own count.
+    # A step of two updates is reported once, under its own number.
     assert (events["begin"]["num_steps"], events["step"]["step"], events["saved"]["state"]) == (1, 1, "checkpoint-2")
     assert events["step"]["grad_norm"] > 0.0
     assert events["greedy"]["ids"] == events["live_greedy"]["ids"]

@@ -32,7 +32,7 @@ def python() -> Path:
 
 
 def run(python: Path, folder: Path, *arguments: str | Path, expect: int = 0, **variables: str) -> str:
-    """Run something in verl's environment, Treadle and the tests' support beside it; returns what it printed."""
+    """Run a program in verl's environment with Treadle and the tests' support on its path; return what it printed."""
     environ = engine_environ({"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")})
     environ |= {
         "PYTHONPATH": f"{variables.pop('first', TESTS)}:{environ['PYTHONPATH']}:{TESTS}",
@@ -51,7 +51,7 @@ def run(python: Path, folder: Path, *arguments: str | Path, expect: int = 0, **v
 
 @pytest.fixture(scope="module")
 def found(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What verl makes of a job's files and of our loop."""
+    """Return how verl interprets a job's files and our loop."""
     folder = tmp_path_factory.mktemp("verl")
     prepare_folder(folder)
     run(python, folder, TESTS / "support" / "training" / "verl_probe.py", folder / "answer.json", folder)
@@ -276,7 +276,7 @@ except Exception as error:
 
 
 def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -> None:
-    """The trainer is a stub here: it writes what verl and the loop write, and dies in step 2 of the first attempt."""
+    """The trainer is a stub: it writes what verl and the loop write, and crashes in step 2 of the first attempt."""
     job = prepare_folder(tmp_path, num_rows=9, prompts_per_step=3, save_steps=1)
     stub = {"first": str(TESTS / "support" / "stub_verl_package")}
     train = ("-m", "treadle.rl.engine", "train", tmp_path / "job.json")
@@ -294,7 +294,7 @@ def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -
     assert events.begin["resumed_step"] == 1 and events.last["end"] == {"event": "end", "step": 3, "epoch": 1.0}
     assert [step.step for step in events.steps] == [1, 2, 3] and events.steps[0].num_equal_groups == 2
     assert events.steps[2].loss == pytest.approx(1 / 3) and events.steps[2].correctness == pytest.approx(1 / 6)
-    # What the killed attempt left of step 2 is not counted with the same step made again.
+    # Groups that the killed attempt left of step 2 are not counted again.
     assert [(step.num_groups, step.num_rollouts) for step in events.steps] == [(3, 6)] * 3
     dumped = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "rollouts").iterdir()}
     assert dumped == {f"step-{step:06d}.jsonl": 6 for step in (1, 2, 3)}

@@ -67,7 +67,7 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHo
 
 @contextlib.contextmanager
 def process(server: PrefectHome, *argv: str, log: str = "", **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A background process whose whole group is gone at the end; `env` is added to the server's."""
+    """Run a background process, and end its whole group afterwards; `env` is added to the server's."""
     with (server.logs / (log or f"{argv[0]}-{argv[1]}.log")).open("wb") as output:
         child = subprocess.Popen(
             [str(BIN / argv[0]), *argv[1:]],

@@ -33,7 +33,7 @@ NUM_QUESTIONS = 32 if KILLS else 16
 
 @dataclass
 class Story:
-    """What happened to one run."""
+    """The events of one run."""
 
     root: Path
     begin: int
@@ -45,7 +45,7 @@ class Story:
 
     @property
     def may_repeat(self) -> int:
-        """Most requests that were in flight when a flow run or the tutor came to a bad end."""
+        """Return an upper bound of the requests in flight whenever a flow run or the tutor was killed."""
         return MOST_IN_FLIGHT * (len(self.flow_runs) - 1 + self.happened.count("model server"))
 
 
@@ -139,7 +139,7 @@ def reach(place: Site, story: Story, moment: int | None, draws: random.Random) -
 
 
 def check(place: Site, story: Story, expected: dict[int, int], files: dict[str, str]) -> None:
-    """Same bytes, nothing asked that need not be, the UI tells the truth, and nothing is held or left."""
+    """Check for the same bytes, no unnecessary request, a correct UI, and no leftover process or lock."""
     told = f"{story.happened}, {ends(place, story)}"
     assert artifact_files(place.seen(story.root)) == files, told
     asked = place.requests(story.begin)
@@ -157,6 +157,6 @@ def check(place: Site, story: Story, expected: dict[int, int], files: dict[str, 
 
 
 def ends(place: Site, story: Story) -> str:
-    """What the UI says of its flow runs."""
+    """Return the states that the UI shows for its flow runs."""
     states = [place.state(flow_run) for flow_run in story.flow_runs]
     return ", ".join(f"{state['name']} ({(state['message'] or '')[:100]})" for state in states)

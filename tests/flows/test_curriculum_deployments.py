@@ -49,7 +49,7 @@ def attempts(prefect_home: Any, root: Path) -> dict[str, tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def phased(prefect_home: Any, sample_run_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two phases made by `prefect deployment run`: the root that they lie in."""
+    """Run two phases with `prefect deployment run`; return their root."""
     folder = tmp_path_factory.mktemp("phased")
     config = folder / "run.toml"
     config.write_text(sample_run_config.read_text() + MORE.format(start=write_policy(folder / "start")))

@@ -21,7 +21,7 @@ DEMO = (TREADLE, "demo", "--tutor-only", *SMALL)
 
 
 def watched_at(said: str) -> str:
-    """Id of the flow run whose page was told before the first step."""
+    """Return the id of the flow run whose page was announced before the first step."""
     found = re.search(r"^watch it in Prefect: http://127\.0\.0\.1:\d+/runs/flow-run/([0-9a-f-]{36})$", said, re.M)
     assert found is not None and found.start() < said.index("step 1 of 4: the tutor answers questions"), said
     return found[1]
@@ -51,7 +51,7 @@ def test_on_a_server_that_is_named_the_terminal_shows_steps_and_results(prefect_
 
 
 def row(printed: str) -> str:
-    """What the tutor came to in the table at the end."""
+    """Return the tutor's row in the final table."""
     (found,) = [line for line in printed.splitlines() if line.startswith("tutor (rules")]
     return found
 

@@ -1,4 +1,4 @@
-"""The commands of the documentation that need a Prefect server are run as they stand, page by page."""
+"""The documented commands that need a Prefect server are run as written, page by page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_commands_of_a_page_work_as_they_stand(prefect_home, page: Path, tmp
     shell = Shell(Path(prefect_home.env["PATH"].partition(":")[0]), prefect_home.env)
     for block in blocks(page):
         if block.remark == PREFECT:
-            # Their server is that of the tests, and what they make lies beside no other run.
+            # They use the tests' server, and a root without other runs.
             text = ADDRESS.sub(f"export PREFECT_API_URL={prefect_home.url}", block.text)
             text = text.replace(RUN, f"--param root={tmp_path}/outputs {RUN}")
             shell.run_block(Block(page, block.line, block.language, text, block.remark), tmp_path)

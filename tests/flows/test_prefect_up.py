@@ -81,7 +81,7 @@ class Up:
 
     @property
     def said(self) -> str:
-        """What the command has said."""
+        """Return what the command has printed."""
         return (self.folder / "up.log").read_text()
 
     def child(self, part: str) -> Seen:
@@ -149,7 +149,7 @@ def up(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def messages(up: Up) -> Iterator[list[str]]:
-    """What the notification block of the server has sent; the first is what became of keys in its Secret blocks."""
+    """Return what the server's notification block has sent; the first reports how Secret blocks were used."""
     received: list[str] = []
 
     class Hook(BaseHTTPRequestHandler):

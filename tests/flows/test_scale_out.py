@@ -124,7 +124,7 @@ class Cluster:
         return sorted((one["state"]["type"], one["state"]["message"]) for one in self.helpers(run_id))
 
     def have_ended(self, run_id: str) -> bool:
-        """Whether all of those have."""
+        """Return whether all of them have ended."""
         return all(state in ENDED for state, _ in self.states(run_id))
 
 
@@ -141,7 +141,7 @@ class Bench:
     seeds: set[int]
 
     def held(self, root: str, run_id: str) -> dict[int, Holder]:
-        """Who holds which shard."""
+        """Return the holder of each shard."""
         if run_id not in list_runs(root):
             return {}
         shards, plan = shards_of(root, run_id)
@@ -151,7 +151,7 @@ class Bench:
         return {index: holder for index, holder in found.items() if holder is not None}
 
     def wait_for(self, run_id: str, root: str, num_processes: int) -> None:
-        """Wait until so many processes hold a shard each."""
+        """Wait until this number of processes hold a shard each."""
         until(lambda: len(self.held(root, run_id)) == num_processes, f"{num_processes} are at {run_id}", 300, 0.2)
 
     def submit(self, run_id: str, root: str, *, workers: int, concurrency: int = CONCURRENCY) -> str:
@@ -176,8 +176,9 @@ def shards_of(root: str, run_id: str) -> tuple[Shards, ShardPlan | None]:
 
 
 def share_in_step(bench: Bench, root: str, run_id: str, num_asking: int) -> dict[int, int]:
-    """Let processes go on that ask one request at a time, each as far as the others, until under half of a run's shards
-    are left, at least one for each; returns how many shards each process has held."""
+    """Let processes continue one request at a time, evenly, until under half of a run's shards
+    are left, at least one for each; return how many shards each process has held.
+    """
     held: dict[int, set[int]] = defaultdict(set)
     while True:
         until(lambda: bench.gate.num_waiting == num_asking, f"{num_asking} processes ask", 120, 0.02)
@@ -204,7 +205,7 @@ def starter(root: str, run_id: str) -> Holder:
 
 
 def worker_logs(root: str, run_id: str) -> list[str]:
-    """What each process that helped wrote down."""
+    """Return the log of each process that helped."""
     run = Run.open(root, run_id)
     keys = [key for key in run.storage.keys(f"runs/{run_id}/attempts") if "/workers/" in key]
     return [(run.storage.get(key) or b"").decode() for key in keys]
@@ -293,7 +294,7 @@ def test_two_flows_share_workers_and_lose_some(bench: Bench, tmp_path: Path) -> 
 
 
 def test_a_run_outlives_the_database_of_prefect(bench: Bench, tmp_path: Path) -> None:
-    """The last one: it ends with another server, where at first nobody begins the worker that is asked for."""
+    """Run last: it ends with another server, which at first has no worker."""
     cluster, root, first = bench.cluster, str(tmp_path / "root"), bench.tutor.log_size()
     begun = bench.submit("lost", root, workers=1)
     bench.wait_for("lost", root, 2)

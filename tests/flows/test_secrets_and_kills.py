@@ -1,4 +1,4 @@
-"""What Prefect must not learn, and what is left of a flow run whose own process, or whose worker, is killed."""
+"""Secrets stay out of Prefect, and nothing remains of a flow run whose own process, or whose worker, is killed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def echo() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def deployment(prefect_home) -> str:
-    """The deployment of the whole flow once more, on a pool of its own."""
+    """Create a second deployment of the whole flow, on a pool of its own."""
     api = httpx.Client(base_url=prefect_home.url)
     pool = api.post("/work_pools/", json={"name": "doomed", "type": "process", "base_job_template": {}})
     full = api.get("/deployments/name/flywheel/full").json()
@@ -119,7 +119,7 @@ def test_no_secret_reaches_prefect_or_the_root(prefect_home, deployment, worker,
     until(lambda: not family(worker.pid), "its process ends", 60.0, 0.05)
     assert state() == "FAILED"
     database = {path: path.read_bytes() for path in prefect_home.logs.glob("*.db*")}
-    # Where the key would stand if it was let through: state, log lines, the attempt.
+    # The key would appear in these if it leaked: state, log lines, the attempt.
     assert any(b"Incorrect API key: Bearer " + KEY_MARK in content for content in database.values())
     files = {path: path.read_bytes() for path in (tmp_path / "outputs").rglob("*") if path.is_file()}
     assert any(path.name == "log.txt" and KEY_MARK in content for path, content in files.items())
@@ -133,7 +133,7 @@ def logs(prefect_home) -> dict[Path, bytes]:
 
 
 def at_work(pid: int) -> list[Seen]:
-    """All below a worker, once a program of the model is at work there; empty until then."""
+    """Return all descendants of a worker once a program of the model runs there; empty until then."""
     members = family(pid)
     return members if sum(seen.name == NAME for seen in members) >= 2 else []
 

@@ -23,7 +23,7 @@ METHODS = ("e5", "bge", "bm25")
 
 
 def python_of_flashrag() -> Path:
-    """The interpreter of the environment, which is made first where it is missing (1.8 GB)."""
+    """Return the interpreter of the environment, which is built first if it is missing (1.8 GB)."""
     digest = hashlib.sha256(_REQUIREMENTS.read_bytes()).hexdigest()[:12]
     home = cache_root() / "envs" / f"flashrag-{digest}"
     python, done = home / "bin" / "python", home / ".complete"

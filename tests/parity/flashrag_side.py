@@ -1,6 +1,6 @@
 """FlashRAG's own index builder and retriever, run by the interpreter of its environment (never by Treadle's).
 
-    python flashrag_side.py FOLDER build e5 bge bm25    # a model where there is none; indexes of corpus.jsonl
+    python flashrag_side.py FOLDER build e5 bge bm25    # build a missing model; indexes of corpus.jsonl
     python flashrag_side.py FOLDER ask NAME...          # of the questions in job.json; prints name -> found per query
 
 A question is `{"method", "index", "way", "queries", "top_n"}`.
@@ -94,10 +94,10 @@ def open_retriever(folder: Path, method: str, index: str) -> Any:
 
 
 def ask(folder: Path, question: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the retriever finds, per query.
+    """Return the retriever's results per query.
 
     Ways: `batch` and `single` are its two calls; `own_tokenizer` is its engine asked by the tokenizer that it loads
-    beside the index, and then leaves aside.
+    with the index but does not use.
     """
     retriever = open_retriever(folder, question["method"], question["index"])
     queries, top_n = question["queries"], question["top_n"]

@@ -1,4 +1,4 @@
-"""FlashRAG's own retriever beside Treadle's, over indexes built now by either side. Run by `make parity`."""
+"""FlashRAG's retriever compared with Treadle's, over indexes that each side builds. Run by `make parity`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stage tests share."""
+"""Fixtures of the stage tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def disk() -> Iterator[FailingDisk]:
 
 @pytest.fixture(scope="module")
 def undisturbed(disk: FailingDisk) -> Undisturbed:
-    """What a run there does and leaves when nothing fails."""
-    from support.runs.failing_disk import undisturbed_run
+    """Return the results and files of a run in which nothing fails."""
+    from support.failing_disk import undisturbed_run
 
     return undisturbed_run(disk)

@@ -1,4 +1,4 @@
-"""Every benchmark at a small size: that it runs and comes to its figures, never how large they are."""
+"""Every benchmark at a small size: it runs and reports its figures, however large they are."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def runner() -> ModuleType:
-    """benchmarks/run.py, which is no part of a package."""
-    sys.path.insert(0, str(FOLDER.parent))
+    """Import benchmarks/run.py, which is not part of a package."""
+    sys.path.insert(0, str(FOLDER))
     try:
         spec = importlib.util.spec_from_file_location("treadle_benchmarks_run", FOLDER / "run.py")
         assert spec is not None and spec.loader is not None
@@ -32,7 +32,7 @@ def runner() -> ModuleType:
 
 
 RUN = runner()
-# `chaos` runs in test_chaos.py. The longest come first, for two at a time end sooner so.
+# `chaos` runs in test_chaos.py. The longest start first, which is faster with two at a time.
 LONGEST = ("orchestration", "sandbox", "resume", "index_memory", "dense_search", "flat", "held", "flywheel")
 NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LONGEST, name))
 
@@ -41,7 +41,7 @@ NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LO
 def samples(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[tuple[str, dict[str, Any] | None]]]]:
-    """What each selected benchmark says, and what it writes, as far as it gets."""
+    """Run each selected benchmark as far as possible; return what it prints and writes."""
     folder = tmp_path_factory.mktemp("figures")
     selected = {item.name for item in request.session.items}
     names = [name for name in NAMES if f"test_a_benchmark_comes_to_its_figures[{name}]" in selected]

@@ -1,4 +1,4 @@
-"""Rollouts against servers that fail in every way at once: what is counted, never how fast it went."""
+"""Rollouts against servers that fail in every way at once: counts are checked, durations are not."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Request, Route
 
 
 class Watch:
-    """What a page did that no page of ours may do."""
+    """Forbidden actions of a page."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []

@@ -1,6 +1,6 @@
-"""What a process that is confined for computer algebra refuses, and what it can still do. Prints one JSON object.
+"""Print, as one JSON object, what a process confined for computer algebra refuses and what it can still do.
 
-Run as a program, because a process cannot be freed again: `python tests/support/confined_algebra.py FOLDER`.
+Run as a program, because a process cannot leave its confinement: `python tests/support/confined_algebra.py FOLDER`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def late_imports() -> list[str]:
 
 
 def computations() -> dict[str, bool]:
-    """What polynomials, integrals, sums and simplification need from sympy, still there."""
+    """Return computations for which sympy needs polynomials, integrals, sums and simplification."""
     import sympy
     from sympy.abc import k, n, x, y
 
@@ -141,7 +141,7 @@ def computations() -> dict[str, bool]:
     return {
         "simplify": sympy.simplify(difference) == 0,
         "factor": sympy.factor(x**2 - y**2) == (x - y) * (x + y),
-        # So many that the operations above were not asked for: sympy keeps those that it generated.
+        # Enough to exclude the operations above: sympy caches the ones that it generated.
         "seven unknowns": len(sympy.ring("a:g", sympy.ZZ)[0].gens) == 7,
         "groebner": len(sympy.groebner([x**2 - y, y**2 - x], x, y).exprs) == 2,
         "integrate": sympy.integrate(x * sympy.exp(x), x) == (x - 1) * sympy.exp(x),

@@ -1,4 +1,4 @@
-"""Where the commands of a page of the documentation are run: a folder with what a checkout has, and quick commands."""
+"""A working directory for the commands of a documentation page: the files of a checkout, and fast commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shell:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, text: str, folder: Path, what: str) -> str:
-        """Run commands as a shell does that stops at the first failure; returns what they said."""
+        """Run commands in a shell that stops at the first failure; return their output."""
         path = os.pathsep.join([str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]])
         with (folder / ".said").open("w+") as said:
             shell = subprocess.Popen(
@@ -53,7 +53,7 @@ class Shell:
             return output
 
     def run_block(self, block: Block, folder: Path) -> str:
-        """Run the commands of a block; no figure that they print may be one of a run that went nowhere."""
+        """Run the commands of a block; fail if they print a figure of a run without results."""
         what = f"{block.page.relative_to(ROOT)}, line {block.line}"
         said = self.run(block.text, folder, what)
         assert not _NOTHING_RIGHT.search(said), f"{what}: a reader's first figure is 0.000: {said[-3000:]}"
@@ -61,7 +61,7 @@ class Shell:
 
 
 def new_folder(folder: Path, shell: Shell) -> Path:
-    """What a checkout has that the commands of the pages name, but for what they leave behind."""
+    """Make a folder with everything from a checkout that the pages' commands name, except their outputs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / ".venv").mkdir()

@@ -1,21 +1,21 @@
-"""What the pages of the documentation hold: fenced blocks with the remark before them, and `treadle` commands.
+"""Parse the documentation's pages: fenced blocks with the remark before them, and `treadle` commands.
 
-A remark of the form `<!-- test: ... -->` on the line before a fence says what the tests do with the block:
+A remark of the form `<!-- test: ... -->` on the line before a fence tells the tests what to do with the block:
 
 - `<!-- test: run -->`: the commands are run, in the order of the page, in a scratch folder of the page's own;
-- `<!-- test: run once -->`: one command that stands before all others that are run, as if it were a remark `after`;
-- `<!-- test: run with objects -->`: the same beside an object store, which `AWS_ENDPOINT_URL` leads to;
+- `<!-- test: run once -->`: one command that is run before all others, like a remark `after`;
+- `<!-- test: run with objects -->`: the same with an object store, at `AWS_ENDPOINT_URL`;
 - `<!-- test: run with prefect -->`: the commands are run by the tests of flows, against their server;
-- `<!-- test: file NAME -->`: the block is written into that folder under this name, where its turn comes;
+- `<!-- test: file NAME -->`: the block is written into that folder under this name, in page order;
 - `<!-- test: gpu -->` or another of `REASONS`: why no test runs the commands;
-- `<!-- test: by FILE -->`: a test that does so in its own way.
+- `<!-- test: by FILE -->`: a test that runs the block in its own way.
 
 On lines of their own:
 
-- `<!-- test: after COMMANDS -->`: the folder of the page begins with what these commands leave behind, after those of
-  the remarks before it; pages that begin in the same way share that;
+- `<!-- test: after COMMANDS -->`: the page's folder starts with the output of these commands, after those of earlier
+  remarks; pages that start in the same way share it;
 - `<!-- test: stand-in NAME -->`: from here on the file NAME is that of `tests/support/docs_stand_ins`, which needs no
-  engine; that of `rl` is the scripted one.
+  engine; the engine of `rl` is the scripted one.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def blocks(page: Path) -> list[Block]:
 
 
 def preparations(page: Path) -> tuple[str, ...]:
-    """The commands that come before those of the page."""
+    """Return the commands that run before those of the page."""
     found = _ALONE.finditer(page.read_text(encoding="utf-8"))
     once = tuple(block.text.strip() for block in blocks(page) if block.remark == ONCE)
     return once + tuple(match["rest"] for match in found if match["kind"] == "after")
 
 
 def steps(page: Path) -> list[Block]:
-    """Blocks and stand-ins, in their order; a stand-in is a block with its remark, of no text."""
+    """Return blocks and stand-ins in order; a stand-in is a block with a remark and no text."""
     text = page.read_text(encoding="utf-8")
     stand_ins = [
         Block(page, text.count("\n", 0, match.start()) + 1, "", "", match["remark"])
@@ -90,7 +90,7 @@ def steps(page: Path) -> list[Block]:
 
 
 def is_of_commands(block: Block) -> bool:
-    """Whether a block is one of shell that calls Treadle or Prefect."""
+    """Return whether a block is shell code that calls Treadle or Prefect."""
     return block.language in _SHELL and re.search(r"\b(treadle|prefect) [a-z-]", block.text) is not None
 
 
@@ -111,7 +111,7 @@ def _of_line(line: str) -> Iterator[list[str]]:
     lexer.whitespace_split = True
     try:
         words = list(lexer)
-    except ValueError:  # A sentence with an apostrophe; no block that is run comes here.
+    except ValueError:  # A sentence with an apostrophe; blocks that are run never get here.
         return
     command: list[str] = []
     for word in [*words, ";"]:

@@ -1,4 +1,4 @@
-"""Where Treadle and FlashRAG must find the same over the same prepared indexes, and where FlashRAG goes wrong.
+"""Where Treadle and FlashRAG must find the same in the same prepared indexes, and known bugs of FlashRAG.
 
 Each check takes a folder as tests/support/flashrag/README.md describes it, FlashRAG's answers, and a folder to work in.
 """
@@ -117,12 +117,12 @@ def queries_of(folder: Path, name: str) -> list[str]:
 
 
 def ours(index: Index, queries: Sequence[str], top_n: int = _TOP_N) -> list[Found]:
-    """What Treadle finds."""
+    """Return Treadle's results."""
     return [[(hit.id, hit.score) for hit in hits] for hits in index.search_batch(queries, top_n)]
 
 
 def theirs(answers: list[dict[str, Any]]) -> list[Found]:
-    """What FlashRAG found, but for documents that share no word with the query."""
+    """Return FlashRAG's results, except documents that share no word with the query."""
     return [list(zip(answer["ids"], answer["scores"], strict=True)) for answer in answers]
 
 

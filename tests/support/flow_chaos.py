@@ -31,12 +31,14 @@ database.execute("ROLLBACK")
 
 
 def true_within_s(silence_s: float = SILENCE_S) -> float:
-    """The longest after a kill that the UI may say of a flow run that it runs: see docs/behaviour/prefect.md."""
+    """Return how long after a kill the UI may still show a flow run as running: see docs/behaviour/prefect.md."""
     return silence_s + LOOKED_AT_S + TOLERANCE_S
 
 
 class Chaos:
-    """What may happen, by name. Each does it, lets an operator mend it, and says whether the flow run is to go on."""
+    """Faults by name. Each one is injected, repaired by an operator, and returns whether the flow run should
+    continue.
+    """
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -51,9 +53,9 @@ class Chaos:
         }
 
     def befall(self, kind: str, flow_run: FlowRun) -> bool:
-        """Let it happen to a flow run at work, and wait until the UI says what is so.
+        """Inject a fault into an active flow run, and wait until the UI shows the outcome.
 
-        Returns whether docs/behaviour/chaos.md says that this flow run goes on.
+        Returns whether this flow run continues according to docs/behaviour/chaos.md.
         """
         goes_on = self.kinds[kind](flow_run)
         if not flow_run.lives():
@@ -119,7 +121,7 @@ class Chaos:
 
 
 def kill(process: Seen) -> None:
-    """SIGKILL, where it has not just ended."""
+    """Send SIGKILL, unless the process has just ended."""
     if process.lives():
         os.kill(process.pid, signal.SIGKILL)
 

@@ -105,7 +105,7 @@ MOST_IN_FLIGHT = 4 * 3 + 1
 
 @dataclass
 class FlowRun:
-    """A flow run, and the process that it is; `terminal` where a command line started it."""
+    """A flow run and its process; `terminal` if a command line started it."""
 
     id: str
     process: Seen | None
@@ -113,7 +113,7 @@ class FlowRun:
     terminal: bool = False
 
     def lives(self) -> bool:
-        """Whether its process does."""
+        """Return whether its process is alive."""
         return self.process is not None and self.process.lives()
 
 
@@ -134,7 +134,7 @@ class Site:
     # Processes.
 
     def begin(self, name: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:
-        """Start a process where the disk is; its words go to a file of its name."""
+        """Start a process inside the mount; its output goes to a file of its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 self.disk.enter(self.folder, argv),
@@ -143,7 +143,7 @@ class Site:
         return self.processes[name]
 
     def start_tutor(self) -> None:
-        """The model; its log of requests goes on in the same file."""
+        """Start the tutor as model; its request log is appended to the same file."""
         port, log = str(self.ports["tutor"]), str(self.folder / "requests.jsonl")
         argv = ("-m", "treadle.demo.tutor", "--persona", "noisy", "--latency-s", "0.02", "--jitter-s", "0.04")
         self.begin("tutor", sys.executable, *argv, "--port", port, "--request-log", log)
@@ -181,7 +181,7 @@ class Site:
         assert process.poll() is None, (self.folder / f"{name or port}.log").read_text()[-3000:]
 
     def child(self, part: str) -> Seen | None:
-        """The process of Prefect's server, or of its worker; None while there is none."""
+        """Return the process of Prefect's server, or of its worker; None if there is none."""
         if self.processes["up"].poll() is not None:
             return None
         for seen in family(self.processes["up"].pid):
@@ -190,7 +190,7 @@ class Site:
         return None
 
     def strays(self) -> list[str]:
-        """What runs of all that was ever started here, but for the services, and for Prefect where that is up."""
+        """Return all processes ever started here that still run, except services and a running Prefect."""
         services = [self.processes[name] for name in ("tutor", "retriever", "up")]
         known = {process.pid for process in services if process.poll() is None}
         for child in (self.child("server"), self.child("worker")):
@@ -214,16 +214,16 @@ class Site:
         return ask(method, f"{self.api}/{path}", body or None, HANG_S, credentials(password))
 
     def state(self, flow_run: FlowRun | str) -> dict[str, Any]:
-        """What the UI says of a flow run."""
+        """Return the state of a flow run in the UI."""
         wanted = flow_run if isinstance(flow_run, str) else flow_run.id
         return dict(self.ask("GET", f"flow_runs/{wanted}")["state"])
 
     def has_ended(self, flow_run: FlowRun) -> bool:
-        """Whether the UI says so."""
+        """Return whether the UI shows it as ended."""
         return self.state(flow_run)["type"] in FINAL
 
     def is_over(self, flow_run: FlowRun) -> bool:
-        """Whether it has also ended: after a long time without a server the UI may say so of one that goes on."""
+        """Return whether it has really ended: after a long server outage the UI may show an active one as ended."""
         return not flow_run.lives() and self.has_ended(flow_run)
 
     # Runs.
@@ -261,12 +261,12 @@ class Site:
         return list(self.ask("POST", "flow_runs/filter", flow_runs=begun))
 
     def open_task_runs(self) -> list[str]:
-        """Task runs of which the UI says that they are under way."""
+        """Return task runs that the UI shows as running."""
         asked = {"state": {"type": {"any_": ["PENDING", "RUNNING", "SCHEDULED"]}}}
         return [item["name"] for item in self.ask("POST", "task_runs/filter", task_runs=asked)]
 
     def progress(self, root: Path, begin: int) -> int:
-        """How far a run is: questions asked since a place in the log of requests, and instances begun, five each."""
+        """Return the progress of a run: requests since a position in the log, and started instances, five each."""
         begun = list(self.seen(root).glob(f"runs/{RUN}/attempts/1/*/1"))
         return len(self.requests(begin)) + 5 * len(begun)
 
@@ -329,7 +329,7 @@ def site(folder: Path, ports: Mapping[str, int], *, documents: int, questions: i
 
 
 def answers(url: str) -> bool:
-    """Whether a GET does."""
+    """Return whether a GET succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=5) as reply:
             return bool(reply.status == 200)
@@ -338,7 +338,7 @@ def answers(url: str) -> bool:
 
 
 def command_of(pid: int) -> list[str]:
-    """The words of a process; none where it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -346,7 +346,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def is_marked(pid: int, mark: str) -> bool:
-    """Whether a process has our mark in its environment."""
+    """Return whether a process has our mark in its environment."""
     try:
         return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -92,7 +92,7 @@ class Desk:
         return path
 
     def ask(self, kind: str, path: Path, *more: str, name: str = "r") -> Result:
-        """`import KIND` with the configuration, whatever comes of it."""
+        """Run `import KIND` with the config, and return its outcome."""
         arguments = [kind, str(path), str(self.config), "--run", name, "--root", str(self.root), *more]
         return CliRunner().invoke(import_, arguments, catch_exceptions=False)
 
@@ -102,7 +102,7 @@ class Desk:
         return CliRunner().invoke(import_, arguments, catch_exceptions=False)
 
     def bring(self, kind: str, path: Path, *more: str) -> Any:
-        """The same with the questions of the file, and what it says as JSON."""
+        """Import with the questions of the file, and return the output as JSON."""
         out = [] if "--out" in more else ["--out", str(self.folder / "questions")]
         return json.loads(self.ask(kind, path, *more, *out, "--json").stdout)
 
@@ -121,7 +121,7 @@ class Desk:
         return execute(instance(config, Address.parse(address)), self.run)
 
     def record(self, address: str) -> StageRecord:
-        """What is in force; there has to be something."""
+        """Return the current result, which must exist."""
         record = self.run.record(Address.parse(address))
         assert record is not None
         return record

@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 
 def labelled_pairs() -> list[Pair]:
-    """Read the table; its lines hold LaTeX as it is, without escapes."""
+    """Read the table; its lines contain raw LaTeX without escapes."""
     header, *lines = PAIRS.read_text(encoding="utf-8").splitlines()
     assert header.split("\t") == ["kind", "verdict", "prediction", "gold"]
     rows = [line.split("\t") for line in lines]

@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 class PlainIndex:
-    """What `DuplicateIndex` finds, in time that grows with the square of the number of questions that are alike."""
+    """Finds the same as `DuplicateIndex`, in time quadratic in the number of similar questions."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
@@ -72,7 +72,7 @@ def is_formal(token: str) -> bool:
 
 
 def ask_the_same(left: Sequence[str], right: Sequence[str]) -> bool:
-    """Whether two token lists differ by function words, additions and misspellings alone."""
+    """Return whether two token lists differ only by function words, additions and misspellings."""
     sides = (left, right)
     formal = [[token for token in side if is_formal(token)] for side in sides]
     words = [[token for token in side if token.casefold() not in likeness._FUNCTION_WORDS] for side in sides]
@@ -95,7 +95,7 @@ def is_misspelling(left: str, right: str) -> bool:
 
 
 class PlainBenchmarks:
-    """What `BenchmarkIndex` finds by shared runs, comparing every benchmark question."""
+    """Finds the same as `BenchmarkIndex` by shared runs, comparing every benchmark question."""
 
     def __init__(self, overlap: float) -> None:
         self.overlap = overlap

@@ -47,7 +47,7 @@ def mentioned(page: str) -> list[list[str]]:
 
 
 def unfolded(block: str) -> list[str]:
-    """Lines, with those that a backslash goes on with."""
+    """Return lines joined with their backslash continuations."""
     return block.replace("\\\n", " ").splitlines()
 
 

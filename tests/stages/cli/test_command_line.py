@@ -1,4 +1,4 @@
-"""The command line as its users meet it: what it prints, where it goes on, what its help promises."""
+"""The command line as its users see it: what it prints, how it resumes, what its help promises."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAVY = {"rich", "numpy", "pyarrow", "prefect", "datasets", "torch", "aiohttp", 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """A finished run named `first`, with a hostile question and a long name, beside its living tutor."""
+    """Make a finished run named `first`, with a hostile question and a long name, and keep its tutor running."""
     with tutor() as url:
         desk = set_up(tmp_path_factory.mktemp("desk"), url, python=True)
         desk.write("questions.jsonl", {"question": HOSTILE, "answer": "\x1b[2J5"}, *QUESTIONS)
@@ -153,7 +153,7 @@ def test_hostile_text_does_not_reach_the_terminal(desk: Desk, command: str) -> N
 
 
 def on_a_terminal(desk: Desk, *arguments: str, **env: str) -> str:
-    """What a command writes to a real (pseudo) terminal."""
+    """Return what a command writes to a real (pseudo) terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [TREADLE, *arguments],
@@ -168,7 +168,7 @@ def on_a_terminal(desk: Desk, *arguments: str, **env: str) -> str:
         while part := os.read(ours, 65536):
             parts.append(part)
     except OSError:
-        # How Linux says that the other end is closed.
+        # Linux reports a closed other end in this way.
         pass
     os.close(ours)
     assert process.wait() == 0
@@ -181,7 +181,7 @@ def test_tables_fit_into_80_columns_without_cutting_names(desk: Desk) -> None:
         table = [line for line in out.splitlines() if "artifacts" not in line]
         assert max(map(len, table)) <= 80 and "…" not in out
         if arguments[0] == "stage":
-            # A name that does not fit goes on below, in the same column.
+            # A name that does not fit is continued below, in the same column.
             assert LONG_NAME in "".join(word for line in table for word in line.split()[:1])
 
 

@@ -302,7 +302,7 @@ def test_a_second_signal_ends_a_run_at_once_with_all_that_it_started(desk: Desk,
 
 
 def with_pause(process: subprocess.Popen[bytes]) -> None:
-    """Leave the process a moment to end before it is told again."""
+    """Leave the process a moment to end before the second signal."""
     try:
         process.wait(timeout=0.02)
     except subprocess.TimeoutExpired:

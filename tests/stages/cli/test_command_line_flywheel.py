@@ -144,7 +144,7 @@ def test_money_stops_the_flywheel_and_what_is_finished_is_measured_and_kept(desk
     assert estimate["num_units"] < NUM_QUESTIONS and "are finished" in estimate["counted"]
     refused = place.treadle(*base, "--set", f"pools.max_cost={spent / 2}")
     refused.failed("are spent of max_cost =")
-    assert num_requests(url) < asked + 10  # what the journal remembers is counted as the operators meet it
+    assert num_requests(url) < asked + 10  # journal entries are counted as the operators use them
     config = (place.folder / "run.toml").read_text()
     (place.folder / "unpriced.toml").write_text(re.sub("(?m)^prompt_price.*$", "", config))
     unpriced = ("unpriced.toml", "--run", "unpriced", "--set", "pools.max_cost=1")

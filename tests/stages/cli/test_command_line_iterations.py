@@ -1,4 +1,4 @@
-"""Iterations as users of the command line see them: plan, going on, parts of the flow, making again, refusals."""
+"""Iterations as users of the command line see them: plan, resuming, parts of the flow, reruns, refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Place:
         return self.desk.treadle(*arguments, **self._engines)
 
     def made(self, *arguments: str) -> dict[str, str]:
-        """What a run did about each instance."""
+        """Return what a run did about each instance."""
         records = self.treadle("run", "--run", "r", "--json", *arguments).succeeded().json()
         return {one["address"]: "reused" if one["reused"] else one["same_as"] or "made" for one in records}
 
@@ -120,7 +120,7 @@ def test_a_finished_run_is_made_longer_in_parts_and_made_again_from_any_instance
     assert made == {
         **dict.fromkeys(of(1, *NAMES), "reused"),
         **{f"2/{name}": f"1/{name}" for name in ("questions", "rollouts@tutor", "scores@tutor")},
-        # The tutor says the same as any policy, but the rows tell which policy was asked.
+        # The tutor answers alike for every policy, but the rows name the policy.
         **dict.fromkeys(of(2, "rollouts@phase-1", "scores@phase-1", "selection@phase-1", "report"), "made"),
     }
     assert place.made("--from", "2/rl@phase-1")["2/rl@phase-1"] == "made"

@@ -1,4 +1,4 @@
-"""The commands of the documentation that need no GPU, engine or network are run as they stand, page by page."""
+"""The documented commands that need no GPU, engine or network are run as written, page by page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`treadle eval` as its users meet it: an ordinary run, whatever stops it, and one line for what is wrong."""
+"""`treadle eval` as its users see it: an ordinary run, whatever stops it, and one line per mistake."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_model_is_measured_in_a_run_like_any_other(desk: Desk, url: str) -> No
     assert len(scores) == 3 and all(row["correct"] for row in scores)
     questions = desk.rows("r", "1/questions", "questions")
     assert [(row["source_row"], row["split"]) for row in questions] == [(row, "heldout") for row in range(1, 4)]
-    # Its configuration stands in the run, and plain `treadle run` goes by it.
+    # The run contains its config, and plain `treadle run` uses it.
     kept = json.loads((desk.folder / "outputs/runs/r/config.json").read_text())
     assert kept["questions"]["sources"][0]["limit"] == 3 and not kept["environment"]["search"]["enabled"]
     for again in (("run", "--run", "r"), asked, ("eval", "--run", "r")):
@@ -177,7 +177,7 @@ def test_bad_rows_stop_an_evaluation_with_file_and_line(desk: Desk, url: str) ->
 
 
 def computes(request: RecordedRequest) -> Item:
-    """An agent over the chat route: it has Python compute the wages, and answers with what came out."""
+    """Return an agent over the chat route that computes the wages with Python, and answers with the output."""
     assert request.messages is not None
     said = request.messages[-1]["content"]
     if (result := re.fullmatch(r"<result>(\d+)</result>", said)) is not None:

@@ -1,4 +1,4 @@
-"""The preset `smoke` end to end: a search service, a stand-in agent and judges, one command, the whole evaluation."""
+"""The preset `smoke` end to end: a search service, a scripted agent and judges, one command, the whole evaluation."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ async def test_one_command_makes_the_whole_evaluation_and_another_run_of_it_come
     assert all(["agent", dataset] in lines for dataset in ("world-compute", "world-lookup", "all"))
     # The same numbers, to the last digit.
     assert figures(desk, "second") == values
-    # And so does the preset with nothing beside it, as it is documented, with an index and sandboxes of its own.
+    # The same for the preset alone, as documented, with its own index and sandboxes.
     alone = await asyncio.to_thread(desk.treadle, "eval", "configs/smoke.toml", "--run", "smoke")
     assert alone.succeeded().err.count("1/report: summary") == 1 and figures(desk, "smoke") == values

@@ -1,4 +1,6 @@
-"""What a new user meets: what is missing is told in one line before a model is asked, and what a figure is worth."""
+"""What a new user sees: missing parts are reported in one line before a model is asked, and scores are put in
+context.
+"""
 
 from __future__ import annotations
 

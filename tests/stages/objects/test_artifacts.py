@@ -33,7 +33,7 @@ ROWS = [thing(index) for index in range(10)]
 
 @pytest.fixture
 def tmp_path(object_root: str) -> Path:
-    """The root of the borrowed tests: `open_storage` knows a URL that went through a Path."""
+    """Return the root of the borrowed tests: `open_storage` recognises a URL converted through a Path."""
     return Path(object_root)
 
 

@@ -99,7 +99,7 @@ def test_commits_and_collections_wait_for_each_other(object_root: str) -> None:
 
 
 class Watch:
-    """Stands for the watch of leases of other machines: each is free at the second look at it."""
+    """Replaces the watch of leases of other machines: each is free at the second look."""
 
     def __init__(self) -> None:
         self.looked: list[str] = []
@@ -127,7 +127,7 @@ def test_a_long_commit_does_not_let_a_collection_hold_up_others(
 
     @contextmanager
     def hold(storage: ObjectStorage, key: str, what: str, **more: Any) -> Iterator[Any]:
-        """Takes leases, and right after the first of a collector there is a commit that has missed it."""
+        """Takes leases; right after the first one of a collector there is a commit that has missed it."""
         with hold_key(storage, key, what, **more) as lease, ExitStack() as stack:
             if key == "locks/gc.lock":
                 events.append("taken")

@@ -1,4 +1,4 @@
-"""The command line with a root in an object store: what it prints, and where it goes on after a kill."""
+"""The command line with a root in an object store: what it prints, and how it resumes after a kill."""
 
 from __future__ import annotations
 

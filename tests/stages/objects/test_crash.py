@@ -1,4 +1,4 @@
-"""`treadle run` on an object root: killed at random moments, gone on with, and held against a local run.
+"""`treadle run` on an object root: killed at random moments, resumed, and compared with a local run.
 
 A tenth of TREADLE_KILL_POINTS kills are tried; TREADLE_KILL_SEED repeats the random moments of an earlier test.
 """

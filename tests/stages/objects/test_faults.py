@@ -70,8 +70,8 @@ def test_an_endpoint_that_is_down_for_long_stops_the_stage_with_one_line_and_los
 def test_a_record_waits_for_no_endpoint(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renewal hangs meanwhile, and whoever writes records is an event loop."""
-    monkeypatch.setattr("treadle.core.journal.upload.SEAL_INTERVAL_S", 3600.0)
+    """A renewal hangs meanwhile, and records are written from an event loop."""
+    monkeypatch.setattr("treadle.core.journal_upload.SEAL_INTERVAL_S", 3600.0)
     hasty(monkeypatch)
     eager = LeaseTimes(renew_s=0.01, clock=lambda: time.now, sleep=time.pass_)
     monkeypatch.setattr("treadle.core.store.object_lease.TIMES", eager)
@@ -112,7 +112,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fault_at_any_request_leaves_the_old_state_or_the_new(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    """TREADLE_FAULT_STRIDE=1 tries every request; the next call always goes on."""
+    """TREADLE_FAULT_STRIDE=1 tries every request; the next call always resumes."""
     hasty(monkeypatch)
     expected, number, reached = None, FAULTS.index(fault) * 5 % STRIDE, True
     while reached:

@@ -72,7 +72,7 @@ def cut_short(content: bytes) -> bytes:
 
 
 def cut_behind_a_record(content: bytes) -> bytes:
-    """Nothing of what is left tells that there was more."""
+    """Truncate it where the rest does not show that there was more."""
     return content[: content.rindex(b"\xffTJ\xfe")]
 
 

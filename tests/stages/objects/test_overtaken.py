@@ -1,4 +1,4 @@
-"""A stage instance on an object root that another machine took over: what the former holder may still do."""
+"""A stage instance on an object root whose lease moved to another machine: what the former holder may still do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def overtaken(other: Run, time: Time) -> Callable[[StageContext], Mapping[str, Any]]:
-    """A stage whose machine sleeps in the middle of it, while another one takes over and completes."""
+    """Run a stage whose machine sleeps in the middle, while another one acquires the lease and completes."""
 
     def body(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"7")
@@ -55,7 +55,7 @@ def overtaken(other: Run, time: Time) -> Callable[[StageContext], Mapping[str, A
 def test_a_holder_that_was_overtaken_puts_nothing_in_force(
     run: Run, object_root: str, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, notices: bool
 ) -> None:
-    """Also where it has not noticed: the token in the record is higher than its own."""
+    """Even if it has not noticed: the token in the record is higher than its own."""
     other = on_machine(object_root, tmp_path)
     body = overtaken(other, time)
     if not notices:

@@ -245,7 +245,7 @@ def fails(act: Callable[[Storage], object], storage: Storage) -> bool:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_passes_is_not_noticed(proxy: FaultyProxy, object_root: str, fault: Fault) -> None:
-    """Also where the server did what was asked, and its answer was lost: a conditional put is then found in force."""
+    """Even if only the response was lost: a conditional put then finds its own object."""
     storage = open_storage(object_root)
     proxy.plan = lambda number, _: fault if number % 3 else None
     assert storage.put_if("x", b"1", None)

@@ -1,4 +1,4 @@
-"""What a run met of the web, on an object root: one value per key for all machines, and a record read from there."""
+"""A run's web record on an object root: one value per key for all machines, and records read from the root."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_rollouts_on_an_object_root_are_replayed_from_there_byte_for_byte(
         assert num_asked == 2 + 3 and len(expected) > 1000
         assert all("Ferns have fronds." in row["text"] and "It was here." in row["text"] for row in rows)
 
-        # Another machine makes them anew of what the run has met, with nobody left to ask.
+        # Another machine remakes them from the run's record, without any live service.
         at_new_machine("second")
         instance = bench.instance(scripted.url, environment=environment)
         forced = await asyncio.to_thread(execute, instance, Run.open(object_root, "r"), force=True)

@@ -1,4 +1,4 @@
-"""The stage `pools` where operators break, endpoints are gone or the budget is spent: what is kept, and resumed."""
+"""The stage `pools` if operators fail, endpoints are lost or the budget is spent: what is kept, and resumed."""
 
 from __future__ import annotations
 

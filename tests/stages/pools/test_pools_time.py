@@ -65,7 +65,7 @@ async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsB
 
 
 class JudgeThatGoes:
-    """Knows one answer, then cannot be reached."""
+    """Gives one answer, then becomes unreachable."""
 
     def __init__(self, **_: Any) -> None:
         self.num_asked = 0
@@ -97,12 +97,12 @@ async def test_a_judge_that_fails_after_the_time_of_a_question_does_not_make_it_
 
 
 def total(usages: list[dict[str, Any]]) -> dict[str, int]:
-    """Of the policy."""
+    """Return the sum over the policy's usage."""
     return {name: sum(one["policy"][name] for one in usages) for name in usages[0]["policy"]}
 
 
 def second_turn(then: Fault) -> Callable[[RecordedRequest], Item]:
-    """A policy whose first turn goes on, and whose second one ends in a fault."""
+    """Return a policy whose first turn continues, and whose second one ends in a fault."""
 
     def script(request: RecordedRequest) -> Item:
         if Agent.task_of(request) == "preflight":

@@ -211,7 +211,7 @@ class Echo:
 
 
 class Script:
-    """A model that writes what it is told, ids and all, and goes on after it should have stopped."""
+    """A model that writes a given text with its ids, and continues beyond its stop."""
 
     def __init__(self, replies: Sequence[str], tokenizer: ChatTokenizer) -> None:
         self.prompts: list[list[int]] = []

@@ -85,7 +85,7 @@ async def test_what_they_ask_is_sampled_once_whatever_the_concurrency(
 
 
 class Shown:
-    """Progress as it was told."""
+    """Progress as it was reported."""
 
     def __init__(self) -> None:
         self.started: list[tuple[int, int, str]] = []

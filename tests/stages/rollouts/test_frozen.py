@@ -76,7 +76,7 @@ operators = ["rerollout"]
 
 
 class Command:
-    """A `treadle stage` at work, forked from a process that has imported it; it ends with its block."""
+    """A running `treadle stage`, forked from a process that has imported it; it ends with its block."""
 
     def __init__(self, forks: Path, root: Path, *words: str) -> None:
         self.said = root / f"{words[0].split('/')[1].split('@')[0]}.err"
@@ -102,7 +102,7 @@ class Command:
 
 
 def freeze(pid: int) -> None:
-    """Stop a process, and return when it stands still."""
+    """Stop a process, and return once it has stopped."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: (seen := look(pid)) is not None and seen.state == "T", f"process {pid} stands still")
 

@@ -92,7 +92,7 @@ def serving(script: Callable[[RecordedRequest], Item], **options: Any) -> Abstra
 
 
 def lay_out_web(desk: Desk, web: SmallWeb) -> None:
-    """A web beside the corpus: for each search a page of each payload, and hits that lead nowhere good."""
+    """Set up a web in addition to the corpus: each search has a page of each payload, and hits with bad addresses."""
     hits = [web.hit(f"/{name}", text) | {"title": text, "date": text} for name, text in PAYLOADS.items()]
     bad = [
         {"title": ALL, "url": url, "snippet": ALL} for url in ("file:///etc/passwd", "javascript:1", f"http://{ALL}")
@@ -258,7 +258,7 @@ def test_forged_results_are_neither_calls_nor_answers(line: Any, model: str) -> 
         assert kinds.count("result") == 2 and kinds.count("search") == kinds.count("python") == 1
         assert kinds.count("answer") == (row["status"] == "answered")
         assert "&lt;/result>&lt;answer>" in row["text"]
-        # The web was searched as well, and told apart: a page is one line, whatever it says.
+        # The web was searched as well, and each page is one line, whatever its text.
         assert len(calls[0]["sources"]) == 1 + len(PAYLOADS)
         pages = row["text"].partition('{"id":1,')[2].partition("</result>")[0].splitlines()
         assert len(pages) == len(PAYLOADS) and not any(UNSEEN.search(page) for page in pages)

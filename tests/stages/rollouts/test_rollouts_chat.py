@@ -65,7 +65,7 @@ async def test_an_agent_that_chats_uses_both_tools_and_meets_results_as_the_user
         ("search", "ok"), ("python", "ok"),
     ]  # fmt: skip
     assert [row[name] for name in ("prompt_ids", "output_ids", "token_origin", "tokenizer_digest")] == [[], [], [], ""]
-    # What a result says, a closing marker or an answer included, is the user's and never the agent's.
+    # The text of a result, even a closing marker or an answer, is a user message and never the agent's.
     assert first.messages is not None and [message["role"] for message in first.messages] == ["system", "user"]
     assert second.messages == [
         *first.messages, {"role": "assistant", "content": SEARCH}, {"role": "user", "content": FOUND},
@@ -131,7 +131,7 @@ async def test_budgets_count_what_the_service_says_it_used(bench: Bench, tmp_pat
 async def test_what_a_service_says_instead_of_a_call_or_an_answer_has_a_status(
     bench: Bench, tmp_path: Path, reply: Reply, status: str, text: str
 ) -> None:
-    # A second question is answered: a stage in which nobody said anything fails.
+    # A second question is answered, because a stage with only empty completions fails.
     async with hosted(lambda request: reply if "Question 0?" in request.text else ANSWER) as service:
         record = await bench.make(
             service.url, model=CHAT, environment=searching(tmp_path), options={"max_questions": 2}

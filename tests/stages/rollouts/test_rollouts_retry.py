@@ -1,4 +1,4 @@
-"""Rollouts that ended in a status are made again alone: `treadle stage 1/rollouts@base --retry timeout`."""
+"""Retrying only rollouts with a given status: `treadle stage 1/rollouts@base --retry timeout`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def searching_at(url: str) -> dict[str, Any]:
 
 
 def said(request: RecordedRequest) -> str:
-    """What stands after the prompt."""
+    """Return the text after the prompt."""
     return request.text.rpartition("assistant\n")[2]
 
 

@@ -67,7 +67,7 @@ async def test_one_agent_has_equal_rows_whatever_its_server_does_with_stop_strin
         assert {name: row[name] for name in same} == {name: kept[name] for name in same}, stops
         kinds = [[(one["kind"], one["text"]) for one in json.loads(each["segments"])] for each in (row, kept)]
         assert kinds[0] == kinds[1]
-        # The record says how often a marker was put back.
+        # The record counts how often a marker was restored.
         assert record.metrics.get("odd_marker_put_back", 0) == (3 if stops in ("named", "dropped") else 0)
         if route == "ids":
             assert TOKENIZER.decode(row["output_ids"]) == row["text"]

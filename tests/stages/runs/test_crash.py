@@ -1,4 +1,4 @@
-"""Runs killed at random moments, gone on with, and held against a run that nothing disturbed.
+"""Runs killed at random moments, resumed, and compared with an undisturbed run.
 
 TREADLE_KILL_POINTS sets the number of kills (20), TREADLE_KILL_SEED repeats the random moments of an earlier test.
 """
@@ -45,7 +45,7 @@ LONGEST_LIVES = (0.5, 1.2)
 
 @dataclass(slots=True)
 class Life:
-    """One process of a run: what it asked, and what was recorded when it was gone."""
+    """One process of a run: its requests, and what was recorded after its end."""
 
     killed: bool
     seconds: float
@@ -55,7 +55,7 @@ class Life:
 
 @dataclass(slots=True)
 class Tally:
-    """What all kills of a test came to."""
+    """Totals over all kills of a test."""
 
     kills: int = 0
     runs: int = 0
@@ -100,7 +100,7 @@ def moments(capsys: pytest.CaptureFixture[str]) -> random.Random:
 
 
 def live(bench: CrashBench, root: Path, undisturbed: Outcome, kill_after_s: float | None, *command: str) -> Life:
-    """Let a process of the run live for so long, or to its end."""
+    """Let a process of the run live for this long, or to its end."""
     begin, began = bench.log_end(), time.monotonic()
     with bench.life(root, *command) as process:
         with suppress(subprocess.TimeoutExpired):
@@ -114,12 +114,12 @@ def live(bench: CrashBench, root: Path, undisturbed: Outcome, kill_after_s: floa
 
 
 def nothing_is_left(orphans: list[Seen]) -> None:
-    """What a killed process had started ends by itself, soon."""
+    """Wait for the processes that a killed one had started to end by themselves."""
     until(lambda: not any(seen.lives() for seen in orphans), f"the end of {[seen.name for seen in orphans]}", 30.0)
 
 
 def moment_of(root: Path) -> str:
-    """What a killed run was at."""
+    """Return what a killed run was doing."""
     run = run_of(root)
     states = {} if run is None else {status.address: status.state for status in run.statuses()}
     assert not {"running", "failed", "interrupted"} & set(states.values()), states
@@ -210,7 +210,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_been(
 
 @pytest.fixture(scope="module")
 def all_recorded(bench: CrashBench, undisturbed: Outcome) -> Path:
-    """A run killed when the last rollout was in the journal and none in an artifact."""
+    """Return a run killed when the last rollout was in the journal and none in an artifact."""
     for number in range(10):
         root = bench.folder / f"recorded-{number}"
         with bench.life(root) as process:
@@ -276,7 +276,7 @@ def num_attempts(root: Path) -> int:
 
 
 def length_of_attempt(bench: CrashBench, template: Path, root: Path) -> float:
-    """How long writing and publishing all recorded rows takes, in seconds."""
+    """Return how long writing and publishing all recorded rows takes, in seconds."""
     shutil.copytree(template, root)
     run = run_of(root)
     assert run is not None
@@ -290,7 +290,7 @@ def length_of_attempt(bench: CrashBench, template: Path, root: Path) -> float:
 
 
 def kill_in_attempt(bench: CrashBench, root: Path, after_s: float) -> bool:
-    """Kill a process so long after its attempt at the rollouts began; False if it had ended by then."""
+    """Kill a process this long after its attempt at the rollouts began; False if it had ended by then."""
     number = num_attempts(root) + 1
     with bench.life(root, "stage", str(ROLLOUTS)) as process:
         wait_for_attempt(process, root, number)

@@ -58,7 +58,7 @@ def test_of_processes_that_start_together_one_does_the_work(tmp_path: Path, undi
     called = [line for out, _ in ends for line in out.splitlines() if line.startswith("call")]
     assert len(called) == len(set(called)) == 200
     for child, (_, error) in zip(children, ends, strict=True):
-        # The others came while it was at work, or when all had been done.
+        # The others arrived while it was running, or after it had finished.
         assert child.returncode == 0 or ("RunError" in error and "is being run by process" in error), error
     record = Run.open(tmp_path, "r1").record(ADDRESS)
     assert record is not None
@@ -67,7 +67,7 @@ def test_of_processes_that_start_together_one_does_the_work(tmp_path: Path, undi
 
 
 def run_program(root: Path, kill_at: int | None = None) -> list[str]:
-    """Lines that it printed; killed after so many of them."""
+    """Run the program; return the lines that it printed; kill it after this number of them."""
     lines: list[str] = []
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(root)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

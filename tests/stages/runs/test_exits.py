@@ -1,6 +1,6 @@
-"""Results that are none, or next to none: the stage fails, says why and how often, and leaves no record.
+"""Empty or nearly empty results: the stage fails, gives the cause and count, and leaves no record.
 
-The rest of docs/behaviour/exits.md is shown by the tests of the stages themselves.
+The rest of docs/behaviour/exits.md is tested with the stages themselves.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Settings(Section):
 
 
 def ask(context: StageContext, owner: str, unit: str) -> bytes:
-    """An answer that costs much: from the journal, else worked out and recorded."""
+    """Return a costly answer: from the journal, or computed and recorded."""
     known = context.journal.get(owner, unit)
     if known is None:
         ASKED.append(f"{context.settings.count} {owner} {unit}")
@@ -87,7 +87,7 @@ def counting(number: int) -> Instance:
 
 
 def work(root: Path) -> None:
-    """The whole small run: two stages, then the first once more with another setting, and again from nothing."""
+    """Run the whole small run: two stages, then the first again with another setting, and again with force."""
     run = create_or_open_run(root, "r1", {"count": 5}, {"count": 5}, "count = 5\n")
     squares = Instance(address=SQUARING, stage=SQUARE, settings=Section(), inputs={"numbers": (COUNTING,)})
     execute(counting(2), run)
@@ -105,7 +105,7 @@ def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """What a run that nothing disturbs does and leaves."""
+    """Results and files of an undisturbed run."""
 
     steps: list[str]
     files: dict[str, str]
@@ -134,7 +134,7 @@ def faults_of(steps: list[str], stride: int) -> list[Fault]:
 
 
 def suffer(root: Path, fault: Fault, steps: list[str]) -> None:
-    """Work on a disk that fails. A failure is told in one line, as one of the disk; half a write is none."""
+    """Work on a failing disk. A failure is reported in one line as a disk error; no partial write remains."""
     disk = Disk(root, fault)
     with watched(disk):
         try:
@@ -158,7 +158,7 @@ def be_killed(root: Path, fault: Fault, steps: list[str]) -> None:
 
 
 def check_states(root: Path, digests: set[str]) -> None:
-    """Whatever is there is whole and right: the old, or the new, or nothing yet."""
+    """Check that every file is complete and correct: the old version, the new one, or absent."""
     assert {path.name for path in root.glob("artifacts/*/[!.]*")} <= digests
     if list_runs(root) == []:
         return
@@ -175,7 +175,7 @@ def check_states(root: Path, digests: set[str]) -> None:
 
 
 def check_tidy(root: Path) -> None:
-    """The run says that all is done, and nothing is left of the work."""
+    """Check that the run is reported as finished and no work files remain."""
     assert {status.state for status in Run.open(root, "r1").statuses()} == {"completed"}
     assert not list(root.rglob(".tmp-*"))
     assert not list(root.glob("runs/r1/journal/*/*/*"))

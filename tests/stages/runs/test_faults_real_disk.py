@@ -1,7 +1,7 @@
 """`treadle run`, all stages, on a real disk that is full, may hold few files, caps their length, or is read-only.
 
-Here parquet files and arrays are written by their own native code, where `test_faults_command_line.py` knows only what
-Python writes. TREADLE_FAULT_STRIDE=1 tries every size, page by page; the default every 37th and one in the middle.
+Parquet files and arrays are written by their own native code here, while `test_faults_command_line.py` only covers
+writes by Python. TREADLE_FAULT_STRIDE=1 tries every size, page by page; the default every 37th and one in the middle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ needs_namespaces = pytest.mark.skipif(bool(namespaces()), reason=f"no mount name
 
 
 def try_sizes(sizes: range, attempt: Callable[[int], str]) -> list[str]:
-    """Try every n-th size and the ends; returns what was said of each failure. The largest is enough for the run."""
+    """Try every n-th size and both ends; return the message of each failure. The largest is enough for the run."""
     wanted = sorted({*sizes[::STRIDE], sizes[len(sizes) // 2], sizes[-1]})
     said = []
     for size in wanted:
@@ -60,7 +60,7 @@ def test_a_full_disk_costs_a_line_and_the_run_goes_on_when_there_is_room(
 
     # One page is the least that can be had; a file takes one inode, a folder too.
     said = try_sizes(range(1 if limit == "size" else 2, 160), attempt)
-    # The library of the index may know no more than that its writer was killed.
+    # The index library may only report that its writer was killed.
     meaning = "disk is full: free space" if limit == "size" else "all its inodes are in use"
     assert len(said) >= 2 and all(meaning in line or "index cannot be stored" in line for line in said), said
 

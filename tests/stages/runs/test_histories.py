@@ -49,7 +49,7 @@ class Settings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process at the instance: its settings, and how and after how many steps it ends, if not by itself."""
+    """One process at the instance: its settings, and how and after how many steps it ends, if it is stopped."""
 
     count: int
     force: bool
@@ -72,7 +72,7 @@ LIVES = st.builds(
 
 @dataclass(slots=True)
 class Model:
-    """What has to be on the disk."""
+    """The expected state of the disk."""
 
     journals: dict[int, dict[tuple[str, str], str]] = field(default_factory=dict)
     """Setting -> what its journal holds; the unit of a final row is empty."""
@@ -206,7 +206,7 @@ def check(root: Path, model: Model) -> None:
         assert not any(run.verify().values())
         assert list(run.rows(record.outputs["answers"]).rows()) == model.rows
     status = run.status(ADDRESS)
-    # What a forced attempt would make again stays in force while it is cut off.
+    # A result stays current while a forced attempt that would replace it is interrupted.
     cut_off = model.state if model.in_force and model.forced == model.in_force else None
     expected_state = "completed" if cut_off else model.state
     assert (status.state, status.forced_state, status.num_attempts) == (expected_state, cut_off, model.attempts)

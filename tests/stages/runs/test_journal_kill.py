@@ -1,4 +1,4 @@
-"""The journal under SIGKILL: what was acknowledged is there."""
+"""The journal under SIGKILL: acknowledged records survive."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def test_a_kill_costs_nothing_that_was_acknowledged(tmp_path: Path, acknowledged
     with Journal(tmp_path) as journal:
         for index in range(last + 1):
             assert journal.finished(f"o{index}") == str(index).encode() * 100
-        # At most the one that was being written is there without having been acknowledged.
+        # At most the record being written survives without having been acknowledged.
         assert journal.num_finished in (last + 1, last + 2)
         assert journal.num_damaged == 0

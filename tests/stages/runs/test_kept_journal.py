@@ -161,7 +161,7 @@ def test_gaps_that_cannot_be_filled_yet_leave_the_result_in_force(run: Run) -> N
     assert execute(instance, run).reused
     status = run.status(ADDRESS)
     assert (status.state, status.gaps_state, status.forced_state) == ("completed", "failed", None)
-    # With other settings there is no such result.
+    # There is no such result with other settings.
     with pytest.raises(RolloutsOwed):
         execute(replace(instance, settings=instance.settings.model_copy(update={"count": 9})), run)
     is_down.clear()

@@ -1,4 +1,4 @@
-"""What a killed run leaves behind: nothing, though it had started a server and programs of a model."""
+"""A killed run leaves no process behind, although it had started a server and programs of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def at_work(pid: int) -> list[Seen]:
-    """All below a process, once a run there has its server up and a program at work in a sandbox; empty until then."""
+    """Return all descendants of a process once its server is up and a sandboxed program runs; empty until then."""
     members = family(pid)
     return members if sum(seen.name == NAME for seen in members) >= 2 else []
 
@@ -94,7 +94,7 @@ signal.pause()
 
 
 def whoever_watches_its_parent_has_looked() -> None:
-    """Another process begins to watch its parent, loses it, and ends: so much later all others have looked, too."""
+    """Wait as long as one more process takes to notice the loss of its parent: by then all others have noticed, too."""
     command = f"{shlex.join([sys.executable, '-c', WATCHING])} & echo $!; wait"
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -50,7 +50,7 @@ def edited(rows: Sequence[Row], number: int, **changes: Any) -> list[Row]:
 
 
 def answer(request: RecordedRequest) -> Item:
-    """A rollout's answer tells its seed, so that another rollout is another row."""
+    """Return an answer containing the rollout's seed, so that different rollouts have different rows."""
     return f"<think>t</think><answer>\\boxed{{{request.body['seed']}}}</answer>"
 
 
@@ -65,7 +65,7 @@ def failing_on_the_last(broken: Sequence[bool]) -> Callable[[RecordedRequest], I
 
 
 class Twice:
-    """A run in a folder or an object store whose rollouts are made, and made again after a change."""
+    """A run in a folder or an object store whose rollouts are made, and remade after a change."""
 
     def __init__(self, root: Path | str) -> None:
         self.run = Run.create(root, "r", {}, {})
@@ -185,7 +185,7 @@ async def test_force_asks_everything_again(tmp_path: Path) -> None:
 
 
 async def test_work_of_an_unfinished_attempt_is_reused_after_the_questions_were_edited(tmp_path: Path) -> None:
-    """There is no result yet: the journal alone knows what was paid for."""
+    """There is no result yet: paid requests are only in the journal."""
     twice, broken = Twice(tmp_path), [True]
     reply = failing_on_the_last(broken)
     async with server(reply) as scripted:

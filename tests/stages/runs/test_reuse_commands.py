@@ -1,4 +1,4 @@
-"""What `treadle run` says before it pays again, and that a killed run keeps what was paid for when questions change."""
+"""`treadle run` announces repeated costs, and a killed run keeps paid work when questions change."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def made(folder: Path) -> Iterator[tuple[Desk, str]]:
 
 
 def again(desk: Desk, url: str, *more: str) -> tuple[str, str, int]:
-    """What the dry run says and what the run says of its rollouts, and the rollouts that the server is asked for."""
+    """Return the rollout counts of the dry run, of the run, and of requests at the server."""
     pattern = re.compile(r"^1/rollouts@base: (\d+ of .*)$", re.MULTILINE)
     dry = desk.treadle("run", "my.toml", "--run", "r", "--dry-run", *more).succeeded().out
     before = num_requests(url)

@@ -52,7 +52,7 @@ class AtWork:
         self.root, self.process, self.log = root, process, log
 
     def shard(self) -> int | None:
-        """The shard in whose journal it has recorded something and of which it has told no end."""
+        """Return the shard whose journal has records of it but no end."""
         logs = self.root.glob(f"runs/{RUN}/attempts/{ROLLOUTS}/1/{self.log}")
         lines = [line for log in logs for line in log.read_text().splitlines() if "core.shards: work" in line]
         if not lines or "working at shard" not in lines[-1]:
@@ -63,7 +63,7 @@ class AtWork:
         return index if found and found[-1][1].stat().st_size > HEADER_BYTES else None
 
     def freeze_within_a_shard(self) -> int:
-        """Stop it where a shard is begun and not ended; returns which."""
+        """Stop it while a shard is started and not ended; return which."""
         while True:
             until(lambda: self.process.poll() is not None or self.shard() is not None, "a shard is begun")
             assert freeze(self.process), said(self.root)
@@ -75,7 +75,7 @@ class AtWork:
 
 
 def nobody_writes(root: Path) -> bool:
-    """Whether no process was stopped in a conditional put, for which all others would wait."""
+    """Return whether no process was stopped in a conditional put, which would block all others."""
     with (root / ".put_if.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,7 +104,7 @@ def end(process: subprocess.Popen[bytes], root: Path, code: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Alone:
-    """What one process made."""
+    """The results of a single process."""
 
     files: dict[str, str]
     asked: set[int]
@@ -239,7 +239,7 @@ def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_mor
 
 @pytest.mark.parametrize("is_down", [False, True])
 async def test_pools_made_in_shards_are_those_made_in_one_piece(tmp_path: Path, is_down: bool) -> None:
-    """Also where a helper model is gone and what there is of each question is accepted."""
+    """Even if a helper model is lost and the partial work of each question is accepted."""
     made: list[Any] = []
     for num_shards in (1, 3):
         bench = PoolsBench(tmp_path / str(num_shards), [{"question": f"Which {number}?"} for number in range(4)])
@@ -254,6 +254,6 @@ async def test_pools_made_in_shards_are_those_made_in_one_piece(tmp_path: Path, 
             options["max_error_rate"] = 1.0
             record = await bench.make(urls, options=options, accept_failures=is_down)
         assert {row["status"] for row in bench.rows(record, "pool_questions")} == {"partial" if is_down else "ok"}
-        # Where a server is down the causes name its port.
+        # If a server is down, the causes name its port.
         made.append([row["text"] for row in bench.rows(record)] if is_down else record.outputs)
     assert made[0] == made[1] and made[0]

@@ -99,7 +99,7 @@ def test_ctrl_c_and_another_one_end_a_run_on_its_terminal(desk: Desk, slow: str)
     with on_terminal(desk.folder, "run", "run.toml", "--run", "r", *MANY) as terminal:
         until(lambda: num_requests(slow) - before >= PREFLIGHT + 3, "it is at work")
         terminal.type(CTRL_C)
-        # Whether the second one comes in time or not, what is said is one of two lines.
+        # Whether the second one arrives in time or not, the message is one of two lines.
         terminal.type(CTRL_C)
         assert terminal.ended() == 130
     assert "Traceback" not in terminal.shown

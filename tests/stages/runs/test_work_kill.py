@@ -56,7 +56,7 @@ def command(root: Path) -> tuple[str, ...]:
 
 
 def recorded(root: Path, turns: dict[int, Turn]) -> set[Turn]:
-    """Requests whose answers the journals of all shards hold, or the result; others may be at work there."""
+    """Return the requests answered in the journals of all shards or in the result; other processes may be running."""
     run = run_of(root)
     if run is None or not (attempts := run.attempts(ROLLOUTS)):
         return set()
@@ -133,13 +133,13 @@ def test_killed_helpers_and_runs_lose_nothing_and_ask_nothing_again(
                 killed[f"{name} at a shard" if works else name] += 1
                 until(lambda seen=left: not remaining(seen), "the end of its children", 30.0)
                 assert processes[name].pid not in shard_holders(root)
-                # Looked at first: what is recorded by now is not asked for from here on.
+                # Read this first: requests recorded by now are not repeated later.
                 now = recorded(root, turns)
                 assert known <= now, "the journals lost something"
                 check_new(bench, seen_to, known, turns, seed)
                 known, seen_to = now, bench.log_size()
             assert processes["run"].wait(300.0) == 0, said(root)
-            # It looks for more work now and then, and would end by itself.
+            # It polls for more work, and would end by itself.
             orphans = kill_alone(processes["helper"]) or []
             until(lambda seen=orphans: not remaining(seen), "the end of its children", 30.0)
         finally:

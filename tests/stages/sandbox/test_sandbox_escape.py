@@ -22,7 +22,7 @@ ROOM_MIB = 64
 
 
 def _allowed(name: str, outcome: dict[str, Any]) -> bool:
-    """Whether a program ended as it has to."""
+    """Return whether a program ended as required."""
     status, text = outcome["status"], outcome["text"]
     if name in ENDLESS:
         return (status, text) == ("timeout", "Execution Timeout")
@@ -45,7 +45,7 @@ def test_no_probe_gets_anything(user: str, kind: str) -> None:
     wrong = {name: outcome for name, outcome in outcomes.items() if not _allowed(name, outcome)}
     seen = {name for name in GLIMPSES if wrong.pop(name, {"status": ""})["status"] == "ok"}
     assert wrong == {}
-    # What the documentation says of the second level is neither more nor less than the truth.
+    # The documentation of the second level is exact.
     assert seen == (set(GLIMPSES) if kind == "landlock" else set())
     assert {name: outcome["survivors"] for name, outcome in outcomes.items() if outcome["survivors"]} == {}
     assert report["left"] == []
@@ -53,7 +53,7 @@ def test_no_probe_gets_anything(user: str, kind: str) -> None:
     limits = {name: sandbox_probes.ENDLESS_LIMIT_S if name in ENDLESS else PATIENT_LIMIT_S for name in outcomes}
     assert {name for name, outcome in outcomes.items() if outcome["seconds"] > limits[name] + 1} == set()
     assert report["host_memory_mib"] <= ROOM_MIB
-    # What those hold that fill their own limit, the limit says; all others stay far below it.
+    # A probe that fills its own limit is stopped by it; all others stay far below it.
     held = {name: outcome["memory_mib"] for name, outcome in outcomes.items() if name not in HEAVY}
     assert {name: mib for name, mib in held.items() if mib > ROOM_MIB} == {}
     assert any(held.values())

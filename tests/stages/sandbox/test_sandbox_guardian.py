@@ -1,4 +1,4 @@
-"""The process that starts sandboxes: what Treadle gets to know where it cannot start one, ends, or does not answer."""
+"""The process that starts sandboxes: how Treadle notices that it cannot start one, ends, or does not respond."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STOPPED = (
 
 
 def be_impatient(patch: pytest.MonkeyPatch) -> None:
-    """Wait for what does not come only as long as a test may last; to be undone before something has to come again."""
+    """Shorten waiting for events that never occur; undo it before waiting for one that must occur."""
     for name in ("_SEND_S", "_CLOSE_S"):
         patch.setattr(guardian_module, name, 0.2)
     for name in ("_GONE_S", "_FORCED_S"):
@@ -109,7 +109,7 @@ def test_when_its_socket_closes_it_ends_with_all_that_it_had_started(tmp_path: P
         guardian._requests.close()
         assert (
             guarded.news.read() == b""
-        )  # Closed by its end: a byte more would tell of a process that ended by itself.
+        )  # Closed by its end: one more byte would report a process that ended by itself.
         until(lambda: not started.lives() and not worker.lives(), "the end of the guardian and of what it had started")
         close(guarded)
 

@@ -1,4 +1,4 @@
-"""What is left of sandboxes when the process that makes them is killed while it does: nothing."""
+"""No sandbox remains if the process that makes them is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Host:
         until(self.half_made, "bubblewrap has made its child")
 
     def half_made(self) -> bool:
-        """Whether there is a bubblewrap with a child that waits for it."""
+        """Return whether a bubblewrap has a child that waits for it."""
         found = [seen for seen in marked(self.marker) if seen.lives()]
         return any(one.parent == other.pid for one in found for other in found)
 
@@ -78,7 +78,7 @@ def host_of(user: str, kind: str) -> Iterator[Host]:
 @pytest.mark.covers("flywheel-5")
 @pytest.mark.parametrize("user", USERS)
 def test_no_half_made_sandbox_is_left(user: str) -> None:
-    """bubblewrap's child waits for its parent, and would for ever: the parent dies with what started it."""
+    """bubblewrap's child waits for its parent without limit: the parent is killed together with its starter."""
     with host_of(user, "bubblewrap") as host:
         host.begin_stuck()
         host.kill()

@@ -1,4 +1,4 @@
-"""What sandboxes may hold together, their devices, and that ordinary programs do not notice any of it."""
+"""Combined limits of sandboxes, their devices, and ordinary programs unaffected by them."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_only_root_gives_each_sandbox_its_own_devices(user: str) -> None:
 
 
 def _holding(code: str) -> subprocess.Popen[bytes]:
-    """Start a process that has one child, which runs code, says so and waits for its input to end."""
+    """Start a process that has one child, which runs code, reports that, and waits for its input to end."""
     child = f"{code}\nimport sys\nprint(flush=True)\nsys.stdin.read()"
     parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])"
     process = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -291,7 +291,7 @@ def test_a_process_gets_a_cgroup_that_is_removed_and_tells_whether_memory_ran_ou
             command = ["/bin/sh", "-c", script, str(tmp_path)]
             guarded = guardian.start(command, env={}, cwd=Path("/"), cgroup=wanted)
             news.append(finish(guarded, b"", 20)[0])
-    # A folder with an ordinary file stands for the one that was full; it can only not be removed.
+    # A folder with an ordinary file replaces the full one; it cannot be deleted either.
     assert [(one.code, one.oom) for one in news] == [(0, False), (0, True), (3, False)]
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -337,7 +337,7 @@ async def test_no_cgroup_is_left_when_its_processes_are_killed_from_outside(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = _group_folder()
-    if parent is None:  # Whoever may not make one leaves none.
+    if parent is None:  # A user without permission to make one leaves none.
         return
     monkeypatch.setattr(cgroup, "parent", lambda: parent)
     hold = "import os, time\nheld = bytearray(200 << 20)\nfor _ in range(8):\n    os.fork() or time.sleep(60)\n"
@@ -399,7 +399,7 @@ def test_device_nodes_that_were_left_are_deleted_by_a_later_start(
 
 def test_a_real_cgroup_ends_what_holds_too_much_on_machines_that_have_one(tmp_path: Path) -> None:
     parent = cgroup.parent()
-    if parent is None:  # The tests above show the same with folders that stand in for cgroups.
+    if parent is None:  # The tests above check the same with folders in place of cgroups.
         return
     wanted: dict[str, object] = {"parent": str(parent), "limits": {"memory.max": str(64 * MEBIBYTE)}}
     with Guardian() as guardian:

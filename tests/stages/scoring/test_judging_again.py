@@ -1,4 +1,4 @@
-"""Judging a finished run again from the command line: other judges, other votes, and no rollout is made again."""
+"""Judging a finished run again from the command line: other judges, other votes, and no new rollouts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def judged_by(*names: str) -> tuple[str, ...]:
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     desk = Desk(tmp_path)
-    # The tutor does not know them, so that judges are asked about each answer.
+    # The tutor's answers are unknown to the rules, so judges are asked about each one.
     desk.write("questions.jsonl", *({"question": f"What is thing {n}?", "answer": f"thing {n}"} for n in range(4)))
     return desk
 
@@ -103,7 +103,7 @@ async def test_a_judge_that_judges_no_longer_does_not_become_an_agent(desk: Desk
             assert made == ["1/questions", "1/rollouts@base", "1/scores@base", "1/report"]
             done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", "--set", 'flow.models=["large"]')
             done.failed("flow.models[0]: 'base' -> 'large'", code=1)
-            # The file that the run was begun with knows nothing of the judge.
+            # The initial config file of the run does not contain the judge.
             (await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r")).succeeded()
 
 

@@ -1,4 +1,4 @@
-"""Exact numbers are equal only if exact arithmetic says so, however large or close they are."""
+"""Exact numbers are equal only if exact arithmetic confirms it, however large or close they are."""
 
 from __future__ import annotations
 

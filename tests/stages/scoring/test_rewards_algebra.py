@@ -1,6 +1,6 @@
-"""One rule for answers: what `scores` gives for selection is what a reward gives, with TRL and with verl.
+"""One rule for answers: the scores used for selection equal the rewards, with TRL and with verl.
 
-With the confined computer algebra, and with policies that say what a script says.
+With the confined computer algebra, and with scripted policies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SETTINGS = EnvironmentSettings.model_validate(ENVIRONMENT)
 COLOURS = ("red", "green", "blue")
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
-# What is said, gold answer, options, domain, scorer, correctness.
+# Response, gold answer, options, domain, scorer, correctness.
 CASES: list[tuple[str, str, tuple[str, ...], str, str | None, float]] = [
     ("x+1", "1+x", (), "math", None, 1.0),
     ("x+2", "1+x", (), "math", None, 0.0),
@@ -66,7 +66,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def by_selection(tmp_path: Path, options: ScoresOptions) -> list[float]:
-    """What `scores` gives, from which questions are selected."""
+    """Return what `scores` gives, which selection uses."""
     asked = [
         {**question(row["question_key"], row["answers"], row["domain"], row["choices"]), "scorer": row["scorer"]}
         for row in rows()
@@ -79,7 +79,7 @@ def by_selection(tmp_path: Path, options: ScoresOptions) -> list[float]:
 
 
 class Policy:
-    """Says of each question what its case says."""
+    """Gives for each question the answer of its case."""
 
     def __init__(self, codec: ChatTokenizer) -> None:
         self.codec = codec
@@ -149,7 +149,7 @@ async def by_verl(tmp_path: Path, codec: ChatTokenizer, job: Path) -> list[float
 
 
 def by_verls_reward(tmp_path: Path, job: Path) -> list[float]:
-    """What verl is told of a trajectory that came without a reward."""
+    """Return verl's reward for a trajectory that arrived without one."""
     return [
         compute_score(
             made["data_source"],

@@ -209,7 +209,7 @@ def test_no_answer_runs_as_python(checker: SymbolicChecker, tmp_path: Path, text
 
 @pytest.fixture(scope="module")
 def confined(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a confined process said of itself."""
+    """Return what a confined process reported."""
     folder = tmp_path_factory.mktemp("confined")
     command = [sys.executable, "-W", "ignore", confined_algebra.__file__, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

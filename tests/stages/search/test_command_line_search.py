@@ -30,7 +30,7 @@ symbolic = false
 
 
 class Retriever(ThreadingHTTPServer):
-    """A service that tells `fingerprint` (None: it has no route for that) and finds one document."""
+    """A service with this `fingerprint` (None: it has no route for it) that finds one document."""
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Answers)
@@ -82,7 +82,7 @@ def tutor_url() -> Iterator[str]:
 @pytest.fixture
 def desk(tmp_path: Path, tutor_url: str) -> Desk:
     desk = Desk(tmp_path)
-    # The tutor searches for what it does not know.
+    # The tutor searches for unknown facts.
     desk.write("questions.jsonl", {"question": "Who is the oldest of them?", "answer": "x"}, *QUESTIONS)
     return desk
 
@@ -108,7 +108,7 @@ def test_a_run_is_locked_to_the_index_that_it_was_begun_with(desk: Desk, tutor_u
     digests = {row["environment_digest"] for run_id in ("r", "other")
                for row in desk.rows(run_id, "1/rollouts@tutor", "rollouts")}  # fmt: skip
     assert len(digests) == 2
-    # With nothing to do no service is needed, wherever the configuration comes from.
+    # A finished run needs no service, wherever the config comes from.
     for given in ((), ("run.toml",)):
         done = desk.treadle("run", *given, "--run", "r", "--json").succeeded()
         assert all(record["reused"] for record in done.json())

@@ -1,4 +1,6 @@
-"""What search services of any making may answer, and what is refused at once: docs/behaviour/retrieval.md."""
+"""Responses that third-party search services may send, and which are refused immediately:
+docs/behaviour/retrieval.md.
+"""
 
 from __future__ import annotations
 

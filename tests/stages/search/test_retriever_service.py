@@ -263,7 +263,7 @@ async def test_parallel_queries_are_encoded_together(tmp_path: Path, monkeypatch
         assert (await client.get("/health"))[0] == 200
         encoder.go.release(16)
         assert {status for status, _ in await asyncio.gather(*searches)} == {200}
-    # What came while the first ones were being encoded is one more batch, where one by one they would be 16.
+    # Requests that arrived during the first encoding are one more batch, instead of 16.
     assert len(encoder.batches) <= 2 and sum(map(len, encoder.batches)) == 16
 
 

@@ -1,4 +1,4 @@
-"""The search tool over services: the same texts as in process, and what time-outs, outages and refusals come to."""
+"""The search tool over services: the same texts as in process, and how timeouts, outages and refusals are reported."""
 
 from __future__ import annotations
 

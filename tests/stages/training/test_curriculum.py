@@ -1,6 +1,6 @@
-"""Phases one after the other: sampled from the policy before, selected, trained, gone on with, started again.
+"""Phases in sequence: sampled from the previous policy, selected, trained, resumed, started again.
 
-The tutor stands for every policy, and a scripted process for the engine of `rl`.
+The tutor replaces every policy, and a scripted process replaces the engine of `rl`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Curriculum:
     served: list[str] = field(default_factory=list)
 
     def make(self, script: dict[str, Any] | None = None) -> dict[str, StageRecord]:
-        """Run the whole flow, or go on with it; records by address."""
+        """Run or resume the whole flow; return records by address."""
         made, items = {}, flow_instances(self.config)
         with scripted(self.start.parent, **(script or {})), making(items, self.run, self.config) as turns:
             for turn in turns:

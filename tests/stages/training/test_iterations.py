@@ -1,6 +1,6 @@
-"""The whole loop over iterations: each from the last checkpoint of the one before, killed, gone on, made longer.
+"""Whole iterations: each starts from the last checkpoint of the previous one; killed, resumed, extended.
 
-The tutor stands for every model that is served, a function for the engine of `sft`, and a scripted process for that of
+The tutor replaces every served model, a function the engine of `sft`, and a scripted process that of
 `rl`.
 """
 
@@ -78,7 +78,7 @@ class Loop:
         return open_run(self.root, "r", self.config(iterations))
 
     def make(self, iterations: int, script: dict[str, Any] | None = None) -> dict[str, StageRecord]:
-        """Run the whole flow, or go on with it; records by address."""
+        """Run or resume the whole flow; return records by address."""
         run, config, made = self.run(iterations), self.config(iterations), {}
         with scripted(self.start.parent, **(script or {})), making(flow_instances(config), run, config) as turns:
             for turn in turns:
@@ -91,7 +91,7 @@ class Loop:
 
 
 def fine_tuned(start: Path) -> Any:
-    """Stands for `fine_tune`: hands over the model that it began with."""
+    """Replace `fine_tune`: return the start model unchanged."""
 
     def fine_tune(folder: TrainingFolder, yaml: str, options: EngineOptions, **listeners: Any) -> Training:
         prepared = {"tokenizer_digest": ChatTokenizer.load(start).digest, "revision": ""}
@@ -135,7 +135,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
 
 @contextmanager
 def patched(loop: Loop, noisy: str, strong: str) -> Iterator[None]:
-    """Without engines: whoever is served is the tutor."""
+    """Replace engines: every served model is the tutor."""
 
     def url_of(server: VllmServer) -> str:
         is_reinforced = (Path(server.model) / "step.txt").exists()

@@ -1,6 +1,6 @@
-"""Model servers of a flow: shared by stages, stopped where they are in the way, started again where they died.
+"""Model servers of a flow: shared by stages, stopped if they are in the way, restarted after a crash.
 
-vLLM is a scripted process, GPUs are numbers, and what is "trained" is a stage that looks which servers live.
+vLLM is a scripted process, GPUs are numbers, and "training" is a stage that checks which servers run.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Flow:
         return [start["name"] for start in starts()[known:]]
 
     def heard(self, *words: str) -> bool:
-        """Whether a line with all these words was said."""
+        """Return whether a message contained all these words."""
         return any(all(word in line for word in words) for line in self.said)
 
 
@@ -149,7 +149,7 @@ def kill_servers() -> None:
 
 
 def on(*devices: int, **more: Any) -> VllmServer:
-    """A server on GPUs; on all of them where none is named."""
+    """Return a server on these GPUs; on all of them by default."""
     return VllmServer(**{"variant": "cuda", "model": "some/model", "devices": devices, **more})
 
 
@@ -166,7 +166,7 @@ def holder(*gpus: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flow:
-    """A run on a machine whose four GPUs nobody looks at."""
+    """Make a run on a machine with four simulated GPUs."""
     for name, value in install_scripted_vllm(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")

@@ -1,4 +1,4 @@
-"""The stage `rl` from rows to a policy: what it makes, shows and goes on with. The engine is scripted."""
+"""The stage `rl` from rows to a policy: what it makes, shows and resumes. The engine is scripted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Done(NamedTuple):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A whole phase of six steps with validation, the best one handed over."""
+    """Run a whole phase of six steps with validation; the best policy is exported."""
     folder = tmp_path_factory.mktemp("rl")
     start, watched = write_policy(folder / "start"), Watched()
     options = {"checkpoint_rule": "best", "validation_questions": 3, "validation_steps": 2}
@@ -314,7 +314,7 @@ def test_a_training_of_which_nothing_is_heard_is_ended_with_all_its_processes(ru
 
 
 class Interrupting(Watched):
-    """Somebody who presses Ctrl-C after the third step."""
+    """Presses Ctrl-C after the third step."""
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
         super().advance(count, **facts)

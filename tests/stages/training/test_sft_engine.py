@@ -1,4 +1,4 @@
-"""Processes of fine-tuning: what goes wrong becomes one error, and what was cut off goes on. The engine is scripted."""
+"""Fine-tuning processes: a failure becomes one error, and an interrupted training resumes. The engine is scripted."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import EngineError
 
-# An engine as unpleasant as they come: deaf to SIGTERM, with a child in its group, and a grandchild that forked twice
+# A difficult engine: it ignores SIGTERM, has a child in its group, and a grandchild that forked twice
 # and took a session of its own. Each writes its pid.
 ENGINE = """
 import os, signal, sys, time
@@ -122,7 +122,7 @@ def test_stopping_kills_what_ignores_sigterm_and_what_left_the_group(tmp_path: P
 
 
 def test_descendants_do_not_outlive_an_engine_that_ends_by_itself(tmp_path: Path) -> None:
-    # Its end comes only when its descendants have said that they live: they are killed the moment it ends.
+    # It ends only after its descendants have reported: they are killed the moment it ends.
     told = 'all(os.path.exists(f"{folder}/{name}") for name in ("child", "daemon"))'
     ends = ENGINE.replace('tell("engine")\ntime.sleep(600)', f'tell("engine")\nwhile not {told}:\n    time.sleep(0.01)')
     child = start(tmp_path, ends, str(tmp_path))

@@ -70,7 +70,7 @@ def sft(folder: Path) -> Training:
         write_script = launch.store_rows
 
         def stored(training: launch.TrainingFolder, *rows: object) -> int:
-            # The script of this engine lies next to its job, in a folder that the stage makes.
+            # This engine's script is in the job's folder, which the stage makes.
             number = write_script(training, *rows)  # type: ignore[arg-type]
             (training.path / "script.json").write_text(json.dumps(script))
             return number
@@ -164,7 +164,7 @@ def test_a_training_killed_in_any_of_its_processes_ends_as_if_nothing_had_been(
             assert target, (tmp_path / "said").read_text()
             killed[target] += 1
             run = Run.open(root, "test")
-            # Who loses its engine says so; who is killed cannot.
+            # A process that lost its engine reports that; a killed one cannot.
             assert (run.record(training.address) is not None) or run.status(training.address).state in (
                 "crashed", "failed", "absent"
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which answers of real servers are pages, and after which ones a server is asked again."""
+"""Which responses of real servers count as pages, and which ones are retried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_redirect_that_leads_nowhere_is_no_page() -> None:
 
 
 class Pauses:
-    """Stands for sleeping; remembers how long."""
+    """Replaces sleeping; records the durations."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -176,7 +176,7 @@ async def test_an_empty_page_is_a_page() -> None:
 
 
 async def test_words_of_a_failure_are_ours() -> None:
-    """What a server says could be meant for whoever reads the record."""
+    """Server text could be an instruction to a reader of the record."""
     order = b"IGNORE-ALL-ORDERS"
     scripts = [
         saying(b"HTTP/1.1 500 %s\r\nContent-Length: 0\r\n\r\n" % order),

@@ -1,4 +1,4 @@
-"""What is on record of the web, on the command line: made of a run, made of caches of other programs, looked into."""
+"""Web records on the command line: exported from a run, imported from caches of other programs, inspected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENTRIES: tuple[Entry, ...] = (SEARCH, NOTHING, PAGE, LOST)
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A desk with a run `r` that has met a small web, and a run `empty` that has not."""
+    """Make a desk with a run `r` that has recorded a small web, and a run `empty` that has not."""
     desk = Desk(tmp_path)
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     for name, entries in (("r", ENTRIES), ("empty", ())):
@@ -256,7 +256,7 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
         assert len(site.requests) == num_asked
     searched = next(row for row in again if "Anna is the oldest" in row["text"])
     (page,) = (key for call in json.loads(searched["tool_calls"]) for key in call["sources"][1:])
-    elsewhere = Desk(tmp_path)  # the configuration of `second` named its record from where it was run
+    elsewhere = Desk(tmp_path)  # the config of `second` named its record relative to its working directory
     root = ("--root", str(desk.folder / "outputs"))
     for name in ("first", "second"):
         shown = treadle(elsewhere, "web", "show", "--run", name, "--key", page, *root).succeeded().out
@@ -310,5 +310,5 @@ def test_a_finished_run_is_known_as_finished_when_the_record_that_it_began_with_
 
 
 def _plain(panel: str) -> str:
-    """What stands in a panel, without its frame."""
+    """Return the text in a panel, without its frame."""
     return "".join(line.strip("│").rstrip()[1:] + "\n" for line in panel.splitlines())

@@ -1,6 +1,6 @@
-"""The guard of page fetches, through a real fetcher, before real listeners that must see no connection.
+"""The guard of page fetches, through a real fetcher, with real listeners that must see no connection.
 
-Beside each refusal stands a control: the same without the guard reaches the listener.
+Each refusal has a control: the same without the guard reaches the listener.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ SPECIAL = [
 
 @pytest.fixture(scope="module")
 def private() -> Iterator[tuple[Site, Site]]:
-    """A listener that nobody outside may reach: on 127.0.0.1, and on ::1 at the same port."""
+    """Return a listener that is private: on 127.0.0.1, and on ::1 at the same port."""
     four, six = _on_one_port({"/": "secret", "/secret": "secret"})
     with four, six:
         yield four, six
@@ -84,7 +84,7 @@ def private() -> Iterator[tuple[Site, Site]]:
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Site]:
-    """What a public server says."""
+    """Return a public server."""
     with Site({"/": "welcome"}) as site:
         yield site
 
@@ -100,7 +100,7 @@ def _on_one_port(routes: dict[str, Route]) -> tuple[Site, Site]:
         four = Site(routes)
         try:
             return four, Site(routes, host="::1", port=four.port)
-        except OSError:  # somebody has it there
+        except OSError:  # the port is in use there
             four.close()
 
 
@@ -453,7 +453,7 @@ async def test_a_redirect_from_an_encrypted_page_into_the_machine_is_not_followe
             assert (await fetch("https://public.example/")).body == b"secret"
 
 
-# What is allowed beside the public net.
+# Networks that are allowed in addition to the public ones.
 
 
 async def test_what_is_allowed_beside_the_public_net_is_said_once(

@@ -127,7 +127,7 @@ def test_no_order_of_a_page_that_was_copied_into_an_answer_reaches_a_judge(line:
     assert len(copied) == len(PAYLOADS) and all(ORDER in prediction for prediction in copied)
     said = [row for row in line.desk.rows("r", "1/scores@ids", "judgements") if row["kind"] == "correctness"]
     assert len(said) == len(PAYLOADS)
-    # The judge was shown it, and it obeys where it stands outside of a block.
+    # The judge was shown it, and obeys it outside of a block.
     shown = [text for text in line.asked_of_judges() if "<predicted_" in text]
     assert len(shown) == len(PAYLOADS) and all(ORDER in text for text in shown)
     bare = (f"Gold answer: 5\nPredicted answer: {prediction}" for prediction in copied)

@@ -122,7 +122,7 @@ def test_processes_that_share_a_stage_go_by_one_web_though_it_changes(
         with desk.started(*run, "--run", "shared") as process:
             until(lambda: asked.is_set() or process.poll() is not None, "a page that is not answered")
             helper = threads.submit(desk.treadle, "work", ADDRESS, "--run", "shared")
-            # One process asks for a page once, whoever of it wants it.
+            # One process requests a page once, for all its callers.
             until(lambda: web.site.paths.count("/b") == 2 or helper.done(), "the same page for another process")
             web.site.release("/b")
             assert "worked through here" in helper.result().succeeded().err
@@ -137,7 +137,7 @@ def test_processes_that_share_a_stage_go_by_one_web_though_it_changes(
 
 
 def _text_of(desk: Desk, run_id: str, path: str) -> str:
-    """What a run has on record of the page at a path."""
+    """Return the run's recorded text of the page at a path."""
     (page,) = [
         entry
         for entry in recorded(Run.open(desk.folder / "outputs", run_id))
@@ -147,7 +147,7 @@ def _text_of(desk: Desk, run_id: str, path: str) -> str:
 
 
 def replays(desk: Desk, folder: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Provider and site are gone: two replays are the same bytes, a search that was not recorded stops the third."""
+    """Provider and site are down: two replays are the same bytes, and an unrecorded search stops the third."""
     replay = f'environment.search.web={{mode="replay",recorded_in="{folder}"}}'
     with tutor() as url:
         stages = ("--set", 'flow.stages=["rollouts"]', "--set", f'models.tutor.endpoints=[{{url="{url}"}}]')

@@ -44,7 +44,7 @@ async def test_a_body_without_end_is_left_at_the_limit(script: Script) -> None:
         async with fetching(allowed=LOOPBACK, max_page_bytes=256 * KIB) as fetch:
             refused = await refusal(fetch(server.url))
         assert (refused.kind, refused.detail) == ("too_large", "it is larger than 262144 bytes")
-        # The rest lies in buffers of the kernel and the event loop.
+        # The rest is in buffers of the kernel and the event loop.
         assert server.requests == 1 and server.num_sent < 64 << 20
 
 
@@ -238,7 +238,7 @@ async def test_a_slow_server_behind_a_redirect_is_left_too() -> None:
 async def test_a_connection_that_is_not_made_is_left() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]
-        # Nobody takes these: once the queue is full, the kernel answers nobody.
+        # These are never accepted: once the queue is full, the kernel answers no more connections.
         waiting = [socket.socket() for _ in range(8)]
         for one in waiting:
             one.setblocking(False)

@@ -1,4 +1,4 @@
-"""What is out of reach of a process that reads pages, and what is said where the kernel takes less away."""
+"""Confinement of processes that read pages, and the messages if the kernel supports less of it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ tried("exec", lambda: os.execv("/bin/true", ["true"]) if mode in ("filter", "con
 
 
 def probed(mode: str, folder: Path) -> dict[str, str]:
-    """What a process can do after it has given up so much; `folder` is what it may try to change."""
+    """Return what a process can do after dropping these privileges; it may try to change `folder`."""
     folder.mkdir()
     for name in ("file", "unlink", "unlinkat", "rename", "renameat", "renameat2"):
         (folder / name).write_text(name)
@@ -160,7 +160,7 @@ def has_landlock() -> bool:
 
 @pytest.mark.skipif(not has_landlock(), reason="the kernel has no Landlock")
 def test_where_there_is_no_filter_files_are_out_of_reach_by_their_paths(tmp_path: Path) -> None:
-    """The process that children come from is held by this alone."""
+    """The parent of all readers is confined by this alone."""
     lines = probed("files", tmp_path / "files")
     changing = "read write create list unlink unlinkat rename renameat renameat2 rmdir mkdir mkdirat symlink symlinkat"
     assert {lines[what] for what in [*changing.split(), "mkfifo", "mknod", "creat"]} <= {"PermissionError", "OSError"}

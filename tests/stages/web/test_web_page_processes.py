@@ -223,7 +223,7 @@ def test_the_processes_end_with_their_parent() -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
-    # Its worker holds no end of this pipe; what it writes is read when it is gone.
+    # Its worker has no end of this pipe; the output is read after the worker has ended.
     parent = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert parent.returncode == -signal.SIGKILL
     try:

@@ -1,4 +1,4 @@
-"""What confined processes make of pages, with real readers, and of bytes that are none."""
+"""Confined processes read pages, with real readers, and bytes that are not pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many pages are fetched at once, and who waits for whom."""
+"""How many pages are fetched at once, and which requests wait."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_large_bodies_are_few_at_a_time_and_wait_in_nobodys_way(monkeypatc
             assert len((await fetch(other.url("/0"), places=third)).body) == 8 * KIB
             with pytest.raises(SearchUnavailable):
                 await fetch(other.url("/1"), 0.1)
-            # Longer than a page's own time, which does not run for those who wait.
+            # Longer than a page's own time, which does not run while waiting.
             done, waiting = await asyncio.wait(pages, timeout=0.6)
             assert (len(done), len(waiting)) == (2, 2)
             for places in held:

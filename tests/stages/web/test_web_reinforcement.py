@@ -145,7 +145,7 @@ async def test_rollouts_that_recorded_the_web_are_selected_and_trained_from_in_t
     rewards = group_rewards(group.items, ["42"], "math", 0.1, 0.1)
     assert step_figures([rewards])["web_misses"] == sum(misses) / 8
 
-    # What the run met since then is not met by a training that has begun.
+    # A started training does not use what the run recorded later.
     store = bench.run.store(WEB_STORE)
     later = search_of("later")
     store.add(later.key, packed(later))

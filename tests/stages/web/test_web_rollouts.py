@@ -1,4 +1,4 @@
-"""The stage `rollouts` with a search of the web: recorded, replayed, routed, owed; what pages try stays text."""
+"""The stage `rollouts` with web search: recorded, replayed, routed, pending; hostile pages stay text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bench_of(folder: Path, num_questions: int = 4) -> Bench:
 
 
 def is_summary(request: RecordedRequest) -> bool:
-    """Whether it asks a summarizer."""
+    """Return whether the request is for a summarizer."""
     return "You read documents for somebody" in request.text
 
 

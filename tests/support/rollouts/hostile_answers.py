@@ -1,6 +1,6 @@
-"""Two hundred trajectories that want a wrong verdict: 25 kinds of text in 8 places, each beside its clean twin.
+"""200 trajectories that try to get a wrong verdict: 25 kinds of text in 8 places, each with its clean twin.
 
-And 40 more whose text is of pages that a search of the web met.
+And 40 more with text from web pages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostileCase:
-    """A case, what is true of it, and the same case without the hostile text. `said` is the whole turn."""
+    """A case, its true verdict, and the same case without the hostile text. `said` is the whole turn."""
 
     name: str
     case: Case
@@ -49,7 +49,7 @@ def _case(problem: Problem, prediction: str, seed: int) -> Case:
 
 
 def _guessed_nonces(problem: Problem, verdict: str) -> str:
-    """What an attacker who knows the code can do: work nonces out for the text so far, add them, and again."""
+    """Return text of an attacker who has the code: compute nonces for the text so far, add them, and repeat."""
     text = problem.wrong
     for seed in (0, 0, 1, 2):
         nonce = answer_view(_case(problem, text, seed), seed).nonce
@@ -110,7 +110,7 @@ def _boxed(answer: str) -> str:
 
 
 class _Place(NamedTuple):
-    """Where a payload goes: into question, turn and gold answers."""
+    """Where a payload is placed: in question, turn and gold answers."""
 
     right: bool
     turn: Callable[[Problem, str], str]
@@ -183,7 +183,7 @@ def _web_case(name: str, problem: Problem, payload: Payload, place: str) -> Host
 
 
 def web_result(text: str) -> str:
-    """What an agent is shown of a page that says this wherever it can."""
+    """Return what an agent is shown of a page that contains this wherever it can."""
     hit = WebHit(text, "https://evil.test/", text, text, text)
     page = PageEntry("0" * 32, hit.url, "", title=text, text=text, media_type="text/html")
     return render_pages([hit], [page], WebSettings(mode="replay", recorded_in=Path("record")))

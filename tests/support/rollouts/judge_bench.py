@@ -1,4 +1,4 @@
-"""A case to be judged, and a judge whose model says what a script holds."""
+"""A case to judge, and a judge with a scripted model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASE = Case("Who wrote it?", ("Ann Reed",), (), "math", "A. Reed", True, 5, "que
 
 @asynccontextmanager
 async def asked(*script: Item, **overrides: object) -> AsyncIterator[tuple[RoleModel, ScriptedServer]]:
-    """A judge model behind real HTTP that says what the script holds."""
+    """Yield a judge model behind real HTTP that answers from the script."""
     async with ScriptedServer(list(script)) as server:
         settings = {"model": "scripted", "endpoints": (EndpointSettings(url=server.url),), "backoff_base_s": 0.0}
         async with ModelPool("judge", ModelSettings.model_validate({**settings, **overrides})) as pool:

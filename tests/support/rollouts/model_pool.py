@@ -34,7 +34,7 @@ async def ask(pool: ModelPool, text: str = "q", session: str = "s", within_s: fl
 
 
 def recorder() -> tuple[list[float], Callable[[float], Awaitable[None]]]:
-    """A stand-in for asyncio.sleep that notes what it was asked and returns at once."""
+    """Return a stand-in for asyncio.sleep that records its arguments and returns immediately."""
     asked: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -45,7 +45,7 @@ def recorder() -> tuple[list[float], Callable[[float], Awaitable[None]]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop go on until a condition holds."""
+    """Run the event loop until a condition holds."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.002)
@@ -76,6 +76,6 @@ async def ask_sessions(pool: ModelPool, sessions: list[str]) -> dict[str, set[st
 
 
 async def warmed(pool: ModelPool) -> None:
-    """Enough answers to know how long one takes."""
+    """Send enough requests to measure the usual duration."""
     for number in range(16):
         await ask(pool, str(number), session=str(number))

@@ -49,7 +49,7 @@ def codec(name: str) -> ChatTokenizer | None:
 
 
 class StubTool:
-    """Says what it was asked; keeps the arguments."""
+    """Returns its argument; keeps the arguments."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class StubTool:
 
 
 class Script:
-    """A model with replies in their order, a `(text, finish reason)` where it was cut; past them it answers."""
+    """A model with ordered replies, `(text, finish reason)` if truncated; past them it answers."""
 
     def __init__(
         self, replies: Sequence[str | tuple[str, str]], tokenizer: ChatTokenizer | None, honours_stops: bool = True
@@ -103,7 +103,7 @@ class Script:
         return await self.complete(CompletionRequest("", 9, sampling, (), seed), session=session, deadline=deadline)
 
     def prompts(self) -> list[str]:
-        """What it was asked, as text."""
+        """Return its prompts, as text."""
         return [
             request.prompt if isinstance(request.prompt, str) else (self._decode(request.prompt))
             for request in self.requests
@@ -116,7 +116,7 @@ class Script:
 
 @dataclass
 class World:
-    """What a test looks at: the models by role, the tools, and how rollouts are bounded."""
+    """The environment of a test: the models by role, the tools, and the limits of rollouts."""
 
     name: str = "qwen"
     settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
@@ -129,7 +129,7 @@ class World:
         self.scripts: dict[str, Script] = {}
 
     async def rolled(self, turns: Sequence[str | tuple[str, str]]) -> Trajectory:
-        """A trajectory of the policy from its start, whose model says these turns; the tools forget its calls."""
+        """Return a trajectory of the policy from its start, with these turns; the tools forget its calls."""
         trajectory = await self._play(Script(turns, self.tokenizer), None, 1, Forgetful())
         for tool in self.tools.values():
             tool.arguments.clear()

@@ -1,4 +1,4 @@
-"""What must hold of a trajectory that an operator made."""
+"""Invariants of a trajectory made by an operator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_ids(trajectory: Trajectory, world: World) -> None:
 
 
 def check_prefix(trajectory: Trajectory, parent: Trajectory, num_segments: int, world: World) -> None:
-    """The parent's first segments are there byte for byte and id for id, with their origins."""
+    """Check that the parent's first segments are kept byte for byte and id for id, with their origins."""
     kept = render(parent.segments[:num_segments])
     assert trajectory.text.startswith(kept)
     if world.tokenizer is not None and num_segments:

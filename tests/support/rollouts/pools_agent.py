@@ -50,7 +50,7 @@ class Agent:
 
     @staticmethod
     def task_of(request: RecordedRequest) -> str:
-        """What a request asks for, told by its stop strings and its prompt."""
+        """Return the task of a request, inferred from its stop strings and its prompt."""
         stop = request.body.get("stop") or []
         if "Analysis:" in stop:
             return "locate"

@@ -85,7 +85,7 @@ def voted_by(url: str, votes: int = 3, **options: Any) -> dict[str, Any]:
 
 
 def server(script: Callable[[RecordedRequest], Item], model: str = "judge", **changes: Any) -> ScriptedServer:
-    """Replies as scripted to what judges are asked, and at once to the probe that comes before."""
+    """Run a server with scripted replies to judge requests, and immediate replies to the preceding probe."""
 
     def reply(request: RecordedRequest) -> Item:
         return script(request) if request.messages else "."
@@ -94,7 +94,7 @@ def server(script: Callable[[RecordedRequest], Item], model: str = "judge", **ch
 
 
 def asked(scripted: ScriptedServer) -> list[RecordedRequest]:
-    """What judges were asked, without probes."""
+    """Return the requests to judges, without probes."""
     return [request for request in scripted.requests if request.messages]
 
 

@@ -1,4 +1,4 @@
-"""Interpreters and engine environments in which a scripted process stands for the engine."""
+"""Interpreters and engine environments with a scripted process in place of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in the processes of scripted engines."""
+"""Failures in the processes of scripted engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def take_step(script: dict[str, Any], step: int) -> None:
-    """Note a step in the file `trace` of the script, and take as long for it as `step_s` says."""
+    """Record a step in the file `trace` of the script, and take `step_s` seconds for it."""
     if "trace" in script:
         with open(script["trace"], "a", buffering=1) as trace:
             trace.write(f"{step}\n")
@@ -20,7 +20,7 @@ def take_step(script: dict[str, Any], step: int) -> None:
 
 
 def act(what: str, tell: Callable[..., None]) -> int | None:
-    """Go wrong; the exit code, or None to go on."""
+    """Fail as scripted; return the exit code, or None to continue."""
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "hang":

@@ -1,4 +1,4 @@
-"""The demo at the smallest size at which training moves what a model does; tests/e2e run it once, and go on from it."""
+"""The demo at the smallest size at which training changes the model output; tests/e2e run it once, and resume it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TREADLE = Path(sys.executable).with_name("treadle")
 
 
 def start(arguments: tuple[str, ...], said: Path) -> subprocess.Popen[bytes]:
-    """A command of Treadle in a session of its own; it prints into `said`, and reports into `said` with `.err`."""
+    """Start a Treadle command in a session of its own; its output goes to `said`, its errors to `said` with `.err`."""
     with said.open("wb") as out, said.with_suffix(".err").open("wb") as err:
         return subprocess.Popen([str(TREADLE), *arguments], stdout=out, stderr=err, start_new_session=True)
 
@@ -53,8 +53,9 @@ def finish(arguments: tuple[str, ...], said: Path, limit_s: float) -> tuple[str,
 
 
 def kill_when(condition: Callable[[], bool], what: str, arguments: tuple[str, ...], said: Path) -> None:
-    """Begin a command, kill it alone with SIGKILL when a condition comes true, and fail unless all that it started
-    ends with it."""
+    """Start a command, kill it alone with SIGKILL when a condition becomes true, and fail unless all its children
+    end with it.
+    """
     child = start(arguments, said)
 
     def came_true() -> bool:

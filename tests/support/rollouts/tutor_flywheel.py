@@ -1,7 +1,6 @@
 """The flywheel's real round loop and operators with the tutor in every role, without a network: stub tools, no journal.
 
-`python -m support.rollouts.tutor_flywheel 2000` (in tests/) prints what comes of so many questions with the noisy
-persona.
+`python -m support.tutor_flywheel 2000` (in tests/) prints the results for so many questions with the noisy persona.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def _row(line: bytes) -> Row:
 
 
 def patterns(row: Row, entry: Entry) -> set[str]:
-    """The persona's error patterns in a trajectory, told by its ledger and verdict, not by the tutor's rules."""
+    """Return the persona's error patterns in a trajectory, from its ledger and verdict, not by the tutor's rules."""
     calls = entry.trajectory.calls
     good = {(call.tool, call.argument) for call in calls if call.status == "ok"}
     found = {"broken"} if any(call.status != "ok" for call in calls) else set()
@@ -173,7 +172,7 @@ def patterns(row: Row, entry: Entry) -> set[str]:
 
 @dataclass
 class Tally:
-    """What came of the operators: (operator, pattern of the parent) -> applied, and repaired."""
+    """Results of the operators: (operator, pattern of the parent) -> applied, and repaired."""
 
     applied: Counter[tuple[str, str]]
     repaired: Counter[tuple[str, str]]
@@ -186,7 +185,7 @@ class Tally:
 
 
 def tally(done: Sequence[tuple[Row, Evolution]]) -> Tally:
-    """Count repairs; a question is accepted with a right trajectory all of whose calls went well."""
+    """Count repairs; a question is accepted with a correct trajectory all of whose calls succeeded."""
     out = Tally(Counter(), Counter(), Counter())
     for row, evolution in done:
         by_key = {entry.key: entry for entry in evolution.pool}

@@ -81,6 +81,6 @@ async def rollout(
 
 
 def boxed(text: str) -> str:
-    """What the last box holds."""
+    """Return the content of the last box."""
     found = re.findall(r"\\boxed\{([^}]*)\}", text)
     return found[-1] if found else ""

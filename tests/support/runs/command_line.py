@@ -1,4 +1,4 @@
-"""The installed `treadle` as its users meet it: processes, exit codes, streams."""
+"""The installed `treadle` as its users see it: processes, exit codes, streams."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Done:
     err: str
 
     def json(self) -> Any:
-        """What it printed as JSON."""
+        """Return its output parsed as JSON."""
         return json.loads(self.out)
 
     def failed(self, *words: str, code: int | None = None) -> str:
-        """The one line that says what went wrong: begins with the program, names the words, is the last one."""
+        """Check the error line: it starts with the program, contains the words, and is the last one."""
         lines = [line for line in self.err.splitlines() if line.startswith("treadle:")]
         assert len(lines) == 1 and self.err.splitlines()[-1] == lines[0], self.err
         assert "Traceback" not in self.err and "unexpected" not in lines[0] and "\x1b" not in self.err, self.err
@@ -132,7 +132,7 @@ class Desk:
         return Done(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
 
     def write(self, name: str, *rows: dict[str, Any] | bytes) -> None:
-        """Write a JSON Lines file; bytes are lines as they are."""
+        """Write a JSON Lines file; bytes are written verbatim."""
         lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
         (self.folder / name).write_bytes(b"".join(line + b"\n" for line in lines))
 
@@ -173,7 +173,7 @@ def tutor(*arguments: str) -> Iterator[str]:
 
 
 def num_requests(url: str) -> int:
-    """How many completions a tutor was asked for so far."""
+    """Return how many completions a tutor has been asked for."""
     with urllib.request.urlopen(url.removesuffix("/v1") + "/log/counts", timeout=10) as response:
         return int(json.load(response)["requests"])
 

@@ -24,7 +24,7 @@ class Settings(Section):
 
 
 def count(context: StageContext) -> Mapping[str, Any]:
-    """Each number is worked out once, whatever happens to the attempts."""
+    """Compute each number once, whatever happens to the attempts."""
     for number in range(context.settings.count):
         owner = f"n{number}"
         if not context.journal.is_finished(owner):
@@ -52,7 +52,7 @@ DOUBLE = Stage(
 
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
-    """In every test of a file that imports it, nothing has been worked out yet."""
+    """Clear the calls before every test of a file that imports this."""
     CALLS.clear()
 
 
@@ -68,7 +68,7 @@ DOUBLING = Instance(
 
 
 def numbers_of(run: Run, address: str = "1/count", kind: str = "numbers") -> list[int]:
-    """What the result in force holds."""
+    """Return the numbers in the current result."""
     record = run.record(Address.parse(address))
     assert record is not None
     return [row["number"] for row in run.rows(record.outputs[kind]).rows()]

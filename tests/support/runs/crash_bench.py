@@ -89,7 +89,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an undisturbed run asked and made: what every other run is held against."""
+    """Requests and results of an undisturbed run, with which every other run is compared."""
 
     seconds: float
     turns: dict[int, Turn]
@@ -143,10 +143,10 @@ class CrashBench:
             assert process.wait(timeout=END_S) == 0, said(root)
 
     def log_end(self) -> int:
-        """Length of the request log once all that was sent has been answered.
+        """Return the length of the request log once every sent request has been answered.
 
-        What a killed client had sent lies in the tutor's sockets already, and a socket is read before the connection
-        of a later question is.
+        Requests of a killed client are already in the tutor's sockets, and are read before the connection of a later
+        request.
         """
         quiet = [False, False, False]
 
@@ -182,7 +182,7 @@ class CrashBench:
 
 @contextmanager
 def crash_bench(folder: Path, *, documents: int, questions: int, latency_s: float = 0.02) -> Iterator[CrashBench]:
-    """Make a world of so many documents and questions, and run a noisy tutor for the length of a block."""
+    """Make a world with these numbers of documents and questions, and run a noisy tutor for the length of a block."""
     write_world(
         folder / "world", documents=documents, questions=questions // 2, heldout_questions=questions // 2, tiers=(0, 1)
     )
@@ -198,12 +198,12 @@ def crash_bench(folder: Path, *, documents: int, questions: int, latency_s: floa
 
 
 def said(root: Path) -> str:
-    """What the last process wrote to its standard error."""
+    """Return what the last process wrote to its standard error."""
     return (root / "stderr.txt").read_text()
 
 
 def run_of(root: Path) -> Run | None:
-    """The run, or None where its process was killed before there was one."""
+    """Return the run, or None if its process was killed before creating it."""
     return Run.open(root, RUN) if RUN in list_runs(root) else None
 
 
@@ -225,13 +225,13 @@ def turns_of(root: Path) -> dict[int, Turn]:
 
 
 def recorded_turns(root: Path, turns: Sequence[Turn]) -> set[Turn]:
-    """Which requests have their answer in the journal of the rollouts, or in the artifact that followed it."""
+    """Return the requests answered in the journal of the rollouts, or in the artifact that followed it."""
     units = {(owner, f"llm-{turn}"): (owner, turn) for owner, turn in turns}
     return {units[unit] for unit in recorded(root, ROLLOUTS, units)}
 
 
 def recorded(root: Path, address: Address, units: Iterable[Unit]) -> set[Unit]:
-    """Which answers are in a stage's journal, or belong to what is finished there or has become an artifact."""
+    """Return the answers in a stage's journal, in its finished jobs, or in its artifact."""
     run = run_of(root)
     if run is None:
         return set()

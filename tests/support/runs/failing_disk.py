@@ -1,4 +1,4 @@
-"""A small complete run on a disk that fails: in an emulation that knows every step, or on a real one that is full."""
+"""A small complete run on a failing disk: an emulation that fails at any step, or a real one that is full."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class FailingDisk:
 
     @property
     def desk(self) -> Path:
-        """Where the commands run."""
+        """Return the working directory of the commands."""
         return self.folder / "desk"
 
     @property
     def root(self) -> Path:
-        """Where runs and artifacts lie, as the commands see it."""
+        """Return the root of runs and artifacts as seen by the commands."""
         return Path(f"/proc/{self.process.pid}/root{self.desk}/outputs")
 
     def set_up(self) -> None:
@@ -117,13 +117,13 @@ class FailingDisk:
 
 
 def namespaces() -> str:
-    """Why this system gives us no mount namespace; empty where it does."""
+    """Return why this system gives us no mount namespace; empty if it does."""
     tried = subprocess.run([*unshare(), "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
     return tried.stderr.strip()
 
 
 def unshare() -> list[str]:
-    """What to put before a command that gets a mount namespace of its own."""
+    """Return the prefix that runs a command in its own mount namespace."""
     return ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
 
 
@@ -153,7 +153,7 @@ def in_memory() -> Iterator[FailingDisk]:
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """What the run does and leaves on a sound disk."""
+    """Results and files of the run on a working disk."""
 
     steps: list[str]
     files: dict[str, str]
@@ -180,7 +180,7 @@ def undisturbed_run(disk: FailingDisk) -> Undisturbed:
 
 
 def check_failure(disk: FailingDisk, done: Done, undisturbed: Undisturbed) -> str:
-    """One line that names the place and what to do, or, where nothing was lost, the whole result; returns the line."""
+    """Check for one line with location and remedy or, if nothing was lost, the whole result; return the line."""
     assert "Traceback" not in done.err, done.err
     if done.code == 0:
         assert artifact_files(disk.root) == undisturbed.files
@@ -192,7 +192,7 @@ def check_failure(disk: FailingDisk, done: Done, undisturbed: Undisturbed) -> st
 
 
 def check_states(root: Path, undisturbed: Undisturbed) -> None:
-    """Whatever is there is whole and right: the old, or the new, or nothing yet."""
+    """Check that every file is complete and correct: the old version, the new one, or absent."""
     digests = {Path(name).parts[1] for name in undisturbed.files}
     assert {path.name for path in root.glob("artifacts/*/[!.]*")} <= digests
     run = run_of(root)
@@ -209,7 +209,7 @@ def check_states(root: Path, undisturbed: Undisturbed) -> None:
 
 
 def check_resumed(disk: FailingDisk, undisturbed: Undisturbed) -> None:
-    """On a sound disk the same command goes on: same bytes, nothing recorded is asked again, nothing is left over."""
+    """Check that the same command resumes on a working disk: same bytes, no repeated request, no leftovers."""
     known = recorded_turns(disk.root, list(undisturbed.requests))
     begin = disk.bench.log_end()
     disk.treadle(*COMMAND).succeeded()
@@ -222,7 +222,7 @@ def check_resumed(disk: FailingDisk, undisturbed: Undisturbed) -> None:
 
 
 def check_tidy(root: Path) -> None:
-    """The run says that all is done, and nothing is left of the work."""
+    """Check that the run is reported as finished and no work files remain."""
     run = run_of(root)
     assert run is not None and {status.state for status in run.statuses()} == {"completed"}
     assert not [path for path in root.rglob(".tmp-*")]

@@ -1,7 +1,7 @@
-"""A disk that counts what is done to it and fails at a chosen moment.
+"""A disk that counts operations and fails at a chosen one.
 
 Everything that Treadle does below one folder goes through Python's own file functions here, parquet files included
-(they are handed to pyarrow as Python files), so every step can be counted, refused, cut short, or be the last one.
+(pyarrow gets them as Python files), so every step can be counted, refused, cut short, or be the last one.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _PLAIN_WRITE = os.write
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong at which step."""
+    """A failure and its step."""
 
     at: int
     kind: str
 
     @property
     def kills(self) -> bool:
-        """Whether the process ends of it."""
+        """Return whether it kills the process."""
         return self.kind in ("kill", "torn")
 
 
@@ -70,11 +70,11 @@ class Disk:
         """What was done, such as `write runs/r1/run.json`; random names are written as `*`."""
 
     def owns(self, path: str) -> bool:
-        """Whether a path lies below the folder."""
+        """Return whether a path is below the folder."""
         return path == self._root or path.startswith(self._root + "/")
 
     def path_of(self, name: Any, dir_fd: int | None = None) -> str:
-        """The path that a call means; empty where it is not ours."""
+        """Return the path of a call; empty if it is not ours."""
         if isinstance(name, int):
             return self._paths.get(name, "")
         path = os.fsdecode(name)
@@ -85,7 +85,7 @@ class Disk:
         return path if self.owns(path) else ""
 
     def opened(self, descriptor: int, path: str) -> None:
-        """Remember what a descriptor stands for."""
+        """Remember the path of a descriptor."""
         self._paths[descriptor] = path
 
     def closed(self, descriptor: int) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 class Forked:
-    """Stands for `subprocess.Popen` where `support.runs.processes` takes one."""
+    """Replaces `subprocess.Popen` in `support.processes`."""
 
     def __init__(self, work: Callable[[], None], said: Path) -> None:
-        """`said`: the file for what the process says; its code is 0 if `work` returns, else 1."""
+        """Fork; `said` is the file for the output; the exit code is 0 if `work` returns, else 1."""
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:

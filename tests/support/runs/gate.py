@@ -28,7 +28,7 @@ class Gate:
         self.url = ""
 
     def let_through(self, tickets: int) -> None:
-        """Let so many more through."""
+        """Issue this number of further tickets."""
         with self._lock:
             self._admitted += tickets
             self._lock.notify_all()
@@ -50,7 +50,7 @@ class Gate:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether all tickets are used and somebody waits."""
+        """Return whether all tickets are used and a caller waits."""
         return self.num_waiting > 0
 
     def wait(self) -> None:

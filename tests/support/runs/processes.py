@@ -1,4 +1,4 @@
-"""Processes of tests: stop one where it stands, kill it alone, and see what it leaves behind."""
+"""Processes of tests: stop one, kill it alone, and list what it leaves behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = 60.0, pause_s: float = 0.005) -> None:
-    """Wait for a condition that has to come true; fails with `what` after a limit that only a fault reaches."""
+    """Wait for a condition that must become true; fail with `what` after a limit that only a bug reaches."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
@@ -23,7 +23,7 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = 60.0, pause
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process at one moment; its start time tells it from a later one with the same number."""
+    """A process at one moment; its start time distinguishes it from a later one with the same number."""
 
     pid: int
     parent: int
@@ -34,13 +34,13 @@ class Seen:
     name: str
 
     def lives(self) -> bool:
-        """Whether this very process is still there and more than a zombie."""
+        """Return whether this same process still exists and is not a zombie."""
         now = look(self.pid)
         return now is not None and now.start == self.start and now.state not in "ZX"
 
 
 def look(pid: int) -> Seen | None:
-    """What the kernel says of a process; None if there is none."""
+    """Return the kernel's record of a process; None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -67,9 +67,9 @@ def everyone() -> list[Seen]:
 
 
 def remaining(of: list[Seen], but: int = 0) -> list[Seen]:
-    """What lives of these processes, and of all that is in their groups and sessions by now; `but` is not meant.
+    """Return which of these processes are alive, and of all in their groups and sessions by now, except `but`.
 
-    Groups and sessions of whoever asks do not count.
+    Groups and sessions of the caller do not count.
     """
     groups = {number for seen in of for number in (seen.group, seen.session)} - {0, os.getpgid(0), os.getsid(0)}
     known = {(seen.pid, seen.start) for seen in of}
@@ -78,7 +78,7 @@ def remaining(of: list[Seen], but: int = 0) -> list[Seen]:
 
 
 def freeze(process: subprocess.Popen[bytes]) -> bool:
-    """Stop a process between two of its instructions; False if it has ended by itself."""
+    """Stop a process at an arbitrary instruction; False if it has ended."""
     if process.poll() is not None:
         return False
     os.kill(process.pid, signal.SIGSTOP)
@@ -87,14 +87,14 @@ def freeze(process: subprocess.Popen[bytes]) -> bool:
 
 
 def thaw(process: subprocess.Popen[bytes]) -> None:
-    """Let a frozen process go on."""
+    """Resume a stopped process."""
     os.kill(process.pid, signal.SIGCONT)
 
 
 def kill_alone(process: subprocess.Popen[bytes]) -> list[Seen] | None:
-    """SIGKILL one process and nothing below it; returns what it had started, or None if it had ended before.
+    """SIGKILL one process and nothing below it; return its children, or None if it had ended before.
 
-    It is frozen first, so that what it had started is known exactly: it dies where it was stopped.
+    It is frozen first, so that its children are known exactly when it is killed.
     """
     if not freeze(process):
         process.wait()

@@ -23,11 +23,11 @@ class Disk:
 
     @property
     def seen(self) -> Path:
-        """Where it can be looked at from outside."""
+        """Return its path as seen from outside."""
         return Path(f"/proc/{self.keeper.pid}/root{self.path}")
 
     def enter(self, folder: Path, argv: tuple[str, ...]) -> list[str]:
-        """A command that runs where the disk is; the process is the command's own."""
+        """Return a command that runs inside the mount; the process is the command's own."""
         user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         return ["nsenter", "--target", str(self.keeper.pid), *user, "--mount", "env", "-C", str(folder), *argv]
 

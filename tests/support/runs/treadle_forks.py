@@ -1,8 +1,8 @@
-"""A stand-in for the installed `treadle` that starts in no time: a process that has imported it forks for each command.
+"""A fast substitute for the installed `treadle`: a process that has imported it forks for each command.
 
-Run as a script with a socket's path it is that process. A shell meets the client, `CLIENT`, in place of the program:
+Run as a script with a socket's path, it is that process. A shell runs the client, `CLIENT`, in place of the program:
 same arguments, folder, environment, streams and exit code; its interrupts reach the command. A command that serves
-until Ctrl-C is looked at once, over HTTP at the address that it prints, and stopped.
+until Ctrl-C is requested once, over HTTP at the address that it prints, and stopped.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def command(argv: list[str], folder: str, environment: dict[str, str], fds: list
 
 
 def keep(connection: socket.socket) -> None:
-    """Fork one command, tell its end; where the client is gone, so is the command."""
+    """Fork one command and report its end; if the client has ended, end the command."""
     length, fds, _, _ = socket.recv_fds(connection, 4, 3)
     message = connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     argv, folder, environment = json.loads(message)

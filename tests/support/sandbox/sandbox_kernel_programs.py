@@ -1,6 +1,6 @@
-"""Hostile programs that go for the kernel, for other processes and for what lies around the sandbox.
+"""Hostile programs that attack the kernel, other processes, and the surroundings of the sandbox.
 
-See `sandbox_programs` for how a probe says what it got.
+See `sandbox_programs` for how a probe reports its result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Host sandboxes in a process that tests kill: `python -m support.sandbox.sandbox_kills '{"uid": …, "kind": …}'`.
+"""A host process of sandboxes that tests kill: `python -m support.sandbox_kills '{"uid": …, "kind": …}'`.
 
 For each line on standard input, `{"marker": n, "stuck": true}`, it forks a process that makes one sandbox after the
-other, several at a time, and says that process's id; when somebody has killed it, it says `gone`. The marker stands in
-the command line of all that belongs to its sandboxes. A stuck one stops each sandbox half-made, in the moment in which
-bubblewrap's own child waits for its parent. To `{"sweep": true}` it says how many left-over sandboxes it has ended.
+other, several at a time, and prints that process's id; after that process is killed, it prints `gone`. The marker is in
+the command line of all processes of its sandboxes. A stuck one stops each sandbox half-made, at the moment when
+bubblewrap's own child waits for its parent. For `{"sweep": true}` it prints how many left-over sandboxes it has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AT_ONCE = 3
 
 
 def marked(marker: int) -> list[Seen]:
-    """All processes, whoever their parent is, that carry the marker in their command line, and their guardian's."""
+    """Return all processes, whatever their parent is, with the marker in their command line, and their guardian's."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -34,7 +34,7 @@ def marked(marker: int) -> list[Seen]:
 
 
 def guardians(host: int) -> list[Seen]:
-    """The guardians that a host process has started, whoever their parent is now."""
+    """Return the guardians that a host process has started, whatever their parent is now."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

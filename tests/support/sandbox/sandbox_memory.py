@@ -1,8 +1,8 @@
-"""What running programs cost the machine in memory, as far as a process beside them can see.
+"""Measure the memory of running programs from another process.
 
-Of each sandbox: the proportional set size of all its processes, and what its scratch directory holds. Of the machine:
-how much less the kernel calls available. The first sees no memory of the kernel (buffers of pipes and sockets, page
-tables), the second sees that too, and everything else that the machine does.
+For each sandbox: the proportional set size of all its processes, and the size of its scratch directory. For the
+machine: the decrease of available memory. The first excludes kernel memory (buffers of pipes and sockets, page
+tables), the second includes it, and everything else that the machine does.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def children(pid: int) -> list[int]:
 
 
 def cmdline(pid: int) -> str:
-    """Its command line, empty when it is gone."""
+    """Return its command line, empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
@@ -82,7 +82,7 @@ def cmdline(pid: int) -> str:
 
 
 def comm(pid: int) -> str:
-    """The name it goes by, empty when it is gone."""
+    """Return its command name, empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -90,7 +90,7 @@ def comm(pid: int) -> str:
 
 
 def pss_bytes(pid: int) -> int:
-    """Its proportional set size, 0 when it is gone."""
+    """Return its proportional set size, 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -99,7 +99,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def scratch_bytes(pid: int) -> int:
-    """What the scratch directory of a process inside a sandbox holds; 0 where it has none of its own."""
+    """Return the size of the scratch directory of a process inside a sandbox; 0 if it has none of its own."""
     try:
         system = os.statvfs(f"/proc/{pid}/root/scratch")
     except OSError:
@@ -108,6 +108,6 @@ def scratch_bytes(pid: int) -> int:
 
 
 def available_bytes() -> int:
-    """What the kernel calls available on the whole machine."""
+    """Return the memory that the kernel reports as available on the whole machine."""
     text = Path("/proc/meminfo").read_text()
     return int(text.partition("MemAvailable:")[2].split()[0]) * 1024

@@ -71,7 +71,7 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass
 class Planted:
-    """What programs could steal, change, reach or kill."""
+    """Targets that programs could steal, change, reach or kill."""
 
     folder: Path
     canary: str
@@ -79,7 +79,7 @@ class Planted:
     listeners: list[socket.socket]
 
     def facts(self) -> dict[str, object]:
-        """What probes are told, so that they need not search."""
+        """Return facts given to probes, so that they need not search."""
         return {
             "secret": str(self.folder / "secret"),
             "owned": str(self.folder / "owned"),
@@ -98,7 +98,7 @@ class Planted:
         }
 
     def harm(self) -> list[str]:
-        """What was changed after all."""
+        """Return what was changed despite the confinement."""
         owned = self.folder / "owned"
         found = [] if self.victim.poll() is None else ["the victim is dead"]
         if self.victim.poll() is None and os.getpriority(os.PRIO_PROCESS, self.victim.pid):
@@ -167,7 +167,7 @@ for name, body in { ({name: SMALL[name] for name in names})!r}.items():
 
 
 def apart(names: list[str], outcome: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return an outcome for each probe of a program that ran several; that of all if it cannot be told apart."""
+    """Return an outcome for each probe of a program that ran several; the common one if they cannot be separated."""
     if outcome["status"] != "ok" or "characters left out" in outcome["text"]:
         return dict.fromkeys(names, outcome)
     said = dict(line.split(": ", 1) for line in outcome["text"].splitlines() if ": " in line)
@@ -181,7 +181,7 @@ def peak_memory_kib() -> int:
 
 
 async def try_probes(kind: str, names: list[str], alone: bool = False) -> dict[str, Any]:
-    """Run the probes beside each other, or one by one, and say how each ended."""
+    """Run the probes concurrently, or one by one, and return how each ended."""
     from treadle.agent.sandbox.config import SandboxSettings
     from treadle.agent.tools.python import PythonTool
 
@@ -256,7 +256,7 @@ async def run_programs(task: dict[str, Any]) -> dict[str, Any]:
 
 
 async def hold(kind: str) -> None:
-    """Keep one program running and others warm; say which processes that takes, then wait to be killed."""
+    """Keep one program running and others warm; print the processes involved, then wait to be killed."""
     from treadle.agent.sandbox.config import SandboxSettings
     from treadle.agent.sandbox.pool import SandboxPool
 

@@ -1,8 +1,8 @@
 """Hostile programs for the sandbox, as text; `sandbox_probes` runs them.
 
 A probe prints `ESCAPED` for each thing it got that it must not get, and `held` at its end, which shows that it ran to
-its end and was not merely broken. `HOST` holds what the machine has planted for it to find; `HOST["level"]` is the
-kind of isolation, since some things must not even be tried where nothing holds them.
+its end and was not merely broken. `HOST` contains the targets that the host has planted; `HOST["level"]` is the
+kind of isolation, since some actions must not even be tried without confinement.
 """
 
 from __future__ import annotations

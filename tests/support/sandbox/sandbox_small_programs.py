@@ -1,8 +1,8 @@
-"""Hostile programs that take a moment each: memory that no limit counts, signals between sandboxes, what is counted per
-user, host paths, the machine's disks.
+"""Short hostile programs: memory that no limit counts, signals between sandboxes, per-user counts,
+host paths, the machine's disks.
 
-All of them run one after the other in one sandbox. See `sandbox_programs` for how a probe says what it got. Each got
-something when the filter of system calls was a list of refused ones.
+All of them run one after the other in one sandbox. See `sandbox_programs` for how a probe reports its result. Each one
+succeeded when the system call filter was a deny list.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ KINDS = ("bubblewrap", "landlock")
 
 
 def column(kind: str, user: str) -> str:
-    """What stands over the outcomes of a level and a user."""
+    """Return the column header for the outcomes of a level and a user."""
     return f"`{kind}`, {user}"
 
 

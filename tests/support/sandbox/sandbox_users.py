@@ -1,4 +1,4 @@
-"""How tests run a sandbox's host process as root and as an ordinary user, whoever runs the tests."""
+"""Run a sandbox's host process as root and as an ordinary user, whichever user runs the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy before an object store that fails as told, request by request."""
+"""A proxy before an object store that fails on command, request by request."""
 
 from __future__ import annotations
 

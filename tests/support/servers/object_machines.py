@@ -36,7 +36,7 @@ class Time:
 
     @classmethod
     def of_leases(cls, monkeypatch: pytest.MonkeyPatch) -> Time:
-        """The clock of all leases for the length of a test, which renews none by itself."""
+        """Replace the clock of all leases for the length of a test, and disable automatic renewals."""
         time = cls()
         times = LeaseTimes(renew_s=1e6, clock=lambda: time.now, sleep=time.pass_)
         monkeypatch.setattr("treadle.core.store.object_lease.TIMES", times)
@@ -48,7 +48,7 @@ class Time:
 
 
 def execute_cut_off(run: Run, num_finished: int, **options: Any) -> None:
-    """An attempt that is interrupted after so many numbers."""
+    """Run an attempt that is interrupted after this number of units."""
 
     def cut_off(context: StageContext) -> Mapping[str, Any]:
         for number in range(num_finished):
@@ -60,7 +60,7 @@ def execute_cut_off(run: Run, num_finished: int, **options: Any) -> None:
 
 
 class Machine:
-    """A process on a machine of its own: a program that tells what it begins, and goes on when it is given a line."""
+    """A process on its own machine: it prints what it starts, and continues after each input line."""
 
     def __init__(self, program: str, root: str, work: Path) -> None:
         environment = {**os.environ, "TREADLE_WORK": str(work), "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -70,7 +70,7 @@ class Machine:
         )
 
     def line(self) -> str:
-        """The next thing that it says."""
+        """Return its next output line."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -81,6 +81,6 @@ class Machine:
         self.process.stdin.flush()
 
     def end(self) -> tuple[list[str], str]:
-        """Let it go on to its end; what else it said, and what it said of failures."""
+        """Let it run to its end; return the rest of its output, and its failure messages."""
         out, err = self.process.communicate("\n" * 50)
         return out.split(), err

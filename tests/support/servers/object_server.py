@@ -41,11 +41,11 @@ class ObjectServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to reach it."""
+        """Return the environment variables that a process needs to reach it."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url}
 
     def new_root(self) -> str:
-        """A root that nobody used before."""
+        """Return an unused root."""
         return f"s3://{BUCKET}/{os.getpid()}/root-{next(_roots)}"
 
 

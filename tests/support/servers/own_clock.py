@@ -1,4 +1,4 @@
-"""An event loop with a clock of its own: where nothing is left to do, it is at once as late as the next thing wants."""
+"""An event loop with a virtual clock: if nothing is ready, the clock jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Impatient(selectors.DefaultSelector):
-    """Hands out what is ready, and otherwise lets the clock go on in place of waiting."""
+    """Returns ready events, and otherwise advances the clock instead of waiting."""
 
     now_s = 0.0
 

@@ -21,9 +21,9 @@ def ask(
     limit_s: float = 60.0,
     auth: tuple[str, str] | None = None,
 ) -> Any:
-    """Return the answer as JSON; asks again while the server does not answer or its database is locked.
+    """Return the response as JSON; retry while the server is unreachable or its database is locked.
 
-    With 503 the server says that it has done nothing.
+    With status 503 the server reports that it has done nothing.
     """
     replies: list[httpx.Response] = []
 

@@ -19,7 +19,7 @@ Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 class Service:
     """Answers searches with a script; the last answer is repeated. `None` cuts the connection, "hang" never answers.
 
-    The search with which a client tries a service that tells no fingerprint gets `trial`, and is not in `asked`.
+    The search with which a client probes a service without a fingerprint gets `trial`, and is not in `asked`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ async def serving(*services: Service) -> AsyncIterator[None]:
 
 
 class Pauses:
-    """Stands for sleeping; remembers how long."""
+    """Replaces sleeping; records the durations."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

@@ -29,7 +29,7 @@ COUNTING = " seven, eight, nine, ten, eleven, twelve"
 
 
 class Codec(Protocol):
-    """What the server needs of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
+    """The methods of a tokenizer that the server needs; `treadle.core.chat.ChatTokenizer` has them."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -48,8 +48,9 @@ class ByteCodec:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` leaves them out. `refusal` is
-    said over the chat route in place of a text."""
+    """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` omits them. `refusal` is
+    sent over the chat route instead of a text.
+    """
 
     text: str
     token_ids: tuple[int, ...] | None = None
@@ -93,7 +94,7 @@ class Fault:
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """What arrived: `prompt` as sent (ids or text), `text` the same as text, `messages` for chat."""
+    """A request: `prompt` as sent (ids or text), `text` the same as text, `messages` for chat."""
 
     index: int
     path: str
@@ -113,10 +114,10 @@ class ScriptedServer:
     """See the module. While `silent` is set, GET /v1/models is not answered. `tells_prompts` returns the ids of prompts
     as vLLM does, with `bos` before those of texts; `chat_only` leaves out the route of completions.
 
-    `stops` is what it does with stop strings: None leaves scripted texts as they are; `kept` cuts after the first one,
-    as vLLM; `named` before it, and says which one it was, as SGLang (`matched_stop`); `dropped` before it, without a
-    word, as most; `ignored` leaves texts as they are. What the preflight asks to find that out is answered accordingly
-    and not by the script, and stands in `probes`, not in `requests`. `mute` answers that with no text."""
+    `stops` is what it does with stop strings: None leaves scripted texts unchanged; `kept` cuts after the first one,
+    as vLLM; `named` before it, and reports it, as SGLang (`matched_stop`); `dropped` before it, without reporting it,
+    as most; `ignored` leaves texts unchanged. The preflight's requests that find this out are answered accordingly
+    and not by the script, and are in `probes`, not in `requests`. `mute` answers them with no text."""
 
     def __init__(
         self,

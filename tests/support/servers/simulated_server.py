@@ -79,7 +79,7 @@ def simulate(
     seed: int = 0,
     travel_s: float = 0.001,
 ) -> list[Event]:
-    """Send so many requests (refused ones count); returns what became of them, in order."""
+    """Send this number of requests (refused ones count); return their outcomes, in order."""
     chance, order = random.Random(seed), itertools.count()
     limit, in_flight = InFlightLimit(cap), 0
     waiting: deque[int] = deque()

@@ -1,4 +1,4 @@
-"""Model servers of a flow without engines: a tutor that runs already stands for whatever is to be served."""
+"""Model servers of a flow without engines: a running tutor serves every model."""
 
 from __future__ import annotations
 

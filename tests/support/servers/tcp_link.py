@@ -28,7 +28,7 @@ class TcpLink:
         self._cut.set()
 
     def mend(self) -> None:
-        """Forward new connections again; those that met the cut stay dead, as after a change of routes."""
+        """Forward new connections again; interrupted ones stay dead, as after a change of routes."""
         self._cut.clear()
 
     def _accept(self) -> None:

@@ -28,7 +28,7 @@ _PROBE = "/probe-of-the-test"
 
 @dataclass(frozen=True)
 class Page:
-    """What a site answers. `headers` are sent beside type and length."""
+    """A site's response. `headers` are sent in addition to type and length."""
 
     body: str | bytes = ""
     status: int = 200
@@ -38,7 +38,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Request:
-    """What a site was asked; names of headers are in lower case."""
+    """A request to a site; names of headers are in lower case."""
 
     method: str
     path: str
@@ -80,7 +80,7 @@ class Site:
         self.origin = f"http{'s' if tls else ''}://{shown}:{self.port}"
 
     def url(self, path: str = "/") -> str:
-        """Where a path of it is."""
+        """Return the URL of a path."""
         return self.origin + path
 
     @property
@@ -89,17 +89,17 @@ class Site:
         return [request.path for request in self.requests]
 
     def hold(self, path: str) -> threading.Event:
-        """From now on `path` is not answered until `release`. The event is set when somebody asks for it."""
+        """Hold responses for `path` until `release`. The event is set when a request for it arrives."""
         asked = threading.Event()
         self._held[path] = (asked, threading.Event())
         return asked
 
     def release(self, path: str) -> None:
-        """Answer those who wait for a path, and all who come."""
+        """Answer all waiting and later requests for a path."""
         self._held.pop(path)[1].set()
 
     def connections(self) -> int:
-        """How many connections were made so far. None is missed: they are taken in the order in which they came."""
+        """Return how many connections were made so far. None is missed: they are accepted in order."""
         address = (self.host, self.port)
         with socket.create_connection(address, timeout=60) as plain, _client_end(plain, self._tls is not None) as probe:
             probe.sendall(f"GET {_PROBE} HTTP/1.0\r\n\r\n".encode())
@@ -108,7 +108,7 @@ class Site:
         return place - self._probes
 
     def answer(self, request: Request) -> Page:
-        """What is answered to a request."""
+        """Return the response to a request."""
         with self._lock:
             self.requests.append(request)
         if (held := self._held.get(request.path)) is not None:
@@ -138,8 +138,8 @@ class ScriptedProvider(Site):
     Attributes:
         answers: Query -> hits, each with `title`, `url`, `snippet` and perhaps `date`. Other queries have none.
         asked: Queries so far.
-        status: What is answered instead, where it is not 200.
-        refused: Queries that are not taken.
+        status: The status of responses; no hits are sent unless it is 200.
+        refused: Queries that are refused.
     """
 
     def __init__(self, answers: Mapping[str, Sequence[Mapping[str, str]]] | None = None) -> None:
@@ -210,7 +210,7 @@ class _Server(ThreadingHTTPServer):
         return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Those who ask may leave at any time."""
+        """Ignore errors: clients may disconnect at any time."""
 
     def start(self) -> None:
         """Serve from now on."""
@@ -255,13 +255,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Hostile:
-    """A server that says anything at all: `with Hostile(script) as server: ... server.url`.
+    """A server with arbitrary responses: `with Hostile(script) as server: ... server.url`.
 
     Attributes:
-        script: What is said on each connection, once its request is there.
-        requests: How many requests came so far.
-        num_sent: Bytes that were sent so far; what the kernel holds for a reader counts as sent.
-        ended: Set when the server stops; what a script may wait for in order to say nothing more.
+        script: What is sent on each connection, once its request has arrived.
+        requests: Number of requests so far.
+        num_sent: Bytes sent so far; what the kernel buffers for a reader counts as sent.
+        ended: Set when the server stops; a script may wait for it in order to stay silent.
     """
 
     def __init__(self, script: Callable[[Hostile, socket.socket], None]) -> None:
@@ -273,7 +273,7 @@ class Hostile:
         self.url = f"http://127.0.0.1:{self.port}/"
 
     def say(self, line: socket.socket, data: bytes) -> None:
-        """Send all of it. Raises OSError where nobody listens any more."""
+        """Send all of it. Raises OSError if the other end has closed."""
         if self.ended.is_set():
             raise ConnectionAbortedError
         line.sendall(data)
@@ -308,12 +308,12 @@ class Hostile:
 
 
 class World:
-    """Stands for the whole net: sockets of `make_socket` reach servers here, whichever address they connect to.
+    """Simulates the whole Internet: sockets of `make_socket` reach servers here, whichever address they connect to.
 
     Attributes:
         servers: (address, port) -> port here, on 127.0.0.1 for an IPv4 address and on ::1 for an IPv6 one.
             Nothing else can be reached.
-        connected: What was connected to so far.
+        connected: Addresses connected to so far.
     """
 
     def __init__(self, servers: Mapping[tuple[str, int], int] | None = None) -> None:
@@ -321,7 +321,7 @@ class World:
         self.connected: list[tuple[str, int]] = []
 
     def make_socket(self, family: int, kind: int, protocol: int) -> MeteredSocket:
-        """What a Fetcher makes sockets with."""
+        """Make sockets for a Fetcher."""
         world, home = self, "::1" if family == socket.AF_INET6 else "127.0.0.1"
 
         class Detour(MeteredSocket):
@@ -336,9 +336,9 @@ class World:
 
 
 class Names(AbstractResolver):
-    """A resolver for a test: host -> what it is said to be at the first question, at the second, ...
+    """A resolver for a test: host -> its addresses for the first lookup, the second, ...
 
-    The last answer is repeated; a name that is not there does not exist.
+    The last answer is repeated; other names do not exist.
     """
 
     def __init__(self, answers: Mapping[str, Sequence[Sequence[str]]]) -> None:

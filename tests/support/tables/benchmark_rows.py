@@ -8,7 +8,7 @@ Row = dict[str, Any]
 
 
 class Sample(NamedTuple):
-    """Rows of one benchmark and what is to be read from them: each row's accepted answers."""
+    """Rows of one benchmark and their expected accepted answers."""
 
     domain: str
     search: str

@@ -49,8 +49,9 @@ def put_stage(
     judges: Sequence[str] = (),
     inputs: Mapping[str, Sequence[Address]] = MappingProxyType({}),
 ) -> Address:
-    """Make an instance with these tables, numbers, logs, pictures beside its first table, and models in its roles;
-    `inputs`: beside the questions."""
+    """Make an instance with these tables, metrics, logs, figures in the artifact of its first table, and models in its
+    roles; `inputs` are added to the questions.
+    """
     place = Address.parse(address)
 
     def make(context: StageContext) -> dict[str, Any]:
@@ -88,9 +89,9 @@ def evaluated_run(
     headline: tuple[str, ...] = (),
     columns: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Run:
-    """A run whose report knows these models by their verdicts on the same questions; `text` stands in every name.
+    """Make a run whose report has these models, given by their verdicts on the same questions; `text` is in every name.
 
-    `columns`: what else all rows of a model have.
+    `columns` are added to all rows of a model.
     """
     run = Run.create(root, name, {"models": {"judge": _model("judge"), "policy": _model("policy", PRICED)}}, {})
     keys = [f"q{number}" for number in range(NUM_QUESTIONS)]

@@ -71,14 +71,14 @@ class PageReader:
     """A page by its sections."""
 
     def __init__(self, page: bytes) -> None:
-        """The page as it was rendered."""
+        """Parse a rendered page."""
         reader = _Reader()
         reader.feed(page.decode())
         self._tables = reader.tables
         self._texts = reader.texts
 
     def text(self, section: str) -> str:
-        """What a section says, with single blanks."""
+        """Return the text of a section, with single blanks."""
         return " ".join(self._texts[section].split())
 
     def table(self, section: str, title: str, *, number: int = 0) -> PageTable:

@@ -1,4 +1,4 @@
-"""Parquet files whose footer, or a page's header, says something else than it should: thrift's compact protocol.
+"""Parquet files with a false footer or page header: thrift's compact protocol.
 
 Source: thrift's `doc/specs/thrift-compact-protocol.md`, `parquet.thrift` of the format.
 """
@@ -100,7 +100,7 @@ def _written(kind: int, value: Any) -> bytes:
 
 
 def change_footer(path: Path, change: Callable[[Struct], None]) -> None:
-    """Let a change be made to a file's `FileMetaData`; what stands before it stays where it is."""
+    """Apply a change to a file's `FileMetaData`; the bytes before it stay in place."""
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
     footer = _Reader(data[-8 - size : -8]).struct()
@@ -122,9 +122,9 @@ def set_number(struct: Struct, number: int, value: int) -> None:
 
 
 def change_page(path: Path, column: str, change: Callable[[Struct], None], *, dictionary: bool = False) -> None:
-    """Let a change be made to the header of a column's first page of data, or of its dictionary.
+    """Apply a change to the header of a column's first data page, or of its dictionary.
 
-    Pages behind it move, so the file's footer is made anew for a file of one row group.
+    Later pages move, so the footer is rewritten for a file of one row group.
     """
     data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")

@@ -30,7 +30,7 @@ def result(text: str = "found") -> tuple[str, str]:
 
 
 def with_calls(number: int, tool: tuple[str, str] = SEARCH, status: str = "ok") -> dict[str, Any]:
-    """Columns of a trajectory with so many calls of one tool."""
+    """Return columns of a trajectory with this number of calls of one tool."""
     parts = [part for _ in range(number) for part in (THINK, tool, result())]
     return {"parts": [*parts, THINK, ANSWER], "calls": [(tool[0], status)] * number}
 
@@ -66,7 +66,7 @@ def pool_row(
 
 
 class Made(NamedTuple):
-    """What the stage made."""
+    """The outputs of the stage."""
 
     rows: list[dict[str, Any]]
     rejections: list[dict[str, Any]]

@@ -126,7 +126,7 @@ class Watched(Progress):
 
 @contextmanager
 def scripted(folder: Path, **script: Any) -> Iterator[None]:
-    """Let the scripted engine stand for every engine, with this script, inside the block."""
+    """Replace every engine by the scripted one, with this script, inside the block."""
     path, python = folder / "script.json", folder / "python"
     path.write_text(json.dumps(script))
     write_python(python, scripted_rl_engine)

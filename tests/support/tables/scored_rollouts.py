@@ -25,7 +25,9 @@ def averages(parts: Sequence[DatasetFigures]) -> dict[str, dict[str, Any]]:
 def scored(
     score: float | None = 1.0, calls: int = 0, failed: int = 0, tokens: int = 100, **given: Any
 ) -> ScoredRollout:
-    """A rollout with P, T, Wrong and L; right if P is 1, answered with all calls run unless `given` says otherwise."""
+    """Return a rollout with P, T, Wrong and L; correct if P is 1, answered with all calls run unless `given`
+    differs.
+    """
     fields: dict[str, Any] = {
         "question_key": "q0",
         "dataset": "world",

@@ -33,7 +33,7 @@ EXAMPLE: Mapping[str, tuple[str, tuple[float, ...], tuple[int, ...]]] = {
 
 
 class Asked(NamedTuple):
-    """A question with what came of its rollouts. None in place of a score: no verdict; of calls: lost."""
+    """A question with the outcomes of its rollouts. None as a score: no verdict; as calls: lost."""
 
     key: str
     correctness: Sequence[float | None]
@@ -76,7 +76,7 @@ def score_rows(asked: Sequence[Asked], **columns: Any) -> list[dict[str, Any]]:
 
 
 class Made(NamedTuple):
-    """What the stage made."""
+    """The outputs of the stage."""
 
     rows: list[dict[str, Any]]
     rejections: list[dict[str, Any]]
@@ -94,7 +94,7 @@ class Made(NamedTuple):
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Question -> why it is no row."""
+        """Return question -> why it is not a row."""
         return {row["question_key"]: row["reason"] for row in self.rejections}
 
 

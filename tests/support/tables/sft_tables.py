@@ -16,7 +16,7 @@ from treadle.core.store.artifact_reader import ArtifactReader
 def sft_row(
     key: str, *, prompt: int = 3, said: int = 4, results: int = 0, operator: str = "initial", **columns: Any
 ) -> dict[str, Any]:
-    """A row whose turn has so many tokens of results, then so many that the model wrote; by itself without results."""
+    """Return a row whose turn has these numbers of result tokens and of model tokens; without results by default."""
     ids = list(range(10, 10 + prompt + results + said))
     labels = [-100] * (prompt + results) + ids[prompt + results :]
     made: dict[str, Any] = {

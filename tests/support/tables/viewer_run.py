@@ -56,7 +56,7 @@ def put_from(
 
 
 def segments(*parts: tuple[str, str], with_ids: bool = False) -> str:
-    """Segments in their markers, ten token ids each where there are ids."""
+    """Return segments in their markers, with ten token ids each if there are ids."""
     found = []
     for place, (kind, inner) in enumerate(parts):
         text = inner if kind == "text" else f"<{kind}>{inner}</{kind}>"
@@ -228,8 +228,8 @@ def _put_training(run: Run) -> None:
 
 
 def client(run: Run, **options: Any) -> TestClient:
-    """Asks the viewer of a run, which looks at it anew each time, without a network."""
-    from treadle.viewer.app import make_app
+    """Return a client of the viewer of a run, which rereads the run each time, without a network."""
+    from treadle.eval.viewer.app import make_app
 
     return TestClient(make_app(run, KIN, fresh_s=0), base_url="http://127.0.0.1:8484", **options)
 

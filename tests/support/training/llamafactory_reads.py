@@ -1,6 +1,6 @@
-"""Run by the Python of the engine environment `sft`: what LLaMA-Factory itself makes of our files, as JSON.
+"""Run by the Python of the engine environment `sft`: how LLaMA-Factory itself reads our files, as JSON.
 
-`ANSWER.json PATH...`: of a configuration file, the keys that its parser does not know; of a folder with
+`ANSWER.json PATH...`: for a config file, the keys that its parser does not have; for a folder with
 `dataset_info.json`, system, user and assistant of each row, as its loader and converter read them.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def unknown_keys(file: str) -> list[str]:
-    """Keys that are none of its parser's."""
+    """Return keys that its parser does not have."""
     import dataclasses
 
     from llamafactory.hparams.parser import _TRAIN_ARGS

@@ -1,6 +1,6 @@
-"""Stands for the engine `sft` in tests of its launch: a process that does what a script says, and trains nothing.
+"""A scripted engine `sft` for tests of its launch: the process follows a script, and trains nothing.
 
-Run like the engine, `-m treadle.sft.engine <command> <job.json>`; the script `script.json` lies beside the job. Real
+Run like the engine, `-m treadle.sft.engine <command> <job.json>`; the script `script.json` is in the job's folder. Real
 training is in tests/e2e/test_sft_engine.py.
 """
 

@@ -1,7 +1,7 @@
 """Groups of rollouts without a model: scripted generators, stub tools, a tokenizer of words.
 
 What is called `CONTRACT` or `contract` is the scenario that every training engine's adapter must play alike, with the
-byte tokenizer; what it gives stands in tests/unit/golden/group_rollouts.json. Nothing here needs pytest, so that
+byte tokenizer; its expected results are in tests/unit/golden/group_rollouts.json. Nothing here needs pytest, so that
 engines' environments can use it.
 """
 
@@ -35,9 +35,9 @@ ALONE = Branching(10**6)
 
 
 class WordCodec:
-    """A tokenizer whose tokens are markers and what stands between them; id 0 ends a turn.
+    """A tokenizer whose tokens are markers and the text between them; id 0 ends a turn.
 
-    `word</result>` and `word</answer>` are one token each, so that a test can count tokens on its fingers.
+    `word</result>` and `word</answer>` are one token each, so that a test can count tokens by hand.
     """
 
     eos_ids = frozenset({0})
@@ -95,7 +95,7 @@ class StubTool:
         """Nothing to close."""
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """The text, with the argument where it has a place for it."""
+        """Return the text, with the argument in its placeholder."""
         self.arguments.append(argument)
         return ToolOutcome(self._status, self._text.format(argument))
 
@@ -103,8 +103,8 @@ class StubTool:
 class ScriptedGenerator:
     """Completes a batch by a function of each request's context (text) and seed.
 
-    The reply is text; `(text, "length")` where it was cut; an end-of-turn id follows a reply that calls nothing.
-    Log-probabilities are -1, -2, ... within a turn; entropies, if told, are a function of the context likewise.
+    The reply is text; `(text, "length")` if it was truncated; an end-of-turn id follows a reply that calls nothing.
+    Log-probabilities are -1, -2, ... within a turn; entropies, if given, are also a function of the context.
     """
 
     def __init__(
@@ -207,14 +207,14 @@ def contract_generator(codec: ChatCodec) -> ScriptedGenerator:
 
 
 def contract_rollouts(model: Model, codec: ChatCodec, attendance: Attendance | None = None) -> GroupRollouts:
-    """The scenario's group rollouts over a model, by default one that waits for nobody."""
+    """Return the scenario's group rollouts over a model, by default one that answers immediately."""
     opened = OpenEnvironment(CONTRACT_ENVIRONMENT, contract_tools())
     engine = opened.engine(model, codec, Sampling(top_p=1.0, max_tokens=256), max_response_tokens=512)
     return opened.groups(engine, CONTRACT_BRANCHING, vocab_size=CONTRACT_VOCABULARY, attendance=attendance)
 
 
 def contract_facts(groups: Sequence[Group], codec: ChatCodec) -> list[dict[str, Any]]:
-    """What any engine must come to: trajectories, masks, rewards, advantages (epsilon 1e-6), as JSON."""
+    """Return the expected facts of any engine: trajectories, masks, rewards, advantages (epsilon 1e-6), as JSON."""
     return [_contract_group(group, codec) for group in groups]
 
 

@@ -1,4 +1,4 @@
-"""Stands for the engines of `rl` in tests of the stage: a process that does what a script says, and trains nothing.
+"""A scripted engine of `rl` for tests of the stage: the process follows a script, and trains nothing.
 
 Run like an engine, `-m treadle.rl.engine <command> <job.json>`; the script is the file that `SCRIPT` in its environment
 names. Real training is in tests/e2e.
@@ -56,7 +56,7 @@ def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
             if code is not None:
                 return code
         take_step(script, step)
-        # Generation is not repeatable, unless the script says so.
+        # Generation is not reproducible, unless the script sets that.
         write_dump(Path(job["rollouts"]), step, 0 if script.get("repeatable") else step - first)
         if "warn" in script:
             tell("warning", message=f"step {step}: {script['warn']}")
@@ -68,7 +68,7 @@ def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
 
 
 def figures(script: dict[str, Any], options: dict[str, Any], step: int) -> dict[str, Any]:
-    """What is told of one step; the script's `reward` may be one for all steps."""
+    """Return the metrics of one step; the script's `reward` may be one for all steps."""
     groups = options["prompts_per_step"]
     equal = script.get("equal", False)
     return {
@@ -95,7 +95,7 @@ def figures(script: dict[str, Any], options: dict[str, Any], step: int) -> dict[
 
 
 def save(script: dict[str, Any], job: dict[str, Any], step: int, tell: Any) -> None:
-    """Validate where there are questions, then save a state; `correct` says how right the policy is at each step."""
+    """Validate if there are questions, then save a state; `correct` gives the policy's accuracy at each step."""
     if job["validation"]:
         correctness, efficiency = script.get("correct", {}).get(str(step), (step / 100, 0.0))
         made = {
@@ -134,7 +134,7 @@ def write_dump(folder: Path, step: int, since: int) -> None:
 
 
 def finish(script: dict[str, Any], job: dict[str, Any], tell: Any) -> None:
-    """The model is a copy of its start, which the script may spoil, beside the weights of the state."""
+    """Write the model, a copy of its start which the script may damage, in addition to the weights of the state."""
     model = Path(job["final"])
     shutil.copytree(job["model"], model)
     shutil.copy(Path(job["state"]) / "weights", model / "step.txt")

@@ -1,4 +1,4 @@
-"""Stands for vLLM in its own environment: answers every completion, and notes each start with what it was given."""
+"""A scripted vLLM for its own environment: answers every completion, and logs the arguments of each start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BROKEN = "TREADLE_SCRIPTED_BROKEN"
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Says "one" to everything."""
+    """Answers "one" to everything."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -41,7 +41,7 @@ BORN_LATE = BROKEN in os.environ and _is_broken()
 
 
 def main(arguments: list[str]) -> None:
-    """`arguments` are those of `python`, which stand for vLLM's server."""
+    """Serve; `arguments` are those of `python`, in place of vLLM's server."""
     given = {name: value for name, value in zip(arguments, arguments[1:], strict=False) if name.startswith("--")}
     server = ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), Answers)
     start = {

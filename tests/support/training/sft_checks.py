@@ -32,7 +32,7 @@ class Partitioned(torch.nn.Parameter):
 
 
 def motion_under_zero3() -> dict[str, Any]:
-    """What is told of partitioned weights before and after they moved."""
+    """Return the report on partitioned weights before and after they changed."""
     model = torch.nn.Module()
     model.weights = Partitioned.of(3.0, 4.0, numel=9)
     motion, nothing = Motion(model), Motion(torch.nn.Module())
@@ -44,7 +44,7 @@ def motion_under_zero3() -> dict[str, Any]:
 
 
 def check_golden(path: Path, without: tuple[str, ...]) -> str:
-    """What LLaMA-Factory's parser says of a golden configuration; empty where it accepts it."""
+    """Return the message of LLaMA-Factory's parser for a golden config; empty if it accepts it."""
     arguments = {name: value for name, value in read_arguments(path).items() if name not in without}
     try:
         check_arguments({**arguments, **CPU_BUILD})

@@ -57,7 +57,7 @@ def loss_by_hand(base: str, rows: list[tuple[list[int], list[int]]]) -> float:
 
 
 def first_id_with_adapter(base: str, adapter: str, prompt: list[int]) -> tuple[int, float]:
-    """The likeliest next id and its log-probability, with the adapter beside the base model instead of merged."""
+    """Return the likeliest next id and its log-probability, with the adapter loaded on the base model, not merged."""
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
     with torch.inference_mode():
         best = torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1], -1).topk(2)
@@ -65,7 +65,7 @@ def first_id_with_adapter(base: str, adapter: str, prompt: list[int]) -> tuple[i
 
 
 def refusals(arguments: dict[str, Any]) -> list[str]:
-    """What is said of configurations that are wrong."""
+    """Return the messages for invalid configs."""
     said = []
     for change in ({"lerning_rate": 1.0, "lora_rnk": 8}, {"learning_rate": "fast"}, {"finetuning_type": "some"}):
         try:

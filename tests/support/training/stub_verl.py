@@ -36,7 +36,7 @@ class StubClient:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> Any:
-        """What verl's client does, as far as a text-only loop can tell."""
+        """Generate like verl's client, as far as a text-only loop can observe."""
         self.requests.append((request_id, sampling_params))
         request = CompletionRequest(
             prompt=list(prompt_ids),
@@ -57,7 +57,7 @@ class StubClient:
 
 
 def caller(codec: ChatCodec, calls: dict[int, int], call: str, answer: str) -> Script:
-    """Each trajectory calls as often as `calls` says of its seed, then answers."""
+    """Return a model that makes the number of calls that `calls` has for its seed, then answers."""
     turns = {derive_seed(seed, turn): call for seed, number in calls.items() for turn in range(number)}
     last = {derive_seed(seed, number): answer for seed, number in calls.items()}
 

@@ -1,7 +1,7 @@
 """A policy of a few thousand weights that calls real tools, made in the environment of the engine `trl` in seconds.
 
 `python tiny_policy.py FOLDER PARQUET SEED` takes the tokenizer in FOLDER and trains a random model on the rows of
-PARQUET (`prompt_ids`, and `output_ids` that stand for one way to answer), each as likely as often it is there.
+PARQUET (`prompt_ids`, and `output_ids` of one possible answer), with probabilities equal to their frequencies.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def _facts(inputs: dict[str, Any], row: int, codec: ChatTokenizer) -> dict[str, 
 
 
 def _gradients(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The gradient of TRL's loss with respect to logits that stand in for the policy's."""
+    """Return the gradient of TRL's loss with respect to logits in place of the policy's."""
     ids = inputs["completion_ids"]
     logits = torch.randn(*ids.shape, 264, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
@@ -263,7 +263,7 @@ def _difference(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
 
 
 def windows() -> list[int | None]:
-    """Longest contexts of models with and without a bound, alone and beside vLLM."""
+    """Return the longest contexts of models with and without a limit, alone and with vLLM."""
     found = []
     for bound, use_vllm in ((1024, False), (1024, True), (256, True), (None, True), (None, False)):
         text = SimpleNamespace(max_position_embeddings=bound)
@@ -275,7 +275,7 @@ def windows() -> list[int | None]:
 
 
 def refused_policy(job: dict[str, Any]) -> str:
-    """What is said of a policy of another kind; there are no weights to load."""
+    """Return the message for a policy of another kind; there are no weights to load."""
     with _folder() as folder:
         (folder / "config.json").write_text('{"model_type": "gemma2"}')
         try:

@@ -121,7 +121,7 @@ def make_plan(num_rows: int = len(SUMS), *, num_validation_rows: int = 0, **opti
 
 
 def write_rows(path: Path, number: int = len(SUMS)) -> None:
-    """Write the rows where a job looks for them."""
+    """Write the rows where a job reads them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows(number), TRAINING_SCHEMA), path)
 

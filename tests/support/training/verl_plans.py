@@ -60,7 +60,7 @@ def loop_fields(
     answers: tuple[str, ...] = ("12",),
     text: str = "Question?",
 ) -> dict[str, Any]:
-    """What verl hands to the sessions of one question, besides `session_id`."""
+    """Return what verl passes to the sessions of one question, besides `session_id`."""
     return {
         "uid": uid,
         "global_steps": step,

@@ -66,7 +66,7 @@ class Probe:
         self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT.protocol))
 
     def composed(self) -> dict[str, Any]:
-        """What verl's schema says to each list of overrides, to foreign keys, and some values it ends with."""
+        """Return how verl's schema answers each list of overrides, unknown keys, and some resulting values."""
         said = {name: _refusal(lines) for name, lines in self.lines.items()}
         config = compose_config(self.lines["job"])
         policy = config.actor_rollout_ref
@@ -172,7 +172,7 @@ class Probe:
         return AgentLoopWorker(compose_config(lines), StubClient(script, TokenOutput), None, None)
 
     async def rewarded_by_verl(self) -> dict[str, Any]:
-        """verl's own reward manager asks our function about a trajectory that came without a reward."""
+        """Let verl's own reward manager call our function about a trajectory that arrived without a reward."""
         from tensordict import TensorDict
         from verl import DataProto
         from verl.trainer.ppo.reward import load_reward_manager
@@ -209,8 +209,9 @@ class Probe:
         return [float(value) for value in advantages[:, 0]]
 
     def packed(self) -> float:
-        """Largest difference between sequences that are packed as verl packs them (no mask, positions that begin anew)
-        and the same sequences alone, with the attention that the overrides choose."""
+        """Return the largest difference between sequences that are packed as verl packs them (no mask, positions that
+        restart) and the same sequences alone, with the attention that the overrides choose.
+        """
         from transformers import AutoConfig, AutoModelForCausalLM
 
         attention = compose_config(self.lines["job"]).actor_rollout_ref.model.override_config.attn_implementation
@@ -256,7 +257,7 @@ class CallsHost(LoopHost):
 
 
 class ContractHost(LoopHost):
-    """As the plan says."""
+    """Follows the plan."""
 
 
 WIDE = CONTRACT_ENVIRONMENT.model_copy(update={"max_total_calls": None})
@@ -271,7 +272,7 @@ def _refusal(lines: list[str]) -> str:
 
 
 def _batch(rows: list[dict[str, Any]]) -> Any:
-    """What verl's trainer hands to a worker; sessions of a group are adjacent."""
+    """Return what verl's trainer passes to a worker; sessions of a group are adjacent."""
     from tensordict import TensorDict
     from verl import DataProto
 

@@ -22,7 +22,7 @@ DEADLINE_S = 300.0
 
 
 class ComputesOrGuesses:
-    """Half of the trajectories compute first; those of question 1 meet a broken server."""
+    """Half of the trajectories compute first; those of question 1 get a broken server."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -98,7 +98,7 @@ def _batch(config: Any, root: Path) -> tuple[Any, list[str]]:
 
 
 def _wait(tq: Any, uids: list[str]) -> dict[str, str]:
-    """How each group ended."""
+    """Return how each group ended."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         tags = tq.kv_list("train").get("train", {})

@@ -1,4 +1,4 @@
-"""Makes a run `first` that has met a small web, for the page about the web. Run in the folder of the page."""
+"""Make a run `first` that has recorded a small web, for the page about the web. Run in the folder of the page."""
 
 from __future__ import annotations
 

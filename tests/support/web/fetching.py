@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 class Fetch(Protocol):
-    """Fetches a URL, with so much time for the call."""
+    """Fetches a URL, with a time limit for the call."""
 
     async def __call__(self, url: str, within_s: float = 60.0, places: ExitStack | None = None) -> Fetched: ...
 

@@ -1,4 +1,4 @@
-"""What hostile servers say, as scripts."""
+"""Scripted responses of hostile servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages as they came, and the processes that read them."""
+"""Pages as received, and the processes that read them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def pdf_file(pages: Sequence[Sequence[str]], *, title: str = "") -> bytes:
 
 
 def pdf_bomb(num_operators: int) -> bytes:
-    """One page whose packed content draws a letter so many times."""
+    """Return one page whose compressed content draws a letter this number of times."""
     return _file([b"BT /F1 1 Tf (a) Tj ET " * num_operators], "")
 
 

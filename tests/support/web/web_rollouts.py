@@ -82,7 +82,7 @@ def replaying(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def recorded(run: Run) -> list[Entry]:
-    """What a run met on the web."""
+    """Return what a run recorded of the web."""
     return list(entries_of(run.store(WEB_STORE)))
 
 
@@ -94,5 +94,5 @@ def exported(run: Run) -> Path:
 
 
 def said(request: RecordedRequest) -> str:
-    """What stands after the prompt."""
+    """Return the text after the prompt."""
     return request.text.rpartition("assistant\n")[2]

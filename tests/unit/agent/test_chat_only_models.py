@@ -1,4 +1,4 @@
-"""Models that are asked over the chat route only: which roles they may have is told before a run is made."""
+"""Chat-only models: their allowed roles are checked before a run is created."""
 
 from __future__ import annotations
 

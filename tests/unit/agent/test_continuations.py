@@ -52,7 +52,7 @@ _turns = st.lists(st.lists(st.sampled_from(_PIECES), max_size=7).map("".join), m
 
 
 def by_depth(turns: Sequence[str], tokenizer: ChatTokenizer, prompt_length: int) -> Callable[[CompletionRequest], str]:
-    """Reply number n to the n-th result, so that a continuation meets the replies that an unbroken rollout met."""
+    """Return reply number n to the n-th result, so that a continuation gets the replies of an unbroken rollout."""
 
     def reply(request: CompletionRequest) -> str:
         text = tokenizer.decode(request.prompt[prompt_length:])  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ async def test_an_open_block_in_a_prefix_is_closed_by_the_continuation(tokenizer
 
 
 class ListeningTool(FixedTool):
-    """Remembers what it was told of the rollout."""
+    """Records what it received of the rollout."""
 
     def __init__(self) -> None:
         super().__init__("search")

@@ -1,4 +1,4 @@
-"""Jobs are worked through in passes; what a pass could not finish is told and tried again."""
+"""Jobs run in passes; jobs that a pass could not finish are reported and retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a rollout asks a service that only chats: which messages, how many tokens, and what it makes of the answer."""
+"""Rollouts with a chat-only service: which messages, how many tokens, and how replies are used."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_what_was_written_beyond_a_call_counts_neither_to_the_budget_nor_t
     assert (trajectory.status, trajectory.text) == ("answered", SEARCH + RESULT + ANSWER)
     assert model.limits == [50, 50 - PER_CALL]
     model = ChattingModel(beyond_and_after())
-    # Of what the service counted the call's share stands in the next prompt; the result counts by characters.
+    # The call's share of the service's count is in the next prompt; the result is counted by characters.
     trajectory = await play(model, max_model_len=600 + PER_CALL + len(RESULT) + 9)
     assert (trajectory.status, model.limits) == ("answered", [100, 9])
 

@@ -1,4 +1,4 @@
-"""A rollout from its start: its turns and requests, the ways to end, and how it goes on after an interruption."""
+"""A rollout from its start: its turns and requests, the ways to end, and resuming after an interruption."""
 
 from __future__ import annotations
 

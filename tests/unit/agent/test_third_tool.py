@@ -1,4 +1,4 @@
-"""What docs/guides/own.md says of a tool of one's own: what goes by the table of tags alone, and what does not."""
+"""The customisation guide's section on tools: which parts use only the table of tags, and which do not."""
 
 from __future__ import annotations
 

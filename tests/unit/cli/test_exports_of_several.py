@@ -1,4 +1,4 @@
-"""Which result an export takes where a run has several, of iterations, phases and models."""
+"""Which result an export takes if a run has several, of iterations, phases and models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`treadle export model` and `export dataset`: whole folders, and cards that say what they were made of."""
+"""`treadle export model` and `export dataset`: whole folders, and cards that describe their origin."""
 
 from __future__ import annotations
 

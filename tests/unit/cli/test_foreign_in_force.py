@@ -1,4 +1,4 @@
-"""What an import may put in force, in whose place, and what it leaves as it is."""
+"""Which results an import may replace, and what it leaves unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `treadle prefect` hands on of its options."""
+"""Options that `treadle prefect` passes on."""
 
 from __future__ import annotations
 

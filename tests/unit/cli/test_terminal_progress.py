@@ -1,4 +1,4 @@
-"""Progress of a stage that says nothing for long: times go on all the same."""
+"""Progress of a stage without updates: elapsed times continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Screen(io.StringIO):
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> io.StringIO:
-    """Standard error of a test: time stands still, and yet beats come at once, and at each of them a line is due."""
+    """Return a test's standard error: time is frozen, yet beats arrive immediately, and a line is due at each of
+    them.
+    """
     monkeypatch.setattr("sys.stderr", written)
     for module in (terminal, pace):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))

@@ -59,7 +59,7 @@ def test_a_flood_is_counted_and_told_again_after_growing_pauses(
 def test_what_is_told_of_each_rollout_stays_in_the_log(
     shown: TerminalWarnings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the stage itself says it, whose next line has the count."""
+    """They are not printed, because the next line of the stage has their count."""
     said = [line for line in inspect.getsource(crew).splitlines() if "_log." in line and "owed" in line]
     messages = [match[1] for line in said if (match := re.search(r'"(.*?)"', line))]
     assert len(messages) == 2

@@ -118,7 +118,7 @@ def test_prompt_ids_are_the_ids_of_the_rendered_prompt(
     assert rendered.endswith(f"{IM_END}\n{IM_START}assistant\n") and content in rendered
     ids = tokenizer.prompt_ids(messages)
     assert ids == tokenizer._with_specials.encode(rendered, add_special_tokens=False).ids
-    # The careful way for hostile messages gives the same ids where nothing is hostile.
+    # The safe encoding of hostile messages gives the same ids for harmless ones.
     assert tokenizer._guarded_prompt_ids(messages) == ids
 
 

@@ -1,4 +1,4 @@
-"""Every key of a run's configuration, found by itself: changed on resume it is refused or taken over, never ignored."""
+"""Every key of a run's config, found by introspection: a change on resume is refused or applied, never ignored."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Key:
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Whether a key stands for a section, whose own keys are tried."""
+    """Return whether a key is a section, whose own keys are tried."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
@@ -167,7 +167,7 @@ def at(tree: Any, place: tuple[str | int, ...]) -> Any:
 
 
 def other_values(key: Key, value: Any, copies: Path) -> Iterator[Any]:
-    """Values that a key might have instead, as they stand in a file; some may be refused."""
+    """Return alternative values of a key, as written in a file; some may be refused."""
     yield from BY_HAND.get(key.name, ())
     kinds = _flatten(key.field.annotation)
     for kind in kinds:
@@ -192,7 +192,7 @@ def other_values(key: Key, value: Any, copies: Path) -> Iterator[Any]:
 
 
 def changed(base: TreadleConfig, key: Key, copies: Path) -> TreadleConfig | None:
-    """The configuration with one key changed to the first value that is allowed; None where there is none."""
+    """Return the config with one key changed to the first allowed value; None if there is none."""
     tree = base.model_dump(mode="json")
     for value in other_values(key, at(tree, key.place), copies):
         attempt = copy.deepcopy(tree)
@@ -304,12 +304,12 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
             assert run.config() == Run.open(tmp_path / "root", run_id).config() == in_force
             assert run.info.semantic == as_read_back(semantic_of(config))
             made = fingerprints(config)
-            # An iteration more makes further instances, and none otherwise.
+            # One more iteration adds instances, and changes no others.
             both = usual.keys() & made.keys()
             changed_here = {address.split("@")[0] for address in both if made[address] != usual[address]}
             if any(key.place[: len(place)] == place for place in REVISABLE) and not is_operational(key.field):
                 tried[key.name] = "revised"
-                # Without judges their settings decide nothing. Of rollouts those that are there are reused.
+                # Without judges their settings have no effect. Existing rollouts are reused.
                 own = {"1/rollouts"} if key.place[0] == "rollouts" else {"1/scores", "1/report"}
                 assert changed_here <= own, f"{key.name} would change results"
             else:

@@ -1,4 +1,4 @@
-"""What the operating system refuses is told with the place, its meaning, and what to do."""
+"""Refusals of the operating system are reported with location, meaning and remedy."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_clock_is_never_fast_nor_before_its_begin(spans: list[tuple[int, int]]
         await asyncio.sleep(400)
         before = clock.time()
         for since, length in spans:
-            # Most are so short that there are many apart.
+            # Most are so short that many of them are separate.
             until = since + (1 if length < 290 else length - 280)
             clock.give_back(float(since), float(until))
             given |= set(range(since, min(until, 400)))
@@ -222,7 +222,7 @@ def test_tasks_of_one_work_share_its_clock_and_other_work_has_none_of_it() -> No
 
 
 class _Stopped(selectors.DefaultSelector):
-    """A selector whose process stands still for a while in one of its waits."""
+    """A selector whose process is suspended for a while in one of its waits."""
 
     now_s = 0.0
     stops = {3: 100.0, 5: 0.9, 9: 7.0}

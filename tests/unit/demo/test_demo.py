@@ -1,4 +1,4 @@
-"""What the demo is made of: its configuration, what it says beforehand, how it counts what came of it."""
+"""The demo's parts: its config, its announcements, and how it counts results."""
 
 from __future__ import annotations
 

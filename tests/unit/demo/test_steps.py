@@ -24,7 +24,7 @@ ADDRESSES = list(map(str, flow_addresses(CONFIG)))
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What is there of instances; of the others, that they are to be made."""
+    """Return a table of instance states to fill; instances without an entry are still to run."""
     there: dict[str, str] = {}
     monkeypatch.setattr(steps, "state_of", lambda item, run: there.get(str(item.address), "run"))
     return there

@@ -1,4 +1,4 @@
-"""What judgements are known by: all that they depend on, and nothing else."""
+"""Judgements are keyed by everything they depend on, and nothing else."""
 
 from __future__ import annotations
 

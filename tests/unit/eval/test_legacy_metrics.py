@@ -192,7 +192,7 @@ def test_successful_execution_of_the_worked_example() -> None:
 
 
 def test_failures_are_found_by_a_word() -> None:
-    """What is no failure for us may be one for them, and the other way round."""
+    """A success by our rule may be a failure by theirs, and the other way round."""
     assert legacy_failed_results(["learned by trial and error"]) == 1
     assert legacy_failed_results(["Local search failed: q", "invalid query"]) == 0
     (ours,) = dataset_figures([scored(1, 1, failed=0)])
@@ -321,7 +321,7 @@ def test_report_from_stored_rows_is_that_of_the_samples() -> None:
 
 
 def test_with_judges_an_answer_that_the_rule_calls_right_is_right() -> None:
-    """Nobody is asked about it here; the original asks, and takes equality in mathematics besides."""
+    """No judge is asked about it here; the original asks, and also counts math equality."""
     by_rule = score("r1", "q1", True, domain="math", dataset="aime24", prediction="5", scorer="math")
     by_judge = score("r2", "q2", True, domain="math", dataset="aime24", prediction="seven", scorer="judge")
     wrong = score("r3", "q3", False, domain="math", dataset="aime24", prediction="8", judge_status="parsed")

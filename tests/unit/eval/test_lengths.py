@@ -1,4 +1,4 @@
-"""The columns of `scores` that say how much an agent did and wrote, whatever its answer is worth."""
+"""The columns of `scores` that measure how much an agent did and wrote, whatever its answer is worth."""
 
 from __future__ import annotations
 

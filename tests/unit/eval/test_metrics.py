@@ -170,7 +170,7 @@ def test_undecided_and_failed_rollouts_are_counted_apart() -> None:
 
 
 def test_figures_that_need_no_verdict_are_of_all_rollouts() -> None:
-    """The long rollout with six calls, of which three failed, is the one that no verdict came for."""
+    """The rollout without a verdict is the long one with six calls, of which three failed."""
     means = values_of(one(scored(1, 0, tokens=100), scored(None, 6, failed=3, tokens=4_000, f1=0.5)))
     assert (means["calls_requested"], means["tool_use"], means["reasoning_tokens"]) == (3, 0.5, 2_050)
     assert (means["call_success"], means["f1"]) == (0.5, 0.75)
@@ -275,7 +275,7 @@ def test_pass_at_k_is_told_up_to_what_every_question_has(num_each: list[int], ks
 
 
 def test_questions_with_too_few_verdicts_are_left_out_of_pass_at_k() -> None:
-    """Of three questions with four rollouts each one has two verdicts only."""
+    """One of three questions with four rollouts each has only two verdicts."""
     verdicts: dict[str, list[float | None]] = {"a": [1, 0, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, None, None]}
     rows = [scored(value, question_key=key) for key, values in verdicts.items() for value in values]
     figures = one(*rows)

@@ -1,4 +1,4 @@
-"""What a configuration makes of its judges: who is asked by which instance, who is refused, what it may cost."""
+"""Judges from a config: which instance asks which judges, what is refused, and estimated costs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ QUESTIONS = st.lists(
 
 
 def mean_interval(questions: Sequence[tuple[float, float]], *, num_samples: int, seed: int) -> Interval:
-    """Of values within [0, 1]."""
+    """Return the interval of values within [0, 1]."""
     return ratio_interval(questions, num_samples=num_samples, seed=seed, bounds=(0.0, 1.0))
 
 

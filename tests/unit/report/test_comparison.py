@@ -44,7 +44,7 @@ def answers(*verdicts: list[float | None] | list[bool], **given_fields: object) 
 
 
 def test_one_rollout_each_is_mcnemars_test() -> None:
-    """Of 30 questions 9 were gained and 2 lost."""
+    """9 of 30 questions were gained and 2 lost."""
     first = answers(*([[1]] * 12 + [[0]] * 18))
     second = answers(*([[1]] * 10 + [[0]] * 2 + [[1]] * 9 + [[0]] * 9))
     found = compare(first, second)
@@ -243,7 +243,7 @@ def test_interval_and_test_of_right_and_wrong_agree(counts: tuple[int, int, int]
 
 @pytest.mark.parametrize("gained", range(8))
 def test_one_more_gain_moves_the_interval_a_little(gained: int) -> None:
-    """Of a bootstrap of so few jumps the lower end went from -0.11 to 0 with the first gain."""
+    """With a bootstrap of so few jumps the lower end moved from -0.11 to 0 with the first gain."""
     before, after = (paired_share_interval(count, 0, 30) for count in (gained, gained + 1))
     assert 0 < after.low - before.low < 0.05 and 0 < after.high - before.high < 0.06
 

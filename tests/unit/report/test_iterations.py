@@ -1,4 +1,4 @@
-"""A report over several iterations: every model once, told by its iteration where its scores differ."""
+"""A report over several iterations: every model once, labelled by iteration if its scores differ."""
 
 from __future__ import annotations
 

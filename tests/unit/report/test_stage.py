@@ -235,7 +235,9 @@ def test_a_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_
 
 
 def test_agreement_of_several_judges_is_in_summary_report_and_terminal(tmp_path: Path) -> None:
-    """Of ten answers both say right of four and wrong of three, and differ on two; of one only one says something."""
+    """Both judges say correct for four of ten answers and wrong for three, and differ on two; one has a single
+    reply.
+    """
     from rich.console import Console
 
     said = [(True, True)] * 4 + [(False, False)] * 3 + [(True, False), (False, True), (True, None)]
@@ -284,7 +286,7 @@ def test_averages_over_different_data_sets_are_said_to_be(tmp_path: Path) -> Non
 
 
 def test_names_are_no_formulas_in_a_spreadsheet(tmp_path: Path) -> None:
-    """Names of data sets may come from rows."""
+    """Dataset names may come from rows."""
     name = '=HYPERLINK("http://x","y")'
     rows = _many("@m", name, [True, False]), _many("-n", name, [True, True])
     reader, comparisons = _made(tmp_path, *rows)

@@ -1,4 +1,4 @@
-"""Rows of the table `summary`: which interval a figure has, and which averages are told."""
+"""Rows of the table `summary`: the interval of each metric, and which averages are included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every acceptance item of the specifications that Treadle implements is shown by a test, and says so."""
+"""Every acceptance item of the specifications that Treadle implements is marked on a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALWAYS_RUN = ("unit", "stages", "flows")
 
 
 def marked(source: bytes) -> Iterator[str]:
-    """The arguments of every `covers` on a test that runs wherever the tests run."""
+    """Return the arguments of every `covers` on a test that always runs."""
     tree = ast.parse(source)
     skipped = {name for name, value in _assigned(tree) if _mark(value).startswith("skip")}
     for node in ast.walk(tree):

@@ -72,7 +72,7 @@ def test_a_configuration_in_the_docs_loads(page: Path, text: str) -> None:
 
 
 def told_of(tmp_path: Path, *texts: str, overrides: tuple[str, ...] = ()) -> str:
-    """What is said of a configuration in files a.toml, b.toml and so on, without the folder."""
+    """Return the message for a config in files a.toml, b.toml and so on, without the folder."""
     files = [tmp_path / f"{letter}.toml" for letter, _ in zip("abc", texts, strict=False)]
     for path, text in zip(files, texts, strict=True):
         path.write_text(text)

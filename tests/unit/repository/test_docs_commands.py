@@ -46,7 +46,7 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#\s]*)(?:#(?P<place>[^)\
 
 
 def problem(words: list[str]) -> str:
-    """What is wrong with a command; empty where nothing is."""
+    """Return what is wrong with a command; empty if nothing is."""
     command: click.Command = cli
     names: list[str] = []
     options = {"-h", "--help"}
@@ -165,7 +165,7 @@ def linked(page: Path) -> set[Path]:
 
 
 def unmarked(block: Block) -> bool:
-    """Whether nothing says that a block of commands is run, or why it is not."""
+    """Return whether a block of commands has no remark that it is run, or why not."""
     if block.remark.startswith(ELSEWHERE):
         return not (ROOT / block.remark.removeprefix(ELSEWHERE)).is_file()
     return is_of_commands(block) and block.remark not in (RUN, ONCE, OBJECTS, PREFECT, *REASONS)

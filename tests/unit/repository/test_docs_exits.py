@@ -1,4 +1,4 @@
-"""docs/behaviour/exits.md says what the code says: its messages are ours, and the tests that it names exist."""
+"""docs/behaviour/exits.md matches the code: its messages are ours, and the tests that it names exist."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _text(node: ast.expr, texts: Mapping[str, str]) -> str:
 
 
 def told(refusal: Refusal, rows: Sequence[Exit]) -> bool:
-    """Whether a row has this refusal's message: its words, in their order, from the first on."""
+    """Return whether a row has this refusal's message: its words, in order, from the first on."""
     for row in rows:
         words = ".*".join(map(re.escape, row.message.split("…")))
         if re.match(words, refusal.text):

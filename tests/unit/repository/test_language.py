@@ -16,7 +16,7 @@ DIALECT = re.compile(
     r"|\b(came|comes?) (of|to)\b|\banew\b",
     re.IGNORECASE,
 )
-# Drawn from the product's texts as they were before they were rewritten: 129 of 1,000 matched one of these.
+# Drawn from the product's texts before they were rewritten: 129 of 1,000 matched one of these.
 RIDDLES = re.compile(
     "|".join(
         (

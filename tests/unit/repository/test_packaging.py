@@ -1,4 +1,4 @@
-"""The folder names stand in three places; these tests keep them equal."""
+"""The folder names are in three places; these tests keep them equal."""
 
 from __future__ import annotations
 

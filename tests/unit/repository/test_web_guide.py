@@ -1,4 +1,4 @@
-"""What docs/guides/web.md tells users to write is taken."""
+"""Configs in docs/guides/web.md are accepted."""
 
 from __future__ import annotations
 

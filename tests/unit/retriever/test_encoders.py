@@ -25,7 +25,7 @@ from treadle.retriever.dense.endpoint_encoder import EndpointEncoder
 from treadle.retriever.dense.open_encoder import open_encoder
 
 PLAIN = {"query_prefix": "", "passage_prefix": "", "device": "cpu"}
-# What transformers 4 and torch, float32, say of the tiny model: the mean over the tokens, and the first token.
+# Output of transformers 4 and torch, float32, for the tiny model: the mean over the tokens, and the first token.
 MEANS = {
     "red tower": [2.2571, -0.12698, -3.0952, 1.28895, 1.75702, -2.33612, -0.27951, 2.06437],
     "the blue gate of the red tower": [2.25444, -0.12463, -3.09543, 1.28569, 1.75906, -2.33654, -0.28109, 2.06759],

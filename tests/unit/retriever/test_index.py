@@ -143,7 +143,7 @@ def test_a_finished_index_serves_without_its_corpus_and_an_unfinished_one_never(
 
 
 class Mortal(Encoder):
-    """Hashes words, and dies after so many passages; shared by the openings of a test."""
+    """Hashes words, and crashes after so many passages; shared by all encoders that a test opens."""
 
     def __init__(self, passages: int) -> None:
         self._inner = HashingEncoder(IndexSettings.model_validate({"encoder": HASHING}).encoder)

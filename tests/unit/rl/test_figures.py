@@ -1,4 +1,4 @@
-"""What steps and validations amount to."""
+"""Aggregates of steps and validations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_searches_that_a_record_could_not_answer_are_counted_in_a_validation_too
     assert set(made.as_rows()[0]) == set(RL_VALIDATION.schema.names)
     assert [row["web_misses"] for row in made.as_rows()] == [1.0, 0.5, 2.0]
     assert num_validation_misses([made, made]) == 6
-    # One that was told before they were counted.
+    # One that was reported before they were counted.
     old = {name: value for name, value in figures.items() if name not in ("web_misses", "by_domain")}
     log.take({"event": "validation", "step": 4, **old, "by_domain": {}})
     assert log.validations[4].overall.web_misses is None and num_validation_misses([log.validations[4]]) == 0

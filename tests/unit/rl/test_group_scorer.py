@@ -1,4 +1,4 @@
-"""The scorer of an engine: with computer algebra if the plan wants it, or not at all."""
+"""The scorer of an engine: with computer algebra if the plan requires it, or without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards of rollout groups, against numbers worked out by hand."""
+"""Rewards of rollout groups, against numbers computed by hand."""
 
 from __future__ import annotations
 

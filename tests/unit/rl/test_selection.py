@@ -145,7 +145,7 @@ def test_ten_thousand_random_points_are_ranked_as_by_comparing_all_pairs() -> No
 
 
 def crowding_by_hand(points: Sequence[tuple[float, float]]) -> dict[tuple[float, float], float]:
-    """Of the distinct points of one front."""
+    """Compute it for the distinct points of one front."""
     distances = dict.fromkeys(points, 0.0)
     for axis in (0, 1):
         line = sorted(distances, key=lambda point: (point[axis], point[1 - axis]))
@@ -348,7 +348,7 @@ def test_quotas_rank_each_domain_by_itself() -> None:
 
 
 def left_by_pool(choice: Choice) -> list[tuple[str, list[str]]]:
-    """Of what was ranked together, the fates of the questions that were not taken."""
+    """Return the fates of the unselected questions of each ranked pool."""
     return [(name, [FATES[code] for code in pool.fate if FATES[code] != "selected"]) for name, pool in choice.pools()]
 
 

@@ -1,4 +1,4 @@
-"""What TRL is told, from plans."""
+"""TRL's arguments, derived from plans."""
 
 from __future__ import annotations
 
@@ -216,6 +216,6 @@ def test_other_keys_are_passed_through() -> None:
 
 
 def test_every_argument_is_named_or_refused_in_extra() -> None:
-    """What Treadle decides, nobody can turn over by `extra`."""
+    """`extra` cannot override what Treadle decides."""
     decided = {*told(FOUR_GPUS, **ET_AGENT), *told()}
     assert decided <= {*TYPED_KEYS, *REFUSED_KEYS, *RlOptions.model_fields}

@@ -1,4 +1,4 @@
-"""Which policy of a reinforcement is handed over, what it is checked for, and what is said meanwhile."""
+"""Which policy of an RL training is exported, how it is checked, and what is reported meanwhile."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_written_policy_may_part_from_the_live_one_only_where_rounding_decides
 
 
 def split_weights(folder: Path, further: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Let a model's weights lie in two files with an index, these tensors being in the second."""
+    """Split a model's weights into two files with an index, these tensors being in the second."""
     first = tensors(folder)
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     write_safetensors(folder / "model-00002-of-00002.safetensors", further)

@@ -1,4 +1,4 @@
-"""Settings of fine-tuning, and what LLaMA-Factory, DeepSpeed and torchrun are told."""
+"""Settings of fine-tuning, and the resulting settings of LLaMA-Factory, DeepSpeed and torchrun."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ROWS = [
 
 
 def load(folder: Path, kind: str, **arguments: Any) -> list[dict[str, Any]]:
-    """What `datasets` reads."""
+    """Return what `datasets` reads."""
     import datasets
 
     found = datasets.load_dataset(kind, split="train", cache_dir=str(folder.parent / "cache"), **arguments)

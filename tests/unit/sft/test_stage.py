@@ -74,7 +74,7 @@ def test_a_missing_library_of_pictures_is_told_before_the_training(
 
 
 class Engine:
-    """Stands for `fine_tune`: tells what it is told of the base model, and hands over a folder with a tokenizer."""
+    """Replaces `fine_tune`: records the base model, and returns a folder with a tokenizer."""
 
     def __init__(self, tokenizer: Path, *, told: str, revision: str = "") -> None:
         self.began = False

@@ -1,4 +1,4 @@
-"""Which rows are trained on, their statistics, and the picture."""
+"""Which rows are trained on, their statistics, and the figure."""
 
 from __future__ import annotations
 

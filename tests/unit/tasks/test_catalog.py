@@ -1,4 +1,4 @@
-"""How instances and the locked configuration follow from a configuration."""
+"""Instances and the locked config are derived from a config."""
 
 from __future__ import annotations
 

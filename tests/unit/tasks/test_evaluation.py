@@ -1,4 +1,4 @@
-"""What `treadle eval` makes of what it was asked for: a configuration like any other."""
+"""`treadle eval` derives an ordinary config from its options."""
 
 from __future__ import annotations
 

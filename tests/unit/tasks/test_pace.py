@@ -1,4 +1,4 @@
-"""What is told of a stage's pace, on the terminal and in the Prefect UI."""
+"""The pace of a stage as shown on the terminal and in the Prefect UI."""
 
 from __future__ import annotations
 

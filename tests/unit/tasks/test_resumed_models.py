@@ -1,4 +1,4 @@
-"""Models of a run that is resumed: judges come and go, the agents stay those that it was begun with."""
+"""Models of a resumed run: judges may change, the agents stay the initial ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making the instances of a flow: what is made again, with whose servers, and what is said of it."""
+"""Running the instances of a flow: which are rerun, with which servers, and what is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom the viewer answers, what browsers may do with the answers, and where it listens."""
+"""Which requests the viewer answers, what browsers may do with the answers, and where it listens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_its_own_names_are_answered(viewer: TestClient, host: str) -> None:
 
 
 def fetched(site: str, mode: str = "navigate", dest: str = "document") -> dict[str, str]:
-    """What a browser says of a request."""
+    """Return the headers that a browser sends with a request."""
     return {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
 
 

@@ -55,7 +55,7 @@ def shape_of(page: str) -> Shape:
 
 
 def hostile_run(root: Path, payload: str) -> Run:
-    """A run in which this text stands wherever a model, a data set or a user may write any."""
+    """Make a run with this text wherever a model, a dataset or a user can write any."""
     run = new_run(root)
     columns = {"dataset": payload, "model": payload, "operator": payload, "status": payload}
     asked = question_row("q1", payload, [payload, payload], choices=[payload, "x"], **{"dataset": payload})
@@ -98,7 +98,7 @@ def hostile_run(root: Path, payload: str) -> Run:
 
 @pytest.fixture(scope="module")
 def tame(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, ...]]]:
-    """The elements of each page where the same text is a name."""
+    """Return the elements of each page for the same text used as a plain name."""
     viewer = client(hostile_run(tmp_path_factory.mktemp("tame"), "name"))
     return {path: shape_of(viewer.get(path).text).elements for path in SHOWN}
 
@@ -121,7 +121,7 @@ def test_hostile_text_adds_no_element_attribute_or_link(
     assert [tag for tag, *_ in shape_of(found).elements] == [tag for tag, *_ in tame[SHOWN[1]]]
     for path in ("/text/1/pools/p2?place=0", "/json/1/pools/p2"):
         assert not UNSHOWABLE.search(viewer.get(path).text)
-    # What a text says can be found by it, and its filters can be chosen.
+    # The text can be searched for, and its filters can be chosen.
     assert "p1" in viewer.get("/", params={"q": payload}).text
     assert "p1" in viewer.get("/", params={"dataset": payload}).text
 

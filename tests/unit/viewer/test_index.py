@@ -1,4 +1,4 @@
-"""What the list of the viewer finds, counts and orders, and what of a page's address it heeds."""
+"""Search, counts and order of the viewer's list, and which parts of a page's address it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of the viewer say, how much of it they show, and what they say where something cannot be read."""
+"""Content and limits of the viewer's pages, and their messages about unreadable data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from treadle.web.record.stored_entries import WEB_STORE, packed
 
 
 def text_of(page: str) -> str:
-    """What a page says, in one line."""
+    """Return the text of a page, in one line."""
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
@@ -184,7 +184,7 @@ def test_every_link_of_every_page_leads_somewhere(viewer: TestClient) -> None:
         if "html" in answer.headers["content-type"]:
             found = {link.replace("&amp;", "&") for link in re.findall(r'(?:href|src)="([^"#][^"]*)"', answer.text)}
             assert all(link.startswith("/") and not link.startswith("//") for link in found)
-            # Lists are filtered further in as many ways as there are; one filter is enough.
+            # Lists can be filtered in every combination; one filter is enough.
             new = {link for link in found - seen if path == "/" or "?" not in link}
             waiting += new
             seen |= new

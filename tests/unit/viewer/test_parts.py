@@ -50,7 +50,7 @@ def test_a_call_has_the_outcome_of_its_own_entry() -> None:
     given = cut(("search", "a"), ("result", "1"), ("python", "b"), ("result", "2"), ("search", "c"))
     calls = [call("search"), call("python", "error"), call("search", "refused")]
     assert [piece.outcome for piece in pieces_of(given, calls)] == ["ok", "", "error", "", "refused"]
-    # Where the ledger and the text disagree, nothing is said.
+    # If the ledger and the text disagree, nothing is shown.
     assert {piece.outcome for piece in pieces_of(given, calls[1:])} == {""}
 
 
@@ -142,7 +142,7 @@ def test_too_many_segments_are_not_compared() -> None:
     many = cut(*[("think", "a"), ("search", "b")] * 160)
     assert difference(KIN, many, many).is_too_long
     assert difference(KIN, many, many[:2]).blocks != []
-    # Neither may be long where the other is not short.
+    # Neither may be long if the other is not short.
     longer = cut(*[("think", "a"), ("search", "b")] * 1000)
     assert difference(KIN, many[:50], longer).is_too_long and difference(KIN, longer, many[:50]).is_too_long
     assert difference(KIN, longer, many[:40]).blocks != []
@@ -176,7 +176,7 @@ def test_what_was_searched_for_is_marked_and_stays_text() -> None:
     assert visible("a <B>\x1b <b>", "<b>") == (
         'a <mark>&lt;B&gt;</mark><span class="escape">\\x1b</span> <mark>&lt;b&gt;</mark>'
     )
-    assert visible("a.c abc", "A.C") == "<mark>a.c</mark> abc"  # It is no pattern.
+    assert visible("a.c abc", "A.C") == "<mark>a.c</mark> abc"  # It is not a pattern.
     assert visible("<mark>", "mark") == "&lt;<mark>mark</mark>&gt;"
     assert visible("aaa", "a") == visible("aaa") == "aaa"
 

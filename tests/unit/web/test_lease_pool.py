@@ -1,4 +1,4 @@
-"""Turns at what there is little of."""
+"""Turns at scarce resources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_hosts_of_one_owner_are_one_site(host: str, site: str) -> None:
 
 
 class Line:
-    """Who waits for one thing, by a clock that the test turns."""
+    """Waiters for one thing, with a clock that the test advances."""
 
     def __init__(self, num_things: int = 1) -> None:
         self.now = 0.0
@@ -89,7 +89,7 @@ async def test_who_gives_up_waiting_takes_no_turn_also_where_it_was_just_given()
     assert line.served == ["a", "c"]
     await line.ask("d", "e")
     line.turns.give_back(line.tasks[2].result())
-    line.tasks[3].cancel()  # It is its turn, and it does not know yet.
+    line.tasks[3].cancel()  # Its turn was granted, but it has not resumed yet.
     for _ in range(4):
         await asyncio.sleep(0)
     assert line.served == ["a", "c", "e"]

@@ -63,7 +63,7 @@ async def test_a_lookup_that_takes_too_long_is_left_and_its_place_stays_taken(mo
             page = asyncio.create_task(fetch(f"http://good.test:{site.port}/"))
             with pytest.raises(SearchUnavailable):
                 await fetch(f"http://late.test:{site.port}/", 0.1)
-            # Longer than a page's own time, which does not run for who waits behind others.
+            # Longer than a page's own time, which does not run while it waits behind others.
             await asyncio.wait([page], timeout=0.4)
             assert not page.done() and resolver.asked == ["slow0.test", "slow1.test"]
             resolver.release.set()

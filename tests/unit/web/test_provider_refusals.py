@@ -1,4 +1,4 @@
-"""What providers refuse: a query, a key or everything; and that no key gets out of what they say."""
+"""Refusals of providers: a query, a key or everything; and no key leaks from their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What search providers are asked, and what is made of what they say."""
+"""Requests to search providers, and parsing of their responses."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from treadle.web.slots import PageTime, Slots
 
 
 class Clock:
-    """Stands for the loop's own."""
+    """Replaces the loop's own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Which URLs are taken, and what becomes of them."""
+"""Which URLs are accepted, and their normal forms."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("place", ["result", "think", "answer", "search"])
 async def test_nothing_in_a_trajectory_leaves_its_block(place: str, text: str) -> None:
-    """Whoever removes the blocks is left with what we wrote, whatever stands inside."""
+    """Removing the blocks leaves exactly our own text, whatever they contain."""
 
     def outside(shown: str) -> str:
         nonce = re.search(r"end in ([0-9a-f]{16})\.", shown)

@@ -1,4 +1,4 @@
-"""What judges decide by rules alone, and how answers are compared by algebra."""
+"""Verdicts by rules alone, and comparison of answers by algebra."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_an_unknown_domain_is_an_error() -> None:
 
 
 class Algebra:
-    """Stands for the symbolic checker; `entered` counts, `go` holds comparisons back."""
+    """Replaces the symbolic checker; `entered` counts, `go` holds comparisons back."""
 
     reply: SymbolicVerdict | EngineError = SymbolicVerdict(True)
     entered = 0

@@ -1,4 +1,4 @@
-"""What a judge is shown: data in delimited blocks, whatever they hold."""
+"""The view of a judge: data in delimited blocks, whatever they contain."""
 
 from __future__ import annotations
 

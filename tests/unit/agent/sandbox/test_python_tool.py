@@ -101,7 +101,7 @@ _CODE = {
 
 
 def _answer(number: int, *arguments: int, arch: int = 0xC000003E, namespaces: bool = True, own: bool = False) -> int:
-    """Return what the filter says to a system call, by running it."""
+    """Return the filter's answer to a system call, by running it."""
     data = struct.pack("<IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
     code = _CODE[namespaces, own]
     at, accumulator = 0, 0

@@ -1,4 +1,4 @@
-"""Where searches go: the corpus, the web, or both; what is decided by settings, what by the question."""
+"""Search routes: the corpus, the web, or both; decided by settings or by the question."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCAL = {"corpus": ["corpus.jsonl"]}
 
 
 class Corpus:
-    """A corpus with one document, but for the query `nothing`; it is late, or out of order, where it is said so."""
+    """A corpus with one document, and none for the query `nothing`; slow or unavailable if configured."""
 
     def __init__(self, state: str = "ok") -> None:
         self.state = state

@@ -1,4 +1,4 @@
-"""What a summarizer is asked, what is taken from its reply, and what happens where it says nothing."""
+"""A summarizer's prompt, the use of its reply, and the behaviour without a reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the published program compares mathematics: its worked pairs, and what its normalisation fails on."""
+"""Comparison of math answers in the published program: its worked pairs, and failures of its normalisation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_worked_pairs(left: str, right: str, equal: bool) -> None:
 @pytest.mark.parametrize(
     ("left", "right", "equal"),
     [
-        # Text within mathematics, letter case, and white space that is no blank and no newline count.
+        # Text within math, letter case, and white space other than blank and newline count.
         ("Paris", "paris", False),
         ("a\tb", "ab", False),
         ("a\nb", "a b", True),
@@ -60,7 +60,7 @@ def test_worked_pairs(left: str, right: str, equal: bool) -> None:
         ("03/4", r"\frac{03}{4}", False),
         ("-3/4", r"\frac{-3}{4}", True),
         (".5", "0.5", True),
-        # Where the normalisation fails, texts have to be the same.
+        # If the normalisation fails, texts have to be the same.
         (r"\frac12\text{ a}\text{ b}", r"\frac{1}{2}\text{ a}\text{ b}", False),
         (r"1 \text{ a}\text{ b}", r"1 \text{ a}\text{ b}", True),
         (r"\sqrt", r"\sqrt ", False),

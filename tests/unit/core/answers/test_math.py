@@ -214,7 +214,7 @@ FURTHER_UNEQUAL = [
 
 
 class _Recorder:
-    """A symbolic layer that says no and remembers what it was asked."""
+    """A symbolic layer that answers no and records its questions."""
 
     def __init__(self, verdict: SymbolicVerdict | EngineError | None = None) -> None:
         self.verdict = verdict or SymbolicVerdict(False)

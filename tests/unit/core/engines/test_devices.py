@@ -1,4 +1,4 @@
-"""Which GPUs a child sees, and what a configuration may name; GPUs are numbers here."""
+"""Which GPUs a child sees, and which a config may name; GPUs are numbers here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treadle.sft.config import SftOptions
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with four GPUs, none of which is hidden."""
+    """Simulate a machine with four visible GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(devices, "_GPUS", tmp_path)
     for name in "abcd":

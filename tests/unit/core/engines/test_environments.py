@@ -76,7 +76,7 @@ def test_digests_are_checked_of_all_but_builds_that_differ_by_index(
         monkeypatch.setenv(f"PIP_{variable}", value)
     lock = f"# a remark\none==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\ntorch==1.0\n"
     monkeypatch.setattr(environments, "lock_text", lambda engine, variant: lock)
-    # There is no torch: the first step is done, and the second not stopped for a digest that is missing.
+    # torch is missing: the first step is done, and a missing digest does not stop the second.
     with pytest.raises(EngineError, match="the package index has no CPU build of torch"):
         environments.install("serve", "cpu")
     folder = environments.environment_path("serve", "cpu")

@@ -107,7 +107,7 @@ def index_of(names: list[str]) -> bytes:
 
 
 def split(hub: type[Hub]) -> None:
-    """Let the hub's model lie in two files with an index."""
+    """Split the hub's model into two files with an index."""
     del hub.files["model.safetensors"]
     hub.files |= dict.fromkeys(SHARDS, b"weights") | {"model.safetensors.index.json": index_of(SHARDS)}
 
@@ -164,7 +164,7 @@ def test_a_model_that_was_fetched_in_part_is_none_where_the_hub_cannot_be_reache
         (folder / name).write_bytes(hub.files[name])
     (folder.parents[1] / "refs").mkdir()
     (folder.parents[1] / "refs" / "main").write_text(COMMITS["main"])
-    # Where a connection is refused the library asks again for half a minute.
+    # If a connection is refused, the library retries for half a minute.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     if said is None:
         assert fetch_model("org/base", "", key="rl.start") == folder

@@ -1,4 +1,4 @@
-"""What a training's events say about whether it learnt anything."""
+"""A training's events show whether it learnt anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is moved, renamed, deleted or replaced under a stage ends it with one line: no second root, nothing lost."""
+"""A root moved, renamed, deleted or replaced during a stage ends it with one line: no second root, no loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOCK = "runs/r1/locks/1/count.lock"
 
 
 def counting(asked: list[str], mishap: Callable[[str], None]) -> Instance:
-    """Two numbers that cost something each; the mishap is told what comes next."""
+    """Make two numbers at a cost; `mishap` is called with the name of each step before it."""
 
     def count(context: StageContext) -> Mapping[str, Any]:
         for owner in ("1", "2"):
@@ -137,7 +137,7 @@ def test_a_lease_whose_file_is_gone_guards_nothing_any_more(tmp_path: Path) -> N
 
 
 class Events(EventLog[Any]):
-    """The events of a training that tells none."""
+    """The events of a training without any."""
 
     def read_step(self, event: dict[str, Any]) -> Any:
         raise AssertionError(event)

@@ -1,4 +1,4 @@
-"""`treadle gc`: what goes, what stays, and what a process at work has of it."""
+"""`treadle gc`: what is deleted, what is kept, and what an active process notices."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_whatever_has_happened_nothing_that_is_reached_goes_and_all_else_does(
 
 
 class _Killed(BaseException):
-    """Nothing of the process comes after it."""
+    """Nothing of the process runs after it."""
 
 
 def _live(run: Run, what: str, number: int, how: str) -> None:

@@ -1,4 +1,4 @@
-"""What the journal has taken is there after any end of its process; what is damaged is owed again."""
+"""Records of the journal survive any end of its process; damaged ones are pending again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What a journal has to say, kept in memory."""
+    """The expected content of a journal, in memory."""
 
     def __init__(self) -> None:
         self.units: dict[tuple[str, str], bytes] = {}
@@ -153,7 +153,7 @@ def test_one_damaged_byte_costs_one_record(position: int, flip: int) -> None:
             kept = [journal.get("o", f"unit-{index}") is not None for index in range(5)]
             damaged = (position - 12) // 45
             assert kept == [index != damaged for index in range(5)]
-            # Where the last record's length or marker is hit, it looks like one that was cut off.
+            # If the last record's length or marker is hit, it looks like a truncated one.
             assert journal.num_damaged == 1 or damaged == 4
 
 
@@ -185,7 +185,7 @@ def model_of(records: list[tuple[str, str, bytes]]) -> Model:
 
 
 def check_recovery(folder: Path, content: bytes, kept: list[tuple[str, str, bytes]], *, damaged: set[int]) -> None:
-    """A journal with this content holds these records, takes the others anew, and then holds all of them."""
+    """Check that a journal with this content has these records, accepts the others again, and then has all of them."""
     (folder / "00000001.journal").write_bytes(content)
     with Journal(folder) as journal:
         agree(journal, model_of(kept))

@@ -1,4 +1,4 @@
-"""Requests whose answers are late, or whose server fell silent, are asked beside."""
+"""Requests with late answers or a silent server are hedged."""
 
 from __future__ import annotations
 
@@ -172,5 +172,5 @@ async def test_a_server_that_falls_silent_loses_all_that_it_holds_to_the_others(
             await until(lambda: pool.states()[first.url] != "down")
             again = await ask_sessions(pool, sessions)
             assert set.union(*again.values()) == both
-            # Of a session's calls some may be late on a busy machine and be answered beside, but not all.
+            # Some of a session's calls may be late on a busy machine and be hedged, but not all.
             assert [session for session in sessions if not again[session] & home[session]] == []

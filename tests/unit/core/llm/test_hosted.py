@@ -1,4 +1,4 @@
-"""What hosted services refuse in a request, each in its own words, and how the preflight finds out."""
+"""Refusals of hosted services, each with its own wording, and how the preflight detects them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSALS: list[tuple[int, Any, tuple[str, ...]]] = [
     (422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs"}]}, ("seed",)),
     (400, {"message": "Unsupported value: 'temperature' does not support 0.5 with this model."}, ("temperature",)),
     (400, {"message": "`temperature` and `top_p` cannot both be specified for this model."}, ("top_p", "temperature")),
-    # Nothing takes the place of a limit that is not known, and what is no refusal of a key is none.
+    # An unknown limit has no substitute, and other errors are not refusals of a parameter.
     (400, {"message": "Unsupported parameter: 'max_tokens'."}, ()),
     (400, {"message": "This content is not supported, please stop."}, ()),
     (400, {"message": "max_tokens is too large: 99999"}, ()),
@@ -48,7 +48,7 @@ POINTED: list[tuple[Any, tuple[str, ...]]] = [
     ({"detail": [SEED | {"loc": ["body", "stop", "list[str]"]}, SEED]}, ("stop", "seed")),
     ({"error": {"message": LIMIT + " Not 'stop'.", "param": "max_tokens"}}, ("max_tokens",)),
     ({"error": {"message": "Unsupported: no 'stop' here", "param": "messages"}}, ()),
-    # Where it points nowhere, its words do.
+    # If it names no parameter, its message does.
     ({"error": {"message": WARM, "param": None}}, ("temperature",)),
     ({"error": {"message": WARM, "param": "None"}}, ("temperature",)),
     ({"error": {"message": WARM, "param": {"of": ["chat"]}}}, ("temperature",)),

@@ -1,4 +1,4 @@
-"""How many requests in flight a server is given: found by its refusals, or by answers that come no faster for more."""
+"""The limit of requests in flight at a server: found by its refusals, or by answers that do not come faster."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_a_rate_that_a_tutor_allows_is_found_and_everything_answered() -> 
             await asyncio.gather(*(ask(number) for number in range(300)))
     statuses = tutor.counts["statuses"]
     assert statuses["200"] == pool.stats.completions == 300
-    # Each one is refused once on average, or less: what was refused waits as long as it was told to.
+    # Each one is refused once on average, or less: a refused request waits for its full delay.
     assert pool.stats.retries == {"rate_limit": statuses["429"]} and 0 < statuses["429"] <= 300
 
 

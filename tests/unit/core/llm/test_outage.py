@@ -1,4 +1,4 @@
-"""What the log says of outages."""
+"""Log lines of outages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(caplog:
         await ask_sessions(pool, sessions)
         _, back = outage_lines(caplog)
         assert re.fullmatch(rf"models.policy: {first.url} answers again after \S+ s", back)
-        # The next outages within a minute are counted, not told.
+        # Further outages within a minute are counted, not logged.
         for _ in range(3):
             await first.stop_listening()
             await ask_sessions(pool, sessions)
@@ -76,7 +76,7 @@ async def test_silence_is_one_line_too_and_a_long_answer_is_none(caplog: pytest.
         await warmed(pool)
         long.set()
         asking = asyncio.create_task(ask(pool, "long", session="0"))
-        await until(lambda: pool.stats.retries["late"] > 0)  # the endpoint went down, was asked, and answered
+        await until(lambda: pool.stats.retries["late"] > 0)  # the endpoint failed, was probed, and answered
         await until(lambda: "down" not in pool.states().values())
         assert outage_lines(caplog) == []
         silent.set()

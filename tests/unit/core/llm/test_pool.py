@@ -1,4 +1,4 @@
-"""What the model pool sends, where it sends it, and how much at once; against real servers on loopback."""
+"""What the model pool sends, to which server, and how many requests at once; against real servers on loopback."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_requests_in_flight_stay_under_the_cap_and_cancelled_ones_free_the
 
 
 class Narrow:
-    """A server that holds so many requests and answers 429 to the one more; answers the oldest when all is quiet."""
+    """A server with a capacity that answers 429 beyond it; answers the oldest request when idle."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -105,7 +105,7 @@ async def test_check_says_where_a_server_has_no_chat() -> None:
 
 
 class OtherBytes(ByteCodec):
-    """As many ids as the server's, each by so many another."""
+    """As many ids as the server's, each replaced by another."""
 
     folder = Path("/models/other")
     vocab_size = 256

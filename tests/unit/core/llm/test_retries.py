@@ -1,4 +1,4 @@
-"""What the model pool asks again, what is final, and how long a request may take."""
+"""Which requests the model pool retries, which failures are final, and how long a request may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that take requests and say nothing: their silence is no time of those who wait for them. Virtual time."""
+"""Silent servers: their silence does not count as time of the waiting work. Virtual time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Server:
 
 
 def checked_heartbeat(models_s: float) -> Callable[..., None]:
-    """A Heartbeat's __init__ after a preflight in which the models took so long."""
+    """Return a Heartbeat's __init__ after a preflight with this latency of the model list."""
     plain = Heartbeat.__init__
 
     def init(self: Heartbeat, *args: Any, **settings: Any) -> None:
@@ -127,7 +127,7 @@ def test_an_endless_answer_of_a_server_that_is_slow_to_list_its_models_ends_as_a
         monkeypatch.setattr(Heartbeat, "__init__", checked_heartbeat(models_s))
     ((said, _, _),) = ask_at(server, monkeypatch, 4.0)
     assert isinstance(said, DeadlineExceeded)
-    # If it is not known that it takes so long, the first questions look like a silence.
+    # If this latency is unknown, the first requests look like a silence.
     assert len(server.asked_at) <= (1 if is_checked or models_s < 3.0 else 3)
 
 

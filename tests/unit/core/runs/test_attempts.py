@@ -1,4 +1,4 @@
-"""How an attempt at a stage instance ends, what it leaves, and how the next one goes on."""
+"""How an attempt at a stage instance ends, what it leaves, and how the next one resumes."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def test_a_forced_attempt_that_was_cut_off_leaves_the_result_in_force(run: Run) 
     assert state() == ("completed", "crashed", None, 1)
     execute(counting(), run, force=True)
     assert state() == ("completed", None, None, 0)
-    # With other settings it is not the same result that would have been made again.
+    # With other settings the rerun would make a different result.
     with pytest.raises(StageFailed):
         execute(counting(cut_off, count=4), run, force=True)
     assert state() == ("failed", None, "no more", 1)
 
 
 def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
-    """A kill leaves the attempt saying `running` with nobody holding its lease."""
+    """A kill leaves the attempt marked `running` with an expired lease."""
 
     def leave_off(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")

@@ -1,4 +1,4 @@
-"""What an earlier iteration has made is taken over, not made twice."""
+"""Results of an earlier iteration are reused, not made twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage instance runs once; what is reused, what is made again, and what is refused."""
+"""A stage instance runs once; what is reused, what is rerun, and what is refused."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_telemetry_lies_beside_the_attempt_and_not_in_the_digest(run: Run) -> No
 
 
 def test_an_input_of_another_table_version_is_refused_and_made_again_by_its_stage(run: Run) -> None:
-    """What an older or a newer Treadle made is named, not misread; its own stage makes it again."""
+    """Tables of an older or a newer Treadle are named, not misread; their own stage makes them again."""
     for version in (0, 2):
         other = replace(NUMBERS, version=version)
         made = execute(replace(counting(), stage=replace(counting().stage, produces=(other,))), run)

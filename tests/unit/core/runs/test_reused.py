@@ -1,4 +1,4 @@
-"""What was taken over is shown once, where it still is, also when its origin has been made anew since."""
+"""Reused results are shown once, at a place where they still exist, even if their origin has been remade since."""
 
 from __future__ import annotations
 

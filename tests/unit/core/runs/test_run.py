@@ -1,4 +1,4 @@
-"""A run keeps one configuration and tells what its instances have done."""
+"""A run keeps one config and reports what its instances have done."""
 
 from __future__ import annotations
 

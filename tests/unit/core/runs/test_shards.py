@@ -32,7 +32,7 @@ class Settings(Section):
 
 
 class Counting:
-    """A stage that counts what it works out; `refuse` makes it owe numbers, `before` is called before each."""
+    """A stage that counts its work; `refuse` leaves numbers pending, `before` is called before each."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -98,7 +98,7 @@ def plan_of(run: Run) -> ShardPlan | None:
 
 
 def cut_off(run: Run, counting: Counting, after: int, **settings: Any) -> None:
-    """An attempt that is interrupted after so many numbers."""
+    """Run an attempt that is interrupted after this number of units."""
 
     def before(owner: str) -> None:
         if len(counting.made) >= after:

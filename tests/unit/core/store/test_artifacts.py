@@ -1,4 +1,4 @@
-"""Artifacts: named by their rows, checked when written and when read, loadable by everybody's tools."""
+"""Artifacts: named by their rows, checked when written and when read, loadable by common tools."""
 
 from __future__ import annotations
 

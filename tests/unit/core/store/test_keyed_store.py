@@ -1,4 +1,4 @@
-"""What a run keeps by key: the first value of a key is in force, for whoever comes later."""
+"""Values that a run keeps by key: the first value of a key wins, and later writers get it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a root in an object store needs before anything is sent."""
+"""Checks of a root in an object store before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The small files of a run (identity, configuration, records, attempts, leases, logs) cut, or with a bit flipped.
+"""The small files of a run (identity, config, records, attempts, leases, logs) cut, or with a bit flipped.
 
-Each is told in one line that names the file, or changes nothing that counts; it is never taken for another result.
+Each damage is reported in one line that names the file, or changes nothing relevant; it never becomes another result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def work(root: Path) -> None:
 
 
 def look(root: Path) -> None:
-    """What `status`, `verify` and a run without a configuration file read."""
+    """Read what `status`, `verify` and a run without a config file read."""
     assert list_runs(root) == ["r1"] or not (root / "runs/r1/run.json").is_file()
     run = Run.open(root, "r1")
     run.config()
@@ -86,7 +86,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def says(action: Callable[[Path], None], root: Path) -> str:
-    """The line with which an action refuses; empty where it does not."""
+    """Return the line with which an action refuses; empty if it does not."""
     try:
         action(root)
     except TreadleError as error:
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_named_or_changes_nothing(sound: Path, tmp_path: Path,
     files, path = artifact_files(sound), tmp_path / "root/runs/r1" / name
     shutil.copytree(sound, tmp_path / "root")
     content = path.read_bytes()
-    # A long file says the same many times over.
+    # A long file is repetitive.
     for damaged in itertools.chain(GARBAGE, itertools.islice(damages(content), 0, None, 1 + len(content) // 40)):
         path.write_bytes(damaged)
         try:

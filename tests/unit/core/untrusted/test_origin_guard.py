@@ -1,4 +1,4 @@
-"""Which requests the guard of servers on loopback refuses when they come through a proxy."""
+"""Which requests through a proxy the guard of loopback servers refuses."""
 
 from __future__ import annotations
 

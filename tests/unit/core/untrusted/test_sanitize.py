@@ -33,7 +33,7 @@ def test_a_log_line_can_be_neither_forged_nor_drive_a_terminal() -> None:
 
 @pytest.mark.parametrize("marker", ["<python>", "<result>", "<think><search>", "</think>"])
 def test_many_markers_is_read_in_one_pass(marker: str) -> None:
-    """Looked for anew at each of them, the closing ones would take minutes."""
+    """Searching for the closing marker again at each one would take minutes."""
     text = marker * (300_000 // len(marker))
     segments = tokenise(text, model_text=True)
     assert render(segments) == text

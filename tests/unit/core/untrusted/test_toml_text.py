@@ -1,4 +1,4 @@
-"""TOML that breaks parsers, or what comes after them, is one clear line."""
+"""TOML that breaks parsers, or later code, is reported in one clear line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all operators have in common, and what any of them may do."""
+"""Behaviour common to all operators, and what each of them may do."""
 
 from __future__ import annotations
 

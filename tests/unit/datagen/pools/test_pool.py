@@ -1,4 +1,4 @@
-"""Which trajectory of a pool is taken up next, and which are the same."""
+"""Which trajectory of a pool is expanded next, and which are duplicates."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_repair_leaves_other_stretches_id_for_id() -> None:
 
 
 def dealt(counts: list[int], limit: int) -> list[int]:
-    """What `quotas` means, by dealing."""
+    """Deal rows in turn, which defines `quotas`."""
     shares = [0] * len(counts)
     while sum(shares) < min(limit, sum(counts)):
         for index, count in enumerate(counts):

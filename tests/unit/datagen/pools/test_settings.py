@@ -1,4 +1,4 @@
-"""What the section `[pools]` refuses."""
+"""Refusals of the section `[pools]`."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_the_same_duplicates_are_found_as_by_comparing_one_by_one(
 
 
 def num_compared(texts: list[str], answers: list[str], monkeypatch: pytest.MonkeyPatch, *, heldout: bool) -> int:
-    """How many pairs of questions are compared in full, if all of them are kept."""
+    """Return how many pairs of questions are compared in full, if all of them are kept."""
     compared = []
     monkeypatch.setattr(duplicates, "asks_the_same", lambda *pair: compared.append(pair) or False)
     index = DuplicateIndex()

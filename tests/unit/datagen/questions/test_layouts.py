@@ -1,4 +1,4 @@
-"""Rows as they are published: question, all accepted answers and options are found by the fields that a row has."""
+"""Rows as published: question, all accepted answers and options are found by the row's fields."""
 
 from __future__ import annotations
 

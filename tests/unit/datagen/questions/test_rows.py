@@ -1,4 +1,4 @@
-"""What is taken of a row of questions, and why a row is put into quarantine."""
+"""Parsing of question rows, and reasons for quarantine."""
 
 from __future__ import annotations
 

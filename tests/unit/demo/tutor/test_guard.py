@@ -1,4 +1,4 @@
-"""Which requests the tutor refuses: those that a page of another origin makes a browser send."""
+"""Which requests the tutor refuses: those that a browser sends for a page of another origin."""
 
 from __future__ import annotations
 

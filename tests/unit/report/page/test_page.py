@@ -77,7 +77,7 @@ def read(page: bytes) -> Reader:
 
 
 def parts_named(names: list[str]) -> list[Part]:
-    """One part of each kind, with the names wherever there is room for one."""
+    """Return one part of each kind, with the names in every possible place."""
     numbered = list(enumerate(names))
     return [
         *map(Text, names),

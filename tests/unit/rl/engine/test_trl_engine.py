@@ -139,7 +139,7 @@ def test_the_engine_sees_the_gpus_that_the_configuration_names(tmp_path: Path, m
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Types of the policies whose attention `check` looked at; torch, TRL and their like are stand-ins."""
+    """Record types of the policies whose attention `check` examined; torch, TRL and the like are stand-ins."""
     looked: list[str] = []
     policy = SimpleNamespace(get_text_config=lambda: "mamba")
     names = [*trl_arguments(trl_jobs.make_plan(), Path()), *trl_arguments(_for_gpus(), Path())]
@@ -207,7 +207,7 @@ def test_rows_that_are_not_those_of_the_plan_are_refused(tmp_path: Path, codec: 
 
 
 class _Engine:
-    """Stands for vLLM's `LLM`: answers each request with `ok`, an end of turn, and made-up probabilities."""
+    """Replaces vLLM's `LLM`: answers each request with `ok`, an end of turn, and made-up probabilities."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Any]] = []

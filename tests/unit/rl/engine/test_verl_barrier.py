@@ -1,4 +1,4 @@
-"""Sessions of a group meet, or all of them fail; no verl, no model."""
+"""Sessions of a group wait for each other, or all of them fail; no verl, no model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def making(items: Sequence[str]) -> Callable[[], Coroutine[Any, Any, Sequence[st
 
 
 async def ends(sessions: Sequence[asyncio.Task[str]]) -> list[str]:
-    """What each session came back with: its item, or the name of its error."""
+    """Return the result of each session: its item, or the name of its error."""
     results = await asyncio.gather(*sessions, return_exceptions=True)
     return [result if isinstance(result, str) else type(result).__name__ for result in results]
 

@@ -1,4 +1,4 @@
-"""What verl logs, told as events; the groups are those that the agent loop writes."""
+"""verl's log as events; the groups are those that the agent loop writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Bench:
         )
 
     def group(self, step: int, name: str, texts: list[str], *, validation: bool = False) -> None:
-        """What a worker leaves of one group."""
+        """Write what a worker leaves of one group."""
         items = [GroupItem.from_text(text, model_tokens=10) for text in texts]
         rewards = group_rewards(items, ["12"], "math", 0.1, 0.1)
         lines = [

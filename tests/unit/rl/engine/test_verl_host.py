@@ -59,7 +59,7 @@ def seeds(plan: RlPlan, sample: Sample, size: int) -> list[int]:
 
 
 async def gather(host: LoopHost, sample: Sample, client: StubClient, size: int) -> list[Any]:
-    """What every session of a group comes back with, errors included."""
+    """Return the results of all sessions of a group, errors included."""
     sessions = [host.attend(sample, session, size, client, SAMPLING) for session in range(size)]
     return await asyncio.gather(*sessions, return_exceptions=True)
 

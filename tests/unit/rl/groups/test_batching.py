@@ -1,4 +1,4 @@
-"""Batches of requests: who is waited for, and what becomes of those who leave."""
+"""Batches of requests: which members are waited for, and how leaving works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def ask(model: BatchedModel, number: int, deadline: float = math.inf) -> s
 
 
 async def turns(number: int = 10) -> None:
-    """Let everything that can go on do so."""
+    """Run everything that is ready."""
     for _ in range(number):
         await asyncio.sleep(0)
 

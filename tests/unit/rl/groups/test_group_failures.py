@@ -1,4 +1,4 @@
-"""What infrastructure does to groups of rollouts: failures, outages that are waited out, time that costs nothing."""
+"""Infrastructure failures of rollout groups: failures, outages that are waited out, time that does not count."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from treadle.rl.groups.rollout import Group, GroupRollouts, require_groups, roll
 
 
 class Counted(ToolEnvironment):
-    """Tells when it is closed."""
+    """Records when it is closed."""
 
     opened = 0
     closed = 0
@@ -200,7 +200,7 @@ async def test_a_failed_tool_call_is_the_agent_s_and_fails_no_group() -> None:
 
 
 class Lasting(StubTool):
-    """Takes so many seconds; notes how long it was given."""
+    """Takes this number of seconds; records its time limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__("search")
@@ -216,7 +216,7 @@ class Lasting(StubTool):
 
 
 class Slow:
-    """A corpus behind a service that stands still for a while."""
+    """A corpus behind a service that freezes for a while."""
 
     async def open(self) -> None: ...
 

@@ -189,7 +189,7 @@ async def test_entropy_above_the_first_turn_s_makes_branches_likelier_in_the_bra
     rising = ScriptedGenerator(codec, rounds_of_tools(3), entropy=lambda context, _: float(num_results(context)))
     rollouts = make_rollouts(rising, codec, branching=Branching(1, probability=0.0, entropy_weight=1e6))
     (group,) = await roll_out_groups(rollouts, [job(4)])
-    # Nothing in the first round (no rise), then each that goes on, the branch by the baseline of its parent.
+    # None in the first round (no rise), then each continuing one, the branch by its parent's baseline.
     assert [made.branch_parent for made in group.trajectories] == [None, 0, 0, 1]
     assert [made.trajectory.text.count("<result>") for made in group.trajectories] == [3] * 4
 

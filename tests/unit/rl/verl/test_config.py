@@ -1,4 +1,4 @@
-"""What verl is told, from plans; tests/e2e/test_verl.py asks verl itself."""
+"""verl's overrides, derived from plans; tests/e2e/test_verl.py checks them with verl itself."""
 
 from __future__ import annotations
 

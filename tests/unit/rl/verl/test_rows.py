@@ -241,7 +241,7 @@ def test_an_import_is_read_by_the_stage_questions_with_the_configuration_beside_
 
 
 def read_back(folder: Path) -> list[tuple[str, list[str], list[str]]]:
-    """What the stage `questions` makes of an import: domain, answers and options of each row."""
+    """Return how the stage `questions` reads an import: domain, answers and options of each row."""
     settings = load_config(TreadleConfig, files=[folder / "questions.toml"]).questions
     found = []
     for source in settings.sources:

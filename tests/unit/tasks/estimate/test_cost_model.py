@@ -1,4 +1,4 @@
-"""What is expected before anything was measured is of the size that the method's own count has."""
+"""Estimates before any measurement have the magnitude of the method's own count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`treadle import flywheel` and `import rollouts`: other programs' files as results that the next stages go on from."""
+"""`treadle import flywheel` and `import rollouts`: other programs' files become results for the next stages."""
 
 from __future__ import annotations
 

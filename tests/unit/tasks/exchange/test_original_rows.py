@@ -1,4 +1,4 @@
-"""Which rows of other programs' files are taken, which are left out and why, and what their calls came to."""
+"""Which rows of other programs' files are accepted, which are skipped and why, and the outcomes of their calls."""
 
 from __future__ import annotations
 

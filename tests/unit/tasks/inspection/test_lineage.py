@@ -1,4 +1,4 @@
-"""The way back from a trajectory names what it came from, and nothing else; a question's pool is shown as a tree."""
+"""The lineage of a trajectory names its sources, and nothing else; a question's pool is shown as a tree."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def event(index: int, operator: str, parent: str, outcome: str, **columns: Any) 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run with one pool: an initial rollout, what three operators made of it, and two that came to nothing."""
+    """Make a run with one pool: an initial rollout, what three operators made of it, and two failed attempts."""
     run = new_run(tmp_path)
     put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
     edited = {"round": 1, "operator": "hint_tail", "edit_text": EVIL, "edit_step": 2}

@@ -1,4 +1,4 @@
-"""What an edit changed is told segment by segment: kept steps folded, the rest marked."""
+"""The changes of an edit are shown segment by segment: kept steps folded, the rest marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons on the page: how the two sides were scored, which answers stand for questions that changed sides."""
+"""Comparisons on the page: how the two sides were scored, and which answers are shown for changed questions."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_scores_that_were_made_anew_since_the_report_are_not_told_of(tmp_path: P
 
 
 def test_answers_shown_are_as_most_of_the_tries_are(tmp_path: Path) -> None:
-    """Of three tries each, the first of which says the opposite of the majority."""
+    """In each group of three the first answer contradicts the majority."""
     before = tries("a", "d", [True, False, False], [False, True, True], [True, True, True])
     after = tries("b", "d", [False, True, True], [True, False, False], [True, True, True])
     page = PageReader(report_page([reported(tmp_path, [(before, RULES), (after, RULES)])]))
@@ -168,7 +168,7 @@ def test_questions_of_one_side_alone_are_said_to_be_left_out(tmp_path: Path) -> 
 
 
 def test_every_figure_is_shown_of_every_data_set(tmp_path: Path) -> None:
-    """F1 as published stands beside F1, where published tables have it; on the page and in the report's text."""
+    """F1 as published is shown next to F1, if published tables have it; on the page and in the report's text."""
     votes = {"votes_yes": 0, "votes_no": 10, "votes_abstained": 0}
     rows = [row | votes | {"f1": 0.5, "f1_legacy": 0.25 if row["dataset"] == "a" else 0.75}
             for name in ("a", "b") for row in tries("m", name, [True], [False])]  # fmt: skip

@@ -30,7 +30,7 @@ def sections_of(page: bytes) -> list[str]:
 
 
 def text_of(page: bytes) -> str:
-    """What a reader sees, roughly: without markup and with single blanks."""
+    """Return roughly what a reader sees: without markup and with single blanks."""
     return " ".join(re.sub(r"<[^>]*>", " ", page.decode().split("<body>")[1]).split())
 
 
@@ -74,7 +74,7 @@ def test_the_headline_has_values_and_intervals_of_the_summary(whole: Run, page: 
 
 
 def test_averages_name_their_data_sets(tmp_path: Path) -> None:
-    """Three data sets of four questions each; none is left out because another average has as many questions."""
+    """Three datasets of four questions each; none is omitted because another average has as many questions."""
     verdicts = {"base": [False, True, True] * 4, "tuned": [True, True, False] * 4}
     run = evaluated_run(
         tmp_path, "run", verdicts, datasets=("math500", "2wiki", "world"), headline=("math500", "2wiki")
@@ -155,7 +155,7 @@ def test_rollouts_are_counted_by_the_report_where_scores_are_gone(tmp_path: Path
 
 
 def test_the_median_is_that_of_the_chart(tmp_path: Path) -> None:
-    """Of 10, 17, ... 87 sampled tokens; the first colour stays that of answers where there are none."""
+    """The values are 10, 17, ... 87 sampled tokens; the first colour stays that of answers even if there are none."""
     run = evaluated_run(tmp_path, "run", {"base": HALF}, columns={"base": {"status": "limit"}})
     text = text_of(report_page([run]))
     assert "base: median 48, " in text and re.search(r"base 12 1\.00 0\.00 1\.00 [-\d.%]+ 48 48 87 ", text)

@@ -124,7 +124,7 @@ TIMES: list[tuple[float, float, float] | None] = [
 
 @pytest.fixture(scope="module")
 def agent_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Of `wiki` 10 rollouts of each; `direct` makes no call, `agent` as counted above."""
+    """Make a run with 10 rollouts of each for `wiki`; `direct` makes no call, `agent` as counted above."""
     judged: list[str | None] = [None, "parsed", "parsed", "parsed", "fallback_rule", "failed", None, None, None, None]
     by = ["qa_em", "judge", "judge", "judge", "qa_f1", "judge", "qa_em", "status", "status", "status"]
     rows = scores(
@@ -214,7 +214,7 @@ def test_times_are_of_what_was_measured_from_its_begin_to_its_end(agent: PageRea
 
 
 def test_times_and_verdicts_are_told_of_each_data_set(tmp_path: Path) -> None:
-    """Of `a` 1 and 3 seconds, of `b` 20; over all rollouts 8."""
+    """1 and 3 seconds for `a`, 20 for `b`; 8 over all rollouts."""
     rows = [
         *scores("m", [True, False], dataset="a"),
         *scores("m", [False], dataset="b", status=["limit"], scorer=["status"]),
@@ -222,7 +222,7 @@ def test_times_and_verdicts_are_told_of_each_data_set(tmp_path: Path) -> None:
     times = [(1.0, 0.5, 0.0), (3.0, 1.5, 1.0), (20.0, 19.0, 0.5)]
     page = PageReader(report_page([counted_run(tmp_path, "run", [Scored(rows, times)])]))
     check(page.table("latency", "Seconds of a rollout").row("m"), {"rollouts": "3", "mean": "8.00", "in model": "7.00"})
-    # the fold of the data sets says its title, its table none
+    # the fold of the datasets contains its title, its table does not
     by_dataset = page.table("latency", "Seconds of a rollout by data set")
     check(by_dataset.row("a", "m"), {"rollouts": "2", "mean": "2.00", "median": "2.00", "in tools": "0.500"})
     check(by_dataset.row("b", "m"), {"rollouts": "1", "mean": "20.0", "95th percentile": "20.0", "in model": "19.0"})
@@ -232,8 +232,9 @@ def test_times_and_verdicts_are_told_of_each_data_set(tmp_path: Path) -> None:
 
 
 def test_who_decided_is_counted_by_rules_and_judges(agent: PageReader) -> None:
-    """Of seven answers three by judges, three by rules, of which one because judges disagreed; one judge's reply could
-    not be read."""
+    """Three of seven answers are decided by judges and three by rules, one of them because judges disagreed; one reply
+    could not be read.
+    """
     verdicts = agent.table("decided", "Verdicts")
     check(
         verdicts.row("agent"), {"rollouts": "10", "by rules": "3", "by judges": "3", "no answer": "3", "undecided": "1"}
@@ -258,7 +259,7 @@ def test_agreement_is_that_of_the_judges_of_a_model(agent: PageReader) -> None:
 
 
 def test_agreement_by_data_set_is_that_of_the_verdicts(tmp_path: Path) -> None:
-    """Of `a` two of four verdicts are shared, as many as by chance; of `b` both."""
+    """Two of four verdicts are shared for `a`, as many as by chance; both for `b`."""
 
     def opinions(large: bool, small: bool) -> str:
         said = {"large": large, "small": small}
@@ -303,7 +304,7 @@ def test_several_tries_have_pass_at_k(tmp_path: Path) -> None:
 
 
 def asked(model: str, right: Mapping[str, int]) -> Scored:
-    """Of four questions of each data set so many right."""
+    """Return four questions of each dataset, so many of them correct."""
     return Scored(
         [row for name, number in right.items() for row in scores(model, only(set(range(number)), 4), dataset=name)]
     )
@@ -386,7 +387,7 @@ def test_times_are_of_the_rollouts_that_were_scored(tmp_path: Path) -> None:
 
 
 def test_what_is_too_much_to_draw_is_said(tmp_path: Path) -> None:
-    """Nine models: of all there are rows, of eight polygons and large numbers."""
+    """Nine models: rows for all of them, polygons and large numbers for eight."""
     names = [f"m{number}" for number in range(9)]
     page = report_page([counted_run(tmp_path, "run", [Scored(scores(name, only({0, 1}, 4))) for name in names])])
     reader = PageReader(page)

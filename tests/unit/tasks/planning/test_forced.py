@@ -1,4 +1,4 @@
-"""What a forced run still has to make again: after it was cut off, and after a plain run in between."""
+"""What a forced run still has to rerun: after an interruption, and after a plain run in between."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ PARTS = {"from an instance on": (DOUBLING, AGAIN), "without one": (DOUBLING,)}
 
 @pytest.fixture
 def whole_cut_off(run: Run) -> Run:
-    """The same of three instances, of which the first, which is dear, was made again."""
+    """Make an interrupted forced run of three instances, of which the first, expensive one was rerun."""
     work(run, WHOLE)
     with pytest.raises(KeyboardInterrupt):
         work(run, WHOLE, force=True, cut_off_after=1)

@@ -1,4 +1,4 @@
-"""A result that was imported is not made anew, unless it is forced by its name."""
+"""An imported result is rerun only if it is forced by its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treadle.tasks.run_instances import run_instance
 
 
 def imported(context: StageContext) -> Mapping[str, Any]:
-    """Stands for an import in the place of the stage's function."""
+    """Replace the stage's function by an import."""
     context.write("doubles", [{"number": 7}])
     return {"imported_from": "foreign.json"}
 

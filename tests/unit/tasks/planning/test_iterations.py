@@ -1,4 +1,4 @@
-"""How iterations after the first follow from a configuration: what they start from, and whose checkpoints they name."""
+"""Later iterations are derived from a config: what they start from, and whose checkpoints they name."""
 
 from __future__ import annotations
 

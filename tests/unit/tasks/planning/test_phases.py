@@ -1,4 +1,4 @@
-"""How the phases of the curriculum follow from a configuration: order, policies, servers, sigmas, inputs."""
+"""Curriculum phases are derived from a config: order, policies, servers, sigmas, inputs."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_selected_or_trained_is_refused_before_anything_is_made(
     with pytest.raises(ConfigError, match=said):
         flow_instances(config(questions=questions, **given))
     phase = 3 if "phase-3" in said else 2 if "phase-2" in said else 1
-    with pytest.raises(ConfigError, match=said):  # Also by itself, as `treadle stage` and the deployments make it.
+    with pytest.raises(ConfigError, match=said):  # Also alone, as `treadle stage` and the deployments make it.
         at(f"1/rollouts@phase-{phase}", **given)
 
 

@@ -1,4 +1,4 @@
-"""What a flow run does beside its work. With a server: `tests/flows/test_deployments.py`."""
+"""What a flow run does in addition to its work. With a server: `tests/flows/test_deployments.py`."""
 
 from __future__ import annotations
 

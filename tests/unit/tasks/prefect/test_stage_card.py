@@ -1,4 +1,4 @@
-"""The card of a finished stage: what it read, made and used, and where that lies."""
+"""The card of a finished stage: inputs, outputs, usage, and links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Prefect server a command is watched on, and that it goes on where there is none. The servers are not real."""
+"""Which Prefect server a command is watched on, and that it continues without one. The servers are not real."""
 
 from __future__ import annotations
 

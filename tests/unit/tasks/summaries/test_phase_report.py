@@ -1,4 +1,4 @@
-"""What a selection and a training came to, in words and tables."""
+"""Results of a selection and a training, in words and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of the web spells no control token: none that is in use anywhere, and none of the run's own tokenizer."""
+"""Web text cannot spell control tokens, neither commonly used ones nor those of the run's own tokenizer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_where_no_token_was_added_nothing_is_changed() -> None:
 
 
 class WebTool(FixedTool):
-    """A search whose text came from the web, or not."""
+    """A search whose text is from the web, or not."""
 
     def __init__(self, text: str, sources: tuple[str, ...]) -> None:
         super().__init__("search", text)

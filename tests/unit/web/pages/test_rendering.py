@@ -1,4 +1,4 @@
-"""What the agent and its summarizer are shown of a web search, however hostile the pages are."""
+"""The text of a web search for the agent and its summarizer, however hostile the pages are."""
 
 from __future__ import annotations
 

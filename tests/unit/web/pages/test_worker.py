@@ -1,4 +1,4 @@
-"""What is made of the bytes of a page before its reader sees them."""
+"""Processing of a page's bytes before its reader gets them."""
 
 from __future__ import annotations
 

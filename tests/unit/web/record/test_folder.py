@@ -216,7 +216,7 @@ def test_a_record_that_has_vanished_is_known_by_its_name_and_by_no_other(tmp_pat
     for name in ("elsewhere2", folder.name[:-1], folder.name.upper() + "F"):
         with pytest.raises(ArtifactError, match="no such folder"):
             record_digest(tmp_path / name)
-    # Half of it says nothing of what the other half was.
+    # Half of the text contains nothing of the other half.
     folder.mkdir()
     with pytest.raises(ArtifactError, match="has no artifact.json"):
         record_digest(folder)

@@ -241,7 +241,7 @@ def test_a_text_of_many_marks_or_blanks_is_read_to_its_bounds(tmp_path: Path, mo
     found = list(read_search_cache(written(tmp_path, long)))
     assert isinstance(found[0], Skipped) and "not a text" in found[0].why
     assert [len(item.text) for item in found[1:] if not isinstance(item, Skipped)] == [49_999, 30]
-    # Of what is thrown away most is not looked at.
+    # Most of the discarded text is not examined.
     assert max(cleaned) <= 2 * 16 * 50_000
 
 

@@ -1,4 +1,4 @@
-"""A web record whose table lies of its sizes: it is read in full or refused in one line that names it."""
+"""A web record whose table has false sizes is read in full or refused in one line that names it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def page(field: int, number: int, *, of: int | None = None, dictionary: bool = F
 
 
 def everywhere(number: int) -> Change:
-    """As many rows wherever a footer tells them."""
+    """Set the number of rows everywhere in a footer."""
 
     def change(part: Path) -> None:
         rows(number)(part)

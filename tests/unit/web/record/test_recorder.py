@@ -1,4 +1,4 @@
-"""What is asked of the web, and what is taken from a record: the table of modes, cell by cell."""
+"""Which requests go to the live web, and which are answered from a record: the table of modes, cell by cell."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Web:
-    """What answers live, and how often it was asked."""
+    """The live answers, and the number of requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -250,7 +250,7 @@ async def test_of_several_who_ask_at_once_one_is_answered_live(tmp_path: Path) -
         askers = [asyncio.create_task(it.search(LIVE.key, LIVE.query, "en", ask)) for _ in range(5)]
         while not web.asked:
             await asyncio.sleep(0)
-        # Whoever goes, the one who asked first or one who waits with it: the others are answered.
+        # Whichever caller is cancelled, the first one or a waiting one: the others are answered.
         for gone in askers[:2]:
             gone.cancel()
         await asyncio.wait(askers[:2])

@@ -1,4 +1,4 @@
-"""Stands in for verl's trainer: takes its overrides, logs steps, leaves groups and states as verl and our loop do.
+"""A stub of verl's trainer: takes its overrides, logs steps, leaves groups and states like verl and our loop.
 
 `STUB_DIES_AT=<step>` ends it with code 3 in that step, after its state was saved and before it was logged, one of its
 groups failed. `STUB_GRADIENT` is the gradient's length in all steps.
@@ -44,7 +44,7 @@ def main(overrides: dict[str, str]) -> None:
 
 
 def write_group(folder: VerlFolder, step: int, name: str, texts: list[str]) -> None:
-    """What the agent loop leaves of a group; verl gives it another id in each attempt."""
+    """Write what the agent loop leaves of a group; verl gives it another id in each attempt."""
     rewards = group_rewards([GroupItem.from_text(text) for text in texts], ["12"], "math", 0.1, 0.1)
     lines = [
         {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
