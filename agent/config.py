@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
 from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt

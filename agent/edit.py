@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
 from treadle.agent.environment import CallRecord
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.rollout import Trajectory, Usage
 from treadle.agent.transcript import Codec, Prefix, Transcript
 

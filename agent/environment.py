@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import orjson
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.protocol import Call, is_answer, parse_call, result_block
+from treadle.agent.dialect import Call, is_answer, parse_call, result_block
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 
 FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})

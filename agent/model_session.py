@@ -14,8 +14,8 @@ from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.toolbox import make_tools
 from treadle.agent.tools.outcome import Tool
+from treadle.agent.tools.toolbox import make_tools
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol as TypingProtocol
 
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
+from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
 from treadle.agent.transcript import Codec
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest

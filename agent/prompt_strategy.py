@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from treadle.agent.dialect import RESULT, Segment, tokenise
+from treadle.agent.dialect import Protocol as Tags
 from treadle.agent.model_types import ChatCodec, ChatModel, ModelBinding
-from treadle.agent.protocol import RESULT, Segment, tokenise
-from treadle.agent.protocol import Protocol as Tags
 from treadle.agent.transcript import Transcript
 from treadle.core.errors import ModelError
 from treadle.core.llm.types import Completion, CompletionRequest

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treadle.agent.call_cache import Memory, answer_unit, call_unit
+from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
 from treadle.agent.model_types import ModelBinding
 from treadle.agent.prompt_strategy import asking_of
-from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.transcript import Codec, Prefix, Transcript, cut
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.types import Completion

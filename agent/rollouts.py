@@ -27,8 +27,8 @@ from treadle.agent.rollout import STATUSES, RolloutEngine, Trajectory, rare_coll
 from treadle.agent.rollout_report import ODD, unread_sentences
 from treadle.agent.rollout_settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import FAILED, asked_key, failed_row, head_of_row, row_of, telemetry_of
-from treadle.agent.toolbox import sandbox_facts
 from treadle.agent.tools.outcome import Tool
+from treadle.agent.tools.toolbox import sandbox_facts
 from treadle.core import steady_loop
 from treadle.core.errors import (
     EndpointUnavailable,

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from treadle.agent.dialect import Segment
 from treadle.agent.environment import CallRecord, Ledger
-from treadle.agent.protocol import Segment
 from treadle.agent.rollout import Trajectory
 from treadle.core.config import digest_json
 from treadle.core.seeds import derive_seed

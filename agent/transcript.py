@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 from typing import Protocol as TypingProtocol
 
+from treadle.agent.dialect import RESULT, Protocol, Segment, cut_after_first_close, render, tokenise
 from treadle.agent.environment import CallRecord
-from treadle.agent.protocol import RESULT, Protocol, Segment, cut_after_first_close, render, tokenise
 
 ORIGIN_SYSTEM, ORIGIN_SAMPLED, ORIGIN_REENCODED = 0, 1, 2
 """Origin of an id: system text (a result), the model, or model text that was encoded here (cut inside a token, or

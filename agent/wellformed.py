@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from treadle.agent.protocol import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.dialect import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.core.answers.extraction import closing_brace
 
 FORMAT_FAULTS = {

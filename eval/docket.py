@@ -13,11 +13,11 @@ from typing import Literal
 
 import orjson
 
+from treadle.agent.dialect import Segment
 from treadle.agent.judges.base import Case
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, model_judge_digest
 from treadle.agent.judges.redundancy import Course, redundancy_judge_digest
 from treadle.agent.judges.rules import case_digest
-from treadle.agent.protocol import Segment
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json, semantic_dump

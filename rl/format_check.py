@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.wellformed import format_faults
 
 FormatMode = Literal["strict", "loose"]

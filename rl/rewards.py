@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment, render, tokenise
+from treadle.agent.dialect import TOOL_PROTOCOL, Protocol, Segment, render, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer

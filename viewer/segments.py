@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, tokenise
+from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, tokenise
 from treadle.web.record.run_entries import shown_sources
 
 KNOWN_KINDS = ("think", "search", "python", "result", "answer", "text")

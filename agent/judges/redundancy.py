@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from treadle.agent.call_cache import Memory
+from treadle.agent.dialect import Segment
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
 from treadle.agent.judges.replies import said_word
 from treadle.agent.judges.views import (
@@ -19,7 +20,6 @@ from treadle.agent.judges.views import (
     View,
     trajectory_view,
 )
-from treadle.agent.protocol import Segment
 from treadle.agent.role import Reply, RoleModel, remembered_reply
 from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from treadle.agent.dialect import TEXT, Segment
 from treadle.agent.judges.base import Case
-from treadle.agent.protocol import TEXT, Segment
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.lookalikes import sub_first
 from treadle.core.untrusted.prompt_text import as_data

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from treadle.agent.dialect import TOOL_PROTOCOL
 from treadle.agent.prompts import render_prompt, system_prompt, template_source
-from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.agent.tools.outcome import CallContext
 from treadle.core.errors import ContextTooLong
 from treadle.core.llm.config import Sampling

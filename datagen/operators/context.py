@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from treadle.agent.call_cache import Memory, Scoped
+from treadle.agent.dialect import Protocol
 from treadle.agent.edit import empty_prefix, extended
 from treadle.agent.environment import Question
-from treadle.agent.protocol import Protocol
 from treadle.agent.role import Reply, RoleModel
 from treadle.agent.rollout import Trajectory
 from treadle.agent.transcript import Codec, Prefix

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from treadle.agent.dialect import RESULT, TEXT, Segment
 from treadle.agent.edit import Piece, assembled
-from treadle.agent.protocol import RESULT, TEXT, Segment
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.datagen.operators.base import Edit
 from treadle.datagen.operators.context import Workbench

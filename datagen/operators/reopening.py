@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from treadle.agent.protocol import RESULT, Protocol
+from treadle.agent.dialect import RESULT, Protocol
 from treadle.agent.transcript import Prefix
 from treadle.datagen.operators.replies import THINK
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from treadle.agent.protocol import RESULT, Protocol, cut_after_first_close
+from treadle.agent.dialect import RESULT, Protocol, cut_after_first_close
 from treadle.agent.role import Reply
 from treadle.datagen.operators.rejection import Rejected
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
 
 REASONS = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.agent.protocol import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment, render, tokenise
+from treadle.agent.dialect import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment, render, tokenise
 from treadle.agent.transcript import ORIGIN_REENCODED, Codec
 
 _OPEN, _CLOSE = "<think>", "</think>"

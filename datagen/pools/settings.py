@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.protocol import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_PROTOCOL
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section

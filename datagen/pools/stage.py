@@ -28,8 +28,8 @@ from treadle.agent.role import AskedModel
 from treadle.agent.rollout import rare_collections
 from treadle.agent.rollout_settings import JOB_COLUMNS, selected_questions
 from treadle.agent.rows import telemetry_of
-from treadle.agent.toolbox import sandbox_facts
 from treadle.agent.tools.outcome import Tool
+from treadle.agent.tools.toolbox import sandbox_facts
 from treadle.core import schemas, steady_loop
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.pool import ModelPool

@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from treadle.agent.dialect import Segment
 from treadle.agent.environment import QUESTION_COLUMNS, Question, opening_messages
-from treadle.agent.protocol import Segment
 from treadle.agent.wellformed import format_faults
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import EMBEDDED

@@ -6,8 +6,8 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 
+from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
 from treadle.agent.environment import Question
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ConfigError

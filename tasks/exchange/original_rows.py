@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import RESULT, TEXT, Protocol, Segment, parse_call, tokenise
 from treadle.agent.environment import CallRecord, Ledger, Question, opening_messages
-from treadle.agent.protocol import RESULT, TEXT, Protocol, Segment, parse_call, tokenise
 from treadle.agent.rollout import Trajectory
 from treadle.agent.rows import failed_row, rollout_key, row_of
 from treadle.agent.tools.outcome import OutcomeStatus

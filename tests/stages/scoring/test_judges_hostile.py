@@ -13,10 +13,10 @@ import pytest
 from support.rollouts.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase, hostile_cases, hostile_web_cases
 
 from treadle.agent.call_cache import Forgetful
+from treadle.agent.dialect import tokenise
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge
 from treadle.agent.judges.redundancy import redundancy_messages
 from treadle.agent.judges.views import trajectory_view
-from treadle.agent.protocol import tokenise
 from treadle.agent.role import RoleModel
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling

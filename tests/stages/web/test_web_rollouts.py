@@ -20,7 +20,7 @@ from support.tables.given_questions import TOKENIZER_FOLDER, give_questions
 from support.web.pdf_files import pdf_file
 from support.web.web_rollouts import SmallWeb, exported, recorded, replaying, said, searching
 
-from treadle.agent.protocol import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_PROTOCOL
 from treadle.core.errors import RolloutsOwed, ToolError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run

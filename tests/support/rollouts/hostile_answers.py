@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from treadle.agent.dialect import result_block, tokenise
 from treadle.agent.judges.base import Case
 from treadle.agent.judges.views import answer_view
-from treadle.agent.protocol import result_block, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.web.config import WebSettings
 from treadle.web.pages.rendering import render_pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.rollouts.operator_bench import World
 
-from treadle.agent.protocol import RESULT, render
+from treadle.agent.dialect import RESULT, render
 from treadle.agent.rollout import Trajectory
 from treadle.datagen.operators.context import Workbench
 from treadle.datagen.operators.rejection import Rejected

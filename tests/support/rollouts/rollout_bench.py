@@ -10,9 +10,9 @@ from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import Forgetful, Memory
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import render
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.model_types import RolloutLimits
-from treadle.agent.protocol import render
 from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.agent.transcript import Prefix

@@ -24,7 +24,7 @@ from support.rollouts.rollout_bench import (
     settings,
 )
 
-from treadle.agent.protocol import render
+from treadle.agent.dialect import render
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.types import CompletionRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.rollouts.operator_bench import STEPS, World
 
+from treadle.agent.dialect import RESULT, render
 from treadle.agent.edit import Piece, assembled, empty_prefix, extended
-from treadle.agent.protocol import RESULT, render
 from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SYSTEM
 
 

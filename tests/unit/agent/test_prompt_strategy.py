@@ -12,10 +12,10 @@ from support.rollouts.rollout_bench import ANSWER, QUESTION, SEARCH, FixedTool, 
 
 from treadle.agent.call_cache import Forgetful
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import TOOL_PROTOCOL, result_block
 from treadle.agent.environment import ToolEnvironment
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.prompt_strategy import GO_ON, conversation, dropped_stop
-from treadle.agent.protocol import TOOL_PROTOCOL, result_block
 from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.transcript import Transcript
 from treadle.core.llm.config import Sampling

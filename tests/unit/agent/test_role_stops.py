@@ -9,8 +9,8 @@ from support.rollouts.model_pool import settings
 from support.sandbox.memories import Remembering
 from support.servers.scripted_server import ScriptedServer, Stops
 
+from treadle.agent.dialect import TOOL_PROTOCOL
 from treadle.agent.metering import Meter, TokenBudget
-from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.agent.role import RoleModel, missing_stop, remembered_reply
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.pool import ModelPool

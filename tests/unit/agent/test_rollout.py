@@ -19,7 +19,7 @@ from support.rollouts.rollout_bench import (
 )
 from support.sandbox.memories import Remembering
 
-from treadle.agent.protocol import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_PROTOCOL
 from treadle.agent.rows import calls_of, head_of_row, row_of, trajectory_of
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable

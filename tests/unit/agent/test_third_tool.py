@@ -14,9 +14,9 @@ import pytest
 
 from treadle.agent.call_cache import Forgetful
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import TOOL_PROTOCOL, Protocol, Segment, Tag
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.model_types import RolloutLimits
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment, Tag
 from treadle.agent.rollout import RolloutEngine
 from treadle.agent.rows import row_of
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
@@ -106,9 +106,9 @@ def test_figures_by_tool_know_two_tools() -> None:
 
 def test_the_files_that_own_md_names_hold_what_it_says() -> None:
     for name, line in (
-        ("agent/protocol.py", "TOOL_PROTOCOL = Protocol("),
+        ("agent/dialect.py", "TOOL_PROTOCOL = Protocol("),
         ("agent/config.py", "def call_limit("),
-        ("agent/toolbox.py", "def make_tools("),
+        ("agent/tools/toolbox.py", "def make_tools("),
     ):
         assert f"`{name}`" in (ROOT / "docs/guides/own.md").read_text() and line in (ROOT / name).read_text()
     assert isinstance(TOOL_PROTOCOL, Protocol) and "lookup" not in TOOL_PROTOCOL.by_name

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.protocol import Segment, result_block, tokenise
+from treadle.agent.dialect import Segment, result_block, tokenise
 from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
 
 GOOD = (

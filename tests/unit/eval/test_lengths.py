@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from support.tables.score_tables import question, rollout, score_rows
 
+from treadle.agent.dialect import Segment
 from treadle.agent.environment import CallRecord
-from treadle.agent.protocol import Segment
 from treadle.agent.rollout import Trajectory
 from treadle.agent.rows import row_of
 from treadle.core.chat import ChatTokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.agent.protocol import TOOL_PROTOCOL, Segment, render, tokenise
+from treadle.agent.dialect import TOOL_PROTOCOL, Segment, render, tokenise
 from treadle.agent.wellformed import format_faults
 from treadle.rl.format_check import LOOSE_FAULTS, format_reasons
 

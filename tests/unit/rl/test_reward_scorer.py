@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.score_tables import rollout
 
-from treadle.agent.protocol import Segment, result_block, tokenise
+from treadle.agent.dialect import Segment, result_block, tokenise
 from treadle.agent.rollout import STATUSES
 from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.scores import scored_row

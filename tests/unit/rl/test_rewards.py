@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.protocol import Segment, result_block, tokenise
+from treadle.agent.dialect import Segment, result_block, tokenise
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.groups.advantages import group_advantages

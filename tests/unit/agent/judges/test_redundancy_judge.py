@@ -13,6 +13,7 @@ from support.sandbox.memories import Remembering
 from support.servers.scripted_server import Fault, Item, Reply, ScriptedServer
 
 from treadle.agent.call_cache import Forgetful, Memory
+from treadle.agent.dialect import Segment, tokenise
 from treadle.agent.judges import redundancy
 from treadle.agent.judges.redundancy import (
     SEGMENT_CHARS,
@@ -23,7 +24,6 @@ from treadle.agent.judges.redundancy import (
     read_vote,
     redundancy_judge_digest,
 )
-from treadle.agent.protocol import Segment, tokenise
 from treadle.agent.role import Reply as Said
 from treadle.core.errors import EndpointUnavailable
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rollouts.judge_bench import CASE
 
+from treadle.agent.dialect import tokenise
 from treadle.agent.judges.views import (
     MAX_QUESTION_CHARS,
     MAX_SEGMENT_CHARS,
@@ -18,7 +19,6 @@ from treadle.agent.judges.views import (
     shortened,
     trajectory_view,
 )
-from treadle.agent.protocol import tokenise
 
 
 @given(

@@ -12,11 +12,11 @@ import pytest
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Observation, Question, ToolEnvironment
-from treadle.agent.toolbox import make_tools
 from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext
 from treadle.agent.tools.search import CORPUS_TOO_SLOW, NO_HIT, SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import Summarizer, Summary
+from treadle.agent.tools.toolbox import make_tools
 from treadle.core.config import canonical_json, semantic_dump, validate
 from treadle.core.errors import ArtifactError, ConfigError
 from treadle.core.store.storage import LocalStorage

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle.agent.dialect import TOOL_PROTOCOL, neutralise
 from treadle.agent.judges.views import as_material
-from treadle.agent.protocol import TOOL_PROTOCOL, neutralise
 from treadle.core.untrusted.lookalikes import sub_first
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.web.pages.control_tokens import without_known_tokens

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from treadle.agent.protocol import render, tokenise
+from treadle.agent.dialect import render, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.untrusted.sanitize import HarmlessFormatter, harmless, harmless_json
 

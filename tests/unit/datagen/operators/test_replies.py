@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.agent.protocol import TOOL_PROTOCOL, tokenise
+from treadle.agent.dialect import TOOL_PROTOCOL, tokenise
 from treadle.agent.role import Reply
 from treadle.datagen.operators.rejection import Rejected
 from treadle.datagen.operators.reopening import reopened

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
 
-from treadle.agent.protocol import Segment, render, tokenise
+from treadle.agent.dialect import Segment, render, tokenise
 from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM
 from treadle.agent.wellformed import format_faults
 from treadle.core.chat import ChatTokenizer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, tokenise
+from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, tokenise
 from treadle.datagen.pools.steps import numbered, steps_of
 
 FIRST = "<think>a</think><search>q</search><result>r1</result>"

@@ -15,9 +15,9 @@ import orjson
 import pytest
 from support.rollouts.tutor_rollout import STOPS, boxed, render, rollout
 
+from treadle.agent.dialect import Segment
 from treadle.agent.judges.redundancy import redundancy_messages
 from treadle.agent.judges.views import trajectory_view
-from treadle.agent.protocol import Segment
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, result_block, tokenise
+from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, result_block, tokenise
 from treadle.web.config import WebSettings
 from treadle.web.pages.control_tokens import without_known_tokens
 from treadle.web.pages.rendering import (

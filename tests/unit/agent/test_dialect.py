@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.agent.protocol import (
+from treadle.agent.dialect import (
     TOOL_PROTOCOL,
     Call,
     cut_after_first_close,
