@@ -1,4 +1,4 @@
-"""Write the tables of probes in the documentation: `cd tests && python -m support.sandbox.sandbox_table` tries them all."""
+"""Write the tables of probes in the documentation: `cd tests && python -m support.sandbox.sandbox_table` tries all."""
 
 from __future__ import annotations
 
