@@ -38,6 +38,6 @@ def disk() -> Iterator[FailingDisk]:
 @pytest.fixture(scope="module")
 def undisturbed(disk: FailingDisk) -> Undisturbed:
     """Return the results and files of a run in which nothing fails."""
-    from support.failing_disk import undisturbed_run
+    from support.runs.failing_disk import undisturbed_run
 
     return undisturbed_run(disk)

@@ -71,7 +71,7 @@ def test_a_record_waits_for_no_endpoint(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal hangs meanwhile, and records are written from an event loop."""
-    monkeypatch.setattr("treadle.core.journal_upload.SEAL_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("treadle.core.journal.upload.SEAL_INTERVAL_S", 3600.0)
     hasty(monkeypatch)
     eager = LeaseTimes(renew_s=0.01, clock=lambda: time.now, sleep=time.pass_)
     monkeypatch.setattr("treadle.core.store.object_lease.TIMES", eager)

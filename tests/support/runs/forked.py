@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Forked:
-    """Replaces `subprocess.Popen` in `support.processes`."""
+    """Replaces `subprocess.Popen` in `support.runs.processes`."""
 
     def __init__(self, work: Callable[[], None], said: Path) -> None:
         """Fork; `said` is the file for the output; the exit code is 0 if `work` returns, else 1."""

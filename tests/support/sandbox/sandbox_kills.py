@@ -1,4 +1,4 @@
-"""A host process of sandboxes that tests kill: `python -m support.sandbox_kills '{"uid": …, "kind": …}'`.
+"""A host process of sandboxes that tests kill: `python -m support.sandbox.sandbox_kills '{"uid": …, "kind": …}'`.
 
 For each line on standard input, `{"marker": n, "stuck": true}`, it forks a process that makes one sandbox after the
 other, several at a time, and prints that process's id; after that process is killed, it prints `gone`. The marker is in

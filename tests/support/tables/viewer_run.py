@@ -229,7 +229,7 @@ def _put_training(run: Run) -> None:
 
 def client(run: Run, **options: Any) -> TestClient:
     """Return a client of the viewer of a run, which rereads the run each time, without a network."""
-    from treadle.eval.viewer.app import make_app
+    from treadle.viewer.app import make_app
 
     return TestClient(make_app(run, KIN, fresh_s=0), base_url="http://127.0.0.1:8484", **options)
 

@@ -286,7 +286,7 @@ def taken_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, python_path: str | None = None, **bound: int
 ) -> str:
     """Return the message for a child that does something else."""
-    (tmp_path / "other.py").write_text(f"import os, sys, time\nfrom treadle.core.row_frames import *\n{code}\n")
+    (tmp_path / "other.py").write_text(f"import os, sys, time\nfrom treadle.core.untrusted.row_frames import *\n{code}\n")
     monkeypatch.setattr(confined_rows, "_PARQUET", "other")
     monkeypatch.setenv("PYTHONPATH", python_path or str(tmp_path))
     path = tmp_path / "a.parquet"
