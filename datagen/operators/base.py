@@ -40,7 +40,7 @@ class Edit:
             (self.text, str),
         )
         if not all(isinstance(value, kind) for value, kind in kinds):
-            raise TypeError("an Edit has a Trajectory, the number of a step or None, and a text")
+            raise TypeError("Edit needs a Trajectory, a step number or None, and a text")
 
 
 class Rejected(Exception):
@@ -54,7 +54,7 @@ class Rejected(Exception):
     def __init__(self, reason: str, reply: str = "") -> None:
         super().__init__(reason)
         if not all(isinstance(text, str) for text in (reason, reply)):
-            raise TypeError("a Rejected has a code and the text of a reply")
+            raise TypeError("Rejected needs a reason code and a reply, both as text")
         self.reason = reason
         self.reply = reply
 
