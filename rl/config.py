@@ -195,7 +195,7 @@ class RlOptions(TrainingOptions):
     @model_validator(mode="after")
     def _check_nodes(self) -> RlOptions:
         if self.engine == "verl" and self.num_nodes > 1 and self.devices:
-            raise ValueError("several nodes are joined by Ray, which `devices` does not reach; leave it out")
+            raise ValueError("`devices` has no effect with several nodes, which Ray joins; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -204,8 +204,8 @@ class RlOptions(TrainingOptions):
             raise ValueError(f"initial_rollouts {self.initial_rollouts} is more than group_size {self.group_size}")
         if self.initial_rollouts not in (None, self.group_size) and self.beam_size == 1:
             raise ValueError(
-                "beam_size 1 lets no trajectory branch, and initial_rollouts leaves some that would; raise the former, "
-                "or leave out the latter"
+                "beam_size 1 allows no branches, but initial_rollouts below group_size needs them; raise beam_size, or "
+                "leave out initial_rollouts"
             )
         return self
 
@@ -222,8 +222,8 @@ class RlOptions(TrainingOptions):
     def _check_mini_batch(self) -> RlOptions:
         if self.prompts_per_step % self.mini_batch_prompts:
             raise ValueError(
-                f"prompts_per_step {self.prompts_per_step} is no multiple of mini_batch_prompts "
-                f"{self.mini_batch_prompts}; an update works at whole mini-batches"
+                f"prompts_per_step {self.prompts_per_step} is not a multiple of mini_batch_prompts "
+                f"{self.mini_batch_prompts}; an update uses whole mini-batches"
             )
         return self
 
@@ -231,8 +231,8 @@ class RlOptions(TrainingOptions):
     def _check_best(self) -> RlOptions:
         if self.checkpoint_rule == "best" and self.save_steps % self.validation_steps:
             raise ValueError(
-                f"save_steps {self.save_steps} is no multiple of validation_steps {self.validation_steps}, so the best "
-                "of the saved policies would not be known"
+                f"save_steps {self.save_steps} is not a multiple of validation_steps {self.validation_steps}, so saved "
+                "policies would lack a validation"
             )
         return self
 

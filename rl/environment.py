@@ -96,8 +96,8 @@ async def open_environment(
     found = settings.digest()
     if digest not in ("", found):
         raise ConfigError(
-            f"the environment in this engine ({found[:12]}) is not that of the run ({digest[:12]}): another version of "
-            "Treadle made the plan; make it again"
+            f"the environment in this engine ({found[:12]}) differs from the run's ({digest[:12]}): the plan was made "
+            "by another version of Treadle; make it again"
         )
     settings = with_interpreter(settings, interpreter)
     async with Opening(TokenBudget(None)) as opening:

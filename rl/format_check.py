@@ -17,11 +17,11 @@ from treadle.agent.wellformed import format_faults
 FormatMode = Literal["strict", "loose"]
 
 LOOSE_FAULTS = {
-    "no_think": "there is no marker of thought",
-    "think_unbalanced": "markers that open a thought are not as many as those that close one",
-    "answer_count": "there is not exactly one answer, opened and then closed",
-    "call_without_result": "an opened call is not closed, or no result comes after it",
-    "boxed_count": r"the answer holds no `\boxed{`, or no `}`",
+    "no_think": "there is no thought marker",
+    "think_unbalanced": "the numbers of opening and closing thought markers differ",
+    "answer_count": "there is not exactly one closed answer",
+    "call_without_result": "a call is not closed, or no result follows it",
+    "boxed_count": r"the answer has no `\boxed{`, or no `}`",
 }
 """Code -> description, in the order in which faults are returned; the codes are those of the strict check."""
 

@@ -50,7 +50,7 @@ def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_plain: bool, w
     """
     for name, sigma in (("sigma_tool", sigma_tool), ("sigma_length", sigma_length)):
         if not (math.isfinite(sigma) and sigma >= 0):
-            raise ConfigError(f"{where}: {name} = {sigma:g} is not a number from 0 up")
+            raise ConfigError(f"{where}: {name} = {sigma:g} must be a finite number of at least 0")
     if sigma_tool == 0 and sigma_length == 0 and not allow_plain:
         raise ConfigError(
             f"{where}: sigma_tool and sigma_length are both 0, so neither calls nor length would count; "

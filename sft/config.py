@@ -36,9 +36,9 @@ ET_AGENT_7B: dict[str, Any] = {
 """Fine-tuning of ET-Agent (arXiv 2601.06860), from the paper and the configuration published with it."""
 
 _OURS = "Treadle sets it"
-_DATA = "rows come tokenised, with their labels, from `sft_rows`, and nothing else is trained on"
+_DATA = "training uses only the tokenised rows of `sft_rows`, with their labels"
 _VOCABULARY = "the rows have the token ids of the base model's tokenizer, which must stay as it is"
-_NO_EVALUATION = "training is not evaluated in between; `rollouts` and `scores` measure the checkpoint"
+_NO_EVALUATION = "there is no evaluation during training; `rollouts` and `scores` measure the checkpoint"
 _SECRET = "secrets are not configuration; set the environment variable that its library reads"
 
 TYPED_KEYS: dict[str, str] = {
@@ -74,8 +74,8 @@ REFUSED_KEYS: dict[str, str] = {
     "early_stopping_steps": _NO_EVALUATION,
     **dict.fromkeys(("resize_vocab", "add_tokens", "add_special_tokens", "new_special_tokens_config"), _VOCABULARY),
     **dict.fromkeys(("split_special_tokens", "use_fast_tokenizer"), _VOCABULARY),
-    "adapter_name_or_path": "name the model that training begins with as `model`; adapters are merged when they end",
-    "create_new_adapter": "every training begins with a merged model, so there is no older adapter",
+    "adapter_name_or_path": "set the start model as `model`; adapters are merged at the end of a training",
+    "create_new_adapter": "every training starts from a merged model, so there is no older adapter",
     "trust_remote_code": "code that comes with a model is never run",
     **dict.fromkeys(("ray_num_workers", "ray_init_kwargs", "master_addr", "master_port"), "Ray is not used"),
     **dict.fromkeys(("hf_hub_token", "ms_hub_token", "om_hub_token", "hub_token", "swanlab_api_key"), _SECRET),

@@ -26,11 +26,8 @@ _CALLS = ("calls_requested", "calls_executed", "python_calls", "search_calls")
 _ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS)
 _TEXT = ("system", "user", "assistant")
 _PART_ROWS = 100_000
-_MASKS_LOST = (
-    "no masks: a trainer that reads it learns to write results of tools too, and LLaMA-Factory trains on the whole "
-    "answer"
-)
-_IDS_LOST = "no token ids: the text is encoded again, which need not give the ids that the model met and wrote"
+_MASKS_LOST = "no loss masks: a trainer also trains on tool results, and LLaMA-Factory on the whole answer"
+_IDS_LOST = "no token ids: the text is tokenised again, and its ids may differ from those of the rollout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +186,10 @@ configs:
 
 # Fine-tuning rows
 
-Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model met and wrote, `labels`
+Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model read and wrote, `labels`
 -100 if there is no loss (the prompt, results of tools); both are empty in rows that were made in text mode.
-`messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what made it, `source` its data
-set.
+`messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what produced it, `source` its
+data set.
 
 Read it with `datasets.load_dataset(folder)`.
 """

@@ -46,16 +46,16 @@ _ADVICE = Advice(
     refused="LLaMA-Factory refuses the configuration of sft",
     memory="lower per_device_batch_size or cutoff_tokens, set gradient_checkpointing, use LoRA, or "
     'spread the model over more GPUs with deepspeed = "zero3"',
-    killed="lower per_device_batch_size or cutoff_tokens, use LoRA, or take a machine with more memory",
+    killed="lower per_device_batch_size or cutoff_tokens, use LoRA, or use a machine with more memory",
     diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
-    unmoved="look at learning_rate and at what is trained",
+    unmoved="check learning_rate and which weights are trained",
 )
 _FINISH_ADVICE = replace(
     _ADVICE,
-    memory="the training is kept and only its model is left to be written; free memory: all weights are held at once, "
-    "in fp32 where adapters are merged",
-    killed="the training is kept and only its model is left to be written; free memory or take a machine with more: "
-    "all weights are held at once, in fp32 where adapters are merged",
+    memory="the training is saved, only its model must still be written; free memory: all weights are held at once, "
+    "in fp32 if adapters are merged",
+    killed="the training is saved, only its model must still be written; free memory or use a machine with more: "
+    "all weights are held at once, in fp32 if adapters are merged",
 )
 _ROWS_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
 
@@ -243,7 +243,7 @@ class _Run:
                 reason = error_text(error).partition(": ")[2]
                 raise EngineError(
                     f"sft.model cannot be fetched from the model hub ({reason}); check its name and the network, or "
-                    f"name a folder that holds it; log: {child.log_path}"
+                    f"set a local folder; log: {child.log_path}"
                 )
             raise explain_failure(child, code, error, _FINISH_ADVICE if command == "finish" else _ADVICE)
 
@@ -308,7 +308,7 @@ class _Run:
         )
 
     def _tell_begin(self, begin: Mapping[str, Any]) -> None:
-        going_on = f", going on from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
+        going_on = f", resuming from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
         parameters, device = begin["num_trained_parameters"], printable(str(begin["device"]))
         self._notify(f"training {parameters:,} parameters on {device}: {begin['num_steps']:,} steps{going_on}")
 
@@ -323,11 +323,11 @@ class _Run:
                 f"fine-tuning ended after {end['step']} of {num_steps} steps; log: {log}\n{log_tail(log)}"
             )
         if not steps:
-            raise EngineError(f"no loss is known of {end['step']} steps; log: {log}\n{log_tail(log)}")
+            raise EngineError(f"no loss was logged in {end['step']} steps; log: {log}\n{log_tail(log)}")
         if len(steps) > 1 and len({step.loss for step in steps}) == 1:
             raise EngineError(
-                f"the loss stood at {steps[0].loss:g} for all {end['step']} steps: nothing was learnt; look at "
-                f"learning_rate and at the rows' targets; log: {log}\n{log_tail(log)}"
+                f"the loss was {steps[0].loss:g} in all {end['step']} steps: nothing was learned; check "
+                f"learning_rate and the rows' targets; log: {log}\n{log_tail(log)}"
             )
 
     def result(self) -> Training:

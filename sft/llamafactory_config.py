@@ -178,7 +178,8 @@ def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[in
     share, rest = divmod(options.batch_size, processes)
     if rest:
         raise ConfigError(
-            f"sft.batch_size {options.batch_size} cannot be spread over {processes} devices; make it a multiple"
+            f"sft.batch_size {options.batch_size} cannot be spread over {processes} devices; make it "
+            "a multiple of that number"
         )
     per_device = options.per_device_batch_size
     if per_device is None:
@@ -186,8 +187,8 @@ def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[in
         per_device = max(rows for rows in range(1, min(share, fitting) + 1) if share % rows == 0)
     if share % per_device:
         raise ConfigError(
-            f"sft.batch_size {options.batch_size} over {processes} devices is {share} rows each, which is no multiple "
-            f"of per_device_batch_size {per_device}"
+            f"sft.batch_size {options.batch_size} over {processes} devices is {share} rows each, not a multiple of "
+            f"per_device_batch_size {per_device}"
         )
     return per_device, share // per_device
 

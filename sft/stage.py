@@ -140,7 +140,7 @@ class SftRun:
         if strange := self._digests - {digest}:
             raise ConfigError(
                 f"{self._context.address}: the rows were made with tokenizer {min(strange)[:12]}, but that of "
-                f"sft.model = {self._options.model} is {digest[:12]}; name the model of `pools`"
+                f"sft.model = {self._options.model} is {digest[:12]}; set it to the model of `pools`"
             )
 
     def _plan(self, base: Path | str) -> TrainingPlan:
@@ -164,8 +164,8 @@ class SftRun:
         digest = ChatTokenizer.load(training.model).digest
         if strange := self._digests - {digest}:
             raise StageFailed(
-                f"{self._context.address}: the tokenizer or chat template of the checkpoint is not that of the rows "
-                f"({digest[:12]} instead of {min(strange)[:12]}); see {training.model}"
+                f"{self._context.address}: the tokenizer or chat template of the checkpoint differs from that of the "
+                f"rows ({digest[:12]} instead of {min(strange)[:12]}); see {training.model}"
             )
 
     def _write(self, training: Training, plan: TrainingPlan, num_rows: int, picture: bytes) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def load_operators(names: Sequence[str]) -> list[Operator]:
     operators = [_load(name) for name in names]
     taken = [operator.name for operator in operators]
     if twice := {name for name in taken if taken.count(name) > 1}:
-        raise ConfigError(f"pools.operators: {min(twice)!r} is there twice")
+        raise ConfigError(f"pools.operators lists {min(twice)!r} twice")
     return operators
 
 
@@ -48,7 +48,7 @@ def _load(name: str) -> Operator:
     module, colon, attribute = place.partition(":")
     if not colon:
         raise ConfigError(
-            f"pools.operators: {name!r} is not known; there are {', '.join(SHIPPED)}, and module:Class for your own"
+            f"pools.operators: unknown operator {name!r}; known: {', '.join(SHIPPED)}, or module:Class for a custom one"
         )
     try:
         operator: Operator = getattr(importlib.import_module(module), attribute)()
@@ -62,8 +62,8 @@ def _load(name: str) -> Operator:
             raise ConfigError(f"pools.operators: {name!r} has no {attribute} ({kind.__name__})")
     if not _NAME.fullmatch(operator.name) or operator.name in _TAKEN or operator.branch not in ("correct", "incorrect"):
         raise ConfigError(
-            f"pools.operators: {name!r} calls itself {operator.name!r} on branch {operator.branch!r}; "
-            f"a name is a word in small letters (not {' or '.join(_TAKEN)}), a branch `correct` or `incorrect`"
+            f"pools.operators: {name!r} has the name {operator.name!r} and the branch {operator.branch!r}; "
+            f"a name must be a lower-case identifier (not {' or '.join(_TAKEN)}), a branch `correct` or `incorrect`"
         )
     return operator
 

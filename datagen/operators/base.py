@@ -40,7 +40,23 @@ class Edit:
             (self.text, str),
         )
         if not all(isinstance(value, kind) for value, kind in kinds):
-            raise TypeError("an Edit has a Trajectory, the number of a step or None, and a text")
+            raise TypeError("Edit needs a Trajectory, a step number or None, and a text")
+
+
+class Rejected(Exception):
+    """Exception for an operator without a result because of the model's reply or the trajectory; not an error.
+
+    Attributes:
+        reason: A code such as `unparseable_reply`; counted in the stage's report.
+        reply: The model's rejected reply, verbatim; empty if there was none.
+    """
+
+    def __init__(self, reason: str, reply: str = "") -> None:
+        super().__init__(reason)
+        if not all(isinstance(text, str) for text in (reason, reply)):
+            raise TypeError("Rejected needs a reason code and a reply, both as text")
+        self.reason = reason
+        self.reply = reply
 
 
 class Operator(Protocol):

@@ -174,7 +174,7 @@ class Evolution:
         finally:
             await self._end(tasks)
         if late:
-            self._note("timeout", f"the time of the question ({self._kit.options.question_time_s:g} s) was up")
+            self._note("timeout", f"the question's time limit ({self._kit.options.question_time_s:g} s) was reached")
         return [None if task in late else task.exception() or task.result() for task in tasks]
 
     async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -185,7 +185,7 @@ class Evolution:
             return
         _, left = await asyncio.wait(tasks, timeout=_END_S)
         for task in left:
-            _log.error("question %s: an operator goes on though it was cancelled: %r", self._question.key, task)
+            _log.error("question %s: an operator did not stop after its cancellation: %r", self._question.key, task)
             # At its end, `asyncio.run` waits for all registered tasks.
             asyncio.tasks._unregister_task(task)
 
@@ -204,14 +204,14 @@ class Evolution:
         try:
             edit: object = await one.operator.apply(one.bench)
             if not isinstance(edit, Edit):
-                raise TypeError(f"apply returned {type(edit).__name__} in place of an Edit")
+                raise TypeError(f"apply returned {type(edit).__name__} instead of an Edit")
             return edit
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # The question was not cancelled, but something that the operator awaited was.
-            return RuntimeError("what the operator waited for was cancelled")
+            return RuntimeError("something that the operator awaited was cancelled")
         except Exception as error:  # noqa: BLE001 - an error in a user's operator fails only that operator
             return error
 

@@ -55,13 +55,13 @@ class PoolExit:
             told = ", ".join(f"{status} {count:,}" for status, count in self.questions.most_common())
             raise StageFailed(
                 f"{address}: no trajectory was made from {self.questions.total():,} questions ({told}); first cause: "
-                f"{self.first_cause}; when it is mended: treadle stage {address} --force"
+                f"{self.first_cause}; fix it, then run: treadle stage {address} --force"
             )
         if not self.num_said:
             refuse_silence(address, self.trajectories, "trajectories")
         if 2 * self.num_unread > self.num_asked:
             raise StageFailed(
-                f"{address}: the judge gave no verdict on {self.num_unread:,} of {self.num_asked:,} trajectories that "
-                f"it was asked about; first: {self.first_unread}; name another model as pools.roles.judge in a new "
-                "run, or take them as not right with --accept-failures"
+                f"{address}: the judge gave no verdict on {self.num_unread:,} of {self.num_asked:,} trajectories; "
+                f"first error: {self.first_unread}; set another model as pools.roles.judge in a new run, or count them "
+                "as not correct with --accept-failures"
             )

@@ -13,13 +13,13 @@ from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
 
 REASONS = {
-    "failed": "infrastructure kept the rollout from being made",
+    "failed": "an infrastructure error prevented the rollout",
     "unfinished": "the rollout did not end with an answer",
-    "unknown_verdict": "nothing could say whether the answer is right",
+    "unknown_verdict": "there is no verdict on the answer",
     "wrong_answer": "the answer is wrong",
     **FORMAT_FAULTS,
     **CALL_FAULTS,
-    "ids_differ": "token ids, their origins and the segments do not fit together",
+    "ids_differ": "token ids, their origins and the segments are inconsistent",
     "too_long": "the row would be longer than the cut-off",
 }
 """Code -> description. A trajectory is counted under the first one that applies to it."""

@@ -20,10 +20,10 @@ from treadle.datagen.pools.rows import tokens_of, total_usage
 Row = Mapping[str, Any]
 
 _COLUMNS = ("tried", "produced", "duplicate", "rejected", "failed", "right", "turned_right")
-_TITLES = {"turned_right": "wrong turned right", "duplicate": "repeats", "produced": "made"}
+_TITLES = {"turned_right": "wrong to right", "duplicate": "repeats", "produced": "made"}
 _YIELD_NOTE = (
-    "wrong turned right: of trajectories with a wrong parent; calls: means over what was produced from a parent, "
-    "of the parent and of what became of it"
+    "wrong to right: right trajectories made from a wrong parent; calls: means over trajectories made from a parent, "
+    "for the parent and for the new trajectory"
 )
 
 
@@ -133,8 +133,8 @@ def pool_sentences(metrics: Mapping[str, Any]) -> list[str]:
     unknown = metrics["num_unknown_verdicts"]
     return [
         *pool_warnings(metrics),
-        f"{metrics['num_questions']:,} questions: {metrics['num_questions_right_at_first']:,} right at first, "
-        f"{metrics['num_questions_right_at_last']:,} at last. {metrics['num_trajectories']:,} trajectories, "
+        f"{metrics['num_questions']:,} questions: {metrics['num_questions_right_at_first']:,} right initially, "
+        f"{metrics['num_questions_right_at_last']:,} at the end. {metrics['num_trajectories']:,} trajectories, "
         f"{metrics['num_correct']:,} right" + (f", {unknown:,} without a verdict." if unknown else "."),
         f"Tool calls per trajectory: {metrics['calls_initial']:.2f} in initial rollouts, {metrics['calls_right']:.2f} "
         "in right ones.",

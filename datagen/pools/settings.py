@@ -98,9 +98,11 @@ class PoolHints(Section):
         for hint in hints:
             marker = TOOL_PROTOCOL.markers.search(hint)
             if marker is not None:
-                raise ValueError(f"the hint {hint!r} holds the marker {marker[0]}; a hint is words within a thought")
+                raise ValueError(
+                    f"the hint {hint!r} contains the marker {marker[0]}; a hint must be plain text within a thought"
+                )
             if not hint.strip():
-                raise ValueError("a hint is empty; give it words, or leave it out")
+                raise ValueError("a hint is empty; add text or remove it")
         return hints
 
 

@@ -58,7 +58,9 @@ class PromptSet:
                 for text in (self.texts[name][1], PromptSet().texts[name][1])
             )
             if strange := sorted(asked - known):
-                raise ConfigError(f"prompt {name}.jinja asks for {strange[0]!r}; it knows {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"prompt {name}.jinja uses the unknown variable {strange[0]!r}; known: {', '.join(sorted(known))}"
+                )
             self.messages(name, dict.fromkeys(known, "text"))
 
     def messages(self, name: str, values: Mapping[str, object]) -> list[dict[str, str]]:
@@ -72,7 +74,7 @@ class PromptSet:
         try:
             user = self._template(name).render(**safe).rstrip("\n")
         except jinja2.UndefinedError as error:
-            raise ConfigError(f"prompt {name}.jinja: {error.message}; it knows {', '.join(sorted(safe))}") from None
+            raise ConfigError(f"prompt {name}.jinja: {error.message}; known: {', '.join(sorted(safe))}") from None
         except Exception as error:  # any error that code in a user's template raises
             raise ConfigError(f"prompt {name}.jinja cannot be rendered: {type(error).__name__}: {error}") from error
         return [{"role": "system", "content": self.texts[name][0]}, {"role": "user", "content": user}]
@@ -104,7 +106,7 @@ class PromptSet:
         strange = sorted(path.name for path in folder.iterdir() if path.name not in known)
         if strange:
             raise ConfigError(
-                f"pools.prompts: {folder} holds {strange[0]!r}, which replaces nothing; known files: "
+                f"pools.prompts: {folder} contains {strange[0]!r}, which is not a prompt file; known files: "
                 + ", ".join(sorted(known))
             )
 

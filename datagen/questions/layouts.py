@@ -146,7 +146,7 @@ def check_not_encrypted(fields: Mapping[str, Any], question: str) -> None:
     if marker is not None and re.fullmatch(known.text, question):
         raise Rejected(
             "encrypted",
-            f"the question is encrypted (base64, next to a field {marker!r}); give the decrypted rows; "
+            f"the question is encrypted (base64, with a marker field {marker!r}); provide decrypted rows; "
             f"the row has {names_of(fields)}",
         )
 
@@ -156,15 +156,15 @@ def check_is_text(fields: Mapping[str, Any], texts: Sequence[str]) -> None:
     for name in fields:
         is_flag = _PICTURE_FIELD.fullmatch(name.strip()) and _holds_something(fields[name])
         if is_flag or (_PICTURE_WORD.fullmatch(name.strip()) and _is_picture(fields[name])):
-            raise Rejected("needs_picture", f"the question comes with a picture or sound in field {name[:40]!r}")
+            raise Rejected("needs_picture", f"the question needs the picture or sound in field {name[:40]!r}")
     for text in texts:
         if match := _PICTURE_TEXT.search(text):
-            raise Rejected("needs_picture", f"the text has a picture or sound in it: {match[0][:60]!r}")
+            raise Rejected("needs_picture", f"the text embeds a picture or sound: {match[0][:60]!r}")
     attachments = LAYOUTS.attachments
     if all(name in fields for name in attachments.requires):
         for name in attachments.fields:
             if _holds_something(fields.get(name)):
-                raise Rejected("needs_file", f"the question comes with a file: {str(fields[name])[:60]!r}")
+                raise Rejected("needs_file", f"the question needs an attached file: {str(fields[name])[:60]!r}")
 
 
 def _holds_something(value: Any) -> bool:
@@ -227,7 +227,7 @@ def _of_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     asked = [message for message in messages if message["role"] != "system"]
     if len(asked) != 1 or asked[0]["role"] != "user":
         roles = ", ".join(str(message["role"])[:20] for message in messages[:8])
-        raise Rejected("wrong_type", f"the question is a conversation, not one message of the user: {roles}")
+        raise Rejected("wrong_type", f"the question is a conversation, not a single user message: {roles}")
     content = asked[0].get("content")
     text = "\n".join(_parts(content)) if isinstance(content, list) else content
     return question_of(text if isinstance(text, str) else None)
@@ -237,7 +237,7 @@ def _parts(content: Sequence[Any]) -> Iterator[str]:
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
-            raise Rejected("needs_picture", f"a message has a part that is no text: {str(part)[:60]!r}")
+            raise Rejected("needs_picture", f"a message has a part that is not text: {str(part)[:60]!r}")
         yield text
 
 

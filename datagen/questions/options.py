@@ -41,7 +41,7 @@ class Options:
     def letter_of_place(self, place: str) -> str:
         """Return the letter of an option by its 0-based position; raise Rejected if there is none."""
         if not place.isdecimal() or int(place) >= len(self.texts):
-            raise Rejected("bad_answer", f"{place[:20]!r} is not the number of one of {len(self.texts)} options")
+            raise Rejected("bad_answer", f"{place[:20]!r} is not an index into {len(self.texts)} options")
         return string.ascii_uppercase[int(place)]
 
     def letter(self, answer: str) -> str:
@@ -54,7 +54,7 @@ class Options:
             return match[1]
         if answer in self.texts:
             return letters[self.texts.index(answer)]
-        raise Rejected("bad_answer", f"{answer[:60]!r} is none of the {len(self.texts)} options")
+        raise Rejected("bad_answer", f"{answer[:60]!r} matches none of the {len(self.texts)} options")
 
 
 def may_be_options(value: Any) -> bool:
@@ -93,7 +93,7 @@ def _json_of(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Rejected("wrong_type", f"the options are text that is no JSON: {text[:60]!r}") from None
+        raise Rejected("wrong_type", f"the options are text, but not valid JSON: {text[:60]!r}") from None
 
 
 def _of_object(value: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
@@ -109,7 +109,7 @@ def columns_with_options(fields: Mapping[str, Any], names: Sequence[str]) -> Seq
     count = sum(has_option)
     if not all(has_option[:count]):
         raise Rejected(
-            "bad_choices", f"option {names[has_option.index(False)]!r} is missing or null, but one behind it is not"
+            "bad_choices", f"option {names[has_option.index(False)]!r} is missing or null, but a later one is not"
         )
     return names[:count]
 

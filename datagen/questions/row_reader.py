@@ -161,8 +161,8 @@ class RowReader:
         if len(names) <= _NAMES_TOLD:
             where = f"in field {' or '.join(repr(name) for name in names)}"
         else:
-            where = "in any field that is known"
-        advice = f"set {what}_field of the source to the name that holds it"
+            where = "in any known field"
+        advice = f"set {what}_field of the source to its name"
         detail = f"the row has no {what} {where}; it has {names_of(self._fields)}; {advice}"
         return Rejected("missing_field", detail)
 
@@ -180,13 +180,13 @@ def answers_of(fields: Mapping[str, Any], gold: Gold, options: Options) -> tuple
     if not options.texts:
         items += _flat([at(fields, name) for name in gold.layout.aliases])
     if len(items) > _MAX_ANSWERS:
-        raise Rejected("too_long", f"{len(items):,} gold answers; at most {_MAX_ANSWERS:,} are taken")
+        raise Rejected("too_long", f"{len(items):,} gold answers; at most {_MAX_ANSWERS:,} are allowed")
     texts = [_formed(item, gold.form, options) for item in items]
     answers = tuple(dict.fromkeys(text for text in texts if text))
     if not answers:
-        raise Rejected("empty_answer", "the row has no gold answer that is not empty")
+        raise Rejected("empty_answer", "the row has no non-empty gold answer")
     if LAYOUTS.is_placeholder(fields, answers[0]):
-        raise Rejected("no_gold_answer", f"the answer {answers[0]!r} says that there is none")
+        raise Rejected("no_gold_answer", f"the answer {answers[0]!r} is a placeholder for a missing answer")
     return answers
 
 
@@ -234,7 +234,7 @@ def _text_of(text: str, form: AnswerForm | None) -> str:
             return found
         is_short = len(text) <= _LONGEST_SHORT_ANSWER_CHARS and not _SENTENCES.search(text)
         if form == "last_box" or not is_short:
-            raise Rejected("no_gold_answer", "the solution has no box or last line '#### ' with an answer")
+            raise Rejected("no_gold_answer", "the solution has neither a box nor a last line '#### ' with an answer")
         return text
     if form == "before_parenthesis":
         return text.partition(" (")[0].strip()

@@ -120,7 +120,7 @@ def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
     name = fields.get(source.source_field) if source.source_field else None
     if name is None:
         if source.source_field and not source.dataset:
-            raise Rejected("missing_field", f"the row has no field {source.source_field!r} with its data set")
+            raise Rejected("missing_field", f"the row has no field {source.source_field!r} that names its data set")
         return source.dataset_name
     if not isinstance(name, str) or not _DATASET_NAME.fullmatch(name.strip()):
         raise Rejected("bad_source", f"{str(name)[:60]!r} cannot be the name of a data set")
@@ -147,7 +147,9 @@ def _format(fields: Mapping[str, Any], rule: Benchmark, has_choices: bool) -> Fo
             continue
         words = _NO_LETTERS.sub("_", value.strip().lower()) if isinstance(value, str) else ""
         if words not in FORMATS:
-            raise Rejected("bad_format", f"{str(value)[:40]!r} in field {name!r} is no format; known: {_KNOWN_FORMATS}")
+            raise Rejected(
+                "bad_format", f"{str(value)[:40]!r} in field {name!r} is not a format; known: {_KNOWN_FORMATS}"
+            )
         return FORMATS[words]
     return rule.format or ("multiple_choice" if has_choices else None)
 
@@ -193,8 +195,8 @@ def noting_splits(rows: Iterable[InputRow], source: SourceSettings) -> Iterator[
         if not is_settled and row.value is not None and (found := _ignored_split(row.value)):
             is_settled = True
             _log.warning(
-                "questions of %s are trained on whatever their column %r says (row %d: %r): set split_field = %r, "
-                'or split = "train" if that is meant',
+                "questions of %s: the column %r is ignored, so all are training questions (row %d: %r); set "
+                'split_field = %r, or split = "train" if that is intended',
                 source.label,
                 found[0],
                 row.number,
@@ -220,7 +222,7 @@ def _split(fields: Mapping[str, Any], source: SourceSettings) -> Split | None:
         return None
     split = _SPLITS.get(value.strip().lower()) if isinstance(value, str) else None
     if split is None:
-        raise Rejected("bad_split", f"{str(value)[:40]!r} is not a split; known are {', '.join(_SPLITS)}")
+        raise Rejected("bad_split", f"{str(value)[:40]!r} is not a split; known: {', '.join(_SPLITS)}")
     return split
 
 

@@ -134,14 +134,14 @@ class QuestionsSettings(Section):
     def _are_lower_case(cls, benchmarks: dict[str, Benchmark]) -> dict[str, Benchmark]:
         for name in benchmarks:
             if name != name.lower():
-                raise ValueError(f"name {name!r} has capitals, which do not count; write {name.lower()!r}")
+                raise ValueError(f"name {name!r} must be in lower case; write {name.lower()!r}")
         return benchmarks
 
     @field_validator("search")
     @classmethod
     def _are_told_apart(cls, search: dict[str, SearchRoute]) -> dict[str, SearchRoute]:
         if doubled := [name for name, number in Counter(map(str.lower, search)).items() if number > 1]:
-            raise ValueError(f"{doubled[0]!r} is there twice; capitals do not count")
+            raise ValueError(f"{doubled[0]!r} is listed twice; case is ignored")
         return search
 
     def benchmark_of(self, dataset: str) -> Benchmark:
@@ -230,7 +230,7 @@ def _hub_revision(hub: str) -> str:
 def source_rows(source: SourceSettings) -> Iterator[InputRow]:
     """Yield the rows of a source, at most `limit`; raise DataError if it cannot be read or has changed."""
     if source.path is not None and source.sha256 not in (None, file_sha256(source.path)):
-        raise DataError(f"input file {source.path} was changed while the run was starting; start again")
+        raise DataError(f"input file {source.path} changed while the run was starting; start again")
     if source.path is not None and not source.path.is_dir():
         rows = read_rows(source.path, source.format)
     else:
@@ -244,7 +244,7 @@ def source_rows(source: SourceSettings) -> Iterator[InputRow]:
 def _dataset_rows(source: SourceSettings) -> Iterator[InputRow]:
     """Rows of a folder or hub data set, which `datasets` reads in a child with a limit of memory."""
     if importlib.util.find_spec("datasets") is None:
-        raise ConfigError(f"data set {source.label} needs the package datasets; install treadle with its extra ingest")
+        raise ConfigError(f"data set {source.label} needs the package datasets: pip install 'treadle[ingest]'")
     job = {
         "memory_bytes": _DATASETS_MEMORY_BYTES,
         "where": str(source.path.absolute()) if source.path else source.hub,
@@ -264,4 +264,4 @@ def _dataset_rows(source: SourceSettings) -> Iterator[InputRow]:
     except UnreadableInput as error:
         raise DataError(f"data set {source.label} cannot be read: {error}") from None
     if number == 0:
-        raise DataError(f"data set {source.label} holds no rows in its split {source.hub_split!r}")
+        raise DataError(f"data set {source.label} has no rows in its split {source.hub_split!r}")

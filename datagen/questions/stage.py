@@ -155,7 +155,7 @@ class _Intake:
                 tally.kept += 1
                 self._keep(question, split, source)
         if tally.unusable == tally.rows:
-            raise StageFailed(f"no row of {source.label} can be used: {tally}; all of them: {self.unusable.close()}")
+            raise StageFailed(f"no row of {source.label} can be used: {tally}; full list: {self.unusable.close()}")
         if tally.unusable > tally.errors:
             left_out = sorted(_NOT_FOR_US & tally.reasons.keys())
             counts = ", ".join(f"{reason} {tally.reasons[reason]:,}" for reason in left_out)
@@ -251,7 +251,7 @@ def _note_routes(settings: QuestionsSettings) -> None:
     for name, benchmark in settings.benchmarks.items():
         if "search" in benchmark.model_fields_set and benchmark.search != "local":
             _log.warning(
-                'questions.benchmarks.%s: search = "%s" takes effect where environment.search.web is set; without it '
+                'questions.benchmarks.%s: search = "%s" takes effect only if environment.search.web is set; without it '
                 "all questions are searched in the corpus",
                 name,
                 benchmark.search,
@@ -263,7 +263,7 @@ def _note_unused_routes(settings: QuestionsSettings, datasets: Collection[str]) 
     known = {name.lower() for name in datasets}
     if unused := sorted(name for name in settings.search if name.lower() not in known):
         _log.warning(
-            "questions.search: no question is of %s; there are %s",
+            "questions.search: no question is from %s; data sets: %s",
             ", ".join(map(repr, unused)),
             ", ".join(repr(one_line(name)) for name in sorted(datasets)[:_NAMES_SHOWN]) or "no questions",
         )
@@ -278,8 +278,8 @@ def _check_error_rate(
         worst = max(tallies, key=lambda name: tallies[name].errors)
         raise StageFailed(
             f"{errors:,} of {rows:,} question rows are unusable, more than max_error_rate "
-            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}; all of them: {unusable}; "
-            "correct the file, or write all bad rows to quarantine with --accept-failures"
+            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}; full list: {unusable}; "
+            "correct the file, or move all bad rows to quarantine with --accept-failures"
         )
 
 
@@ -290,8 +290,7 @@ def _check_any_left(tallies: Mapping[str, _Tally]) -> None:
     reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
     told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
     raise StageFailed(
-        f"no question is left of {reasons.total():,} rows ({told}); give other questions, or look at "
-        "questions.decontaminate"
+        f"no question is left of {reasons.total():,} rows ({told}); add questions, or check questions.decontaminate"
     )
 
 

@@ -152,11 +152,11 @@ def render_report(tally: Tally) -> str:
             ],
         ),
         "`first`: trajectories counted under this reason; `applies`: all to which it applies.",
-        "## Accepted, and yet no rows",
+        "## Accepted but not selected",
         _table(("why", "trajectories"), [(code, f"{tally.left_out[code]:,}") for code in FATES[ROW + 1 :]]),
         "## Operators",
         _table(
-            ("operator", "trajectories", "accepted", "wrong turned right", "rows", "calls of parents", "calls"),
+            ("operator", "trajectories", "accepted", "wrong to right", "rows", "calls of parents", "calls"),
             [_operator_cells(name, one) for name, one in sorted(tally.operators.items())],
         ),
         "Calls are means over accepted trajectories that were made from another one.",

@@ -93,7 +93,7 @@ class _Making:
     def run(self) -> None:
         """Run both passes, sort the rows and write the report."""
         if not self._num_read:
-            raise StageFailed("the pools hold no trajectories; see how the stage `pools` went")
+            raise StageFailed("the pools have no trajectories; check the result of the stage `pools`")
         self._context.progress.start(2 * self._num_read, 0, "trajectories")
         fates = self._select()
         num_rows = int((fates.codes == ROW).sum())
@@ -105,7 +105,7 @@ class _Making:
         if self.tally.num_text_mode:
             _log.warning(
                 "%d of %d rows have no token ids, because their trajectories were made in text mode: they can be "
-                "exported as text, but not trained on here",
+                "exported as text, but `sft` cannot train on them",
                 self.tally.num_text_mode,
                 num_rows,
             )
@@ -186,20 +186,20 @@ class _Making:
         for digest in batch.column("environment_digest").unique().to_pylist():
             if digest not in self._environment_digests:
                 raise StageFailed(
-                    f"trajectories were made in environment {digest[:12]}, the configuration describes "
+                    f"trajectories were made in environment {digest[:12]}, but the configuration describes "
                     f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run `pools` "
                     "again, or restore the [environment] that it was run with"
                 )
         for digest in batch.column("tokenizer_digest").unique().to_pylist():
             if digest and self._tokenizer is None:
                 raise ConfigError(
-                    "trajectories have token ids, but the policy has no tokenizer here; name its folder as `tokenizer` "
-                    "of the policy's model"
+                    "trajectories have token ids, but the policy has no tokenizer here; set `tokenizer` of the "
+                    "policy's model to its folder"
                 )
             if digest and self._tokenizer is not None and digest != self._tokenizer.digest:
                 raise StageFailed(
-                    f"trajectories were made with tokenizer {digest[:12]}, that of the policy in "
-                    f"{self._tokenizer.folder} is {self._tokenizer.digest[:12]}; name the one that `pools` was run with"
+                    f"trajectories were made with tokenizer {digest[:12]}, but the policy's in "
+                    f"{self._tokenizer.folder} is {self._tokenizer.digest[:12]}; set the tokenizer that `pools` used"
                 )
 
     # Second pass: put rows into buckets by position, then the questions, then write each bucket.
@@ -293,8 +293,8 @@ class _Making:
         has_ids = bool(selected.output_ids)
         if has_ids and selected.prompt_digest != prompt.digest:
             raise StageFailed(
-                f"trajectory {selected.head['rollout_key']} was asked with other token ids than its question "
-                f"{selected.head['question_key']} has in this environment with this tokenizer; run `pools` again"
+                f"the prompt of trajectory {selected.head['rollout_key']} has other token ids than that of its "
+                f"question {selected.head['question_key']} in this environment with this tokenizer; run `pools` again"
             )
         masked = selected.results if self._options.mask_results else ()
         return {

@@ -45,8 +45,8 @@ def require_supported(config: Any) -> None:
     """Raise ConfigError for a model that cannot generate rollouts on a CPU."""
     if not is_supported(config):
         raise ConfigError(
-            f"on a CPU a policy must be of the types {', '.join(sorted(_MODELS))} and attend to all earlier tokens in "
-            f"every layer, and rl.start is another ({config.model_type}); begin with such a one, or take a GPU"
+            f"training on a CPU supports the model types {', '.join(sorted(_MODELS))} with full attention in every "
+            f"layer, but rl.start is another ({config.model_type}); start from a supported model, or use a GPU"
         )
 
 

@@ -43,7 +43,7 @@ def check_rows(
 ) -> None:
     """Raise BadPlan if the number of rows differs from the plan's, or if prompts are longer than `most_tokens`."""
     if len(rows) != num_rows:
-        raise BadPlan(f"there are {len(rows)} rows, and the plan speaks of {num_rows}")
+        raise BadPlan(f"there are {len(rows)} rows, but the plan has {num_rows}")
     longer = sum(len(prompt_ids(row, environment, codec)) > most_tokens for row in rows)
     if longer:
         raise BadPlan(

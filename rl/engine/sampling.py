@@ -47,7 +47,7 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int, *, with_e
     logprobs = scores.log_softmax(-1)
     probabilities = logprobs.exp()
     if not torch.isfinite(probabilities.sum()):
-        raise Diverged("the policy's scores are no numbers")
+        raise Diverged("the policy's logits contain nan or inf")
     chosen = _choose(probabilities, draws).to(logits.device)
     taken = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
     if with_entropies and any(len(one.ids) < ENTROPY_WINDOW for one in draws):

@@ -59,6 +59,6 @@ def require_algebra(plan: RlPlan) -> None:
     if plan.algebra is not None and importlib.util.find_spec("math_verify") is None:
         engine = plan.options.engine
         raise ConfigError(
-            f"this phase judges mathematics by computer algebra, and the environment of {engine} has no math-verify; "
-            f"run `treadle env install {engine}`, or set scores.symbolic = false for both"
+            f"this phase checks math answers by computer algebra, but the environment of {engine} has no math-verify; "
+            f"run `treadle env install {engine}`, or set scores.symbolic = false"
         )

@@ -39,8 +39,8 @@ def turn_entropy(completion: Completion, vocab_size: int) -> float:
         values = [-logprob for logprob in completion.logprobs[:ENTROPY_WINDOW]]
     else:
         raise ConfigError(
-            "branching needs log-probabilities of sampled tokens, which this model does not give; "
-            "set rl.initial_rollouts to rl.group_size to do without branching"
+            "branching needs log-probabilities of sampled tokens, which this model does not return; "
+            "set rl.initial_rollouts to rl.group_size to disable branching"
         )
     return sum(values) / len(values) / math.log(vocab_size) if values else 0.0
 
@@ -69,7 +69,7 @@ class Branching:
 
     def __post_init__(self) -> None:
         if self.initial_rollouts < 1 or self.beam_size < 1 or not 0 <= self.probability <= 1:
-            raise ValueError(f"no such branching: {self}")
+            raise ValueError(f"invalid branching: {self}")
 
     @classmethod
     def from_options(cls, options: RlOptions) -> Branching:

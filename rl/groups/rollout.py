@@ -187,7 +187,7 @@ async def require_groups(
         if not again:
             break
         cause = one_line(groups[again[0]].error)
-        _log.warning("%d of %d groups failed, again in %g s; first cause: %s", len(again), len(jobs), pause_s, cause)
+        _log.warning("%d of %d groups failed, retrying in %g s; first cause: %s", len(again), len(jobs), pause_s, cause)
         await sleep(pause_s)
         for index, group in zip(again, await roll_out_groups(rollouts, [jobs[at] for at in again]), strict=True):
             groups[index] = group
@@ -195,7 +195,7 @@ async def require_groups(
     if failed:
         raise EngineError(
             f"{len(failed)} of {len(groups)} groups could not be rolled out; first cause: {failed[0].error}; "
-            "when it is mended, run again to go on"
+            "fix it and run again to resume"
         )
     return groups
 

@@ -147,8 +147,8 @@ def choose(
 def _check_quotas(domains: set[str], options: SelectionOptions) -> None:
     if options.quotas and (missing := sorted(domains - set(options.quotas))):
         raise StageFailed(
-            f"selection.quotas names no quota for domain {missing[0]}, of which there are questions to train on; "
-            "give one, 0 to leave them out"
+            f"selection.quotas has no quota for domain {missing[0]}, which has questions to train on; "
+            "add one (0 leaves them out)"
         )
 
 

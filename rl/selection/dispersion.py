@@ -69,7 +69,7 @@ class DispersionSums:
         questions, calls = questions[usable], calls[usable].astype(np.int64)
         millionths = np.rint(correctness[usable] * MILLION).astype(np.int64)
         if millionths.size and not 0 <= int(millionths.min()) <= int(millionths.max()) <= MILLION:
-            raise ValueError("correctness lies outside of 0 and 1")
+            raise ValueError("correctness is outside of [0, 1]")
         self._add_extremes(questions, millionths)
         np.add.at(self._usable, questions, 1)
         np.add.at(self._calls, questions, calls)
@@ -97,7 +97,7 @@ class DispersionSums:
         usable = self._usable[:count]
         if (most := int(self._rollouts[:count].max(initial=0))) > MOST_ROLLOUTS:
             raise DataError(
-                f"a question has {most:,} rollouts; at most {MOST_ROLLOUTS:,} are taken: lower samples_per_question"
+                f"a question has {most:,} rollouts; at most {MOST_ROLLOUTS:,} are allowed: lower samples_per_question"
             )
 
         def quotient(values: np.ndarray, divisor: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ MEANINGS = {
     "all_right": "no usable rollout is wrong",
     "all_wrong": "no usable rollout is right",
     "over_quota": "mixed, but the quota of its domain was full without it",
-    "over_limit": "mixed, but behind those that were taken",
+    "over_limit": "mixed, but ranked below the selected questions",
 }
 _FRONTS_SHOWN = 20
 _GROUPS_SHOWN = 40
@@ -143,7 +143,7 @@ def quota_note(choice: Choice) -> str:
     short = [f"{name} {taken:,} of {quota:,}" for name, taken, quota in choice.unfilled()]
     if not short:
         return ""
-    return f"quotas with too few mixed questions: {', '.join(short)}; no other domain takes their places"
+    return f"quotas with too few mixed questions: {', '.join(short)}; other domains do not fill them"
 
 
 def render_report(found: Findings, phase: int) -> str:
@@ -174,7 +174,7 @@ def render_report(found: Findings, phase: int) -> str:
 def _fates(counts: dict[str, int]) -> Figures:
     rows: tuple[tuple[Cell, ...], ...] = tuple((name, counts[name], MEANINGS[name]) for name in FATES)
     note = "Every question is counted once, under the first of these that applies."
-    return Figures("What became of the questions", ("fate", "questions", "meaning"), rows, note)
+    return Figures("Outcomes of the questions", ("fate", "questions", "meaning"), rows, note)
 
 
 def _fronts(choice: Choice) -> Figures:
@@ -225,7 +225,7 @@ def _overlap(found: Findings) -> Figures:
         absent = earlier.num_rows - int(earlier.mask.sum())
         rows.append((str(earlier.phase), earlier.num_rows, *counts, absent))
     header = ("phase", "rows", *(name.replace("_", " ") for name in FATES), "not sampled")
-    return Figures("What became of the rows of earlier phases", header, tuple(rows))
+    return Figures("Outcomes of the rows of earlier phases", header, tuple(rows))
 
 
 def _by_name(kind: str, names: Sequence[str], selected: np.ndarray) -> dict[str, int]:

@@ -37,7 +37,7 @@ class SelectionOptions(Section):
                 "lower them or raise max_questions"
             )
         if self.quotas and not total:
-            raise ValueError("quotas leave room for no question; raise one of them")
+            raise ValueError("all quotas are 0; raise one of them")
         return self
 
 

@@ -135,8 +135,8 @@ class _Making:
             raise ArtifactError(f"rollout {spare} has no score; run `scores` again on the rollouts that are read here")
         if len(self._models) > 1:
             raise StageFailed(
-                f"{self._context.address}: the rollouts are of several models ({', '.join(sorted(self._models))}); "
-                "questions are chosen by those of one policy: bind only its rollouts"
+                f"{self._context.address}: the rollouts come from several models ({', '.join(sorted(self._models))}); "
+                "the selection needs those of one policy: bind only its rollouts"
             )
         return sums
 
@@ -158,7 +158,7 @@ class _Making:
                 for digest in batch["environment_digest"].unique().to_pylist():
                     if digest not in self._environment_digests:
                         raise StageFailed(
-                            f"rollouts were made in environment {digest[:12]}, the configuration describes "
+                            f"rollouts were made in environment {digest[:12]}, but the configuration describes "
                             f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run "
                             "`rollouts` again, or restore the [environment] that it was run with"
                         )
@@ -170,7 +170,7 @@ class _Making:
             return
         place = next(place for place, pair in enumerate(itertools.zip_longest(made, scored)) if pair[0] != pair[1])
         what = f"rollout {made[place]} has no score" if place < len(made) else f"score {scored[place]} has no rollout"
-        raise ArtifactError(f"{what} at its place; run `scores` again on the rollouts that are read here")
+        raise ArtifactError(f"{what} at its position; run `scores` again on the rollouts that are read here")
 
     def _held_out(self) -> np.ndarray:
         """Return the mask of held-out questions; raise ArtifactError for a question that is not in `questions`."""

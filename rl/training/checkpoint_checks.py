@@ -28,7 +28,7 @@ def check_tokenizer(made: Path, start: ChatTokenizer) -> None:
     digest = ChatTokenizer.load(made).digest
     if digest != start.digest:
         raise StageFailed(
-            f"the tokenizer or chat template of the policy is not that of its start ({digest[:12]} instead of "
+            f"the policy's tokenizer or chat template differs from its base model's ({digest[:12]} instead of "
             f"{start.digest[:12]})"
         )
 
@@ -46,14 +46,16 @@ def check_weights(made: Path, start: Path) -> bool:
     problems = [
         *_named("missing", expected.keys() - found.keys() - tied),
         *_named("added", found.keys() - expected.keys() - tied),
-        *_named("of other shape", (name for name in expected.keys() & found if expected[name][1] != found[name][1])),
         *_named(
-            "of other type",
+            "with another shape", (name for name in expected.keys() & found if expected[name][1] != found[name][1])
+        ),
+        *_named(
+            "with another number type",
             (name for name in expected.keys() & found if found[name][0] not in (expected[name][0], _FP32)),
         ),
     ]
     if problems:
-        raise StageFailed(f"the policy is no model like its start: {'; '.join(problems)}")
+        raise StageFailed(f"the trained policy does not match its base model: {'; '.join(problems)}")
     return True
 
 
@@ -84,18 +86,18 @@ def check_greedy(live: Greedy | None, written: Greedy | None) -> None:
     if live is None:
         return
     if written is None:
-        raise StageFailed("the written policy was not asked for what it says")
+        raise StageFailed("cannot verify the exported policy: no greedy sample was taken")
     for place, (id_, said, margin) in enumerate(zip(live.ids, written.ids, live.margins, strict=False)):
         if id_ == said:
             continue
         if margin < DOUBTFUL_MARGIN:
             return
         raise StageFailed(
-            f"the written policy says something else than the one in training: id {said} instead of {id_} at place "
-            f"{place}, by a margin of {margin:.3g}"
+            f"the exported policy continues differently from the one in training: id {said} instead of {id_} at "
+            f"position {place}, by a margin of {margin:.3g}"
         )
     if len(live.ids) != len(written.ids):
-        raise StageFailed(f"the written policy wrote {len(written.ids)} ids instead of {len(live.ids)}")
+        raise StageFailed(f"the exported policy generated {len(written.ids)} ids instead of {len(live.ids)}")
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -103,12 +105,12 @@ def _header(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             if size > _MOST_HEADER_BYTES:
-                raise ValueError(f"a head of {size} bytes")
+                raise ValueError(f"its header has {size} bytes")
             header = json.loads(file.read(size))
         if not isinstance(header, dict):
-            raise ValueError("its head is no object")
+            raise ValueError("its header is not an object")
     except (OSError, struct.error, ValueError) as error:
-        raise StageFailed(f"{path.parent.name}/{path.name} is no safetensors file: {error}") from None
+        raise StageFailed(f"{path.parent.name}/{path.name} is not a valid safetensors file: {error}") from None
     return header
 
 

@@ -259,13 +259,13 @@ class _Run:
     def _begin(self, begin: Mapping[str, Any]) -> None:
         if begin["num_steps"] != self._plan.num_steps:
             raise EngineError(
-                f"{self._plan.options.engine} would train {begin['num_steps']:,} steps where the plan has "
+                f"{self._plan.options.engine} would train {begin['num_steps']:,} steps, but the plan has "
                 f"{self._plan.num_steps:,}; see {self._folder.path}"
             )
         if self._resume is not None:
             # A kill may have come after the state was saved and before its event was written.
             self.events.saved[begin["resumed_step"]] = self._resume.name
-        going_on = f", going on from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
+        going_on = f", resuming from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
         parameters, device = begin["num_trained_parameters"], printable(str(begin["device"]))
         self.listener.notify(
             f"reinforcing {parameters:,} parameters on {device}: {begin['num_steps']:,} steps of "
@@ -347,7 +347,7 @@ def _nothing_to_learn(steps: list[RlStep], num_groups: int, num_rollouts: int) -
     return (
         f"had nothing to learn from: in all {num_groups:,} groups of {len(steps):,} steps ({num_rollouts:,} rollouts) "
         f"the rewards were equal ({mean}), so every advantage was 0; select questions whose rollouts differ, raise "
-        "temperature or group_size, or begin with a policy that is right now and then"
+        "temperature or group_size, or start from a policy that is sometimes right"
     )
 
 
@@ -356,7 +356,7 @@ def _advice(engine: str) -> Advice:
     return Advice(
         refused=f"{engine} refuses the configuration of rl",
         memory=f"{fewer}, set gradient_checkpointing, or lower gpu_memory_share",
-        killed=f"{fewer}, or take a machine with more memory",
+        killed=f"{fewer}, or use a machine with more memory",
         diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
-        unmoved="look at learning_rate and at what is trained",
+        unmoved="check learning_rate and which weights are trained",
     )

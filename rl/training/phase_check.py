@@ -32,7 +32,7 @@ def check_spread(selection: SelectionOptions, rollouts: PhaseRollouts, where: st
     if number > MOST_ROLLOUTS:
         raise ConfigError(
             f"{where}: samples_per_question = {number:,} in the rollouts of its phase is more than {MOST_ROLLOUTS:,}, "
-            "the most that a question is selected by; lower it in curriculum.rollouts"
+            "the maximum for the selection; lower it in curriculum.rollouts"
         )
     if number < selection.min_rollouts:
         raise ConfigError(
@@ -62,7 +62,7 @@ def check_training(options: RlOptions, selection: SelectionOptions, rollouts: Ph
             )
     if options.checkpoint_rule == "best" and not options.validation_questions:
         raise ConfigError(
-            f'{where}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or take "last"'
+            f'{where}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or use "last"'
         )
     try:
         _check_engine(options)

@@ -129,9 +129,9 @@ class RlPlan(Section):
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             where = ".".join(map(str, problem["loc"])) or "it"
-            raise EngineError(f"this is no plan of a phase of reinforcement: {where}: {problem['msg']}") from None
+            raise EngineError(f"this is not a valid plan of a phase: {where}: {problem['msg']}") from None
         if plan.version != PLAN_VERSION:
-            raise EngineError(f"the plan is of version {plan.version}, and this code follows {PLAN_VERSION}")
+            raise EngineError(f"the plan has version {plan.version}, but this code reads version {PLAN_VERSION}")
         return plan
 
 
@@ -171,7 +171,7 @@ def plan_phase(
     options = settings.options
     if options.sigma_tool is None or options.sigma_length is None:
         raise ConfigError(
-            f"{address}: rl.sigma_tool and rl.sigma_length are open; set them, or the phase's in curriculum"
+            f"{address}: rl.sigma_tool and rl.sigma_length are not set; set them, or the phase's values in curriculum"
         )
     check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=address)
     if num_rows < options.prompts_per_step:
@@ -181,7 +181,7 @@ def plan_phase(
         )
     if options.checkpoint_rule == "best" and not num_validation_rows:
         raise ConfigError(
-            f'{address}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or take "last"'
+            f'{address}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or use "last"'
         )
     return RlPlan(
         address=address,

@@ -83,13 +83,13 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
         f"; {num_too_long:,} left out for prompts over {options.max_prompt_tokens:,} tokens" if num_too_long else ""
     )
     rule = {"last": "the last one", "best": "the best in validation"}[options.checkpoint_rule]
-    falling = "falling to 0" if options.sigma_decay == "linear" else "constant"
+    falling = "decreasing to 0" if options.sigma_decay == "linear" else "constant"
     lines = [
         "# Reinforcement",
         f"Phase {plan.phase} of {plan.phases}, from {escape(plan.start)}, by {engine_of(plan, done)}: "
         f"{done.num_steps:,} steps over {plan.num_rows:,} questions{left_out}, {num_rollouts:,} rollouts in groups of "
         f"{options.group_size}; sigmas {options.sigma_tool:g} (calls) and {options.sigma_length:g} (length), "
-        f"{falling}. Handed over: the policy of step {done.chosen_step:,} ({rule}).",
+        f"{falling}. Exported: the policy of step {done.chosen_step:,} ({rule}).",
         "![curves](curves.svg)",
         render_figures([_step_figures(done.steps), *_validation_figures(done, plan.num_validation_rows, num_held_out)]),
     ]
@@ -129,7 +129,7 @@ def _validation_figures(done: Reinforcement, num_asked: int, num_held_out: int) 
     if chosen is None:
         return [over_steps]
     rows = tuple(_validation_row(name, figures, misses) for name, figures in chosen.by_domain.items())
-    return [over_steps, Figures("Validation of the policy handed over", ("domain", *header[1:]), rows)]
+    return [over_steps, Figures("Validation of the exported policy", ("domain", *header[1:]), rows)]
 
 
 def _validation_row(name: str, figures: ValidationFigures, misses: bool) -> tuple[str | int, ...]:
@@ -146,7 +146,7 @@ def _validation_row(name: str, figures: ValidationFigures, misses: bool) -> tupl
 
 
 def _step_name(made: Validation, chosen_step: int) -> str:
-    return f"{made.step:,}" + (" (handed over)" if made.step == chosen_step else "")
+    return f"{made.step:,}" + (" (exported)" if made.step == chosen_step else "")
 
 
 def _mean(steps: Sequence[RlStep], value: Callable[[RlStep], float | None]) -> str:

@@ -226,7 +226,7 @@ class RlRun:
                 shutil.rmtree(refused, ignore_errors=True)
                 done.model.rename(refused)
             raise StageFailed(
-                f"{address}: {failure}; see {refused}. The next attempt writes it again from the trained state; "
+                f"{address}: {failure}; see {refused}. The next attempt exports it again from the trained state; "
                 f"`treadle stage {address} --force` trains again"
             ) from None
 
@@ -259,8 +259,8 @@ class RlRun:
         for misses, of, where in ((number, calls, ""), (in_validation, validation_calls, " in validation")):
             if misses:
                 _log.warning(
-                    "%s: %d of %d calls%s were searches that the web's record has no answer to; the policy was told "
-                    "that nothing was found",
+                    "%s: %d of %d calls%s were searches that are not in the web record; the policy got the answer that "
+                    "nothing was found",
                     self._context.address,
                     misses,
                     round(of),
@@ -305,11 +305,12 @@ def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
     """
     if settings.summarizer is not None:
         raise ConfigError(
-            "environment.search.summarizer: while a policy is reinforced it reads documents itself; leave it out"
+            "environment.search.summarizer: rl does not support it, because the policy reads documents itself; "
+            "leave it out"
         )
     prepared = settings.search.prepared
     if settings.call_limit("search") and prepared is not None and not prepared.is_absolute():
-        raise ConfigError(f"environment.search.prepared: rl needs the whole path: {prepared.absolute()}")
+        raise ConfigError(f"environment.search.prepared: rl needs an absolute path: {prepared.absolute()}")
     _check_web(settings)
     dumped: dict[str, Any] = _absolute(settings).model_dump(mode="json")
     return dumped
@@ -322,8 +323,7 @@ def _check_web(settings: EnvironmentSettings) -> None:
         return
     if search.route == "auto" and search.has_local:
         raise ConfigError(
-            'environment.search.route = "auto": while a policy is reinforced all questions are searched in one place; '
-            "set local, web or both"
+            'environment.search.route = "auto": rl searches for all questions in one place; set local, web or both'
         )
 
 

@@ -120,7 +120,7 @@ def _spread(plan: RlPlan) -> tuple[int, int, int]:
     per_device = options.per_device_batch_size or _fitting(plan, share)
     if share % per_device:
         raise ConfigError(
-            f"rl: {share} trajectories of an update on each device are no multiple of rl.per_device_batch_size = "
+            f"rl: {share} trajectories of an update on each device are not a multiple of rl.per_device_batch_size = "
             f"{per_device}"
         )
     accumulation = share // per_device
@@ -145,8 +145,8 @@ def _for_variant(plan: RlPlan) -> dict[str, Any]:
         raise ConfigError('rl: TRL trains on one machine; set rl.num_nodes = 1, or rl.engine = "verl"')
     if options.tensor_parallel > 1:
         raise ConfigError(
-            "rl: with TRL each device rolls out for itself and holds the whole policy; set rl.tensor_parallel = 1, or "
-            'rl.engine = "verl"'
+            "rl: with TRL each device generates its own rollouts and holds the whole policy; set "
+            'rl.tensor_parallel = 1, or rl.engine = "verl"'
         )
     checkpointing = options.gradient_checkpointing
     if machine.variant == "cpu":

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 _OURS = "Treadle sets it"
 _GROUPS = "it follows from the questions of a step and their groups"
-_DATA = "rows, prompts and their order are Treadle's"
-_RESUMED = "a training that was cut off goes on as it would have gone, from the end of a step"
-_STEPS = "a step is told once, with all its updates"
-_ROLLOUTS = "rollouts are made by Treadle's own engine, in the run's environment"
-_AWAKE = "rollouts ask vLLM directly, and would find it asleep"
-_REWARDS = "rewards are Treadle's; see the keys of `rl`"
-_LOSS = "the loss is over all that the model wrote; see the keys of `rl`"
-_START = "`rl.kl_coef` weighs the divergence from the policy that training begins with"
-_VALIDATION = "validation is that of `rl.validation_questions`"
-_WHOLE = 'each device holds the whole policy; for one that is too large for that take rl.engine = "verl"'
+_DATA = "Treadle sets rows, prompts and their order"
+_RESUMED = "an interrupted training must resume exactly, from the end of a step"
+_STEPS = "a step is logged once, with all its updates"
+_ROLLOUTS = "Treadle generates the rollouts, in the run's environment"
+_AWAKE = "rollouts call vLLM directly, so it must not sleep"
+_REWARDS = "Treadle computes the rewards; see the keys of `rl`"
+_LOSS = "the loss covers all tokens that the model wrote; see the keys of `rl`"
+_START = "`rl.kl_coef` weights the divergence from the start policy"
+_VALIDATION = "validation is set by `rl.validation_questions`"
+_WHOLE = 'each device holds the whole policy; for a larger one set rl.engine = "verl"'
 _LOADED = "Treadle loads the policy, in 32 bits"
 _UPLOAD = "nothing is uploaded"
 

@@ -113,9 +113,9 @@ def loop_yaml(job: Path) -> str:
 def _refuse_unable(plan: RlPlan) -> None:
     options = plan.options
     if plan.machine.variant == "cpu":
-        raise ConfigError('rl.engine: verl trains on NVIDIA GPUs only; take "trl" on this machine')
+        raise ConfigError('rl.engine: verl trains on NVIDIA GPUs only; use "trl" on this machine')
     if options.lr_scheduler_type == "linear":
-        raise ConfigError("rl.lr_scheduler_type: verl knows constant and cosine, not linear")
+        raise ConfigError("rl.lr_scheduler_type: verl supports constant and cosine, not linear")
     if options.finetuning_type == "lora" and options.lora_dropout:
         raise ConfigError("rl.lora_dropout: verl's adapters have no dropout; set it to 0")
     if options.precision == "fp32":

@@ -62,7 +62,7 @@ def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, repla
                 counts[row.domain] += 1
                 seen.add(row.data_source)
         if unknown := sorted(domains.keys() - seen):
-            raise ConfigError(f"--domain: no row has {unknown[0]!r} as its data_source; there are {_some(seen)}")
+            raise ConfigError(f"--domain: no row has {unknown[0]!r} as its data_source; known: {_some(seen)}")
         (folder / SOURCES_FILE).write_text(_sources(target.absolute(), sorted(counts)), encoding="utf-8")
         facts = {"version": EXPORT_VERSION, "kind": "questions", "format": "verl", "source": source.name}
         _write_json(folder / EXPORT_FILE, {**facts, "num_questions": dict(sorted(counts.items()))})
@@ -145,7 +145,7 @@ def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] 
     info, reward = _object(fields, "extra_info"), _object(fields, "reward_model")
     data_source = fields.get("data_source")
     if not isinstance(data_source, str):
-        raise DataError("it has no data_source, so it is no row of verl's kind")
+        raise DataError("it has no data_source, so it is not a row of verl's schema")
     choices = tuple(texts_of(info.get("choices"), "option"))
     return ForeignRow(
         question=_question(fields, info),
@@ -182,4 +182,4 @@ def _question(fields: Mapping[str, Any], info: Mapping[str, Any]) -> str:
         content = message.get("content") if isinstance(message, Mapping) and message.get("role") == "user" else None
         if isinstance(content, str) and content.strip():
             return content
-    raise DataError("it has neither extra_info.question nor a message of the user")
+    raise DataError("it has neither extra_info.question nor a user message")

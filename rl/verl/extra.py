@@ -72,10 +72,10 @@ def check_extra(key: str, value: JsonValue, decided: AbstractSet[str]) -> None:
         )
     name = key.lstrip("+~")
     if any(name == ours or name.startswith(f"{ours}.") or ours.startswith(f"{name}.") for ours in decided):
-        raise ConfigError(f"rl.extra: {key} follows from other keys of [rl] and cannot be replaced")
+        raise ConfigError(f"rl.extra: {key} is set by other keys of [rl] and cannot be replaced")
     parts = name.split(".")
     if _FOREIGN_CODE.intersection(parts) or parts[0] == "hydra" or _fetches_code(parts[-1], value):
-        raise ConfigError(f"rl.extra: {key} is not passed through: code from outside is never run")
+        raise ConfigError(f"rl.extra: {key} is not passed through: external code is never run")
     if name in _OTHER_ROWS:
         raise ConfigError(f"rl.extra: {key} would leave out rows that the plan counts; choose them in the selection")
 

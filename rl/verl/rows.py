@@ -153,7 +153,7 @@ def texts_of(value: object, what: str) -> list[str]:
         return [_text(value, what)]
     items = [_text(item, what) for item in value]
     if len(items) > _MOST_TEXTS:
-        raise DataError(f"{len(items):,} values as {what}; at most {_MOST_TEXTS:,} are taken")
+        raise DataError(f"{len(items):,} values as {what}; at most {_MOST_TEXTS:,} are allowed")
     return items
 
 
@@ -161,7 +161,7 @@ def _text(value: object, what: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, float) and not math.isfinite(value):
-        raise DataError(f"{what} {value} is no finite number")
+        raise DataError(f"{what} {value} is not a finite number")
     if isinstance(value, bool | int | float):
         return str(value)
     raise DataError(f"{what} {str(value)[:60]!r} is of type {type(value).__name__}; give text or a number")

@@ -17,7 +17,7 @@ def read_arguments(path: Path) -> dict[str, Any]:
 
     arguments = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(arguments, dict):
-        raise BadArguments(f"{path} is no mapping of keys to values")
+        raise BadArguments(f"{path} is not a mapping of keys to values")
     return {str(name): value for name, value in arguments.items()}
 
 
@@ -55,7 +55,7 @@ def _wrong_value(action: Any, value: Any) -> str:
         try:
             value = action.type(str(value))
         except (ValueError, TypeError, KeyError) as error:
-            return f"{value!r} does not fit ({error})"
+            return f"{value!r} is invalid ({error})"
     if action.choices is not None and value not in action.choices:
-        return f"{value!r} is none of {', '.join(str(choice) for choice in action.choices)}"
+        return f"{value!r} is not one of {', '.join(str(choice) for choice in action.choices)}"
     return ""

@@ -92,7 +92,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         The check is needed here, because a loss may be logged only after a state is saved.
         """
         if self._motion is not None and not self._motion.is_finite():
-            raise Diverged(f"weights that are no numbers at step {state.global_step}")
+            raise Diverged(f"weights are not finite at step {state.global_step}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
         if state.is_world_process_zero:
@@ -103,7 +103,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         """Write the end; raise Unmoved if the weights have not changed."""
         unmoved = self._motion is not None and self._motion.length() <= LEAST_MOTION
         if state.global_step > self._first_step and unmoved:
-            raise Unmoved(f"after {state.global_step - self._first_step} steps the weights are what they were")
+            raise Unmoved(f"the weights did not change in {state.global_step - self._first_step} steps")
         if state.is_world_process_zero:
             self._events.write("end", step=state.global_step, epoch=state.epoch, seconds=time.monotonic() - self._began)
 

@@ -99,7 +99,7 @@ def environment_of(job: dict[str, Any]) -> EnvironmentSettings:
     settings = EnvironmentSettings.model_validate(job["environment"])
     if settings.digest() != job["environment_digest"]:
         raise BadEnvironment(
-            f"it is {settings.digest()[:12]} in this engine and {job['environment_digest'][:12]} in the plan"
+            f"its digest is {settings.digest()[:12]} in this engine, but {job['environment_digest'][:12]} in the plan"
         )
     return settings
 

@@ -109,7 +109,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         assert self._motion is not None
         steps = self._step - self._first_step
         if steps and self._motion.length() <= LEAST_MOTION:
-            raise Unmoved(f"after {steps} steps the weights are what they were")
+            raise Unmoved(f"the weights did not change in {steps} steps")
         if steps and self._is_first and had_no_gradient(self._events.path):
             raise Unmoved("no update had a gradient: the loss does not depend on the weights")
         seconds = time.monotonic() - self._began

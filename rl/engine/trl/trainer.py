@@ -200,7 +200,7 @@ class Rollouts:
         first = trainer.accelerator.process_index * num_groups
         chosen = rows_of_step(self._plan, step)[first : first + num_groups]
         if indices != [index for index in chosen for _ in range(size)]:
-            raise RuntimeError(f"TRL asks for other rollouts than the plan has in step {step}, or not for whole groups")
+            raise RuntimeError(f"TRL requested other rollouts than the plan has in step {step}, or incomplete groups")
         self._forget()
         made = self._source.step(step, [self._rows[index] for index in chosen], first)
         self._tell(step, made)

@@ -27,7 +27,7 @@ def compare_with_shards(adapters: Path, shards: Path, *, rank: int, alpha: int) 
     made, saved = load_file(adapters / "adapter_model.safetensors"), _saved_adapters(shards)
     if not saved or made.keys() != saved.keys():
         names = sorted(made.keys() ^ saved.keys())
-        raise EngineError(f"merged adapters and their shards differ in their names: {', '.join(names[:5])}")
+        raise EngineError(f"merged adapters and their shards have different tensor names: {', '.join(names[:5])}")
     for name, ours in made.items():
         if not torch.equal(ours.bfloat16(), saved[name].bfloat16()):
             raise EngineError(f"merged adapters are not those of the policy in training: {name} differs")

@@ -85,7 +85,7 @@ class _Gathering(Generic[T]):
     def arrive(self, session: int) -> None:
         """Register a session; fail the group if the session is already present or out of range."""
         if session in self._present or not 0 <= session < self._size:
-            self.fail(f"session {session} came twice, or is none of {self._size}")
+            self.fail(f"session {session} joined twice, or is not one of {self._size}")
         self._present.add(session)
         self._settle()
 
@@ -128,6 +128,8 @@ class _Gathering(Generic[T]):
     def _run_out(self, timeout_s: float) -> None:
         missing = self._size - len(self._present)
         what = (
-            "its trajectories were not made" if self._made is None else f"{missing} of {self._size} sessions never came"
+            "its trajectories were not finished"
+            if self._made is None
+            else f"{missing} of {self._size} sessions did not join"
         )
         self.fail(f"{what} within {timeout_s:g} s")

@@ -40,7 +40,9 @@ def check(job: dict[str, Any], events: EventFile) -> None:
     folder = VerlFolder.of_job(job)
     found = EnvironmentSettings.model_validate(job["environment"]).digest()
     if found != plan.environment_digest:
-        raise BadEnvironment(f"it is {found[:12]} in this engine and {plan.environment_digest[:12]} in the plan")
+        raise BadEnvironment(
+            f"its digest is {found[:12]} in this engine, but {plan.environment_digest[:12]} in the plan"
+        )
     require_algebra(plan)
     config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
     write_rows(job, plan, folder)
@@ -71,7 +73,7 @@ def train(job: dict[str, Any], events: EventFile) -> None:
     if follower.last_step < plan.num_steps:
         raise _failure(follower, f"verl ended after {follower.last_step:,} of {plan.num_steps:,} steps")
     if had_no_gradient(events.path):
-        raise Unmoved(f"in none of {plan.num_steps:,} steps was there a gradient")
+        raise Unmoved(f"no step had a gradient, of {plan.num_steps:,} steps")
     events.write("end", step=follower.last_step, epoch=follower.last_step / max(1, plan.steps_per_epoch))
 
 
@@ -116,8 +118,8 @@ def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: 
     for what, path, number in wanted:
         if (kept := count_kept_rows(config, path, files.model)) != number:
             raise BadPlan(
-                f"of {number:,} {what} verl takes {kept:,}: prompts of the others are longer than rl.max_prompt_tokens "
-                f"= {plan.options.max_prompt_tokens} by its count; raise it"
+                f"verl keeps {kept:,} of {number:,} {what}: it counts more tokens in the other prompts than "
+                f"rl.max_prompt_tokens = {plan.options.max_prompt_tokens}; raise it"
             )
 
 
@@ -155,7 +157,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _failure(follower: Follower, what: str) -> EngineError:
     failures = follower.failures()
     if failures:
-        what += f"; {len(failures):,} groups could not be rolled out, the first because: {failures[0]}"
+        what += f"; {len(failures):,} groups could not be rolled out; first cause: {failures[0]}"
     return EngineError(what)
 
 

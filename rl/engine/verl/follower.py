@@ -83,7 +83,7 @@ class Follower:
             value = facts[name]
             # verl's logger writes null for nan and inf.
             if _METRICS[name] in metrics and (value is None or not math.isfinite(value)):
-                raise Diverged(f"{name} is no number at step {step}")
+                raise Diverged(f"{name} is not finite at step {step}")
         groups = self._whole_groups(step, validation=False)
         write_lines(self._rollouts / f"step-{step:06d}.jsonl", [line["row"] for group in groups for line in group])
         figures = step_figures([[_reward(line) for line in group] for group in groups])
@@ -125,7 +125,7 @@ class Follower:
         expected = self._num_expected(validation)
         message = f"{num_missing:,} of {expected:,} {what} could not be rolled out"
         if failures := self.folder.failures(step, validation=validation):
-            message += f", the first because: {failures[0]}"
+            message += f"; first cause: {failures[0]}"
         if 2 * num_missing >= expected:
             raise EngineError(message)
         return message

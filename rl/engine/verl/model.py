@@ -58,7 +58,7 @@ class VerlModel:
         except Exception as error:
             raise ModelError(f"verl's server failed: {type(error).__name__}: {error}") from error
         if output.stop_reason == "aborted":
-            raise EndpointUnavailable("verl's server broke the request off")
+            raise EndpointUnavailable("verl's server aborted the request")
         for name in ("min_global_steps", "max_global_steps"):
             if (version := output.extra_fields.get(name)) is not None:
                 self._versions.append(int(version))

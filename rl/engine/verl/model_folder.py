@@ -81,10 +81,10 @@ def compare_with_live(merged: Path, live: Path) -> int:
     """
     made, saved = dict(_tensors(merged)), dict(_tensors(live))
     if not saved:
-        raise EngineError(f"the policy in training left no copy of itself in {live} to compare its merged shards with")
+        raise EngineError(f"the policy in training saved no copy in {live} to compare the merged shards with")
     if made.keys() != saved.keys():
         names = sorted(made.keys() ^ saved.keys())
-        raise EngineError(f"merged weights and those of the live policy differ in their names: {', '.join(names[:5])}")
+        raise EngineError(f"merged weights and the live policy have different tensor names: {', '.join(names[:5])}")
     for name, path in made.items():
         ours, theirs = _tensor(path, name), _tensor(saved[name], name)
         if ours.shape != theirs.shape or not torch.equal(ours.bfloat16(), theirs.bfloat16()):

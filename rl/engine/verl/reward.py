@@ -33,8 +33,8 @@ def compute_score(
     plan, scorer = _opened(job)
     if extra_info.get("split") != VALIDATION and (plan.options.sigma_tool or plan.options.sigma_length):
         raise EngineError(
-            "a trajectory came without its reward: calls and length are compared within a group, which only the agent "
-            "loop `treadle` sees; let it make all rollouts, or set both sigmas to 0"
+            "a trajectory has no reward: calls and length are compared within a group, which only the agent loop "
+            "`treadle` can do; use it for all rollouts, or set both sigmas to 0"
         )
     choices = tuple(extra_info.get("choices") or ())
     question = Question(str(extra_info.get("id", "")), "", choices, scorer=domain_of(data_source))

@@ -38,9 +38,9 @@ def check_state(state: Path) -> None:
         try:
             named = set(get_unsafe_globals_in_checkpoint(path)) - _ALSO_WRITTEN
         except (EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-            raise EngineError(f"{path} is no state that verl wrote: {str(error).splitlines()[0]}") from None
+            raise EngineError(f"{path} is not a state written by verl: {str(error).splitlines()[0]}") from None
         if named:
             raise EngineError(
-                f"{path} is not loaded: it names code that no state of verl has ({', '.join(sorted(named)[:5])}); "
-                "remove the state, and training goes on from the one before"
+                f"{path} is not loaded: it references code that no state of verl has ({', '.join(sorted(named)[:5])}); "
+                "remove the state to resume from the previous one"
             )

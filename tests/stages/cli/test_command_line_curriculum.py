@@ -143,6 +143,6 @@ def test_what_could_not_be_trained_in_the_end_is_refused_before_anything_is_made
         ("stage", "1/rollouts@phase-1", "run.toml"),
     ):
         refused = place.treadle(*arguments, "--run", "late", *linear)
-        refused.failed("1/rl@phase-1: rl.lr_scheduler_type: verl knows constant and cosine, not linear", code=2)
+        refused.failed("1/rl@phase-1: rl.lr_scheduler_type: verl supports constant and cosine, not linear", code=2)
     place.treadle("stage", f"1/rl@phase-{'9' * 5000}", "run.toml", "--run", "late").failed("names no phase", code=2)
     assert not (place.desk.folder / "outputs/runs/late").exists()

@@ -120,7 +120,7 @@ def test_bad_rows_go_to_quarantine_with_their_place_and_reason(desk: Desk) -> No
     desk.write("questions.jsonl", *QUESTIONS, *bad)
     refused = desk.treadle("run", "run.toml", "--run", "r")
     line = refused.failed("questions.jsonl", "row 5", "no answer", "--accept-failures")
-    listed = Path(re.search(r"all of them: (\S+\.jsonl);", line)[1]).read_text()  # type: ignore[index]
+    listed = Path(re.search(r"full list: (\S+\.jsonl);", line)[1]).read_text()  # type: ignore[index]
     unusable = [json.loads(text) for text in listed.splitlines()]
     assert [row["source_row"] for row in unusable] == [5, 6, 7, 8, 9, 10, 11] and len(listed) < 10_000
     assert unusable[0] == {

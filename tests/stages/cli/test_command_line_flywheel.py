@@ -67,7 +67,7 @@ def test_the_run_ends_with_the_yield_of_operators_and_commands_that_show_more(de
     rows = json.loads((place.folder / "outputs/runs/r/records/1/sft_rows.json").read_text())["metrics"]
     table = done.out.split("Yield of operators\n")[1].split("\n\n")[0].splitlines()
     columns = re.split(r" {2,}", table[0].strip())
-    assert columns[0] == "operator" and columns[8] == "accepted" and columns[7] == "wrong turned right"
+    assert columns[0] == "operator" and columns[8] == "accepted" and columns[7] == "wrong to right"
     cells = {line.split()[0]: line.split() for line in table[1:-1]}
     for name, counts in pools["operators"].items():
         if "found" not in counts:

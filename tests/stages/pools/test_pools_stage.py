@@ -144,9 +144,9 @@ async def test_an_unknown_operator_and_a_wrong_prompt_stop_the_stage_before_anyt
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "reflect.txt").write_text("?")
     async with server(agent) as scripted:
-        with pytest.raises(ConfigError, match="'hint_middle' is not known; there are rerollout"):
+        with pytest.raises(ConfigError, match="unknown operator 'hint_middle'; known: rerollout"):
             await bench.make(scripted.url, options={"operators": ["hint_middle"]})
-        with pytest.raises(ConfigError, match=r"'reflect.txt', which replaces nothing"):
+        with pytest.raises(ConfigError, match=r"'reflect.txt', which is not a prompt file"):
             await bench.make(scripted.url, options={"prompts": str(tmp_path / "prompts")})
     assert not agent.asked
 

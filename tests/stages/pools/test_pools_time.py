@@ -131,7 +131,7 @@ async def test_an_operator_that_swallows_its_cancellation_holds_neither_question
     assert bench.rows(record, "pool_questions")[0]["status"] == "timeout"
     event = bench.rows(record, "pool_events")[-1]
     assert (event["operator"], event["outcome"], event["reason"]) == ("stubborn", "failed", "timeout")
-    assert "goes on though it was cancelled" in caplog.text
+    assert "did not stop after its cancellation" in caplog.text
 
 
 @pytest.mark.covers("flywheel-24")

@@ -435,7 +435,9 @@ def test_other_tokenizer_or_prompt_fails_the_stage(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the one that this run was made with"):
         make_rows(tmp_path / "c", QUESTIONS, pools, tokenizer=tokenizer.folder, tokenizer_digest=other.digest)
     changed = [QUESTIONS[0] | {"question": "Another question?"}]
-    with pytest.raises(StageFailed, match=r"trajectory r was asked with other token ids than its question q1"):
+    with pytest.raises(
+        StageFailed, match=r"the prompt of trajectory r has other token ids than that of its question q1"
+    ):
         make_rows(tmp_path / "d", changed, pools, tokenizer=tokenizer.folder)
 
 

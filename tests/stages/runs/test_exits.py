@@ -72,7 +72,8 @@ async def test_pools_whose_questions_had_no_time_hold_no_trajectory(tmp_path: Pa
     bench = PoolsBench(tmp_path, [{}])
     async with agent_server(lambda request: "x" if "\n" not in request.text else Fault("hang")) as scripted:
         with pytest.raises(
-            StageFailed, match=r"no trajectory was made from 1 questions \(timeout 1\); first cause: the time of"
+            StageFailed,
+            match=r"no trajectory was made from 1 questions \(timeout 1\); first cause: the question's time",
         ):
             await bench.make(scripted.url, options={"question_time_s": 0.05})
 
@@ -80,7 +81,7 @@ async def test_pools_whose_questions_had_no_time_hold_no_trajectory(tmp_path: Pa
 def test_rows_of_pools_without_a_trajectory_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path)
     monkeypatch.setitem(TABLES, "pools", replace(TABLES["pools"], required=False))  # the stage itself makes no such
-    with pytest.raises(StageFailed, match="the pools hold no trajectories; see how the stage `pools` went"):
+    with pytest.raises(StageFailed, match="the pools have no trajectories; check the result of the stage `pools`"):
         make_rows(tmp_path, [question("q1", ["1"])], [], run=run)
     assert run.record(Address(1, "sft_rows")) is None
 
@@ -95,7 +96,7 @@ async def test_pools_that_the_judge_mostly_gave_no_verdict_on_are_refused_unless
     async with agent_server(agent) as scripted, agent_server(judge) as judging:
         urls = {**dict.fromkeys(("policy", "refiner", "critic"), scripted.url), "judge": judging.url}
         options = {"rounds": 1, "initial_rollouts": 1, "operators": []}
-        with pytest.raises(StageFailed, match=r"no verdict on 2 of 3 trajectories .* neither Correct nor Incorrect"):
+        with pytest.raises(StageFailed, match=r"no verdict on 2 of 3 trajectories; .* neither Correct nor Incorrect"):
             await bench.make(urls, options=options)
         assert bench.run.record(Address(1, "pools")) is None
         record = await bench.make(urls, options=options, accept_failures=True)
@@ -185,5 +186,5 @@ async def test_pools_whose_judge_has_too_small_a_window_for_its_questions_are_re
 
     async with agent_server(agent) as scripted, agent_server(judge, max_model_len=1500) as judging:
         urls = {**dict.fromkeys(("policy", "refiner", "critic"), scripted.url), "judge": judging.url}
-        with pytest.raises(StageFailed, match=r"no verdict on 1 of 1 trajectories .* maximum context length"):
+        with pytest.raises(StageFailed, match=r"no verdict on 1 of 1 trajectories; .* maximum context length"):
             await bench.make(urls, options={"rounds": 1, "operators": []})

@@ -116,7 +116,7 @@ def test_another_environment_than_the_run_s_is_refused(tmp_path: Path) -> None:
     settings = environment(tmp_path)
     other = settings.model_copy(update={"max_total_calls": 3})
     with (
-        pytest.raises(ConfigError, match="is not that of the run"),
+        pytest.raises(ConfigError, match="differs from the run"),
         ResidentEnvironment(other, digest=settings.digest()),
     ):
         pass

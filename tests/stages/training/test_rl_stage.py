@@ -110,7 +110,7 @@ def test_a_phase_makes_a_policy_with_its_plan_report_and_curves(done: Done) -> N
     assert b"<svg" in curves and b"share in good format" in curves and b"held-out, greedy" in curves
     report = checkpoint.read_file("report.md").decode()
     assert "6 steps over 12 questions; 1 left out for prompts over 200 tokens, 48 rollouts in groups of 4" in report
-    assert "| 4 (handed over)" in report and "3 of 4 held-out questions" in report
+    assert "| 4 (exported)" in report and "3 of 4 held-out questions" in report
 
 
 def test_the_best_saved_policy_in_validation_is_handed_over_ties_by_efficiency(done: Done) -> None:
@@ -191,7 +191,7 @@ def test_a_state_that_was_not_told_of_before_the_kill_can_be_handed_over(run: Ru
 def test_states_that_are_needed_no_more_are_removed_while_training_goes_on(tmp_path: Path, start: Path) -> None:
     run = run_with_rows(tmp_path / "root", questions=HELD_OUT)
     best = {"2": (0.5, 0.2), "4": (0.4, 0.4), "6": (0.4, 0.9)}
-    with pytest.raises(StageFailed, match="says something else"):
+    with pytest.raises(StageFailed, match="continues differently"):
         train(
             run,
             start,
@@ -205,7 +205,7 @@ def test_states_that_are_needed_no_more_are_removed_while_training_goes_on(tmp_p
 
 def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(tmp_path: Path, start: Path) -> None:
     run = run_with_rows(tmp_path / "root", questions=HELD_OUT)
-    with pytest.raises(StageFailed, match="says something else"):
+    with pytest.raises(StageFailed, match="continues differently"):
         train(run, start, {"correct": BEST, "says": {"ids": [7, 7, 9]}}, validation_questions=3)
     assert [path.name for path in (workspace_of(run) / "output").iterdir()] == ["checkpoint-6"]
     assert (workspace_of(run) / "refused" / "step.txt").read_text() == "6"
@@ -248,7 +248,7 @@ def test_a_start_on_the_hub_is_fetched_once_and_checked_like_any_other(
     monkeypatch.setattr(stage, "fetch_model", fetch_model)
     with pytest.raises(EngineError, match="signal 9"):
         attempt(at=3, do="die")
-    with pytest.raises(StageFailed, match="tokenizer or chat template of the policy is not that"):
+    with pytest.raises(StageFailed, match="tokenizer or chat template differs from its base model"):
         attempt(spoil={"chat_template.jinja": "x"})
     assert asked == [("org/base", "v1", "rl.start"), ("org/base", COMMIT, "rl.start")]
     record = attempt()
@@ -274,7 +274,7 @@ def test_rows_with_long_prompts_are_left_out_by_the_tokenizer_of_the_hub_too(
         ({"at": 3, "do": "environment"}, r"could not open the policy's environment \(Error: environment it is\)"),
         ({"at": 3, "do": "other"}, r"failed with code 1 \(Error: other it is\)"),
         ({"at": 1, "do": "stop early"}, "took no step"),
-        ({"more_steps": 1}, "would train 7 steps where the plan has 6"),
+        ({"more_steps": 1}, "would train 7 steps, but the plan has 6"),
         ({"unscored": True}, "got no reward: in 6 steps no rollout was scored"),
         ({"reward": None}, "got no reward"),
         (
@@ -282,7 +282,7 @@ def test_rows_with_long_prompts_are_left_out_by_the_tokenizer_of_the_hub_too(
             r"nothing to learn from: in all 12 groups of 6 steps \(48 rollouts\) the rewards were equal \(all -1\)",
         ),
         ({"equal": True}, r"the rewards were equal \(mean 0.1 to 0.6\)"),
-        ({"at": 4, "do": "unmoved"}, r"learnt nothing \(Error: unmoved it is\); look at learning_rate"),
+        ({"at": 4, "do": "unmoved"}, r"learnt nothing \(Error: unmoved it is\); check learning_rate"),
         ({"at": 6, "do": "unmoved", "equal": True}, r"nothing to learn from: in all 10 groups of 5 steps"),
     ],
 )
@@ -350,9 +350,9 @@ def test_a_killed_treadle_leaves_no_training_behind_and_the_next_call_goes_on(ru
     [
         (
             {"chat_template.jinja": "{{ messages[0]['content'] }}"},
-            "tokenizer or chat template of the policy is not that",
+            "tokenizer or chat template differs from its base model",
         ),
-        ({"model.safetensors": "nothing"}, "is no safetensors file"),
+        ({"model.safetensors": "nothing"}, "is not a valid safetensors file"),
     ],
 )
 def test_a_policy_that_is_not_its_start_is_not_handed_over(
@@ -372,7 +372,9 @@ def test_tensors_of_another_shape_are_named(run: Run, start: Path) -> None:
     with pytest.raises(StageFailed) as caught:
         train(run, start, {"spoil": {"model.safetensors": spoilt}})
     assert "1 tensors added (new.weight)" in str(caught.value)
-    assert "1 tensors of other shape (norm.weight); 1 tensors of other type (embed.weight)" in str(caught.value)
+    assert "1 tensors with another shape (norm.weight); 1 tensors with another number type (embed.weight)" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -383,7 +385,7 @@ def test_tensors_of_another_shape_are_named(run: Run, start: Path) -> None:
         ({"max_prompt_tokens": 1}, "12 of 12 rows have prompts longer than rl.max_prompt_tokens = 1"),
         ({"validation_questions": 2}, "there is no held-out question"),
         ({"environment": {"search": {"summarizer": "helper"}}}, "reads documents itself"),
-        ({"environment": {"search": {"engine": "dense", "prepared": "e5.index"}}}, "rl needs the whole path: /"),
+        ({"environment": {"search": {"engine": "dense", "prepared": "e5.index"}}}, "rl needs an absolute path: /"),
     ],
 )
 @pytest.mark.covers("pareto-28")

@@ -66,7 +66,7 @@ def test_under_quotas_fronts_are_told_by_domain_and_so_is_what_a_quota_leaves_ou
     }  # fmt: skip
     assert (made.metrics["left_out.over_quota"], made.metrics["unfilled_quota.qa"]) == (1, 4)
     assert "unfilled_quota.math" not in made.metrics
-    note = "uotas with too few mixed questions: qa 1 of 5; no other domain takes their places"
+    note = "uotas with too few mixed questions: qa 1 of 5; other domains do not fill them"
     assert f" Q{note}." in made.report and f"; q{note}" in caplog.text
     cells = [re.sub(r" +", " ", line) for line in made.report.splitlines()]
     assert "| math 0 | 4 | 3 | 0.000 to 3.000 | 0.331 to 0.500 |" in cells
@@ -202,7 +202,7 @@ def test_later_phases_tell_what_became_of_earlier_rows_and_can_leave_them_out(tm
     assert second.keys == ["b", "c", "d"] and {row["phase"] for row in second.rows} == {2}
     overlap = {name: count for name, count in second.metrics.items() if name.startswith("overlap.") and count}
     assert overlap == {"overlap.1.selected": 2, "overlap.1.all_right": 1}
-    assert "What became of the rows of earlier phases" in second.report
+    assert "Outcomes of the rows of earlier phases" in second.report
     both = ["1/selection@phase-1", "1/selection@phase-2"]
     every = [*asked(), Asked("e", MIXED, (1, 2, 3, 4))]
     third = select(tmp_path, every[1:], SelectionOptions(exclude_previous=True), run=run, phase=3, previous=both)

@@ -82,7 +82,7 @@ def test_what_llamafactory_refuses_is_an_error_of_the_configuration(folder: Trai
 
 
 def test_a_model_that_the_hub_does_not_give_is_one_line(folder: TrainingFolder) -> None:
-    said = r"^sft\.model cannot be fetched from the model hub \(org/name: gone\); check its name.*folder that holds it"
+    said = r"^sft\.model cannot be fetched from the model hub \(org/name: gone\); check its name.*set a local folder"
     with pytest.raises(EngineError, match=said) as caught:
         run(folder, refuse="org/name: gone", kind="no_model")
     assert "\n" not in str(caught.value)
@@ -133,7 +133,9 @@ def test_what_prepare_found_is_told_before_the_training_and_pins_the_later_proce
 
 def test_a_model_without_its_greedy_ids_is_not_the_end(folder: TrainingFolder) -> None:
     (folder.path / "script.json").write_text(json.dumps({"finish": "no memory"}))
-    with pytest.raises(EngineError, match="ran out of memory; the training is kept and only its model is left"):
+    with pytest.raises(
+        EngineError, match="ran out of memory; the training is saved, only its model must still be written"
+    ):
         fine_tune(folder, "a: 1\n", OPTIONS, prompt=[1])
     assert folder.model.is_dir() and run(folder, at=1, do="die").greedy is None, "without a prompt nothing is left"
     (folder.path / "script.json").write_text(json.dumps({"at": 1, "do": "die"}))
@@ -180,8 +182,8 @@ def test_a_training_sees_the_gpus_that_its_configuration_names(
         ({"at": 1, "do": "stop early"}, "took no step"),
         ({"at": 3, "do": "stop early"}, "took no step"),
         ({"at": 3, "do": "stop after 2"}, "ended after 2 of 6 steps"),
-        ({"quiet": 6}, "no loss is known of 6 steps"),
-        ({"loss": 0.25}, r"the loss stood at 0.25 for all 6 steps"),
+        ({"quiet": 6}, "no loss was logged in 6 steps"),
+        ({"loss": 0.25}, r"the loss was 0.25 in all 6 steps"),
     ],
 )
 def test_a_training_that_fails_is_one_error_with_its_log(

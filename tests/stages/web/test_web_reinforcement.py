@@ -152,10 +152,10 @@ async def test_rollouts_that_recorded_the_web_are_selected_and_trained_from_in_t
     done = await asyncio.to_thread(train, bench, start, environment, web_misses=0.25, validation_misses=0.5)
     assert not Path(replayed["recorded_in"]).exists(), "it lies in the workspace of the training"
     assert (done.metrics["web_record"], done.metrics["web_misses"]) == (replayed["record_digest"], 2)
-    assert "2 of 16 calls were searches that the web's record has no answer to" in caplog.text
+    assert "2 of 16 calls were searches that are not in the web record" in caplog.text
     told = pq.read_table(pa.BufferReader(bench.run.storage.get(done.telemetry["rl_validation"]) or b"")).to_pylist()
     assert [(row["domain"], row["web_misses"]) for row in told] == [("all", 0.5), ("qa", 0.5)]
     assert done.metrics["validation_web_misses"] == 1
-    assert "1 of 2 calls in validation were searches that the web's record has no answer to" in caplog.text
+    assert "1 of 2 calls in validation were searches that are not in the web record" in caplog.text
     report = bench.run.rows(done.outputs["checkpoint"]).read_file("report.md").decode()
     assert report.count("searches not on record") == 3, "while training, in validation, and of the policy handed over"

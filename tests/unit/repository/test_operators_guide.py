@@ -67,14 +67,14 @@ def test_a_name_that_rows_have_for_something_else_is_refused(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr("second_look.SecondLook.name", name)
-    with pytest.raises(ConfigError, match=f"calls itself '{name}'"):
+    with pytest.raises(ConfigError, match=f"has the name '{name}'"):
         load_operators(names)
 
 
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
-        (["nothing_of_this_name"], "is not known"),
+        (["nothing_of_this_name"], "unknown operator"),
         (["no_such_module:Class"], "cannot be loaded: .*; put its folder on PYTHONPATH"),
         (["treadle.datagen.operators.base:NoSuchClass"], "cannot be loaded"),
         (["treadle.datagen.operators.base:Rejected"], "cannot be loaded"),

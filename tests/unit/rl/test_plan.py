@@ -68,7 +68,7 @@ def test_a_sigma_is_a_number_from_zero_up(sigma: float) -> None:
 
 
 def test_a_phase_whose_sigmas_are_open_is_no_plan() -> None:
-    with pytest.raises(ConfigError, match="are open; set them, or the phase's in curriculum"):
+    with pytest.raises(ConfigError, match="are not set; set them, or the phase's values in curriculum"):
         plan(sigma_tool=0.1)
 
 
@@ -102,8 +102,8 @@ def test_validation_needs_questions_and_comes_after_the_last_step_too() -> None:
     ("keys", "problem"),
     [
         ({"group_size": 8, "initial_rollouts": 9}, "initial_rollouts 9 is more than group_size 8"),
-        ({"prompts_per_step": 6}, "prompts_per_step 6 is no multiple of mini_batch_prompts 4"),
-        ({"checkpoint_rule": "best", "save_steps": 15}, "save_steps 15 is no multiple of validation_steps 10"),
+        ({"prompts_per_step": 6}, "prompts_per_step 6 is not a multiple of mini_batch_prompts 4"),
+        ({"checkpoint_rule": "best", "save_steps": 15}, "save_steps 15 is not a multiple of validation_steps 10"),
         ({"max_response_tokens": 64, "max_new_tokens": 65}, "max_new_tokens 65 of a turn is more than"),
         ({"finetuning_type": "lora", "lora_target": ""}, "names no module between its commas"),
         ({"finetuning_type": "lora", "lora_target": "q_proj, ,v_proj"}, "names no module between its commas"),
@@ -111,7 +111,7 @@ def test_validation_needs_questions_and_comes_after_the_last_step_too() -> None:
         ({"preset": "et-agent"}, "known presets: et-agent-7b"),
         ({"extra": {"beta": 0.1}}, "'beta' is not passed through: write it as `rl.kl_coef`"),
         ({"extra": {"learning_rate": 0.1}}, "'learning_rate' is not passed through: write it as `rl.learning_rate`"),
-        ({"extra": {"generation_kwargs": {}}}, "'generation_kwargs' is not passed through: rollouts are made by"),
+        ({"extra": {"generation_kwargs": {}}}, "'generation_kwargs' is not passed through: Treadle generates"),
         ({"extra": {"hub_token": "x"}}, "secrets are not configuration"),
         ({"engine": "verl", "extra": {"group_size": 1}}, "write it as `rl.group_size`"),
     ],
@@ -126,7 +126,7 @@ def test_branching_needs_fewer_initial_rollouts_than_the_group_has() -> None:
     assert not RlOptions().branches
     assert RlOptions(initial_rollouts=8).branches
     assert not RlOptions(initial_rollouts=16).branches
-    with pytest.raises(ValueError, match="beam_size 1 lets no trajectory branch"):
+    with pytest.raises(ValueError, match="beam_size 1 allows no branches"):
         RlOptions(initial_rollouts=8, beam_size=1)
     assert load_config(RlOptions, data=ET_AGENT).branches
 
@@ -158,11 +158,11 @@ def test_a_plan_survives_json() -> None:
 
 def test_what_is_no_plan_of_this_version_is_refused() -> None:
     data = orjson.loads(plan().to_json())
-    with pytest.raises(EngineError, match="no plan of a phase of reinforcement: options.group_size"):
+    with pytest.raises(EngineError, match="not a valid plan of a phase: options.group_size"):
         RlPlan.from_json(orjson.dumps({**data, "options": {**data["options"], "group_size": "many"}}))
-    with pytest.raises(EngineError, match="no plan of a phase of reinforcement"):
+    with pytest.raises(EngineError, match="not a valid plan of a phase"):
         RlPlan.from_json("{")
-    with pytest.raises(EngineError, match="of version 99"):
+    with pytest.raises(EngineError, match="has version 99"):
         RlPlan.from_json(orjson.dumps({**data, "version": 99}))
 
 

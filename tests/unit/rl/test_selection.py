@@ -360,7 +360,7 @@ def test_a_domain_of_which_all_questions_are_held_out_needs_no_quota() -> None:
 
 
 def test_quotas_that_cannot_be_kept_are_refused() -> None:
-    for quotas, said in (({"math": 9}, "more than max_questions = 8"), ({"math": 0}, "no question")):
+    for quotas, said in (({"math": 9}, "more than max_questions = 8"), ({"math": 0}, "all quotas are 0")):
         with pytest.raises(ConfigError, match=said):
             load_config(SelectionOptions, data={"max_questions": 8, "quotas": quotas})
 

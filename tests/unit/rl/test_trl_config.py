@@ -129,7 +129,7 @@ def test_groups_stay_whole_on_each_device(
             "not whole groups of rl.group_size = 8",
         ),
         (Machine(variant="cuda", num_devices=3), {}, "cannot be spread over 3 devices"),
-        (ONE_CPU, {"per_device_batch_size": 7}, "no multiple of rl.per_device_batch_size = 7"),
+        (ONE_CPU, {"per_device_batch_size": 7}, "not a multiple of rl.per_device_batch_size = 7"),
         (ONE_CPU, {"precision": "fp16"}, "fp16 cannot be trained on a CPU"),
         (Machine(num_devices=2), {"per_device_batch_size": 1}, "one process"),
         (Machine(variant="cuda", num_nodes=2), {}, 'rl.engine = "verl"'),

@@ -119,11 +119,11 @@ def test_a_written_policy_may_part_from_the_live_one_only_where_rounding_decides
     check_greedy(live, Greedy((5, 6, 7), (2.0, 0.1, 3.0)))
     check_greedy(live, Greedy((5, 9, 1), (2.0, 0.1, 3.0)))
     check_greedy(None, None)
-    with pytest.raises(StageFailed, match="id 1 instead of 7 at place 2, by a margin of 3"):
+    with pytest.raises(StageFailed, match="id 1 instead of 7 at position 2, by a margin of 3"):
         check_greedy(live, Greedy((5, 6, 1), (2.0, 0.1, 3.0)))
-    with pytest.raises(StageFailed, match="wrote 2 ids instead of 3"):
+    with pytest.raises(StageFailed, match="generated 2 ids instead of 3"):
         check_greedy(live, Greedy((5, 6), (2.0, 0.1)))
-    with pytest.raises(StageFailed, match="was not asked"):
+    with pytest.raises(StageFailed, match="no greedy sample was taken"):
         check_greedy(live, None)
 
 
@@ -156,7 +156,7 @@ def test_weights_may_be_in_32_bits_where_those_of_the_start_are_in_16(tmp_path: 
     assert wider != tensors(start)
     write_safetensors(made / "model.safetensors", wider)
     assert check_weights(made, start)
-    with pytest.raises(StageFailed, match="tensors of other type"):
+    with pytest.raises(StageFailed, match="tensors with another number type"):
         check_weights(start, made)
 
 
@@ -175,7 +175,7 @@ def test_a_start_whose_index_lists_files_that_are_not_there_is_no_start_to_compa
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     split_weights(start, {"lm_head.weight": ("BF16", (2, 3))})
     (start / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(StageFailed, match="start/model-00002-of-00002.safetensors is no safetensors file"):
+    with pytest.raises(StageFailed, match="start/model-00002-of-00002.safetensors is not a valid safetensors file"):
         check_weights(made, start)
 
 

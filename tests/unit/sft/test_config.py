@@ -158,7 +158,7 @@ def test_a_cpu_computes_in_fp32_and_says_what_it_leaves_out() -> None:
         ({"precision": "fp16"}, CPU, "fp16 cannot be trained on a CPU"),
         ({}, Machine(variant="cpu", num_nodes=2), "one process on one machine"),
         ({"batch_size": 6}, FOUR_GPUS, "batch_size 6 cannot be spread over 4 devices"),
-        ({"batch_size": 12, "per_device_batch_size": 2}, FOUR_GPUS, "is 3 rows each, which is no multiple"),
+        ({"batch_size": 12, "per_device_batch_size": 2}, FOUR_GPUS, "is 3 rows each, not a multiple"),
     ],
 )
 def test_what_a_machine_cannot_do_is_refused(keys: dict[str, Any], machine: Machine, message: str) -> None:

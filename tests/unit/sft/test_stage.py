@@ -43,7 +43,7 @@ def train(run: Run, model: Path | str, checkpoint: tuple[Address, ...] = (), **o
 def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, base: Path) -> None:
     run = run_with_rows(tmp_path / "root", [sft_row("a"), sft_row("b")])
     with pytest.raises(
-        ConfigError, match="made with tokenizer t, but that of sft.model = .*; name the model of `pools`"
+        ConfigError, match="made with tokenizer t, but that of sft.model = .*; set it to the model of `pools`"
     ):
         train(run, base)
 
@@ -104,7 +104,9 @@ def test_rows_of_another_tokenizer_than_that_of_a_hub_id_are_refused_before_a_st
 ) -> None:
     engine = Engine(base, told="another")
     monkeypatch.setattr(stage, "fine_tune", engine)
-    with pytest.raises(ConfigError, match="but that of sft.model = org/name is another; name the model of `pools`"):
+    with pytest.raises(
+        ConfigError, match="but that of sft.model = org/name is another; set it to the model of `pools`"
+    ):
         train(own_rows(tmp_path / "root", base), "org/name")
     assert not engine.began
 
@@ -114,7 +116,7 @@ def test_a_checkpoint_with_another_tokenizer_than_its_rows_is_not_handed_over(
 ) -> None:
     monkeypatch.setattr(stage, "fine_tune", Engine(base, told="t"))
     run = run_with_rows(tmp_path / "root", [sft_row("a")])
-    with pytest.raises(StageFailed, match="chat template of the checkpoint is not that of the rows"):
+    with pytest.raises(StageFailed, match="chat template of the checkpoint differs from that of the rows"):
         train(run, "org/name")
 
 

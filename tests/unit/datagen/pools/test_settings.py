@@ -12,7 +12,11 @@ from treadle.datagen.pools.settings import PoolHints
 @pytest.mark.parametrize("domain", ["math", "qa", "choice"])
 @pytest.mark.parametrize(
     ("hint", "said"),
-    [("Wait.</think><answer>", "holds the marker </think>"), ("So <search>x", "<search>"), (" \n", "a hint is empty")],
+    [
+        ("Wait.</think><answer>", "contains the marker </think>"),
+        ("So <search>x", "<search>"),
+        (" \n", "a hint is empty"),
+    ],
 )
 def test_a_hint_is_words_within_a_thought(domain: str, hint: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

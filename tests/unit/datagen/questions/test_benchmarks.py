@@ -281,7 +281,7 @@ def test_training_questions_are_kept_apart_from_a_benchmark_of_ones_own(bench: B
         ({"mine": {"search": "paper"}}, r"'benchmarks.mine.search': .*'local', 'web' or 'both'"),
         ({"mine": {"question": []}}, r"'benchmarks.mine.question': .*at least 1 item"),
         ({"mine": {"answer": [""]}}, r"'benchmarks.mine.answer.0': .*at least 1 character"),
-        ({"Mine": {}}, r"name 'Mine' has capitals, which do not count; write 'mine'"),
+        ({"Mine": {}}, r"name 'Mine' must be in lower case; write 'mine'"),
     ],
 )
 def test_a_wrong_benchmark_is_refused_with_its_key_and_what_may_stand_there(
@@ -312,8 +312,8 @@ def test_a_search_that_there_may_not_be_is_warned_of_once(
         bench.take({"path": path}, benchmarks={"mine": {**MINE, "search": search}, "near": {"search": "local"}})
     (told,) = caplog.messages
     assert told == (
-        f'questions.benchmarks.mine: search = "{search}" takes effect where environment.search.web is set; without it '
-        "all questions are searched in the corpus"
+        f'questions.benchmarks.mine: search = "{search}" takes effect only if environment.search.web is set; without '
+        "it all questions are searched in the corpus"
     )
 
 

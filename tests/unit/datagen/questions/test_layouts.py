@@ -305,7 +305,7 @@ REFUSED: list[tuple[str, Row, str, str]] = [
         "question is unknown",
         {"ask": "Q?", "answer": "a"},
         "missing_field",
-        "in any field that is known; it has 'ask', 'answer'",
+        "in any known field; it has 'ask', 'answer'",
     ),
     (
         "answer is unknown",
@@ -317,7 +317,7 @@ REFUSED: list[tuple[str, Row, str, str]] = [
         "encrypted",
         {"id": 1, "prompt": base64.b64encode(b"\x81 twelve bytes or more").decode(), "answer": "4p8=", "canary": "x"},
         "encrypted",
-        "give the decrypted rows; the row has 'id', 'prompt', 'answer', 'canary'",
+        "provide decrypted rows; the row has 'id', 'prompt', 'answer', 'canary'",
     ),
     (
         "conversation",
@@ -325,23 +325,38 @@ REFUSED: list[tuple[str, Row, str, str]] = [
         "wrong_type",
         "user, assistant",
     ),
-    ("no box", {"problem": "P", "solution": "Thus it holds."}, "no_gold_answer", "no box"),
-    ("proof", {"problem": "P", "answer": "proof", "question_type": "proof"}, "no_gold_answer", "'proof' says that"),
+    ("no box", {"problem": "P", "solution": "Thus it holds."}, "no_gold_answer", "neither a box"),
+    (
+        "proof",
+        {"problem": "P", "answer": "proof", "question_type": "proof"},
+        "no_gold_answer",
+        "'proof' is a placeholder",
+    ),
     (
         "hidden answer",
         {"question": "Q", "choices": {"text": ["w", "x"], "label": ["A", "B"]}, "answerKey": ""},
         "empty_answer",
-        "no gold",
+        "no non-empty gold",
     ),
-    ("hidden place", {"question": "Q", "choices": ["w", "x"], "answer": -1}, "bad_answer", "'-1' is not the number"),
+    ("hidden place", {"question": "Q", "choices": ["w", "x"], "answer": -1}, "bad_answer", "'-1' is not an index"),
     (
         "place of nothing",
         {"question": "Q", "cop": 1, "opa": "", "opb": ""},
         "bad_choices",
         "2 options, of which 2 empty",
     ),
-    ("not an option", {"question": "Q", "choices": ["w", "x"], "answer": "v"}, "bad_answer", "'v' is none of the 2"),
-    ("options that are no JSON", {"question": "Q", "options": "['w', 'x']", "answer": "A"}, "wrong_type", "no JSON"),
+    (
+        "not an option",
+        {"question": "Q", "choices": ["w", "x"], "answer": "v"},
+        "bad_answer",
+        "'v' matches none of the 2",
+    ),
+    (
+        "options that are no JSON",
+        {"question": "Q", "options": "['w', 'x']", "answer": "A"},
+        "wrong_type",
+        "not valid JSON",
+    ),
     (
         "picture",
         {"question": "Q", "image": {"bytes": b"\x89PNG", "path": None}, "answer": "a"},
@@ -357,7 +372,7 @@ REFUSED: list[tuple[str, Row, str, str]] = [
         "'<image>'",
     ),
     ("markdown", {"problem": "P ![](https://example.org/a.png)", "answer": "a"}, "needs_picture", "https"),
-    ("part of a message", {"prompt": asked([{"type": "image_url"}]), "answer": "a"}, "needs_picture", "no text"),  # type: ignore[arg-type]
+    ("part of a message", {"prompt": asked([{"type": "image_url"}]), "answer": "a"}, "needs_picture", "not text"),  # type: ignore[arg-type]
     ("figure", {"question": "Q", "figure": "a.png", "answer": "a"}, "needs_picture", "'figure'"),
     ("figure's bytes", {"question": "Q", "figure": {"bytes": b"x"}, "answer": "a"}, "needs_picture", "'figure'"),
     ("photos", {"question": "Q", "photos": ["A.JPG"], "answer": "a"}, "needs_picture", "'photos'"),
@@ -368,7 +383,7 @@ REFUSED: list[tuple[str, Row, str, str]] = [
         "worked solution without an answer",
         {"prompt": "What is 2+3?", "solution": "We add two and three. The answer is 5."},
         "no_gold_answer",
-        "no box or last line '#### '",
+        "neither a box nor a last line '#### '",
     ),
     (
         "long line",
@@ -377,7 +392,7 @@ REFUSED: list[tuple[str, Row, str, str]] = [
             "solution": "We add two and three and then five and seven and so we come to seventeen in all of it",
         },
         "no_gold_answer",
-        "no box",
+        "neither a box",
     ),
     (
         "file",

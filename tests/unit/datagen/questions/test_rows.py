@@ -52,8 +52,8 @@ def test_the_key_does_not_depend_on_the_unicode_form_and_depends_on_everything_e
 
 
 BAD_ROWS: list[tuple[str, dict[str, Any] | bytes, str, str]] = [
-    ("no question", {"answer": "x"}, "missing_field", "no question in any field that is known; it has 'answer'"),
-    ("no answer", {"question": "Why?"}, "missing_field", "no answer in any field that is known; it has 'question'"),
+    ("no question", {"answer": "x"}, "missing_field", "no question in any known field; it has 'answer'"),
+    ("no answer", {"question": "Why?"}, "missing_field", "no answer in any known field; it has 'question'"),
     (
         "null question",
         {"question": None, "answer": "x"},
@@ -62,8 +62,8 @@ BAD_ROWS: list[tuple[str, dict[str, Any] | bytes, str, str]] = [
     ),
     ("null answer", {"question": "Why?", "answer": None}, "null_field", "answer in field 'answer' is null"),
     ("blank question", {"question": " \t", "answer": "x"}, "empty_question", "empty"),
-    ("blank answer", {"question": "Why?", "answer": "  "}, "empty_answer", "not empty"),
-    ("no answers in the list", {"question": "Why?", "answer": []}, "empty_answer", "not empty"),
+    ("blank answer", {"question": "Why?", "answer": "  "}, "empty_answer", "non-empty"),
+    ("no answers in the list", {"question": "Why?", "answer": []}, "empty_answer", "non-empty"),
     ("null among the answers", {"question": "Why?", "answer": ["x", None]}, "wrong_type", "NoneType"),
     ("question is a list", {"question": ["Why?"], "answer": "x"}, "wrong_type", "type list, not text"),
     ("answer is an object", {"question": "Why?", "answer": {"a": 1}}, "wrong_type", "type dict"),
@@ -79,7 +79,7 @@ BAD_ROWS: list[tuple[str, dict[str, Any] | bytes, str, str]] = [
     ("nested too deeply", b'{"question": ' + b"[" * 200_000, "bad_json", "nested too deeply"),
     ("an array", b'["Why?", "x"]', "not_an_object", "not list"),
     ("one option", {"question": "Why?", "answer": "A", "c": ["x"]}, "bad_choices", "1 options"),
-    ("no such option", {"question": "Why?", "answer": "C", "c": ["x", "y"]}, "bad_answer", "'C' is none of the 2"),
+    ("no such option", {"question": "Why?", "answer": "C", "c": ["x", "y"]}, "bad_answer", "'C' matches none of the 2"),
     ("strange split", {"question": "Why?", "answer": "x", "s": "gold"}, "bad_split", "'gold' is not a split"),
 ]
 
@@ -227,7 +227,7 @@ def test_a_format_that_is_none_is_told_with_those_that_there_are(bench: Bench, v
     )
     result = bench.take({"path": path})
     assert result.reasons == [(1, "bad_format")]
-    assert "in field 'Format' is no format; known: multiple_choice, assertion" in result.quarantine[0]["detail"]
+    assert "in field 'Format' is not a format; known: multiple_choice, assertion" in result.quarantine[0]["detail"]
 
 
 @pytest.mark.parametrize("options", [{"A": "w", "B": None, "C": "y", "D": "z"}, {"B": "x", "C": "y"}])
@@ -235,7 +235,7 @@ def test_a_gap_between_options_does_not_move_their_letters(bench: Bench, options
     rows = [{"Question": "Q", "Answer": "C", **options}, {"Question": "R", "Answer": "C", "A": 1, "B": 2, "C": 3}]
     result = bench.take({"path": write_jsonl(bench.folder / "csbench.jsonl", rows)})
     assert (
-        result.reasons == [(1, "bad_choices")] and "missing or null, but one behind" in result.quarantine[0]["detail"]
+        result.reasons == [(1, "bad_choices")] and "missing or null, but a later one" in result.quarantine[0]["detail"]
     )
     assert (result.questions[0]["choices"], result.questions[0]["answers"]) == (["1", "2", "3"], ["C"])
 

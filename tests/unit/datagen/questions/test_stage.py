@@ -159,8 +159,8 @@ def test_a_column_of_splits_that_nobody_named_is_told_once(bench: Bench, capsys:
     finally:
         logging.getLogger("treadle").removeHandler(handler)
     assert line == (
-        "warning: questions of q.jsonl are trained on whatever their column 'Split' says (row 2: 'test'): "
-        "set split_field = 'Split', or split = \"train\" if that is meant"
+        "warning: questions of q.jsonl: the column 'Split' is ignored, so all are training questions (row 2: 'test'); "
+        "set split_field = 'Split', or split = \"train\" if that is intended"
     )
 
 
@@ -293,11 +293,11 @@ def test_names_under_search_count_without_capitals_and_those_of_no_question_are_
     taken = bench.take(source, search={"2WIKI": "both", "World-Lookup": "local", "nosuch": "web"})
     assert [row["search"] for row in taken.questions] == ["both", None]
     (told,) = [record.message for record in caplog.records if "questions.search" in record.message]
-    assert "no question is of 'World-Lookup', 'nosuch'; there are '2Wiki', 'ours'" in told
+    assert "no question is from 'World-Lookup', 'nosuch'; data sets: '2Wiki', 'ours'" in told
     caplog.clear()
     bench.take(source, search={"2WIKI": "both"})
     assert "questions.search" not in caplog.text
-    with pytest.raises(ValueError, match="'gaia' is there twice; capitals do not count"):
+    with pytest.raises(ValueError, match="'gaia' is listed twice; case is ignored"):
         QuestionsSettings(search={"gaia": "web", "GAIA": "both"})
 
 

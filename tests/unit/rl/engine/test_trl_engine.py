@@ -199,7 +199,7 @@ def test_rows_that_are_not_those_of_the_plan_are_refused(tmp_path: Path, codec: 
     trl_jobs.write_rows(path)
     rows = read_rows(path)
     check_rows(rows, 4, 200, trl_jobs.ENVIRONMENT, codec)
-    with pytest.raises(BadPlan, match="4 rows, and the plan speaks of 5"):
+    with pytest.raises(BadPlan, match="4 rows, but the plan has 5"):
         check_rows(rows, 5, 200, trl_jobs.ENVIRONMENT, codec)
     longest = len(first_prompt(path, trl_jobs.ENVIRONMENT, codec))
     with pytest.raises(BadPlan, match="4 of 4 prompts are longer than rl.max_prompt_tokens"):

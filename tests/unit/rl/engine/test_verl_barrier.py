@@ -105,7 +105,7 @@ async def test_a_session_that_never_comes_costs_the_time_out_and_no_more() -> No
     barrier: GroupBarrier[str] = GroupBarrier(0.01)
     sessions = [asyncio.create_task(barrier.attend(KEY, session, 3, making("abc"))) for session in range(2)]
     assert await ends(sessions) == ["GroupFailed"] * 2
-    with pytest.raises(GroupFailed, match=r"1 of 3 sessions never came within 0\.01 s"):
+    with pytest.raises(GroupFailed, match=r"1 of 3 sessions did not join within 0\.01 s"):
         await sessions[0]
     with pytest.raises(GroupFailed):
         await barrier.attend(KEY, 2, 3, making("abc"))
@@ -118,7 +118,7 @@ async def test_a_hung_rollout_costs_the_time_out_and_no_more() -> None:
         await asyncio.Event().wait()
         return []
 
-    with pytest.raises(GroupFailed, match="its trajectories were not made within"):
+    with pytest.raises(GroupFailed, match="its trajectories were not finished within"):
         await barrier.attend(KEY, 0, 1, make)
 
 

@@ -58,12 +58,12 @@ def test_rows_that_verl_would_leave_out_are_refused_before_training(
 
     monkeypatch.setattr(verl_compose, "compose_config", lambda overrides: None)
     monkeypatch.setattr(verl_compose, "count_kept_rows", keeps_three)
-    with pytest.raises(BadPlan, match="of 4 rows verl takes 3: .* longer than rl.max_prompt_tokens = 400"):
+    with pytest.raises(BadPlan, match="verl keeps 3 of 4 rows: .*rl.max_prompt_tokens = 400"):
         verl_commands.check(job, EventFile(tmp_path / "events.jsonl"))
     assert counted == [tmp_path / "verl" / "train.parquet"] and not (tmp_path / "events.jsonl").exists()
     counted.clear()
     plan = {**job["plan"], "num_rows": 3, "num_validation_rows": 4}
-    with pytest.raises(BadPlan, match="of 4 validation questions verl takes 3"):
+    with pytest.raises(BadPlan, match="verl keeps 3 of 4 validation questions"):
         verl_commands.check({**job, "plan": plan, "validation": job["rows"]}, EventFile(tmp_path / "events.jsonl"))
     assert [path.name for path in counted] == ["train.parquet", "valid.parquet"]
 

@@ -101,7 +101,7 @@ def test_groups_that_failed_are_told_while_they_are_few(tmp_path: Path) -> None:
         bench.group(1, name, [RIGHT, WRONG])
         bench.folder.fail_group(1, "d", "the search was gone", validation=False)
     warning, step = bench.logged(1)
-    said = "1 of 4 groups of step 1 could not be rolled out, the first because: the search was gone"
+    said = "1 of 4 groups of step 1 could not be rolled out; first cause: the search was gone"
     assert warning == {"event": "warning", "message": said}
     assert (step["event"], step["num_groups"]) == ("step", 3)
 
@@ -167,7 +167,7 @@ def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["actor/pg_loss", "actor/grad_norm"])
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, name: str, broken: float | None) -> None:
     bench = Bench(tmp_path, verl_plan(), resumed_step=4)
-    with pytest.raises(Diverged, match="is no number at step 5"):
+    with pytest.raises(Diverged, match="is not finite at step 5"):
         bench.logged(5, {**METRICS, name: broken})
 
 

@@ -78,7 +78,7 @@ def test_draws_are_uniform_and_depend_on_what_they_are_for() -> None:
 
 @pytest.mark.parametrize("wrong", [{"initial_rollouts": 0}, {"beam_size": 0}, {"probability": 1.5}])
 def test_a_branching_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="no such branching"):
+    with pytest.raises(ValueError, match="invalid branching"):
         Branching(**{"initial_rollouts": 8, **wrong})
 
 

@@ -141,7 +141,7 @@ async def test_an_outage_is_waited_out_with_growing_pauses(caplog: pytest.LogCap
     groups = await require_groups(with_tool(service, search_by_seed), jobs, sleep=pauses)
     assert [group.error for group in groups] == [""] * 3
     assert pauses.seconds == [0.0, 5.0, 10.0, 20.0]
-    wanted = "3 of 3 groups failed, again in {:g} s; first cause: the search service at x is down"
+    wanted = "3 of 3 groups failed, retrying in {:g} s; first cause: the search service at x is down"
     assert [record.getMessage() for record in caplog.records] == [wanted.format(pause) for pause in pauses.seconds]
 
 

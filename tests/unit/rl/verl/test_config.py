@@ -96,7 +96,7 @@ def test_the_published_plan_has_the_published_numbers() -> None:
         ({"precision": "fp32"}, "16 bits"),
         ({"tensor_parallel": 3}, "does not divide 4 GPUs"),
         ({"prompts_per_step": 1, "mini_batch_prompts": 1, "group_size": 2}, "evenly over 4 GPUs"),
-        ({"extra": {"trainer.save_freq": 7}}, "trainer.save_freq follows from other keys"),
+        ({"extra": {"trainer.save_freq": 7}}, "trainer.save_freq is set by other keys"),
         ({"extra": {"+trainer.save_freq": 7}}, "cannot be replaced"),
         ({"extra": {"trainer": {"save_freq": 7}}}, "with one value"),
         ({"extra": {"trainer": None}}, "cannot be replaced"),
@@ -160,7 +160,7 @@ def test_extra_replaces_what_no_option_decides() -> None:
     ],
 )
 def test_what_makes_verl_run_code_from_outside_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match="code from outside is never run"):
+    with pytest.raises(ConfigError, match="external code is never run"):
         told(extra={key: "evil"})
 
 

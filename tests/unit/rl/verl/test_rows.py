@@ -191,7 +191,7 @@ def test_a_data_source_without_domain_is_named(tmp_path: Path) -> None:
         ({"data_source": "qa_effi_rl", "prompt": "x", "reward_model": {"ground_truth": {"a": 1}}}, "is an object"),
         (
             {"data_source": "qa_effi_rl", "prompt": "x", "reward_model": {"ground_truth": float("nan")}},
-            "no finite number",
+            "not a finite number",
         ),
         ({"data_source": "qa_effi_rl", "prompt": "x", "extra_info": {"choices": [["a"]]}}, "option .* of type list"),
     ],
@@ -272,7 +272,7 @@ def test_the_configuration_beside_an_import_is_toml_wherever_it_lies(tmp_path: P
 @pytest.mark.parametrize(
     ("domains", "said"),
     [
-        ({"nobody": "qa"}, "no row has 'nobody' as its data_source; there are 'qa_effi_rl'"),
+        ({"nobody": "qa"}, "no row has 'nobody' as its data_source; known: 'qa_effi_rl'"),
         ({"math_effi_rl": "qa"}, "'math_effi_rl' is a data_source of Treadle's own"),
     ],
 )

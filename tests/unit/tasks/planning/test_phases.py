@@ -219,17 +219,17 @@ VERL = {"engine": "verl"}
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rl": {**VERL, "lr_scheduler_type": "linear"}}, "1/rl@phase-1: rl.lr_scheduler_type: verl knows constant"),
+        ({"rl": {**VERL, "lr_scheduler_type": "linear"}}, "1/rl@phase-1: rl.lr_scheduler_type: verl supports constant"),
         ({"rl": {**VERL, "precision": "fp32"}}, "rl.precision: vLLM inside verl"),
         ({"rl": {**VERL, "finetuning_type": "lora", "lora_dropout": 0.1}}, "no dropout"),
         ({"rl": {**VERL, "variant": "cpu"}}, "verl trains on NVIDIA GPUs only"),
-        ({"rl": {**VERL, "extra": {"trainer.save_freq": 7}}}, "trainer.save_freq follows from other keys"),
+        ({"rl": {**VERL, "extra": {"trainer.save_freq": 7}}}, "trainer.save_freq is set by other keys"),
         ({"rl": {**VERL, "extra": {"data.trust_remote_code": True}}}, "never run"),
         ({"rl": {**VERL, "num_devices": 4, "tensor_parallel": 3}}, "does not divide 4 GPUs"),
         ({"rl": {**VERL, "num_devices": 3}}, "evenly over 3 GPUs"),
         ({"rl": {"num_nodes": 4}}, "1/rl@phase-1: rl: TRL trains on one machine"),
         ({"rl": {"variant": "cpu", "precision": "fp16"}}, "fp16 cannot be trained on a CPU"),
-        ({"rl": {"per_device_batch_size": 7}}, "no multiple of rl.per_device_batch_size = 7"),
+        ({"rl": {"per_device_batch_size": 7}}, "not a multiple of rl.per_device_batch_size = 7"),
         ({"rl": {"checkpoint_rule": "best"}}, "needs validation; set rl.validation_questions"),
         ({"overrides": {"1/rl@phase-3": {"num_nodes": 2}}}, "1/rl@phase-3: rl: TRL trains on one machine"),
         ({"selection": {"max_questions": 2}}, "selection.max_questions = 2 is less than rl.prompts_per_step = 4"),
@@ -425,7 +425,7 @@ def test_a_key_in_brackets_is_no_growth() -> None:
 def test_a_summarizer_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "summarizer": "elsewhere"}
-    with pytest.raises(ConfigError, match="environment.search.summarizer: while a policy is reinforced"):
+    with pytest.raises(ConfigError, match="environment.search.summarizer: rl does not support it"):
         at("1/rl@phase-1", environment={"search": search})
 
 
