@@ -1,6 +1,7 @@
 """The flywheel's real round loop and operators with the tutor in every role, without a network: stub tools, no journal.
 
-`python -m support.rollouts.tutor_flywheel 2000` (in tests/) prints the results for so many questions with the noisy persona.
+`python -m support.rollouts.tutor_flywheel 2000` (in tests/) prints the results for so many questions with the noisy
+persona.
 """
 
 from __future__ import annotations

@@ -111,7 +111,8 @@ def test_every_refusal_of_the_code_is_in_the_table() -> None:
 
 def test_a_refusal_that_no_row_tells_of_is_found() -> None:
     without = [row for row in exits() if "has no quota" not in row.message]
-    assert [refusal.place.partition(":")[0] for refusal in refusals() if not told(refusal, without)] == ["rl/selection/choice.py"]
+    untold = [refusal.place.partition(":")[0] for refusal in refusals() if not told(refusal, without)]
+    assert untold == ["rl/selection/choice.py"]
 
 
 def test_troubles_are_told_in_the_words_of_the_code() -> None:
