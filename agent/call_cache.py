@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # RL engines run rollouts without the dependencies of stages
     from treadle.core.runs.stage import JournalView
 
 
-class Memory(Protocol):
+class CallCache(Protocol):
     """Durable cache of one rollout, with named entries (units)."""
 
     def get(self, unit: str) -> bytes | None:
@@ -27,7 +27,7 @@ class Memory(Protocol):
         ...
 
 
-class Forgetful:
+class NullCache:
     """Cache that stores nothing, for rollouts that are never resumed."""
 
     def get(self, unit: str) -> bytes | None:
@@ -39,7 +39,7 @@ class Forgetful:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalMemory:
+class JournalCache:
     """Cache in the stage's journal, with the units of one owner."""
 
     journal: JournalView
@@ -55,35 +55,35 @@ class JournalMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Scoped:
+class ScopedCache:
     """Cache whose units are prefixed with a scope."""
 
-    memory: Memory
+    cache: CallCache
     scope: str
 
     def get(self, unit: str) -> bytes | None:
         """Return a cached unit, or None."""
-        return self.memory.get(f"{self.scope}/{unit}")
+        return self.cache.get(f"{self.scope}/{unit}")
 
     def append(self, unit: str, value: bytes) -> None:
         """Store a unit."""
-        self.memory.append(f"{self.scope}/{unit}", value)
+        self.cache.append(f"{self.scope}/{unit}", value)
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountingCache:
     """Cache that counts the tokens of each unit from an earlier attempt, once, when it is first read.
 
     `count` is called with the unit, its prompt tokens and its sampled tokens.
     """
 
-    memory: Memory
+    cache: CallCache
     count: Callable[[str, int, int], None]
     known: set[str] = field(default_factory=set)
 
     def get(self, unit: str) -> bytes | None:
         """Return a cached unit, or None."""
-        value = self.memory.get(unit)
+        value = self.cache.get(unit)
         if value is not None and unit not in self.known:
             self.known.add(unit)
             self.count(unit, *_tokens_of(value))
@@ -92,7 +92,7 @@ class Counted:
     def append(self, unit: str, value: bytes) -> None:
         """Store a unit."""
         self.known.add(unit)
-        self.memory.append(unit, value)
+        self.cache.append(unit, value)
 
 
 def answer_unit(turn: int) -> str:
@@ -105,18 +105,18 @@ def call_unit(turn: int) -> str:
     return f"tool-{turn}"
 
 
-def remembered_answers(memory: Memory) -> Iterator[Completion]:
+def cached_completions(cache: CallCache) -> Iterator[Completion]:
     """Yield the cached model answers of a rollout that began at turn 0, in the order of its turns."""
     turn = 0
-    while (known := memory.get(answer_unit(turn))) is not None:
+    while (known := cache.get(answer_unit(turn))) is not None:
         yield Completion.from_json(known)
         turn += 1
 
 
-def remembered_calls(memory: Memory, num_turns: int) -> Iterator[CallRecord]:
+def cached_calls(cache: CallCache, num_turns: int) -> Iterator[CallRecord]:
     """Yield the cached calls of the first `num_turns` turns of the same rollout."""
     for turn in range(num_turns):
-        if (known := memory.get(call_unit(turn))) is not None:
+        if (known := cache.get(call_unit(turn))) is not None:
             yield from Observation.from_json(known).calls
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
+from treadle.agent.dialect import TOOL_DIALECT, Dialect
 from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
@@ -136,9 +136,9 @@ class EnvironmentSettings(Section):
         return with_preset(cls.PRESETS, data)
 
     @property
-    def protocol(self) -> Protocol:
+    def dialect(self) -> Dialect:
         """Table of tags."""
-        return TOOL_PROTOCOL
+        return TOOL_DIALECT
 
     @property
     def system_text(self) -> str:
@@ -167,7 +167,7 @@ class EnvironmentSettings(Section):
     @property
     def enabled_tools(self) -> tuple[str, ...]:
         """Names of the tools that may be called, in the order of the tag table."""
-        return tuple(name for name in self.protocol.tools if self.call_limit(name) > 0)
+        return tuple(name for name in self.dialect.tools if self.call_limit(name) > 0)
 
     @property
     def summarizer(self) -> str | None:
@@ -193,18 +193,18 @@ class EnvironmentSettings(Section):
         """Return the most generation calls of one rollout."""
         if self.max_turns is not None:
             return self.max_turns + additional * len(self.enabled_tools)
-        return sum(self.call_limit(tool, additional) for tool in self.protocol.tools) + 4
+        return sum(self.call_limit(tool, additional) for tool in self.dialect.tools) + 4
 
     def digest(self, form: str | None = None) -> str:
         """Return a hex digest of everything that affects an agent's rollout on a question of this format.
 
         It covers prompt text, tags, tools and limits. If the system prompt adds nothing for a format, its digest equals
-        that for no format. The source of the web (provider or record) is excluded; see `WebSettings.as_met`.
+        that for no format. The source of the web (provider or record) is excluded; see `WebSettings.without_source`.
         """
         settings = self
         if (web := self.search.web) is not None:
-            settings = self.model_copy(update={"search": self.search.model_copy(update={"web": web.as_met()})})
-        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(settings), "tags": self.protocol.as_json()}
+            settings = self.model_copy(update={"search": self.search.model_copy(update={"web": web.without_source()})})
+        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(settings), "tags": self.dialect.as_json()}
         if self.summarizer is not None:
             parts["summarizer"] = summarizer_prompt()
         if self.searches_web:

@@ -1,6 +1,6 @@
 """Parse the text of an agent's turn into typed segments and calls, and render segments as text again.
 
-All that the agent writes is one flat text. Tags are data (a `Protocol`), so another dialect is another table. This
+All that the agent writes is one flat text. Tags are data (a `Dialect`), so another dialect is another table. This
 module is pure: no ids, no tools, no limits. It only reads text; what happened in a rollout is recorded in the ledger of
 the environment. Rules: docs/behaviour/agent.md; the five tags are those of arXiv 2601.06860.
 """
@@ -53,7 +53,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """Tool call as written: the tool's tag and the stripped text between its markers."""
 
     tool: str
@@ -61,7 +61,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Dialect:
     """Tag dialect: a table of tags, and which tag may follow which (for validators; the engine does not enforce it)."""
 
     tags: tuple[Tag, ...]
@@ -107,7 +107,7 @@ class Protocol:
         }
 
 
-TOOL_PROTOCOL = Protocol(
+TOOL_DIALECT = Dialect(
     tags=(
         Tag("think"),
         Tag("python", is_tool=True, stop=True),
@@ -126,50 +126,50 @@ TOOL_PROTOCOL = Protocol(
 """Default dialect: think, call, read the result, think, answer."""
 
 
-def cut_after_first_close(text: str, protocol: Protocol = TOOL_PROTOCOL) -> str:
+def cut_after_first_close(text: str, dialect: Dialect = TOOL_DIALECT) -> str:
     """Drop everything after the first closing marker at which generation should have stopped."""
-    match = protocol.closing_stops.search(text)
+    match = dialect.closing_stops.search(text)
     return text[: match.end()] if match else text
 
 
-def parse_call(text: str, protocol: Protocol = TOOL_PROTOCOL) -> Call | None:
+def parse_call(text: str, dialect: Dialect = TOOL_DIALECT) -> ParsedCall | None:
     """Return the call that ends a piece of model text, as left by `cut_after_first_close`; None if there is none.
 
     The argument is the text between the first opening marker and the closing one, stripped. Without an opening marker
     it is empty, and the tool reports it as invalid.
     """
-    for name in protocol.tools:
-        tag = protocol.by_name[name]
+    for name in dialect.tools:
+        tag = dialect.by_name[name]
         if text.endswith(tag.closing):
             start = text.find(tag.opening)
             body = text[start + len(tag.opening) : -len(tag.closing)] if start >= 0 else ""
-            return Call(name, body.strip())
+            return ParsedCall(name, body.strip())
     return None
 
 
-def is_answer(text: str, protocol: Protocol = TOOL_PROTOCOL) -> bool:
+def is_answer(text: str, dialect: Dialect = TOOL_DIALECT) -> bool:
     """Return whether a piece of model text ends the rollout with an answer."""
-    return text.endswith(protocol.by_name[protocol.answer].closing)
+    return text.endswith(dialect.by_name[dialect.answer].closing)
 
 
-def neutralise(text: str, protocol: Protocol = TOOL_PROTOCOL) -> str:
+def neutralise(text: str, dialect: Dialect = TOOL_DIALECT) -> str:
     """Return tool output with the `<` of every known marker replaced by `&lt;`; nothing else changes.
 
     A result can then neither end its own block nor forge a call or an answer, however the text is parsed again. This
     includes anything that a model would read as a marker: any letter case, full-width letters, or invisible characters
     inside.
     """
-    return sub_first(protocol.read_markers, text, lambda _: "&lt;")
+    return sub_first(dialect.read_markers, text, lambda _: "&lt;")
 
 
-def result_block(text: str, spaced: bool = False, protocol: Protocol = TOOL_PROTOCOL) -> str:
+def result_block(text: str, spaced: bool = False, dialect: Dialect = TOOL_DIALECT) -> str:
     """Wrap tool output in a result block; `spaced` puts a space before the block and newlines inside its markers."""
-    tag = protocol.by_name[RESULT]
-    inner = neutralise(text, protocol)
+    tag = dialect.by_name[RESULT]
+    inner = neutralise(text, dialect)
     return f" {tag.opening}\n{inner}\n{tag.closing}" if spaced else f"{tag.opening}{inner}{tag.closing}"
 
 
-def tokenise(text: str, protocol: Protocol = TOOL_PROTOCOL, *, model_text: bool = False) -> list[Segment]:
+def tokenise(text: str, dialect: Dialect = TOOL_DIALECT, *, model_text: bool = False) -> list[Segment]:
     """Split text into typed segments without gaps or overlaps; `start` and `end` are in characters.
 
     Any text is accepted:
@@ -186,9 +186,9 @@ def tokenise(text: str, protocol: Protocol = TOOL_PROTOCOL, *, model_text: bool 
     # time.
     unclosed: set[str] = set()
     position = loose = 0
-    while (match := protocol.markers.search(text, position)) is not None:
-        tag = protocol.by_name[match[2]]
-        end = _block_end(text, match, tag, protocol, unclosed)
+    while (match := dialect.markers.search(text, position)) is not None:
+        tag = dialect.by_name[match[2]]
+        end = _block_end(text, match, tag, dialect, unclosed)
         if end is None or (model_text and tag.author == "system"):
             position = match.end() if end is None else end
             continue
@@ -204,7 +204,7 @@ def _append(segments: list[Segment], kind: str, text: str, start: int, end: int)
         segments.append(Segment(kind, text[start:end], start, end))
 
 
-def _block_end(text: str, match: re.Match[str], tag: Tag, protocol: Protocol, unclosed: set[str]) -> int | None:
+def _block_end(text: str, match: re.Match[str], tag: Tag, dialect: Dialect, unclosed: set[str]) -> int | None:
     """Return the end of the block that begins at a marker; None if the marker begins none."""
     if match[1]:
         return match.end() if tag.stop else None
@@ -213,10 +213,10 @@ def _block_end(text: str, match: re.Match[str], tag: Tag, protocol: Protocol, un
         if closing >= 0:
             return closing + len(tag.closing)
         unclosed.add(tag.name)
-    for other in protocol.markers.finditer(text, match.end()):
+    for other in dialect.markers.finditer(text, match.end()):
         if other[1] and other[2] == tag.name:
             return other.end()
-        if not other[1] or protocol.by_name[other[2]].stop:
+        if not other[1] or dialect.by_name[other[2]].stop:
             return other.start()
     return len(text)
 

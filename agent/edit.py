@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
+from treadle.agent.dialect import TOOL_DIALECT, Dialect
 from treadle.agent.environment import CallRecord
 from treadle.agent.rollout import Trajectory, Usage
 from treadle.agent.transcript import Codec, Prefix, Transcript
@@ -19,14 +19,14 @@ Piece = tuple[Literal["model", "system"], str]
 """Author and text; a system piece is one whole result block."""
 
 
-def extended(prefix: Prefix, text: str, codec: Codec | None, protocol: Protocol = TOOL_PROTOCOL) -> Prefix:
+def extended(prefix: Prefix, text: str, codec: Codec | None, dialect: Dialect = TOOL_DIALECT) -> Prefix:
     """Return a prefix with model text appended; it is pending if the text ends with a call or an answer.
 
     Raises ValueError if the prefix itself ends with a call without a result, or with an answer.
     """
     if prefix.pending:
         raise ValueError("a prefix that ends with an open call or an answer cannot be extended")
-    transcript = Transcript(protocol, codec, prefix)
+    transcript = Transcript(dialect, codec, prefix)
     transcript.insert(text)
     return transcript.prefix(prefix.calls, prefix.turn)
 
@@ -41,13 +41,13 @@ def assembled(
     pieces: Iterable[Piece],
     calls: Sequence[CallRecord],
     codec: Codec | None,
-    protocol: Protocol = TOOL_PROTOCOL,
+    dialect: Dialect = TOOL_DIALECT,
 ) -> Trajectory:
     """Return a trajectory assembled from pieces in order, with the prompt and the status of `parent`.
 
     Nothing is generated and no tool runs; `usage` is empty.
     """
-    transcript = Transcript(protocol, codec)
+    transcript = Transcript(dialect, codec)
     for author, text in pieces:
         if author == "system":
             transcript.append_block(text)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import orjson
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import Call, is_answer, parse_call, result_block
+from treadle.agent.dialect import ParsedCall, is_answer, parse_call, result_block
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 
 FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
@@ -162,7 +162,7 @@ class Environment(Protocol):
 
 
 class Ledger:
-    """Call counts of one rollout: the only source for limits and metrics. They are never read from the text."""
+    """ParsedCall counts of one rollout: the only source for limits and metrics. They are never read from the text."""
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self.requested: Counter[str] = Counter()
@@ -218,11 +218,11 @@ class ToolEnvironment:
         budget_s: float | None = None,
     ) -> Observation:
         """Run the call that ends the text, refuse it, or end the rollout."""
-        protocol = self._settings.protocol
-        call = parse_call(text, protocol)
+        dialect = self._settings.dialect
+        call = parse_call(text, dialect)
         if call is None:
-            observation = Observation(status="answered" if is_answer(text, protocol) else "no_answer")
-        elif (limit := self._reached(call.tool)) is not None:
+            observation = Observation(status="answered" if is_answer(text, dialect) else "no_answer")
+        elif (limit := self._limit_message(call.tool)) is not None:
             observation = self._refuse(call, turn, limit)
         else:
             told = CallContext(self._question, log or (text,), seed, budget_s, self._route)
@@ -239,7 +239,7 @@ class ToolEnvironment:
     async def close(self) -> None:
         """Do nothing; an episode holds no resources."""
 
-    def _reached(self, tool: str) -> str | None:
+    def _limit_message(self, tool: str) -> str | None:
         """Return the message of the limit that rules out one more call; None if the call is allowed."""
         limit = self._settings.call_limit(tool, self._additional)
         if limit == 0 or tool not in self._tools:
@@ -251,7 +251,7 @@ class ToolEnvironment:
             return f"The limit of tool calls ({total}) is reached; this call was not run."
         return None
 
-    def _refuse(self, call: Call, turn: int, reason: str) -> Observation:
+    def _refuse(self, call: ParsedCall, turn: int, reason: str) -> Observation:
         on_limit = self._settings.on_limit
         # With `notice`, the second refused call of a tool ends the rollout.
         ends = on_limit == "stop" or (on_limit == "notice" and self._ledger.refused(call.tool) >= 1)
@@ -259,7 +259,7 @@ class ToolEnvironment:
         record = CallRecord(call.tool, call.argument, "refused", turn, notice)
         return Observation((record,), (self._block(notice),) if notice else (), "limit" if ends else None)
 
-    def _executed(self, call: Call, turn: int, outcome: ToolOutcome) -> Observation:
+    def _executed(self, call: ParsedCall, turn: int, outcome: ToolOutcome) -> Observation:
         text = _well_formed(outcome.text)
         record = CallRecord(
             call.tool,
@@ -277,7 +277,7 @@ class ToolEnvironment:
         return Observation((record,), (self._block(text),))
 
     def _block(self, text: str) -> str:
-        return result_block(text, self._settings.result_format == "spaced", self._settings.protocol)
+        return result_block(text, self._settings.result_format == "spaced", self._settings.dialect)
 
 
 def _well_formed(text: str) -> str:

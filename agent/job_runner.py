@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from treadle.core.errors import ModelError, RolloutsOwed, StageFailed, ToolError, TreadleError
+from treadle.core.errors import JobsPending, ModelError, StageFailed, ToolError, TreadleError
 from treadle.core.runs.address import Address
-from treadle.core.runs.stage import StageContext, Worked
+from treadle.core.runs.stage import StageContext, WorkResult
 
 _log = logging.getLogger(__name__)
 
 
-class Job(Protocol):
+class KeyedJob(Protocol):
     """Unit of work of a stage; `key` owns its records in the journal."""
 
     @property
@@ -28,10 +28,10 @@ class Job(Protocol):
         ...
 
 
-T_Job = TypeVar("T_Job", bound=Job)
+T_Job = TypeVar("T_Job", bound=KeyedJob)
 
 
-class CrewOptions(Protocol):
+class JobRunnerOptions(Protocol):
     """Keys of a stage's section that the job runner reads."""
 
     @property
@@ -40,12 +40,12 @@ class CrewOptions(Protocol):
         ...
 
     @property
-    def owed_retries(self) -> int:
+    def pending_retries(self) -> int:
         """Number of further passes over pending jobs."""
         ...
 
     @property
-    def owed_pause_s(self) -> float:
+    def pending_pause_s(self) -> float:
         """Seconds before the first of these passes; doubled for each further one."""
         ...
 
@@ -56,28 +56,28 @@ class CrewOptions(Protocol):
 
 
 @dataclass(slots=True)
-class Pass:
+class PassResult:
     """Result of one pass over the unfinished jobs.
 
     Attributes:
         errors: Cause of failure by job key.
         retryable: Whether any of the errors is retryable.
-        in_a_row: Consecutive failures at the end of the pass so far.
+        num_consecutive_failures: Consecutive failures at the end of the pass so far.
         first: Cause of the first failure.
     """
 
     errors: dict[str, str] = field(default_factory=dict)
     retryable: bool = False
-    in_a_row: int = 0
+    num_consecutive_failures: int = 0
     first: str = ""
 
-    def owe(self, key: str, error: Exception) -> None:
+    def add_failure(self, key: str, error: Exception) -> None:
         """Record a job that could not be finished."""
         cause = cause_of(error)
         self.errors[key] = cause
         self.first = self.first or cause
         self.retryable |= isinstance(error, TreadleError) and error.retryable
-        self.in_a_row += 1
+        self.num_consecutive_failures += 1
 
 
 def cause_of(error: Exception) -> str:
@@ -85,15 +85,15 @@ def cause_of(error: Exception) -> str:
     return str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
 
 
-def is_owed(error: Exception) -> bool:
+def leaves_job_pending(error: Exception) -> bool:
     """Return whether a job stays pending after this error; others (budget, full disk, broken tool) stop the stage."""
     if isinstance(error, TreadleError):
         return isinstance(error, ModelError) or (isinstance(error, ToolError) and error.retryable)
     return True
 
 
-class Crew(Generic[T_Job]):
-    """Job runner: works through the unfinished jobs in passes, with `max_concurrent` jobs at once.
+class JobRunner(Generic[T_Job]):
+    """KeyedJob runner: works through the unfinished jobs in passes, with `max_concurrent` jobs at once.
 
     Attributes:
         last: Result of the last pass; its errors are those of the jobs still pending.
@@ -101,29 +101,29 @@ class Crew(Generic[T_Job]):
 
     def __init__(
         self,
-        options: CrewOptions,
+        options: JobRunnerOptions,
         open_jobs: Callable[[], Iterator[T_Job]],
-        make: Callable[[T_Job], Awaitable[None]],
+        run_job: Callable[[T_Job], Awaitable[None]],
         *,
         noun: str,
     ) -> None:
-        """Set up a run; `open_jobs` returns the unfinished jobs once per pass, `make` finishes one job or raises."""
+        """Set up a run; `open_jobs` returns the unfinished jobs once per pass, `run_job` finishes one job or raises."""
         self._options = options
         self._open_jobs = open_jobs
-        self._make = make
+        self._run_job = run_job
         self._noun = noun
-        self.last = Pass()
+        self.last = PassResult()
 
     async def work(self, num_open: int) -> None:
-        """Run passes over the unfinished jobs until no retryable error is left, or `owed_retries` is exhausted."""
-        for number in range(self._options.owed_retries + 1):
+        """Run passes over the unfinished jobs until no retryable error is left, or `pending_retries` is exhausted."""
+        for number in range(self._options.pending_retries + 1):
             if number:
-                pause_s = self._options.owed_pause_s * 2 ** (number - 1)
+                pause_s = self._options.pending_pause_s * 2 ** (number - 1)
                 # A pass that gave up early has no errors of the jobs that it never tried.
                 num_open = sum(1 for _ in self._open_jobs())
-                _log.warning("%d %s are owed, trying again in %g s", num_open, self._noun, pause_s)
+                _log.warning("%d %s are pending, trying again in %g s", num_open, self._noun, pause_s)
                 await asyncio.sleep(pause_s)
-            self.last = Pass()
+            self.last = PassResult()
             await self._one_pass(num_open)
             if not self.last.retryable:
                 break
@@ -131,7 +131,7 @@ class Crew(Generic[T_Job]):
     async def _one_pass(self, num_open: int) -> None:
         jobs = self._open_jobs()
         number = min(self._options.max_concurrent, num_open)
-        workers = [asyncio.create_task(self._take(jobs, 2 * number + 8)) for _ in range(number)]
+        workers = [asyncio.create_task(self._run_worker(jobs, 2 * number + 8)) for _ in range(number)]
         try:
             await asyncio.gather(*workers)
         finally:
@@ -139,29 +139,29 @@ class Crew(Generic[T_Job]):
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _take(self, jobs: Iterator[T_Job], give_up_after: int) -> None:
+    async def _run_worker(self, jobs: Iterator[T_Job], give_up_after: int) -> None:
         """Run jobs from the stream until it ends, or until `give_up_after` jobs of this pass failed in a row."""
         for job in jobs:
             try:
-                await self._make(job)
+                await self._run_job(job)
             except Exception as error:
-                if not is_owed(error):
+                if not leaves_job_pending(error):
                     raise
-                unforeseen = not isinstance(error, TreadleError)
-                _log.warning("%s %s is owed: %s", self._noun[:-1], job.key, error, exc_info=unforeseen)
-                self.last.owe(job.key, error)
+                unexpected = not isinstance(error, TreadleError)
+                _log.warning("%s %s is pending: %s", self._noun[:-1], job.key, error, exc_info=unexpected)
+                self.last.add_failure(job.key, error)
                 # So many failures in a row suggest a common cause: leave the other jobs to the next pass.
-                if self.last.in_a_row >= give_up_after:
+                if self.last.num_consecutive_failures >= give_up_after:
                     return
             else:
-                self.last.in_a_row = 0
+                self.last.num_consecutive_failures = 0
 
-    def worked(self, facts: Mapping[str, Any]) -> Worked:
+    def work_result(self, facts: Mapping[str, Any]) -> WorkResult:
         """Return the result of the last pass, for `Stage.run`."""
-        return Worked(self.last.errors, self.last.first, self.last.retryable, facts)
+        return WorkResult(self.last.errors, self.last.first, self.last.retryable, facts)
 
 
-def begin(context: StageContext, jobs: Iterable[Job], noun: str) -> int:
+def start_progress(context: StageContext, jobs: Iterable[KeyedJob], noun: str) -> int:
     """Start the progress display over all jobs; return the number of unfinished ones."""
     num_jobs = num_finished = 0
     for job in jobs:
@@ -172,38 +172,40 @@ def begin(context: StageContext, jobs: Iterable[Job], noun: str) -> int:
     return num_jobs - num_finished
 
 
-def settle(context: StageContext, options: CrewOptions, jobs: Iterable[Job], noun: str) -> tuple[int, int]:
+def check_pending(
+    context: StageContext, options: JobRunnerOptions, jobs: Iterable[KeyedJob], noun: str
+) -> tuple[int, int]:
     """Return the number of all jobs and of pending ones, once the work is over and if the user accepts failures.
 
-    Raises StageFailed if there are no jobs, or if more failed than `max_error_rate` allows. Raises RolloutsOwed if jobs
+    Raises StageFailed if there are no jobs, or if more failed than `max_error_rate` allows. Raises JobsPending if jobs
     are pending and failures are not accepted.
     """
-    num_jobs = num_owed = 0
+    num_jobs = num_pending = 0
     for job in jobs:
         num_jobs += 1
-        num_owed += not context.journal.is_finished(job.key)
+        num_pending += not context.journal.is_finished(job.key)
     if not num_jobs:
         raise StageFailed(
             f"{context.address}: none of the questions is selected; check datasets, split and max_questions"
         )
-    if not num_owed:
+    if not num_pending:
         return num_jobs, 0
-    said = f"{context.address}: {num_owed} of {num_jobs} {noun} could not be finished"
-    cause = f"first cause: {context.worked.first}"
+    summary = f"{context.address}: {num_pending} of {num_jobs} {noun} could not be finished"
+    cause = f"first cause: {context.work_result.first}"
     if not context.accept_failures:
         remedy = "run again to retry them, or accept them as failed rows with --accept-failures"
-        raise RolloutsOwed(f"{said}; {cause}; {remedy}", retryable=context.worked.retryable)
-    if num_owed > options.max_error_rate * num_jobs:
+        raise JobsPending(f"{summary}; {cause}; {remedy}", retryable=context.work_result.retryable)
+    if num_pending > options.max_error_rate * num_jobs:
         raise StageFailed(
-            f"{said}, more than max_error_rate = {options.max_error_rate:g} allows; {cause}; run again to retry them"
+            f"{summary}, more than max_error_rate = {options.max_error_rate:g} allows; {cause}; run again to retry them"
         )
-    return num_jobs, num_owed
+    return num_jobs, num_pending
 
 
-def refuse_silence(address: Address, statuses: Mapping[str, int], noun: str) -> NoReturn:
+def raise_no_output(address: Address, statuses: Mapping[str, int], noun: str) -> NoReturn:
     """Raise StageFailed because the model generated no text in any job; `statuses` counts how the jobs ended."""
-    told = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()))
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()))
     raise StageFailed(
-        f"{address}: the model generated no text in any of {sum(statuses.values()):,} {noun} ({told}); check "
+        f"{address}: the model generated no text in any of {sum(statuses.values()):,} {noun} ({counts}); check "
         f"its server and environment.rollout_time_s, then: treadle stage {address} --force"
     )

@@ -13,7 +13,7 @@ from typing import Any
 from treadle.core.config import Section, differing_keys, digest_json, semantic_dump
 from treadle.core.runs.stage import Rows
 
-_SELECTING = frozenset(
+_SELECTION_KEYS = frozenset(
     {"samples_per_question", "max_questions", "max_questions_per_dataset", "datasets", "split", "max_error_rate"}
 )
 """Keys of a stage's section that decide which jobs exist, but not the result of any job."""
@@ -38,11 +38,11 @@ def shared_digest(settings: Section, inputs: Mapping[str, Sequence[Rows]]) -> st
     """
     dumped = semantic_dump(settings)
     dumped.pop("environment", None)
-    dumped["options"] = {name: value for name, value in dumped["options"].items() if name not in _SELECTING}
+    dumped["options"] = {name: value for name, value in dumped["options"].items() if name not in _SELECTION_KEYS}
     return digest_json([dumped, [table.digest for table in inputs.get("checkpoint", ())]])
 
 
-def made_jobs(jobs: Iterable[QuestionJob]) -> Iterator[QuestionJob]:
+def unique_jobs(jobs: Iterable[QuestionJob]) -> Iterator[QuestionJob]:
     """Yield the jobs that are made: the first one of each key."""
     return (job for job in jobs if not job.is_copy)
 
@@ -55,4 +55,4 @@ def job_key(*parts: Any) -> str:
 def changed_settings(before: Any, settings: Section) -> list[str]:
     """Return the keys whose values differ from the dumped settings of a result, without keys that only select jobs."""
     keys = (line.split(": ", 1)[0] for line in differing_keys(before, semantic_dump(settings)))
-    return [key for key in keys if key.removeprefix("options.").split("[")[0] not in _SELECTING]
+    return [key for key in keys if key.removeprefix("options.").split("[")[0] not in _SELECTION_KEYS]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol as TypingProtocol
+from typing import Protocol
 
-from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
+from treadle.agent.dialect import TOOL_DIALECT, Dialect
 from treadle.agent.transcript import Codec
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
 
-class Model(TypingProtocol):
+class CompletionModel(Protocol):
     """Interface of a completion model; `treadle.core.llm.pool.ModelPool` implements it."""
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
@@ -20,7 +20,7 @@ class Model(TypingProtocol):
         ...
 
 
-class ChatModel(TypingProtocol):
+class ChatModel(Protocol):
     """Interface of a chat-only service; `treadle.core.llm.pool.ModelPool` implements it."""
 
     async def chat(
@@ -37,7 +37,7 @@ class ChatModel(TypingProtocol):
         ...
 
 
-class ChatCodec(Codec, TypingProtocol):
+class ChatCodec(Codec, Protocol):
     """Codec that also renders chat messages; `treadle.core.chat.ChatTokenizer` implements it."""
 
     added_tokens: frozenset[str]
@@ -77,10 +77,21 @@ class ModelBinding:
     gives no ids; without one, plain ChatML is used. With `chat`, the service renders the messages and there are no ids.
     """
 
-    model: Model
+    model: CompletionModel
     codec: ChatCodec | None
     sampling: Sampling
     limits: RolloutLimits
-    protocol: Protocol = TOOL_PROTOCOL
+    dialect: Dialect = TOOL_DIALECT
     renderer: ChatCodec | None = None
     chat: ChatModel | None = None
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the prompt as text, for text mode."""
+        renderer = self.codec or self.renderer
+        return renderer.render(messages) if renderer else render_chatml(messages)
+
+
+def render_chatml(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return messages as plain ChatML with the start of the assistant turn, for models without a known template."""
+    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return f"{turns}<|im_start|>assistant\n"

@@ -11,18 +11,17 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from treadle.agent.dialect import RESULT, Segment, tokenise
-from treadle.agent.dialect import Protocol as Tags
+from treadle.agent.dialect import RESULT, Dialect, Segment, tokenise
 from treadle.agent.model_types import ChatCodec, ChatModel, ModelBinding
 from treadle.agent.transcript import Transcript
 from treadle.core.errors import ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 
-GO_ON = "Go on."
+CONTINUE_MESSAGE = "Go on."
 """Content of the user message that is added if the conversation would otherwise end with an assistant message."""
 
 
-class Asking(Protocol):
+class PromptStrategy(Protocol):
     """Strategy that builds requests from the transcript of one rollout and adds the completions to it."""
 
     @property
@@ -30,7 +29,7 @@ class Asking(Protocol):
         """Token ids before the assistant turn; empty if requests carry no ids."""
         ...
 
-    def room(self) -> tuple[int, str]:
+    def max_new_tokens(self) -> tuple[int, str]:
         """Return the most new tokens of the next turn, and the rollout's status if that number is below 1."""
         ...
 
@@ -38,7 +37,7 @@ class Asking(Protocol):
         """Request the next completion from the model. Raises ModelError and its subclasses."""
         ...
 
-    def take(self, completion: Completion) -> bool:
+    def add_completion(self, completion: Completion) -> bool:
         """Append a new or cached completion to the transcript; return whether it added anything.
 
         Raises ModelError if the completion does not fit the mode, for example if it has no token ids.
@@ -46,16 +45,18 @@ class Asking(Protocol):
         ...
 
 
-def asking_of(engine: ModelBinding, messages: Sequence[Mapping[str, str]], transcript: Transcript) -> Asking:
+def make_prompt_strategy(
+    engine: ModelBinding, messages: Sequence[Mapping[str, str]], transcript: Transcript
+) -> PromptStrategy:
     """Return the strategy for an engine; `messages` are those before the assistant turn."""
     if engine.chat is not None:
-        return Chat(engine, engine.chat, messages, transcript)
+        return ChatPrompts(engine, engine.chat, messages, transcript)
     if engine.codec is not None:
-        return Ids(engine, engine.codec, messages, transcript)
-    return Text(engine, messages, transcript)
+        return TokenIdPrompts(engine, engine.codec, messages, transcript)
+    return TextPrompts(engine, messages, transcript)
 
 
-class Ids:
+class TokenIdPrompts:
     """Requests as token ids: the prompt's ids followed by those of the turn, exactly as sampled."""
 
     def __init__(
@@ -66,8 +67,8 @@ class Ids:
         self._transcript = transcript
         self.prompt_ids = array("i", codec.prompt_ids(messages))
 
-    def room(self) -> tuple[int, str]:
-        """See `Asking`."""
+    def max_new_tokens(self) -> tuple[int, str]:
+        """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         used = len(self._transcript.ids)
         window = most if limits.max_model_len is None else limits.max_model_len - len(self.prompt_ids) - used
@@ -75,29 +76,33 @@ class Ids:
         return min(most, window, budget), "context_full" if window <= budget else "budget"
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
-        """See `Asking`."""
+        """See `PromptStrategy`."""
         ids = (self.prompt_ids + self._transcript.ids).tolist()
         completion = await _complete(self._engine, ids, max_tokens, seed, session, deadline)
         if completion.token_ids is None:
             raise ModelError(f"{completion.endpoint} gave an answer without token ids; set token_ids to off")
         return completion
 
-    def take(self, completion: Completion) -> bool:
-        """See `Asking`."""
+    def add_completion(self, completion: Completion) -> bool:
+        """See `PromptStrategy`."""
         if completion.token_ids is None:
             raise ModelError(
                 "this rollout was started in text mode; set token_ids to off, or run the stage with --force"
             )
         if not completion.stop_dropped:  # the usual case
-            return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens)
-        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+            return self._transcript.append_completion(
+                completion.text, completion.token_ids, completion.completion_tokens
+            )
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.dialect)
         ended = completion.token_ids[-1:] and completion.token_ids[-1] in self._codec.eos_ids
         if ended and completion.stop_reason != marker:
             marker = ""  # an end-of-turn id ended the answer, not a stop string
-        return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens, marker)
+        return self._transcript.append_completion(
+            completion.text, completion.token_ids, completion.completion_tokens, marker
+        )
 
 
-class Text:
+class TextPrompts:
     """Requests as text: the rendered prompt followed by the text of the turn.
 
     The limit is an estimate. Whether a request fits is decided by the server.
@@ -111,8 +116,8 @@ class Text:
         self._server_chars = 0
         self.prompt_ids = array("i")
 
-    def room(self) -> tuple[int, str]:
-        """See `Asking`."""
+    def max_new_tokens(self) -> tuple[int, str]:
+        """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most if limits.max_model_len is None else limits.max_model_len - self._context_tokens()
         # An estimate must not end the rollout: the server rejects a prompt that does not fit.
@@ -129,22 +134,22 @@ class Text:
         return self._server_tokens + len(text) - self._server_chars
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
-        """See `Asking`."""
+        """See `PromptStrategy`."""
         text = self._prompt + self._transcript.text
         return await _complete(self._engine, text, max_tokens, seed, session, deadline)
 
-    def take(self, completion: Completion) -> bool:
-        """See `Asking`."""
+    def add_completion(self, completion: Completion) -> bool:
+        """See `PromptStrategy`."""
         before = len(self._transcript.text)
-        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
-        said = self._transcript.absorb(completion.text, None, completion.completion_tokens, marker)
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.dialect)
+        was_added = self._transcript.append_completion(completion.text, None, completion.completion_tokens, marker)
         kept = min(len(self._transcript.text) - before, len(completion.text))
-        self._server_tokens = completion.prompt_tokens + tokens_kept(completion, kept)
+        self._server_tokens = completion.prompt_tokens + estimate_kept_tokens(completion, kept)
         self._server_chars = len(self._prompt) + before + kept
-        return said
+        return was_added
 
 
-class Chat:
+class ChatPrompts:
     """Requests as chat messages.
 
     Token counts are those of the service. A character that the service has not counted yet counts as one token.
@@ -155,15 +160,15 @@ class Chat:
     ) -> None:
         self._engine = engine
         self._model = model
-        self._opening = messages
+        self._first_messages = messages
         self._transcript = transcript
         self._first_prompt_tokens: int | None = None
         self._counted_tokens = 0
         self._counted_chars = 0
         self.prompt_ids = array("i")
 
-    def room(self) -> tuple[int, str]:
-        """See `Asking`. Results count towards the budget once the service has counted them, in the next prompt."""
+    def max_new_tokens(self) -> tuple[int, str]:
+        """See `PromptStrategy`. Results count towards the budget once the service has counted them."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most
         if limits.max_model_len is not None:
@@ -174,37 +179,37 @@ class Chat:
         return min(most, window, budget), "context_full" if window <= budget else "budget"
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
-        """See `Asking`."""
+        """See `PromptStrategy`."""
         sampling = self._engine.sampling
         return await self._model.chat(
-            conversation(self._opening, self._transcript.segments()),
+            conversation(self._first_messages, self._transcript.segments()),
             sampling if max_tokens == sampling.max_tokens else sampling.model_copy(update={"max_tokens": max_tokens}),
             seed=seed,
             session=session,
             deadline=deadline,
-            stop=self._engine.protocol.stops,
+            stop=self._engine.dialect.stops,
         )
 
-    def take(self, completion: Completion) -> bool:
-        """See `Asking`."""
+    def add_completion(self, completion: Completion) -> bool:
+        """See `PromptStrategy`."""
         if self._first_prompt_tokens is None:
             self._first_prompt_tokens = completion.prompt_tokens
         before = self._num_chars()
-        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
-        said = self._transcript.absorb(completion.text, None, completion.completion_tokens, marker)
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.dialect)
+        was_added = self._transcript.append_completion(completion.text, None, completion.completion_tokens, marker)
         kept = min(self._num_chars() - before, len(completion.text))
         # Hidden reasoning is billed, but it is not sent back with the next request. Hence at most one token per kept
         # character.
-        self._counted_tokens = completion.prompt_tokens + min(tokens_kept(completion, kept), kept)
+        self._counted_tokens = completion.prompt_tokens + min(estimate_kept_tokens(completion, kept), kept)
         self._counted_chars = before + kept
-        return said
+        return was_added
 
     def _num_chars(self) -> int:
-        return sum(len(message["content"]) for message in self._opening) + len(self._transcript.text)
+        return sum(len(message["content"]) for message in self._first_messages) + len(self._transcript.text)
 
 
-def conversation(opening: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:
-    """Return `opening`, which ends with a user message, followed by the assistant turn as messages.
+def conversation(first_messages: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:
+    """Return `first_messages`, which ends with a user message, followed by the assistant turn as messages.
 
     Result segments become user messages, all others assistant messages. The author of a segment comes from
     `Transcript.segments`, never from the text.
@@ -217,11 +222,11 @@ def conversation(opening: Sequence[Mapping[str, str]], segments: Iterable[Segmen
         else:
             turns.append({"role": role, "content": segment.text})
     if turns and turns[-1]["role"] == "assistant":
-        turns.append({"role": "user", "content": GO_ON})
-    return [*({"role": message["role"], "content": message["content"]} for message in opening), *turns]
+        turns.append({"role": "user", "content": CONTINUE_MESSAGE})
+    return [*({"role": message["role"], "content": message["content"]} for message in first_messages), *turns]
 
 
-def dropped_stop(before: str, completion: Completion, tags: Tags) -> str:
+def dropped_stop(before: str, completion: Completion, tags: Dialect) -> str:
     """Return the closing marker that ended generation if the server left it out of the text; else an empty string.
 
     The marker is the one that the server names, else that of the block that is open at the end of the text. `before` is
@@ -239,19 +244,19 @@ def dropped_stop(before: str, completion: Completion, tags: Tags) -> str:
     return tag.closing if tag is not None and tag.stop else ""
 
 
-def tokens_kept(completion: Completion, num_chars: int) -> int:
+def estimate_kept_tokens(completion: Completion, num_chars: int) -> int:
     """Return the tokens of the first `num_chars` characters of a truncated completion: their share, rounded up."""
-    whole = len(completion.text)
-    if num_chars >= whole:
+    total_chars = len(completion.text)
+    if num_chars >= total_chars:
         return completion.completion_tokens
-    return -(-completion.completion_tokens * num_chars // whole)
+    return -(-completion.completion_tokens * num_chars // total_chars)
 
 
 async def _complete(
     engine: ModelBinding, prompt: list[int] | str, max_tokens: int, seed: int, session: str, deadline: float
 ) -> Completion:
     request = CompletionRequest(
-        prompt=prompt, max_tokens=max_tokens, sampling=engine.sampling, stop=engine.protocol.stops, seed=seed
+        prompt=prompt, max_tokens=max_tokens, sampling=engine.sampling, stop=engine.dialect.stops, seed=seed
     )
     answer = engine.model.complete(request, session=session, deadline=deadline)
     del request, prompt  # thousands of requests wait at once: free the ids while the server generates

@@ -10,31 +10,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from treadle.agent.call_cache import Memory
-from treadle.agent.model_types import ChatCodec, ChatModel, Model
-from treadle.agent.rollout import render_chatml
+from treadle.agent.call_cache import CallCache
+from treadle.agent.model_types import ChatCodec, ChatModel, CompletionModel, render_chatml
 from treadle.core.errors import ConfigError, ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
 
-class AskedModel(Model, ChatModel, Protocol):
+class RoleBackend(CompletionModel, ChatModel, Protocol):
     """Interface of the model; `treadle.agent.metering.Meter` implements it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer of a model in a role, without the prefill; `cut` says that it was truncated at `max_tokens`."""
+    """Answer of a model in a role, without the prefill; `is_truncated` says that it was truncated at `max_tokens`."""
 
     text: str
-    cut: bool
+    is_truncated: bool
     prompt_tokens: int
     completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class RoleModel:
-    """Model with the sampling parameters of its role.
+    """CompletionModel with the sampling parameters of its role.
 
     Attributes:
         role: For example `judge`.
@@ -50,7 +49,7 @@ class RoleModel:
 
     role: str
     name: str
-    model: AskedModel
+    model: RoleBackend
     sampling: Sampling
     codec: ChatCodec | None = None
     renderer: ChatCodec | None = None
@@ -61,7 +60,7 @@ class RoleModel:
         self,
         messages: Sequence[Mapping[str, str]],
         *,
-        memory: Memory,
+        cache: CallCache,
         unit: str,
         seed: int,
         session: str,
@@ -75,14 +74,14 @@ class RoleModel:
         prompt leaves no room, DeadlineExceeded, other ModelErrors if the request fails, and ConfigError for a
         prefill with a chat-only server.
         """
-        known = memory.get(unit)
+        known = cache.get(unit)
         if known is not None:
             completion = Completion.from_json(known)
         else:
             completion = await self._complete(messages, prefill, tuple(stop), seed, session, deadline)
-            if marker := missing_stop(prefill, completion, stop):
+            if marker := dropped_stop_string(prefill, completion, stop):
                 completion = replace(completion, text=completion.text + marker, stop_dropped=False)
-            memory.append(unit, completion.to_json())
+            cache.append(unit, completion.to_json())
         return _reply(completion)
 
     async def _complete(
@@ -120,7 +119,7 @@ class RoleModel:
         return await self.model.complete(request, session=session, deadline=deadline)
 
 
-def missing_stop(before: str, completion: Completion, stops: Sequence[str]) -> str:
+def dropped_stop_string(before: str, completion: Completion, stops: Sequence[str]) -> str:
     """Return the stop string that ended an answer if the server left it out of the text; else an empty string.
 
     It is the one that the server names, or the only one, or else the closing marker of the block that was opened last
@@ -138,7 +137,7 @@ def missing_stop(before: str, completion: Completion, stops: Sequence[str]) -> s
     return last if last and openings[last] >= 0 else ""
 
 
-def remembered_reply(value: bytes) -> Reply:
+def parse_cached_reply(value: bytes) -> Reply:
     """Read a reply as cached by `RoleModel.ask`."""
     return _reply(Completion.from_json(value))
 

@@ -13,11 +13,11 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle.agent.call_cache import Memory, answer_unit, call_unit
-from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.call_cache import CallCache, answer_unit, call_unit
+from treadle.agent.dialect import RESULT, TOOL_DIALECT, Dialect, Segment
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
 from treadle.agent.model_types import ModelBinding
-from treadle.agent.prompt_strategy import asking_of
+from treadle.agent.prompt_strategy import make_prompt_strategy
 from treadle.agent.transcript import Codec, Prefix, Transcript, cut
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.types import Completion
@@ -72,12 +72,12 @@ class Trajectory:
     num_turns: int
     usage: Usage = field(default_factory=Usage)
 
-    def prefix(self, num_segments: int, codec: Codec | None, protocol: Protocol = TOOL_PROTOCOL) -> Prefix:
+    def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect = TOOL_DIALECT) -> Prefix:
         """Return the first `num_segments` segments as a prefix to continue from.
 
         The next context is identical, id for id, to that of an uninterrupted rollout.
         """
-        return cut(self.segments, self.output_ids, self.token_origin, self.calls, num_segments, protocol, codec)
+        return cut(self.segments, self.output_ids, self.token_origin, self.calls, num_segments, dialect, codec)
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ class RolloutEngine(ModelBinding):
         *,
         seed: int,
         deadline: float,
-        memory: Memory,
+        cache: CallCache,
         prefix: Prefix | None = None,
     ) -> Trajectory:
         """Run one rollout to its end, from the start or from a prefix.
@@ -115,9 +115,7 @@ class RolloutEngine(ModelBinding):
         resume later.
         """
         try:
-            rollout = await self.begin(
-                environment, question, seed=seed, deadline=deadline, memory=memory, prefix=prefix
-            )
+            rollout = await self.begin(environment, question, seed=seed, deadline=deadline, cache=cache, prefix=prefix)
             while await rollout.advance():
                 pass
             return rollout.finish()
@@ -131,12 +129,12 @@ class RolloutEngine(ModelBinding):
         *,
         seed: int,
         deadline: float,
-        memory: Memory,
+        cache: CallCache,
         prefix: Prefix | None = None,
     ) -> Rollout:
         """Reset the environment for a rollout that is run turn by turn. The caller closes the environment."""
         messages = await environment.reset(question, prefix.calls if prefix else ())
-        return Rollout(self, environment, messages, seed, deadline, memory, question.key, prefix)
+        return Rollout(self, environment, messages, seed, deadline, cache, question.key, prefix)
 
     def without_spelled_tokens(self, observation: Observation) -> Observation:
         """Break up spellings of the tokenizer's added tokens in results from the web.
@@ -147,24 +145,13 @@ class RolloutEngine(ModelBinding):
         tokenizer = self.codec or self.renderer
         if tokenizer is None or not any(call.sources for call in observation.calls):
             return observation
-        tag = self.protocol.by_name[RESULT]
+        tag = self.dialect.by_name[RESULT]
         blocks: list[str] = []
         for block in observation.blocks:
             before, opening, rest = block.partition(tag.opening)
             inner, closing, after = rest.rpartition(tag.closing)
             blocks.append(before + opening + without_tokens(inner, tokenizer.added_tokens) + closing + after)
         return replace(observation, blocks=tuple(blocks))
-
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the prompt as text, for text mode."""
-        renderer = self.codec or self.renderer
-        return renderer.render(messages) if renderer else render_chatml(messages)
-
-
-def render_chatml(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return messages as plain ChatML with the start of the assistant turn, for models without a known template."""
-    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
-    return f"{turns}<|im_start|>assistant\n"
 
 
 class Rollout:
@@ -177,7 +164,7 @@ class Rollout:
         messages: Sequence[Mapping[str, str]],
         seed: int,
         deadline: float,
-        memory: Memory,
+        cache: CallCache,
         session: str,
         prefix: Prefix | None,
     ) -> None:
@@ -185,10 +172,10 @@ class Rollout:
         self._environment = environment
         self._seed = seed
         self._deadline = deadline
-        self._memory = memory
+        self._cache = cache
         self._session = session
-        self._transcript = Transcript(engine.protocol, engine.codec, prefix)
-        self._asking = asking_of(engine, messages, self._transcript)
+        self._transcript = Transcript(engine.dialect, engine.codec, prefix)
+        self._prompt_strategy = make_prompt_strategy(engine, messages, self._transcript)
         self._calls = list(prefix.calls) if prefix else []
         self._turn = prefix.turn if prefix else 0
         self._pending = prefix is not None and prefix.pending
@@ -225,37 +212,37 @@ class Rollout:
         return self._finish(self._status)
 
     async def _take_turn(self) -> str | None:
-        room, full = self._asking.room()
-        if room < 1:
-            return full
-        completion = await self._generate(room)
-        said = self._asking.take(completion)
+        max_new_tokens, limit_status = self._prompt_strategy.max_new_tokens()
+        if max_new_tokens < 1:
+            return limit_status
+        completion = await self._generate(max_new_tokens)
+        was_added = self._prompt_strategy.add_completion(completion)
         cut_short = completion.finish_reason == "length"
         filtered = completion.finish_reason == "content_filter"
-        if not said and not cut_short:
+        if not was_added and not cut_short:
             return "filtered" if filtered else "no_answer"
-        if self._engine.protocol.closing_stops.search(self._transcript.open_text) is not None:
+        if self._engine.dialect.closing_stops.search(self._transcript.open_text) is not None:
             return await self._act()
         if filtered:
             return "filtered"
         # Truncated by the window or the budget rather than by `sampling.max_tokens`.
-        if cut_short and room < self._engine.sampling.max_tokens:
-            return full
-        if said and self._engine.limits.continue_unmarked:
+        if cut_short and max_new_tokens < self._engine.sampling.max_tokens:
+            return limit_status
+        if was_added and self._engine.limits.continue_unmarked:
             return None
         return "length" if cut_short else "no_answer"
 
     async def _generate(self, max_tokens: int) -> Completion:
         unit = answer_unit(self._turn)
-        known = self._memory.get(unit)
+        known = self._cache.get(unit)
         if known is not None:
             completion = Completion.from_json(known)
         else:
             self._check_deadline()
-            completion = await self._asking.ask(
+            completion = await self._prompt_strategy.ask(
                 max_tokens, derive_seed(self._seed, self._turn), session=self._session, deadline=self._deadline
             )
-            self._memory.append(unit, completion.to_json())
+            self._cache.append(unit, completion.to_json())
         usage = self._usage
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens
@@ -270,7 +257,7 @@ class Rollout:
     async def _act(self) -> str | None:
         """Apply the environment's reaction to the model text; return a status if it ends the rollout."""
         unit = call_unit(self._turn)
-        known = self._memory.get(unit)
+        known = self._cache.get(unit)
         if known is not None:
             observation = Observation.from_json(known)
             self._environment.replay(observation)
@@ -285,13 +272,13 @@ class Rollout:
             observation = self._engine.without_spelled_tokens(observation)
             # Other observations follow from the cached completion.
             if observation.calls or observation.blocks:
-                self._memory.append(unit, observation.to_json())
+                self._cache.append(unit, observation.to_json())
         self._calls += observation.calls
         self._usage.tool_seconds += sum(call.seconds for call in observation.calls)
         for block in observation.blocks:
             self._transcript.append_block(block)
         if not observation.blocks:
-            self._transcript.close_stretch()
+            self._transcript.close_span()
         return observation.status
 
     def _check_deadline(self) -> None:
@@ -300,13 +287,13 @@ class Rollout:
 
     def _finish(self, status: str) -> Trajectory:
         self._usage.wasted_tokens = self._transcript.wasted_tokens
-        if self._transcript.markers_put_back:
-            self._usage.notes["marker_put_back"] = self._transcript.markers_put_back
+        if self._transcript.markers_restored:
+            self._usage.notes["marker_restored"] = self._transcript.markers_restored
         return Trajectory(
             status=status,
             text=self._transcript.text,
             segments=self._transcript.segments(),
-            prompt_ids=self._asking.prompt_ids.tolist(),
+            prompt_ids=self._prompt_strategy.prompt_ids.tolist(),
             output_ids=self._transcript.ids.tolist(),
             token_origin=list(self._transcript.origins),
             calls=self._calls,

@@ -18,31 +18,33 @@ _FEW = 8
 _STATUS = "status_"
 
 
-def unread_sentences(metrics: Mapping[str, Any], noun: str = "rollouts") -> list[str]:
+def unreadable_output_warnings(metrics: Mapping[str, Any], noun: str = "rollouts") -> list[str]:
     """Return a sentence with likely causes if no rollout has an answer, or none has even a call; else nothing.
 
     `metrics` are `num_rollouts`, `calls_requested` and `status_<name>`. Failed rollouts do not count.
     """
     statuses = {name.removeprefix(_STATUS): metrics[name] for name in metrics if name.startswith(_STATUS)}
-    num_said = metrics["num_rollouts"] - statuses.get("failed", 0)
-    if statuses.get("answered") or not num_said:
+    num_with_output = metrics["num_rollouts"] - statuses.get("failed", 0)
+    if statuses.get("answered") or not num_with_output:
         return []
-    told = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()) if count or name == "answered")
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()) if count or name == "answered")
     if not metrics["calls_requested"]:
         return [
-            f"No output of the model could be parsed in {num_said:,} {noun}: no call, no answer ({told}). The model "
+            f"No output of the model could be parsed in {num_with_output:,} {noun}: no call, no answer ({counts}). "
+            f"The model "
             "may not know the tags, its chat template or tokenizer may be another model's, or its server may cut "
             "answers in the wrong place; look at one with treadle show."
         ]
-    if num_said < _FEW:
+    if num_with_output < _FEW:
         return []
     return [
-        f"None of {num_said:,} {noun} ended with an answer, though tools were called ({told}). The limits of turns, "
+        f"None of {num_with_output:,} {noun} ended with an answer, though tools were called ({counts}). The limits "
+        f"of turns, "
         "calls or tokens may be too low, or the model does not close its answers; look at one with treadle show."
     ]
 
 
-def rollout_sentences(metrics: Mapping[str, Any]) -> list[str]:
+def rollout_warnings(metrics: Mapping[str, Any]) -> list[str]:
     """Return warnings about the stage `rollouts`; nothing if there are none."""
     odd = {name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)}
-    return [*unread_sentences(metrics), *odd_sentences(odd)]
+    return [*unreadable_output_warnings(metrics), *odd_sentences(odd)]

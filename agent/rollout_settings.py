@@ -10,7 +10,7 @@ from pydantic import Field
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import QUESTION_COLUMNS
-from treadle.agent.model_session import AGENT
+from treadle.agent.model_sessions import AGENT
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.runs.shards import MAX_SHARDS
@@ -21,7 +21,7 @@ class RolloutOptions(Section):
     """Number of trajectories, selection of questions, and sampling."""
 
     role: ClassVar[str] = AGENT
-    """Role of the model; see `treadle.agent.model_session.check_api`."""
+    """Role of the model; see `treadle.agent.model_sessions.check_api`."""
     samples_per_question: Revisable[int] = Field(default=1, ge=1)
     """Trajectories per question (K)."""
     max_questions: Revisable[int | None] = Field(default=None, ge=1)
@@ -38,9 +38,9 @@ class RolloutOptions(Section):
     """Largest share of failed rollouts with which the stage may end, if failures are accepted at all."""
     max_concurrent: Operational[int] = Field(default=64, ge=1)
     """Rollouts in progress at once."""
-    owed_retries: Operational[int] = Field(default=2, ge=0)
+    pending_retries: Operational[int] = Field(default=2, ge=0)
     """Further passes over rollouts that failed because of infrastructure."""
-    owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
+    pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
     """Seconds before the first of these passes; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Most prompt and sampled tokens of this stage. Past it the run stops; it can be resumed with a larger limit."""

@@ -16,17 +16,17 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.call_cache import JournalMemory, Memory, remembered_answers, remembered_calls
+from treadle.agent.call_cache import CallCache, JournalCache, cached_calls, cached_completions
 from treadle.agent.config import ENVIRONMENT_VERSION
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
-from treadle.agent.job_runner import Crew, begin, refuse_silence, settle
-from treadle.agent.jobs import QuestionJob, job_key, made_jobs, shared_digest
+from treadle.agent.job_runner import JobRunner, check_pending, raise_no_output, start_progress
+from treadle.agent.jobs import QuestionJob, job_key, shared_digest, unique_jobs
 from treadle.agent.metering import TokenBudget
-from treadle.agent.model_session import Opening, check_api, load_tokenizer
+from treadle.agent.model_sessions import ModelSessions, check_api, load_tokenizer
 from treadle.agent.rollout import STATUSES, RolloutEngine, Trajectory, rare_collections
-from treadle.agent.rollout_report import ODD, unread_sentences
+from treadle.agent.rollout_report import ODD, unreadable_output_warnings
 from treadle.agent.rollout_settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
-from treadle.agent.rows import FAILED, asked_key, failed_row, head_of_row, row_of, telemetry_of
+from treadle.agent.rows import FAILED, failed_row, head_of_row, question_content_key, row_of, telemetry_of
 from treadle.agent.tools.outcome import Tool
 from treadle.agent.tools.toolbox import sandbox_facts
 from treadle.core import steady_loop
@@ -35,7 +35,7 @@ from treadle.core.errors import (
     StageFailed,
 )
 from treadle.core.llm.types import Completion
-from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, Worked
+from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.work_clock import timed_work
@@ -64,18 +64,20 @@ class RolloutsRun:
         self._statuses: Counter[str] = Counter()
         self._tokens = 0
         self._started = 0.0
-        self._crew = Crew(self._options, self._open_jobs, self._make, noun="rollouts")
+        self._job_runner = JobRunner(self._options, self._open_jobs, self._run_job, noun="rollouts")
         self._engine: RolloutEngine | None = None
         self._tools: dict[str, Tool] = {}
         self._sandbox_facts: dict[str, str] = {}
 
-    async def work(self) -> Worked:
+    async def work(self) -> WorkResult:
         """Run the unfinished rollouts of this process."""
-        num_open = begin(self._context, self._own_jobs(), "rollouts")
+        num_open = start_progress(self._context, self._own_jobs(), "rollouts")
         if not num_open:
-            return Worked()
+            return WorkResult()
         await self._finish_open(num_open)
-        return self._crew.worked({"sandbox": self._sandbox_facts, "tokenizer_digest": self._tokenizer_digest})
+        return self._job_runner.work_result(
+            {"sandbox": self._sandbox_facts, "tokenizer_digest": self._tokenizer_digest}
+        )
 
     async def _finish_open(self, num_open: int) -> None:
         settings = self._settings
@@ -84,58 +86,58 @@ class RolloutsRun:
         self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._started = asyncio.get_running_loop().time()
         try:
-            async with Opening(self._budget) as opening:
-                policy = await opening.model(settings.model_name, settings.model, settings.tokenizer_digest)
+            async with ModelSessions(self._budget) as sessions:
+                policy = await sessions.model(settings.model_name, settings.model, settings.tokenizer_digest)
                 summarizer = None
                 if settings.environment.summarizer is not None and settings.summarizer is not None:
-                    summarizer = await opening.model(
+                    summarizer = await sessions.model(
                         settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
                     )
-                self._tools = await opening.tools(settings.environment, summarizer, self._context.store)
+                self._tools = await sessions.tools(settings.environment, summarizer, self._context.store)
                 self._sandbox_facts = sandbox_facts(settings.environment)
-                policy.check_ids()
+                policy.check_token_ids()
                 if policy.codec is None:
                     self._tokenizer_digest = ""
                 if self._budget.is_limited:
                     self._count_earlier()
                 self._engine = policy.engine(settings.environment, self._options.sampling, role=self._options.role)
-                await self._crew.work(num_open)
+                await self._job_runner.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
-            self._crew.last.first = self._crew.last.first or str(error)
+            self._job_runner.last.first = self._job_runner.last.first or str(error)
 
     def _count_earlier(self) -> None:
         """Charge the budget with the usage of earlier attempts, including rollouts that were interrupted."""
         for job in self._own_jobs():
-            own, of_summarizer = self._used(job.key)
-            self._budget.count(self._settings.model, *own)
+            policy_tokens, summarizer_tokens = self._used(job.key)
+            self._budget.count(self._settings.model, *policy_tokens)
             if self._settings.summarizer is not None:
-                self._budget.count(self._settings.summarizer, *of_summarizer)
+                self._budget.count(self._settings.summarizer, *summarizer_tokens)
 
     def _used(self, key: str) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return prompt and sampled tokens of a rollout so far: those of its policy, and those of its summarizer."""
         if self._journal.is_finished(key):
             stored = self._stored(key)
             counts = {**(stored["telemetry"] or {}), **stored["row"]}
-            own, helper = ([int(counts.get(name, 0)) for name in names] for names in (_TOKENS, _SUMMARY))
-            return (own[0], own[1]), (helper[0], helper[1])
-        memory = JournalMemory(self._journal, key)
-        answers = list(remembered_answers(memory))
-        return _tokens(answers), _tokens(remembered_calls(memory, len(answers)))
+            policy_tokens, helper = ([int(counts.get(name, 0)) for name in names] for names in (_TOKENS, _SUMMARY))
+            return (policy_tokens[0], policy_tokens[1]), (helper[0], helper[1])
+        cache = JournalCache(self._journal, key)
+        answers = list(cached_completions(cache))
+        return _tokens(answers), _tokens(cached_calls(cache, len(answers)))
 
     def _own_jobs(self) -> Iterator[QuestionJob]:
-        return (job for job in made_jobs(self._jobs()) if self._context.owns(job.key))
+        return (job for job in unique_jobs(self._jobs()) if self._context.owns(job.key))
 
     def _open_jobs(self) -> Iterator[QuestionJob]:
         return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
 
-    async def _make(self, job: QuestionJob) -> None:
+    async def _run_job(self, job: QuestionJob) -> None:
         assert self._engine is not None
         loop = asyncio.get_running_loop()
         started = loop.time()
         head = self._head(job)
-        memory: Memory = JournalMemory(self._journal, job.key)
+        cache: CallCache = JournalCache(self._journal, job.key)
         environment = ToolEnvironment(self._settings.environment, self._tools)
         with timed_work() as clock:
             trajectory = await self._engine.roll_out(
@@ -143,7 +145,7 @@ class RolloutsRun:
                 Question.from_row(job.question),
                 seed=head["seed"],
                 deadline=clock.time() + self._settings.environment.rollout_time_s,
-                memory=memory,
+                cache=cache,
             )
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._tokenizer_digest)
         self._finish(job, row, trajectory, loop.time() - started)
@@ -158,15 +160,15 @@ class RolloutsRun:
 
     def write(self) -> dict[str, Any]:
         """Check the result of the work, write all rows, and return the metrics."""
-        settle(self._context, self._options, made_jobs(self._jobs()), "rollouts")
+        check_pending(self._context, self._options, unique_jobs(self._jobs()), "rollouts")
         return self._write()
 
     def _write(self) -> dict[str, Any]:
-        worked = self._context.worked
+        worked = self._context.work_result
         tokenizer_digest = worked.facts.get("tokenizer_digest", "")
         totals: Counter[str] = Counter()
         statuses: Counter[str] = Counter()
-        odd: Counter[str] = Counter()
+        odd_answers: Counter[str] = Counter()
         rows: list[dict[str, Any]] = []
         telemetry: list[dict[str, Any]] = []
         for job in self._jobs():
@@ -179,11 +181,11 @@ class RolloutsRun:
                     **self._head(job),
                     "job": job.key if stored["row"]["status"] != FAILED else None,
                 }
-                if measured := stored["telemetry"]:
-                    telemetry.append({**measured, "rollout_key": row["rollout_key"]})
+                if row_telemetry := stored["telemetry"]:
+                    telemetry.append({**row_telemetry, "rollout_key": row["rollout_key"]})
                     if not job.is_copy:
-                        odd.update(orjson.loads(measured["odd_answers"]))
-                        totals.update({name: measured[name] for name in (*_SUMMARY, "wasted_tokens")})
+                        odd_answers.update(orjson.loads(row_telemetry["odd_answers"]))
+                        totals.update({name: row_telemetry[name] for name in (*_SUMMARY, "wasted_tokens")})
             else:
                 error = worked.causes.get(job.key, worked.first)
                 digest = self._environment_digests.of(job.question)
@@ -199,16 +201,16 @@ class RolloutsRun:
         if statuses["context_full"] == statuses.total() and not totals["calls_requested"]:
             self._refuse_window()
         if not totals["said"] and not self._context.accept_failures:
-            refuse_silence(self._context.address, statuses, "rollouts")
+            raise_no_output(self._context.address, statuses, "rollouts")
         metrics = {
             "num_rollouts": statuses.total(),
             **{f"status_{name}": count for name, count in sorted(statuses.items())},
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
             **{name: totals[name] for name in _SUMMARY if self._settings.environment.summarizer},
-            **{f"{ODD}{name}": count for name, count in sorted(odd.items())},
+            **{f"{ODD}{name}": count for name, count in sorted(odd_answers.items())},
             **worked.facts.get("sandbox", {}),
         }
-        for sentence in unread_sentences(metrics):
+        for sentence in unreadable_output_warnings(metrics):
             _log.warning("%s: %s", self._context.address, sentence)
         return metrics
 
@@ -258,19 +260,19 @@ def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]
     shared, environment = shared_digest(settings, inputs), settings.environment.digests()
     seen: set[bytes] = set()
     for question in selected_questions(settings.options, inputs["questions"], JOB_COLUMNS):
-        asked = [asked_key(question), environment.of(question), question["search"]]
-        digest = bytes.fromhex(job_key(*asked))
+        question_content = [question_content_key(question), environment.of(question), question["search"]]
+        digest = bytes.fromhex(job_key(*question_content))
         is_copy = digest in seen
         seen.add(digest)
         for sample_index in range(settings.options.samples_per_question):
-            yield QuestionJob(job_key(shared, *asked, sample_index), question, sample_index, is_copy)
+            yield QuestionJob(job_key(shared, *question_content, sample_index), question, sample_index, is_copy)
 
 
 def _owners(result: EarlierResult) -> Iterator[str]:
     return (row["job"] for row in result.rows(ROLLOUTS_TABLE.kind, ("job",)) if row["job"] is not None)
 
 
-def _ended_in(result: EarlierResult, statuses: Set[str]) -> Iterator[str]:
+def _owners_by_status(result: EarlierResult, statuses: Set[str]) -> Iterator[str]:
     rows = result.rows(ROLLOUTS_TABLE.kind, ("job", "status"))
     return (row["job"] for row in rows if row["job"] is not None and row["status"] in statuses)
 
@@ -286,17 +288,17 @@ def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
 
     Its telemetry is in the order of its rows.
     """
-    measured = result.telemetry(ROLLOUT_TELEMETRY.kind)
-    next_measured = next(measured, None)
+    row_telemetry = result.telemetry(ROLLOUT_TELEMETRY.kind)
+    next_measured = next(row_telemetry, None)
     for row in result.rows(ROLLOUTS_TABLE.kind):
         telemetry = None
         if next_measured is not None and next_measured["rollout_key"] == row["rollout_key"]:
-            telemetry, next_measured = next_measured, next(measured, None)
+            telemetry, next_measured = next_measured, next(row_telemetry, None)
         if (key := row.pop("job")) is not None:
             yield key, orjson.dumps({"row": row, "telemetry": telemetry})
 
 
-def work(context: StageContext) -> Worked:
+def work(context: StageContext) -> WorkResult:
     """Run the unfinished rollouts of one stage instance."""
     with rare_collections():
         return steady_loop.run(RolloutsRun(context).work())
@@ -324,7 +326,7 @@ ROLLOUTS = Stage(
         owners=_owners,
         records=_records,
         statuses=frozenset(STATUSES),
-        ended_in=_ended_in,
+        with_status=_owners_by_status,
         gaps=_gaps,
     ),
     num_shards=lambda settings: settings.options.shards,

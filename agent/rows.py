@@ -25,7 +25,7 @@ def rollout_key(question_key: str, model: str, sample_index: int, operator: str 
     return digest_json([question_key, model, sample_index, operator])[:16]
 
 
-def asked_key(question: Mapping[str, Any]) -> str:
+def question_content_key(question: Mapping[str, Any]) -> str:
     """Return a key (16 hex digits) of what a row of `questions` asks: text and choices, without its gold answers."""
     return digest_json([question["question"], list(question["choices"])])[:16]
 
@@ -35,7 +35,7 @@ def rollout_seed(seed: int, question: Mapping[str, Any], model: str, sample_inde
 
     Gold answers are excluded: if they change, a rollout is scored again but not sampled again.
     """
-    return derive_seed(seed, asked_key(question), model, sample_index)
+    return derive_seed(seed, question_content_key(question), model, sample_index)
 
 
 def head_of_row(question: Mapping[str, Any], model: str, sample_index: int, seed: int) -> dict[str, Any]:

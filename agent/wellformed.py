@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from treadle.agent.dialect import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.dialect import RESULT, TEXT, TOOL_DIALECT, Dialect, Segment
 from treadle.core.answers.extraction import closing_brace
 
 FORMAT_FAULTS = {
@@ -48,19 +48,19 @@ _BOX = re.compile(r"\\boxed\s{0,8}\{")
 _THINK = "think"
 
 
-def format_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL) -> list[str]:
+def format_faults(segments: Sequence[Segment], dialect: Dialect = TOOL_DIALECT) -> list[str]:
     """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed."""
     blocks = [segment for segment in segments if segment.kind != TEXT or not segment.text.isspace()]
-    faults = _edge_faults(blocks, protocol)
+    faults = _edge_faults(blocks, dialect)
     faults |= _think_faults(blocks)
-    faults |= _answer_faults(blocks, protocol)
-    faults |= _call_faults(blocks, protocol)
-    faults |= _order_faults(blocks, protocol)
+    faults |= _answer_faults(blocks, dialect)
+    faults |= _call_faults(blocks, dialect)
+    faults |= _order_faults(blocks, dialect)
     return [code for code in FORMAT_FAULTS if code in faults]
 
 
 def call_faults(
-    segments: Sequence[Segment], calls: Sequence[tuple[str, str]], protocol: Protocol = TOOL_PROTOCOL
+    segments: Sequence[Segment], calls: Sequence[tuple[str, str]], dialect: Dialect = TOOL_DIALECT
 ) -> list[str]:
     """Return the codes of CALL_FAULTS that apply to the calls of a turn, in that order.
 
@@ -70,19 +70,19 @@ def call_faults(
     written = []
     for segment in segments:
         if segment.kind == RESULT:
-            if _result_text(segment.text, protocol) == "":
+            if _result_text(segment.text, dialect) == "":
                 faults.add("result_empty")
-        elif segment.kind in protocol.tools and segment.text.endswith(protocol.by_name[segment.kind].closing):
+        elif segment.kind in dialect.tools and segment.text.endswith(dialect.by_name[segment.kind].closing):
             written.append(segment.kind)
     if written != [tool for tool, _ in calls]:
         faults.add("ledger_differs")
     return [code for code in CALL_FAULTS if code in faults]
 
 
-def _edge_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
-    answer = protocol.by_name[protocol.answer]
+def _edge_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
+    answer = dialect.by_name[dialect.answer]
     faults = set()
-    if not blocks or not blocks[0].text.startswith(protocol.by_name[_THINK].opening):
+    if not blocks or not blocks[0].text.startswith(dialect.by_name[_THINK].opening):
         faults.add("bad_start")
     if not blocks or blocks[-1].kind != answer.name or not blocks[-1].text.endswith(answer.closing):
         faults.add("bad_end")
@@ -106,8 +106,8 @@ def _think_faults(blocks: Sequence[Segment]) -> set[str]:
     return faults
 
 
-def _answer_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
-    tag = protocol.by_name[protocol.answer]
+def _answer_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
+    tag = dialect.by_name[dialect.answer]
     answers = [block.text for block in blocks if block.kind == tag.name]
     whole = [text for text in answers if text.startswith(tag.opening) and text.endswith(tag.closing)]
     if len(answers) != 1 or len(whole) != 1:
@@ -117,38 +117,38 @@ def _answer_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
     boxes = list(_BOX.finditer(inner))
     if len(boxes) != 1 or closing_brace(inner, boxes[0].end()) < 0:
         faults.add("boxed_count")
-    if protocol.markers.search(inner) is not None:
+    if dialect.markers.search(inner) is not None:
         faults.add("marker_in_answer")
     return faults
 
 
-def _call_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
+def _call_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
     faults = set()
     for index, block in enumerate(blocks):
-        if block.kind not in protocol.tools:
+        if block.kind not in dialect.tools:
             continue
-        tag = protocol.by_name[block.kind]
+        tag = dialect.by_name[block.kind]
         inner = block.text.removeprefix(tag.opening).removesuffix(tag.closing)
-        if len(inner) + len(tag.opening) + len(tag.closing) != len(block.text) or protocol.markers.search(inner):
+        if len(inner) + len(tag.opening) + len(tag.closing) != len(block.text) or dialect.markers.search(inner):
             faults.add("call_markers")
         if index + 1 == len(blocks) or blocks[index + 1].kind != RESULT:
             faults.add("call_without_result")
     return faults
 
 
-def _order_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
+def _order_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
     """Return the fault `order` if blocks are out of order; a call without its result has a code of its own."""
     for index, block in enumerate(blocks):
-        if block.kind == TEXT or (block.kind == _THINK and len(protocol.markers.findall(block.text)) > 2):
+        if block.kind == TEXT or (block.kind == _THINK and len(dialect.markers.findall(block.text)) > 2):
             return {"order"}
         # Reported as `call_without_result`.
-        if index and blocks[index - 1].kind in protocol.tools and block.kind != RESULT:
+        if index and blocks[index - 1].kind in dialect.tools and block.kind != RESULT:
             continue
-        if index and block.kind not in protocol.successors[blocks[index - 1].kind]:
+        if index and block.kind not in dialect.successors[blocks[index - 1].kind]:
             return {"order"}
     return set()
 
 
-def _result_text(text: str, protocol: Protocol) -> str:
-    tag = protocol.by_name[RESULT]
+def _result_text(text: str, dialect: Dialect) -> str:
+    tag = dialect.by_name[RESULT]
     return text.strip().removeprefix(tag.opening).removesuffix(tag.closing).strip()

@@ -13,19 +13,19 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.datagen.operators.base import Branch, Edit, Operator
-from treadle.datagen.operators.context import Workbench
-from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.operators.context import OperatorContext
+from treadle.datagen.operators.rejection import EditRejected
 
 __all__ = [
     "Address",
     "Branch",
     "Edit",
+    "EditRejected",
     "Operator",
-    "Rejected",
+    "OperatorContext",
     "Run",
     "Trajectory",
     "TreadleError",
-    "Workbench",
     "as_data",
     "own_code",
 ]

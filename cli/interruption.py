@@ -28,22 +28,22 @@ def handle_signals() -> None:
         signal.signal(signal.SIGHUP, _stop)
 
 
-def end_at_once() -> None:
+def exit_on_next_signal() -> None:
     """Make SIGINT and SIGTERM end the process at once, because it is about to end anyway."""
-    signal.signal(signal.SIGINT, _leave)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _exit_now)
+    signal.signal(signal.SIGTERM, _exit_now)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # Both the shell and the kernel send SIGHUP when a terminal closes. Use a function: children would inherit
         # SIG_IGN.
-        signal.signal(signal.SIGHUP, _pass)
+        signal.signal(signal.SIGHUP, _ignore)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    end_at_once()
+    exit_on_next_signal()
     raise KeyboardInterrupt
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
+def _exit_now(signum: int, frame: FrameType | None) -> None:
     try:
         # A progress bar may have hidden the cursor.
         begin = _SHOW_CURSOR if os.isatty(2) else b""
@@ -53,11 +53,11 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-def _pass(signum: int, frame: FrameType | None) -> None:
+def _ignore(signum: int, frame: FrameType | None) -> None:
     """Do nothing."""
 
 
-class _Outlived(io.FileIO):
+class _DetachedStream(io.FileIO):
     """File of a standard stream that discards output once its reader is gone, instead of failing."""
 
     def __init__(self, descriptor: int, lost: frozenset[int] | None) -> None:
@@ -74,7 +74,7 @@ class _Outlived(io.FileIO):
             return memoryview(data).nbytes
 
 
-def outlive_terminal() -> None:
+def ignore_closed_terminal() -> None:
     """Keep working when a standard stream can no longer be written to.
 
     Standard error only reports progress, so its errors are ignored. Standard output holds results: only a closed
@@ -86,13 +86,13 @@ def outlive_terminal() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    sys.stderr = _outliving(sys.stderr, 2, None)
-    sys.stdout = _outliving(sys.stdout, 1, frozenset({errno.EIO}))
+    sys.stderr = _detached_stream(sys.stderr, 2, None)
+    sys.stdout = _detached_stream(sys.stdout, 1, frozenset({errno.EIO}))
 
 
-def _outliving(stream: Any, descriptor: int, lost: frozenset[int] | None) -> Any:
+def _detached_stream(stream: Any, descriptor: int, lost: frozenset[int] | None) -> Any:
     if stream is None:
-        nowhere = io.BufferedWriter(_Outlived(descriptor, lost))
+        nowhere = io.BufferedWriter(_DetachedStream(descriptor, lost))
         return io.TextIOWrapper(nowhere, encoding="utf-8", errors="replace", line_buffering=True)
     try:
         if stream.fileno() != descriptor:
@@ -100,7 +100,7 @@ def _outliving(stream: Any, descriptor: int, lost: frozenset[int] | None) -> Any
         stream.flush()
     except (AttributeError, OSError, ValueError):
         return stream  # A replacement stream without a file descriptor.
-    raw: Any = _Outlived(descriptor, lost)
+    raw: Any = _DetachedStream(descriptor, lost)
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # As Python does with PYTHONUNBUFFERED.
         encoding=stream.encoding,

@@ -28,7 +28,7 @@ from treadle.cli.commands.run import demo, run, stage
 from treadle.cli.commands.view import view
 from treadle.cli.commands.web import web
 from treadle.cli.commands.work import work
-from treadle.cli.interruption import INTERRUPTED, end_at_once, handle_signals, outlive_terminal
+from treadle.cli.interruption import INTERRUPTED, exit_on_next_signal, handle_signals, ignore_closed_terminal
 from treadle.cli.warnings import show_warnings
 from treadle.core.errors import Interrupted, TreadleError
 from treadle.core.os_errors import explained
@@ -76,7 +76,7 @@ for command in (gc, prefect, web, doctor, env, serve, tutor, retriever):
 def main() -> None:
     """Run the command line and exit with its exit code."""
     handle_signals()
-    outlive_terminal()
+    ignore_closed_terminal()
     show_warnings()
     try:
         code = cli.main(standalone_mode=False) or 0
@@ -104,7 +104,7 @@ def main() -> None:
         what = f"{type(error).__name__}: {error}"
         _fail(f"unexpected {what}; this is a bug of Treadle: {TRACEBACK}=1 shows the traceback", 1)
     finally:
-        end_at_once()
+        exit_on_next_signal()
 
 
 def _drop_output() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from treadle.core.untrusted.sanitize import harmless
+from treadle.core.untrusted.sanitize import sanitize
 
 OBJECT_ROOT = "s3://"
 
@@ -50,7 +50,7 @@ run_option = click.option("--run", "run_id", required=True, help="Name of the ru
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 
 
-def together(*options: Decorator) -> Decorator:
+def combine_options(*options: Decorator) -> Decorator:
     """Combine options and arguments into one decorator; the help lists them in this order."""
 
     def add(command: Command) -> Command:
@@ -61,7 +61,7 @@ def together(*options: Decorator) -> Decorator:
     return add
 
 
-def gathered(kind: type, *options: Decorator) -> Decorator:
+def options_object(kind: type, *options: Decorator) -> Decorator:
     """Combine options and pass their values to the command as one object, its first argument.
 
     `kind`: a dataclass with a field per option, named like its parameter.
@@ -73,11 +73,11 @@ def gathered(kind: type, *options: Decorator) -> Decorator:
         def called(**given: Any) -> Any:
             return command(kind(**{name: given.pop(name) for name in names}), **given)
 
-        return together(*options)(called)
+        return combine_options(*options)(called)
 
     return add
 
 
 def say(line: str) -> None:
     """Print a line on standard error. It is sanitized, because it may contain text of servers and their logs."""
-    click.echo(harmless(line), err=True)
+    click.echo(sanitize(line), err=True)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from treadle.core.untrusted.sanitize import one_line
-from treadle.tasks.pace import Pace, duration
+from treadle.tasks.progress_tracker import ProgressTracker, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -20,7 +20,7 @@ PLAIN_INTERVAL_S = 10.0
 LONGEST_PAUSE_S, LONGEST_TIMED_PAUSE_S = 300.0, 30.0
 """Longest pauses between lines while no unit is finished; pauses double. The second applies if a usual time is known.
 """
-_BEAT_S = 1.0
+_REFRESH_S = 1.0
 _BRIEF_S = 2.0
 """A stage that ends sooner and never reports a total gets no bar."""
 
@@ -32,24 +32,24 @@ class TerminalProgress:
     """
 
     def __init__(
-        self, label: str, *, quiet: bool = False, usual_s: float | None = None, after_s: float | None = None
+        self, label: str, *, quiet: bool = False, usual_s: float | None = None, later_stages_s: float | None = None
     ) -> None:
         """Set up the display of a stage.
 
-        `usual_s`: usual duration of this stage, shown until it has an estimate of its own; `after_s`: usual duration of
-        all later stages.
+        `usual_s`: usual duration of this stage, shown until it has an estimate of its own; `later_stages_s`: usual
+        duration of all later stages.
         """
         self._label = label
         self._quiet = quiet
-        self._usual_s, self._after_s = usual_s, after_s
+        self._usual_s, self._later_stages_s = usual_s, later_stages_s
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
-        self._pace = Pace()
+        self._tracker = ProgressTracker()
         self._pause_s = PLAIN_INTERVAL_S
         self._entered = self._last_line = time.monotonic()
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._beat, name=f"progress of {label}", daemon=True)
+        self._thread = threading.Thread(target=self._refresh_loop, name=f"progress of {label}", daemon=True)
 
     def __enter__(self) -> TerminalProgress:
         self._entered = self._last_line = time.monotonic()
@@ -69,19 +69,19 @@ class TerminalProgress:
     def start(self, total: int, done: int, unit: str) -> None:
         """Start, or restart with another total."""
         with self._lock:
-            self._pace.start(total, done, unit)
+            self._tracker.start(total, done, unit)
             self._last_line, self._pause_s = time.monotonic(), PLAIN_INTERVAL_S
             if self._quiet:
                 return
             if done:
-                self._line(f"{self._label}: {self._pace.counts()} were finished before")
+                self._line(f"{self._label}: {self._tracker.counts()} were finished before")
             if sys.stderr.isatty():
                 self._show_bar()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
         """Count finished units; facts are shown next to the bar."""
         with self._lock:
-            self._pace.advance(count, facts)
+            self._tracker.advance(count, facts)
             self._pause_s = PLAIN_INTERVAL_S
             if self._quiet:
                 return
@@ -90,9 +90,9 @@ class TerminalProgress:
             elif time.monotonic() - self._last_line >= PLAIN_INTERVAL_S:
                 self._say_line()
 
-    def _beat(self) -> None:
+    def _refresh_loop(self) -> None:
         """Keep the display updated while the stage reports nothing, as when a server starts or a step takes long."""
-        while not self._ended.wait(_BEAT_S):
+        while not self._ended.wait(_REFRESH_S):
             with self._lock:
                 if self._ended.is_set():
                     return
@@ -125,36 +125,36 @@ class TerminalProgress:
             self._update_bar()
             self._bar.start()
         elif self._task is not None:
-            self._bar.reset(self._task, total=self._pace.total)
+            self._bar.reset(self._task, total=self._tracker.total)
             self._update_bar()
 
     def _update_bar(self) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(
                 self._task,
-                total=self._pace.total or None,
-                completed=self._pace.done,
+                total=self._tracker.total or None,
+                completed=self._tracker.done,
                 counts=self._counts_text(),
                 times=self._times_text(),
                 facts=self._facts_text(),
             )
 
     def _counts_text(self) -> str:
-        return self._pace.counts() if self._pace.total else "under way"
+        return self._tracker.counts() if self._tracker.total else "under way"
 
     def _times_text(self) -> str:
         """Return the time left by pace or usual duration, else the elapsed time; then that of all steps."""
-        so_far_s = time.monotonic() - self._entered
-        left_s = self._pace.left_s()
-        if left_s is None and self._usual_s is not None and self._usual_s > so_far_s:
-            left_s = self._usual_s - so_far_s
-        told = f"{duration(so_far_s)} so far" if left_s is None else f"about {duration(left_s)} left"
-        if self._after_s is None:
+        elapsed_s = time.monotonic() - self._entered
+        left_s = self._tracker.left_s()
+        if left_s is None and self._usual_s is not None and self._usual_s > elapsed_s:
+            left_s = self._usual_s - elapsed_s
+        told = f"{duration(elapsed_s)} so far" if left_s is None else f"about {duration(left_s)} left"
+        if self._later_stages_s is None:
             return told
-        return f"{told}, of all steps about {duration((left_s or 0.0) + self._after_s)}"
+        return f"{told}, of all steps about {duration((left_s or 0.0) + self._later_stages_s)}"
 
     def _facts_text(self) -> str:
-        return one_line(", ".join(self._pace.facts()))
+        return one_line(", ".join(self._tracker.facts()))
 
     @staticmethod
     def _line(text: str) -> None:

@@ -13,27 +13,27 @@ from dataclasses import dataclass
 
 from treadle.core.untrusted.sanitize import one_line
 
-_LOG_ONLY = ("%s %s is owed",)
+_LOG_ONLY = ("%s %s is pending",)
 """Prefixes of messages about single units, which are not shown: the stage reports how many there are."""
 BURST = 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
 
 @dataclass(slots=True)
-class _Kind:
+class _WarningKind:
     """Warnings of one log call."""
 
     num_shown: int = 0
-    num_untold: int = 0
-    shown_at: float = float("-inf")
+    num_omitted: int = 0
+    result_origin: float = float("-inf")
     pause_s: float = FIRST_PAUSE_S
 
     def is_due(self, now: float) -> bool:
         if self.num_shown >= BURST:
-            if now - self.shown_at < self.pause_s:
+            if now - self.result_origin < self.pause_s:
                 return False
             self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
-        self.num_shown, self.shown_at = self.num_shown + 1, now
+        self.num_shown, self.result_origin = self.num_shown + 1, now
         return True
 
 
@@ -44,7 +44,7 @@ class TerminalWarnings(logging.Handler):
         """Set up the handler; `log`: where omitted warnings can be read."""
         super().__init__(logging.WARNING)
         self._log = log
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, _WarningKind] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show a warning, or count it.
@@ -53,17 +53,17 @@ class TerminalWarnings(logging.Handler):
         """
         if record.levelno >= logging.ERROR or str(record.msg).startswith(_LOG_ONLY):
             return
-        kind = self._kinds.setdefault(f"{record.name} {record.msg}", _Kind())
+        kind = self._kinds.setdefault(f"{record.name} {record.msg}", _WarningKind())
         if not kind.is_due(time.monotonic()):
-            kind.num_untold += 1
+            kind.num_omitted += 1
             return
-        more = f" (and {kind.num_untold:,} more like it)" if kind.num_untold else ""
-        kind.num_untold = 0
+        more = f" (and {kind.num_omitted:,} more like it)" if kind.num_omitted else ""
+        kind.num_omitted = 0
         self._line(record.getMessage() + more)
 
-    def tell_rest(self) -> None:
+    def report_omitted(self) -> None:
         """Print the number of omitted warnings at the end of a stage, and reset all counts."""
-        count = sum(kind.num_untold for kind in self._kinds.values())
+        count = sum(kind.num_omitted for kind in self._kinds.values())
         self._kinds = {}
         if count:
             self._line(f"{count:,} more like these are in {self._log}")

@@ -49,7 +49,7 @@ class StageFailed(TreadleError):
     """Failure of a stage to produce its result; the message names the cause and the counts."""
 
 
-class RolloutsOwed(StageFailed):
+class JobsPending(StageFailed):
     """Stage result that is incomplete because infrastructure failed; resuming the run tries the pending units again.
 
     It is retryable only if one of the causes may pass: not if, for example, the API key was refused each time.

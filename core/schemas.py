@@ -25,13 +25,13 @@ class Table:
     """Whether a stage that produces it must write at least one row."""
     also_reads: frozenset[int] = frozenset()
     """Older versions that can be read: they lack only columns that may be null here."""
-    same_as: int | None = None
+    equivalent_to: int | None = None
     """Older schema version treated as equivalent: its artifacts do not trigger a re-run."""
 
     @property
     def fingerprint_version(self) -> int:
         """Version that is part of fingerprints."""
-        return self.version if self.same_as is None else self.same_as
+        return self.version if self.equivalent_to is None else self.equivalent_to
 
 
 def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
@@ -86,7 +86,7 @@ QUESTIONS = Table(
     ),
     "Questions with accepted answers, validated and free of duplicates.",
     also_reads=frozenset({1}),
-    same_as=1,
+    equivalent_to=1,
 )
 
 QUARANTINE = Table(
@@ -259,7 +259,7 @@ POOLS = Table(
             _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
         ]
     ),
-    "Judged trajectories of the flywheel: initial rollouts, and those that operators made from them.",
+    "JudgeResults trajectories of the flywheel: initial rollouts, and those that operators made from them.",
 )
 
 POOL_QUESTIONS = Table(
@@ -718,7 +718,7 @@ RL_ROWS = Table(
     ),
     "Questions chosen for reinforcement learning, shuffled; the first five columns are those of verl's parquet files.",
     also_reads=frozenset({1}),
-    same_as=1,
+    equivalent_to=1,
 )
 
 RL_REJECTIONS = Table(

@@ -2,7 +2,7 @@
 
 CLOCK_MONOTONIC continues while a process is stopped (SIGSTOP, a debugger, a frozen container) or starved. By that
 clock, all timeouts of the process would have expired when it continues, although no server and no program was slow.
-Here each step between two readings of the clock counts at most `LONGEST_STEP_S`, and the loop reads it every `TICK_S`,
+Here each step between two readings of the clock counts at most `MAX_STEP_S`, and the loop reads it every `TICK_S`,
 whatever it waits for. While a machine is suspended, CLOCK_MONOTONIC pauses by itself.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 TICK_S = 0.25
-LONGEST_STEP_S = 1.0
+MAX_STEP_S = 1.0
 """Longest step that counts in full; of a longer one, in which the process was stopped, only `TICK_S` count."""
 
 
@@ -29,23 +29,23 @@ class _TickingSelector(selectors.DefaultSelector):
 
 
 class SteadyClock:
-    """A clock that must be read at least every `longest_step_s`; of a longer step only `TICK_S` count."""
+    """A clock that must be read at least every `max_step_s`; of a longer step only `TICK_S` count."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, longest_step_s: float = LONGEST_STEP_S) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_step_s: float = MAX_STEP_S) -> None:
         """Start the clock; tests replace `clock`."""
         self._clock = clock
-        self._longest_step_s = longest_step_s
-        self._looked_at = clock()
-        self._stood_still_s = 0.0
+        self._max_step_s = max_step_s
+        self._last_read_at = clock()
+        self._stopped_s = 0.0
 
     def time(self) -> float:
         """Return the time in seconds, without stops of the process."""
         now = self._clock()
-        step_s = now - self._looked_at
-        if step_s > self._longest_step_s:
-            self._stood_still_s += step_s - TICK_S
-        self._looked_at = now
-        return now - self._stood_still_s
+        step_s = now - self._last_read_at
+        if step_s > self._max_step_s:
+            self._stopped_s += step_s - TICK_S
+        self._last_read_at = now
+        return now - self._stopped_s
 
 
 class SteadyLoop(asyncio.SelectorEventLoop):
@@ -76,7 +76,7 @@ async def wait_for_first(futures: Collection[asyncio.Future[Any]], limit_s: floa
             futures, timeout=min(TICK_S, limit_s - spent_s), return_when=asyncio.FIRST_COMPLETED
         )
         step_s = loop.time() - began
-        spent_s += step_s if step_s <= LONGEST_STEP_S else TICK_S
+        spent_s += step_s if step_s <= MAX_STEP_S else TICK_S
         if done:
             break
     return spent_s

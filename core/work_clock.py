@@ -20,7 +20,7 @@ from treadle.core.untrusted.sanitize import one_line
 
 _log = logging.getLogger(__name__)
 
-_MOST_SPANS = 64
+_MAX_SPANS = 64
 CONFIRM_PAUSE_S = 0.05
 """Least seconds between two confirmations of one limit."""
 
@@ -39,7 +39,7 @@ class WorkClock:
         """Longest excluded spans, disjoint and in order, in the event loop's time."""
         self._unplaced_s = 0.0
         """Excluded time in spans that are not kept, as far as it fits between those that are."""
-        self._limits: set[Limit] = set()
+        self._limits: set[TimeLimit] = set()
 
     def time(self) -> float:
         """Return the time in seconds; it equals the loop's time for work that was never held up."""
@@ -56,7 +56,7 @@ class WorkClock:
 
     def begin_hold(self, since: float) -> None:
         """Hold the clock from a time of the event loop on, which may be in the past."""
-        self.give_back(since)
+        self.exclude(since)
         self._num_holds += 1
         if self._num_holds == 1:
             self._held_since = asyncio.get_running_loop().time()
@@ -66,13 +66,13 @@ class WorkClock:
         """End one hold."""
         self._num_holds -= 1
         if not self._num_holds:
-            self.give_back(self._held_since)
+            self.exclude(self._held_since)
             self._arrange_limits()
 
-    def give_back(self, since: float, until: float | None = None) -> None:
+    def exclude(self, since: float, until: float | None = None) -> None:
         """Exclude the time from one time of the event loop up to another, by default now.
 
-        Time that is excluded already is not counted twice. Of many separate spans only the `_MOST_SPANS` longest are
+        Time that is excluded already is not counted twice. Of many separate spans only the `_MAX_SPANS` longest are
         kept. What was excluded in the others may count twice, so the clock may be slow by as much as their length, but
         not by more time than passed. It is never fast: lost time is always given back.
         """
@@ -90,21 +90,21 @@ class WorkClock:
         self._held_s += given_s - counted_s
         bounds = [first, last, *(bound for span in touched for bound in span)]
         self._spans = sorted([*apart, (min(bounds), max(bounds))])
-        if len(self._spans) > _MOST_SPANS:
+        if len(self._spans) > _MAX_SPANS:
             shortest = min(self._spans, key=lambda span: span[1] - span[0])
             self._spans.remove(shortest)
             self._unplaced_s += shortest[1] - shortest[0]
         if not self._num_holds:
             self._arrange_limits()
 
-    def limit(self, when: float | None, confirm: Callable[[], Awaitable[bool]] | None = None) -> Limit:
+    def limit(self, when: float | None, confirm: Callable[[], Awaitable[bool]] | None = None) -> TimeLimit:
         """Return an async context manager that ends its block with TimeoutError at a time of this clock.
 
         At that time `confirm` is awaited, while the block continues. If it returns False, the block goes on until the
         clock, which may have been held meanwhile, shows that time again, at least for `CONFIRM_PAUSE_S`. If it raises,
         the block ends.
         """
-        return Limit(self, when, confirm)
+        return TimeLimit(self, when, confirm)
 
     def loop_time(self, when: float) -> float | None:
         """Convert a time of this clock to the event loop's time; return None while the clock is held."""
@@ -115,7 +115,7 @@ class WorkClock:
             limit.arrange()
 
 
-class Limit:
+class TimeLimit:
     """A timeout that moves with its clock; see `WorkClock.limit`."""
 
     def __init__(

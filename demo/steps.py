@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.core.runs.address import Address
-from treadle.core.runs.execute import state_of
+from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.tasks.pace import duration
+from treadle.tasks.progress_tracker import duration
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """A stage of the demo.
 
     Attributes:
@@ -27,21 +27,25 @@ class Step:
 
 
 STEPS = {
-    "pools": Step("the tutor answers questions to train on and mends what went wrong, with real search and Python", 21),
-    "sft_rows": Step("what is right and well formed becomes rows to train on, results of tools masked", 1),
-    "sft": Step("LLaMA-Factory trains SmolLM2-135M on them", 179),
-    "rollouts@phase-1": Step("the trained model answers training questions, four times each, on vLLM", 254),
-    "selection@phase-1": Step("group-wise Pareto: the questions whose answers differ most are worth reinforcement", 1),
-    "rl@phase-1": Step("TRL reinforces the trained model on them, with real tools", 430),
-    "rollouts@tutor": Step("the tutor answers held-out questions about things that no row names", 9),
-    "rollouts@base": Step("SmolLM2-135M as it came answers them, on vLLM", 96),
-    "rollouts@tuned": Step("SmolLM2-135M as it was fine-tuned answers them", 119),
-    "rollouts@reinforced": Step("SmolLM2-135M as it was reinforced answers them", 111),
-    "report": Step("tables and pictures", 1),
+    "pools": DemoStep(
+        "the tutor answers questions to train on and mends what went wrong, with real search and Python", 21
+    ),
+    "sft_rows": DemoStep("what is right and well formed becomes rows to train on, results of tools masked", 1),
+    "sft": DemoStep("LLaMA-Factory trains SmolLM2-135M on them", 179),
+    "rollouts@phase-1": DemoStep("the trained model answers training questions, four times each, on vLLM", 254),
+    "selection@phase-1": DemoStep(
+        "group-wise Pareto: the questions whose answers differ most are worth reinforcement", 1
+    ),
+    "rl@phase-1": DemoStep("TRL reinforces the trained model on them, with real tools", 430),
+    "rollouts@tutor": DemoStep("the tutor answers held-out questions about things that no row names", 9),
+    "rollouts@base": DemoStep("SmolLM2-135M as it came answers them, on vLLM", 96),
+    "rollouts@tuned": DemoStep("SmolLM2-135M as it was fine-tuned answers them", 119),
+    "rollouts@reinforced": DemoStep("SmolLM2-135M as it was reinforced answers them", 111),
+    "report": DemoStep("tables and pictures", 1),
 }
 """Steps by stage and model. The times are from one run of 21 minutes on two idle cores without AVX-512."""
-_OTHER = Step("", 1)
-_TRUSTED_S = 60.0
+_OTHER = DemoStep("", 1)
+_PRIOR_S = 60.0
 """Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""
 
 
@@ -58,7 +62,7 @@ class DemoSteps:
         self._began = 0.0
         self._usual_s = 0.0
         """Usual time of the current instance; 0 if it does not run."""
-        self._took_s = self._should_s = _TRUSTED_S
+        self._actual_s = self._expected_s = _PRIOR_S
 
     def begin(self, instance: Instance, run: Run) -> tuple[str, float | None, float | None]:
         """Start an instance: return its description, its usual seconds, and those of all later ones.
@@ -66,34 +70,34 @@ class DemoSteps:
         The description is empty if there is nothing to show, and the seconds are None if unknown.
         """
         step = step_of(instance.address)
-        works = state_of(instance, run) == "run"
+        works = planned_action(instance, run) == "run"
         self._began, self._usual_s = time.monotonic(), step.usual_s if works else 0.0
         line = ""
         if works and step.words:
             line = f"step {self._explained.index(instance.address) + 1} of {len(self._explained)}: {step.words}"
         if not self._timed or not works:
             return line, None, None
-        factor = self._took_s / self._should_s
-        usual_s, after_s = step.usual_s * factor, self._after_s(instance) * factor
+        factor = self._actual_s / self._expected_s
+        usual_s, later_stages_s = step.usual_s * factor, self._later_stages_s(instance) * factor
         if line:
-            line += f" (about {duration(usual_s)}; of all steps about {duration(usual_s + after_s)} left)"
-        return line, usual_s, after_s
+            line += f" (about {duration(usual_s)}; of all steps about {duration(usual_s + later_stages_s)} left)"
+        return line, usual_s, later_stages_s
 
     def end(self) -> None:
         """Finish the instance that was started last."""
         if self._usual_s:
-            self._took_s += time.monotonic() - self._began
-            self._should_s += self._usual_s
+            self._actual_s += time.monotonic() - self._began
+            self._expected_s += self._usual_s
 
-    def _after_s(self, instance: Instance) -> float:
+    def _later_stages_s(self, instance: Instance) -> float:
         """Return the usual seconds of all later instances that will run."""
         places = [item.address for item in self._instances]
-        coming = self._instances[places.index(instance.address) + 1 :]
-        to_make = [item for item in coming if state_of(item, self._run) in ("run", "missing input")]
-        return sum(step_of(item.address).usual_s for item in to_make)
+        upcoming = self._instances[places.index(instance.address) + 1 :]
+        to_run = [item for item in upcoming if planned_action(item, self._run) in ("run", "missing input")]
+        return sum(step_of(item.address).usual_s for item in to_run)
 
 
-def step_of(address: Address) -> Step:
+def step_of(address: Address) -> DemoStep:
     """Return the demo step at this address."""
     stage = f"{address.stage}@{address.qualifier}" if address.qualifier else address.stage
     return STEPS.get(stage, _OTHER)

@@ -15,17 +15,17 @@ from treadle.core.errors import ConfigError
 from treadle.demo.names import mix, name
 
 Split = Literal["train", "heldout"]
-Kind = Literal["town", "person", "river", "mountain", "book", "island", "firm", "lake"]
+EntityKind = Literal["town", "person", "river", "mountain", "book", "island", "firm", "lake"]
 
 MIN_DOCUMENTS = 100
 MAX_DOCUMENTS = 1_000_000
 
-_BLOCK: tuple[Kind, ...] = (
+_BLOCK: tuple[EntityKind, ...] = (
     "town", "person", "river", "town", "person", "mountain", "book", "island", "firm", "lake",
 )  # fmt: skip
 _HELDOUT_EVERY = 5
 
-SENTENCES: Mapping[Kind, str] = {
+SENTENCES: Mapping[EntityKind, str] = {
     "town": "The town of {name} has {population} people and lies on the river {river}.",
     "person": "{name} was a {profession} born in {birth_year} in {hometown}.",
     "river": "The river {name} is {length} km long and rises on Mount {mountain}.",
@@ -50,7 +50,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "depth": (12, 389),
 }
 _WORDS: Mapping[str, tuple[str, ...]] = {"profession": PROFESSIONS, "product": PRODUCTS}
-RELATIONS: Mapping[str, Kind] = {
+RELATIONS: Mapping[str, EntityKind] = {
     "river": "river",
     "hometown": "town",
     "mountain": "mountain",
@@ -62,7 +62,7 @@ RELATIONS: Mapping[str, Kind] = {
 }
 """Attributes whose value is another entity, with its kind."""
 
-_ATTRIBUTES: Mapping[Kind, tuple[str, ...]] = {
+_ATTRIBUTES: Mapping[EntityKind, tuple[str, ...]] = {
     "town": ("population", "river"),
     "person": ("profession", "birth_year", "hometown"),
     "river": ("length", "mountain"),
@@ -86,7 +86,7 @@ class Encyclopedia:
         self._blocks = documents // len(_BLOCK)
         self._heldout_blocks = self._blocks // _HELDOUT_EVERY
 
-    def kind(self, index: int) -> Kind:
+    def kind(self, index: int) -> EntityKind:
         """Return the kind of an entity; ten neighbours form one block with a fixed mixture."""
         return _BLOCK[index % len(_BLOCK)]
 
@@ -98,7 +98,7 @@ class Encyclopedia:
         """Return the name of an entity, unique in its world."""
         return name(self.seed, index)
 
-    def pick(self, split: Split, kind: Kind, bits: int) -> int:
+    def pick(self, split: Split, kind: EntityKind, bits: int) -> int:
         """Choose an entity of a split and kind by pseudo-random bits."""
         if split == "heldout":
             block = bits % self._heldout_blocks * _HELDOUT_EVERY + _HELDOUT_EVERY - 1
@@ -142,7 +142,7 @@ class Encyclopedia:
         return (self.document(index) for index in range(self.documents))
 
 
-def attributes(kind: Kind) -> tuple[str, ...]:
+def attributes(kind: EntityKind) -> tuple[str, ...]:
     """Return the attributes of a kind of entity."""
     return _ATTRIBUTES[kind]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle.core.errors import ConfigError
 from treadle.demo.names import mix, name_parts
-from treadle.demo.world import RELATIONS, Encyclopedia, Kind, Split
+from treadle.demo.world import RELATIONS, Encyclopedia, EntityKind, Split
 from treadle.demo.world_templates import TEMPLATES, TITLES, UNITS, Template
 
 _MAX_MISSES = 2000
@@ -17,7 +17,7 @@ _SALTS: Mapping[Split, int] = {"train": 1001, "heldout": 1002}
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WorldQuestion:
     """One line of questions.jsonl."""
 
     question: str
@@ -44,7 +44,7 @@ class Question:
         }
 
 
-def make_questions(world: Encyclopedia, split: Split, count: int, tiers: Sequence[int]) -> Iterator[Question]:
+def make_questions(world: Encyclopedia, split: Split, count: int, tiers: Sequence[int]) -> Iterator[WorldQuestion]:
     """Yield `count` questions about one split of a world, using the tiers in turn.
 
     No two questions of a template are about names that share two adjacent syllables of three, so that none is a near
@@ -101,7 +101,7 @@ def _keys(world: Encyclopedia, template: Template, entities: Mapping[str, int]) 
 
 def _fill(
     world: Encyclopedia, template: Template, entities: Mapping[str, int], split: Split, bits: int
-) -> Question | None:
+) -> WorldQuestion | None:
     fields: dict[str, str | int] = {slot: world.name(index) for slot, index in entities.items()}
     if template.expression:
         for salt, (slot, (low, high)) in enumerate(zip("xyz", template.ranges, strict=True), 10):
@@ -112,7 +112,7 @@ def _fill(
     if answer is None:
         return None
     wording = template.wordings[(bits >> 24) % len(template.wordings)]
-    return Question(
+    return WorldQuestion(
         wording.format(**fields), answer, template.source, split, template.tier, template.id, template.num_calls,
         _supports(world, template, entities),
     )  # fmt: skip
@@ -175,5 +175,5 @@ def _aliases(value: int | str, attribute: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(spellings))
 
 
-def _name_aliases(name: str, kind: Kind) -> tuple[str, ...]:
+def _name_aliases(name: str, kind: EntityKind) -> tuple[str, ...]:
     return (name, TITLES[kind].format(name)) if kind in TITLES else (name,)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from treadle.demo.world import SENTENCES, Kind
+from treadle.demo.world import SENTENCES, EntityKind
 
 Combine = Literal["value", "difference", "sum", "larger", "smaller"]
 
-KIND_OF: dict[str, Kind] = {
+KIND_OF: dict[str, EntityKind] = {
     match: kind
     for kind, sentence in SENTENCES.items()
     for match in re.findall(r"\{(\w+)\}", sentence)
@@ -34,7 +34,7 @@ UNITS: Mapping[str, str] = {
     "depth": "metres",
 }
 
-TITLES: Mapping[Kind, str] = {"river": "River {}", "mountain": "Mount {}", "lake": "Lake {}"}
+TITLES: Mapping[EntityKind, str] = {"river": "River {}", "mountain": "Mount {}", "lake": "Lake {}"}
 """Longer spellings of names, accepted as answers."""
 
 
@@ -58,7 +58,7 @@ class Template:
         documents = {path[:-1] for path in lookups}
         return len(documents) + (1 if self.expression or self.combine in ("difference", "sum") else 0)
 
-    def start_kind(self, slot: str) -> Kind:
+    def start_kind(self, slot: str) -> EntityKind:
         """Return the kind of entity that a slot of the wording names."""
         return KIND_OF[next(path[1] for path in self.paths if path[0] == slot)]
 
@@ -311,7 +311,7 @@ TEMPLATES: tuple[Template, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecognizedQuestion:
     """A recognized question: its template, the names by slot, and the numbers by slot."""
 
     template: Template
@@ -346,7 +346,7 @@ _OPTIONS = re.compile(r"\n\s*A\. ")
 
 
 @lru_cache(maxsize=65536)
-def recognise(question: str) -> Asked | None:
+def recognise(question: str) -> RecognizedQuestion | None:
     """Return the template of a question by its wording; None for a question that is not of the sample world.
 
     Options under a question are not part of its wording: the tutor answers with the option's text.
@@ -359,5 +359,5 @@ def recognise(question: str) -> Asked | None:
         if match:
             found = match.groupdict()
             numbers = {slot: int(value) for slot, value in found.items() if slot in "xyz"}
-            return Asked(template, {slot: value for slot, value in found.items() if slot in "ab"}, numbers)
+            return RecognizedQuestion(template, {slot: value for slot, value in found.items() if slot in "ab"}, numbers)
     return None

@@ -17,12 +17,12 @@ from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
 from treadle.eval.config import ScoresOptions
-from treadle.eval.lengths import own_ids
+from treadle.eval.lengths import count_agent_ids
 
 ANSWERED = "answered"
 FAILED = "failed"
 
-COPIED = (
+COPIED_COLUMNS = (
     "rollout_key",
     "question_key",
     "dataset",
@@ -66,7 +66,7 @@ class Gold(NamedTuple):
 class Answer:
     """A rollout with its prediction and the gold answers of its question.
 
-    `row` has the columns `COPIED`, `tokenizer_digest`, and `num_own_ids` instead of the token ids.
+    `row` has the columns `COPIED_COLUMNS`, `tokenizer_digest`, and `num_agent_ids` instead of the token ids.
     """
 
     row: Mapping[str, Any]
@@ -136,10 +136,10 @@ def answers(
 
 def _rows(table: Rows) -> Iterator[dict[str, Any]]:
     """Yield the rollout columns that scoring reads. Token ids are counted without building a list per rollout."""
-    for batch in table.batches([*COPIED, "segments", "tokenizer_digest", "token_origin"]):
-        counts = own_ids(batch.column("token_origin"))
-        for row, num_own_ids in zip(batch.drop_columns(["token_origin"]).to_pylist(), counts, strict=True):
-            yield {**row, "num_own_ids": num_own_ids}
+    for batch in table.batches([*COPIED_COLUMNS, "segments", "tokenizer_digest", "token_origin"]):
+        counts = count_agent_ids(batch.column("token_origin"))
+        for row, num_agent_ids in zip(batch.drop_columns(["token_origin"]).to_pylist(), counts, strict=True):
+            yield {**row, "num_agent_ids": num_agent_ids}
 
 
 def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> Score:

@@ -22,19 +22,19 @@ def area_of(domains: Collection[str]) -> str:
     return MIXED if MATH in domains else KNOWLEDGE
 
 
-def of_headline(datasets: Sequence[str], headline: Collection[str]) -> list[str]:
+def headline_datasets(datasets: Sequence[str], headline: Collection[str]) -> list[str]:
     """Return the data sets that `all` covers: those in the headline, or all of them if none is in it."""
     return [dataset for dataset in datasets if dataset in headline] or list(datasets)
 
 
-def averaged(areas: Mapping[str, str], headline: Collection[str] = ()) -> dict[str, list[str]]:
+def average_groups(areas: Mapping[str, str], headline: Collection[str] = ()) -> dict[str, list[str]]:
     """Map the name of each average to the data sets it covers, given the area of each data set.
 
-    `all`, `math` and `knowledge` cover headline data sets only (`of_headline`). `every` covers all data sets and is
-    present only if it differs from `all`. A data set with area `mixed` counts in `all` and `every` only. Empty averages
-    are left out.
+    `all`, `math` and `knowledge` cover headline data sets only (`headline_datasets`). `every` covers all data sets and
+    is present only if it differs from `all`. A data set with area `mixed` counts in `all` and `every` only. Empty
+    averages are left out.
     """
-    chosen = of_headline(list(areas), headline)
+    chosen = headline_datasets(list(areas), headline)
     groups = {ALL: chosen} | {area: [one for one in chosen if areas[one] == area] for area in (MATH, KNOWLEDGE)}
     if len(chosen) < len(areas):
         groups[EVERY] = list(areas)

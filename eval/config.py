@@ -94,10 +94,10 @@ class ScoresOptions(Section):
     judgement_time_s: Operational[float] = Field(default=600.0, gt=0.0)
     """Wall-clock limit of one judgement in seconds. A judgement that exceeds it stays pending."""
 
-    owed_retries: Operational[int] = Field(default=2, ge=0)
+    pending_retries: Operational[int] = Field(default=2, ge=0)
     """Number of further passes over judgements that failed because of infrastructure."""
 
-    owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
+    pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
     """Seconds to wait before the first such pass; doubles before each further one."""
 
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)

@@ -73,7 +73,7 @@ def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
             is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
             terms.setdefault(rollout.question_key, []).append(term)
     # Otherwise conciseness would consist of the rollouts without calls only, which are concise by definition.
-    if figure.rests_on and num_undecided and figure_sums(given, figure.rests_on).value is None:
+    if figure.requires_figure and num_undecided and figure_sums(given, figure.requires_figure).value is None:
         return FigureSums({}, False, len(given))
     return FigureSums({key: _sum(terms[key]) for key in sorted(terms)}, is_binary, num_undecided)
 
@@ -136,7 +136,7 @@ def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str
 
 def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str) -> DatasetFigures:
     sums = {name: figure_sums(rollouts, name) for name in FIGURES}
-    judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.opinions}))
+    judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.judge_verdicts}))
     sums |= {f"{PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
     return DatasetFigures(
         dataset=dataset,
@@ -155,7 +155,7 @@ def _joint_verdicts(rollouts: Sequence[ScoredRollout], judges: Sequence[str]) ->
         return ()
     found = []
     for rollout in rollouts:
-        verdicts = [verdict for _, verdict in rollout.opinions if verdict is not None]
+        verdicts = [verdict for _, verdict in rollout.judge_verdicts if verdict is not None]
         if len(verdicts) == len(judges):
             found.append(tuple(verdicts))
     return tuple(found)

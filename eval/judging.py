@@ -17,27 +17,27 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.call_cache import Counted, JournalMemory, Memory
-from treadle.agent.job_runner import Crew, begin, settle
+from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
+from treadle.agent.job_runner import JobRunner, check_pending, start_progress
 from treadle.agent.judges.model import ModelJudge
-from treadle.agent.judges.redundancy import Ballot, RedundancyJudge, remembered_votes
+from treadle.agent.judges.redundancy import RedundancyJudge, Vote, cached_votes
 from treadle.agent.judges.rules import SymbolicLimits, rules_digest
 from treadle.agent.metering import TokenBudget
-from treadle.agent.model_session import Opening
+from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.role_settings import RoleSettings
 from treadle.core import steady_loop
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, ContextTooLong, EndpointUnavailable
-from treadle.core.runs.stage import StageContext, Worked
+from treadle.core.runs.stage import StageContext, WorkResult
 from treadle.core.schemas import JUDGEMENTS
 from treadle.core.work_clock import timed_work
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
 from treadle.eval.config import ScoresOptions, ScoresSettings
-from treadle.eval.docket import CORRECTNESS, REDUNDANCY, Docket, Judgement
+from treadle.eval.judge_queue import CORRECTNESS, REDUNDANCY, Judgement, JudgeQueue
 from treadle.eval.lengths import load_tokenizer
 from treadle.eval.verdicts import FAILED as UNREADABLE
-from treadle.eval.verdicts import FALLBACK_RULE, PARSED, Opinion
+from treadle.eval.verdicts import FALLBACK_RULE, PARSED, JudgeVerdict
 
 _log = logging.getLogger(__name__)
 
@@ -55,16 +55,16 @@ class Judging:
         self._options = self.settings.options
         self._journal = context.journal
         trained = tuple(table.digest for table in context.inputs.get("checkpoint", ()))
-        self.docket = Docket(self.settings, trained)
+        self.judge_queue = JudgeQueue(self.settings, trained)
         self._budget = TokenBudget(self._options.max_total_tokens, self._options.max_cost)
-        self._crew = Crew(self._options, self._open, self._make, noun=NOUN)
+        self._job_runner = JobRunner(self._options, self._open, self._make, noun=NOUN)
         self._rules = rules_digest(_limits(self._options), self._options.f1_threshold)
         self._judges: dict[str, ModelJudge] = {}
         self._redundancy: RedundancyJudge | None = None
         self._counted: dict[str, set[str]] = {}
         self._facts: Counter[str] = Counter()
 
-    def remember_rules(self) -> None:
+    def store_rule_scores(self) -> None:
         """Compute and store the rule scores of answers that a judge may be asked about."""
         options = self._options
         if not self.settings.judges:
@@ -75,36 +75,36 @@ class Judging:
                 return rule_score(answer, checker, options.f1_threshold)
 
             for batch in self._batches():
-                wanted = (answer for answer in batch if self.docket.needs_rule(answer))
-                unknown = [answer for answer in wanted if self.known_rule(answer) is None]
+                wanted = (answer for answer in batch if self.judge_queue.needs_rule_score(answer))
+                unknown = [answer for answer in wanted if self.stored_rule_score(answer) is None]
                 for answer, score in zip(unknown, threads.map(decide, unknown), strict=True):
                     if score.error is None:  # A failed score is not stored, so that the next attempt computes it again.
                         self._journal.append(RULES, self._rule_unit(answer), orjson.dumps(asdict(score)))
 
-    async def work(self) -> Worked:
+    async def work(self) -> WorkResult:
         """Make the pending judgements."""
-        self._take_over()
-        num_open = begin(self._context, self._all(), NOUN)
+        self._copy_finished_judgements()
+        num_open = start_progress(self._context, self._all(), NOUN)
         if not num_open:
-            return Worked()
+            return WorkResult()
         try:
-            async with Opening(self._budget) as opening:
+            async with ModelSessions(self._budget) as opening:
                 await self._open_models(opening)
                 if self._budget.is_limited:
                     self._count_finished()
-                await self._crew.work(num_open)
+                await self._job_runner.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
-            # Judgements that are still pending count as missing; `settle` checks their share.
-            self._crew.last.first = self._crew.last.first or str(error)
-        return self._crew.worked({})
+            # Judgements that are still pending count as missing; `check_pending` checks their share.
+            self._job_runner.last.first = self._job_runner.last.first or str(error)
+        return self._job_runner.work_result({})
 
-    def settle(self) -> int:
-        """Return the number of missing judgements. Raise StageFailed or RolloutsOwed as `crew.settle` does."""
+    def check_pending(self) -> int:
+        """Return the number of missing judgements; raise StageFailed or JobsPending as `check_pending` does."""
         if next(self._all(), None) is None:
             return 0
-        return settle(self._context, self._options, self._all(), NOUN)[1]
+        return check_pending(self._context, self._options, self._all(), NOUN)[1]
 
     def row(self, judgement: Judgement) -> dict[str, Any] | None:
         """Return the row of a judgement, or None if it could not be made.
@@ -114,29 +114,29 @@ class Judging:
         if self._journal.is_finished(judgement.key):
             said: dict[str, Any] = orjson.loads(self._journal.finished(judgement.key))
         else:
-            ballot = self._votes_so_far(judgement)
-            if ballot is None:
+            vote = self._votes_so_far(judgement)
+            if vote is None:
                 return None
-            said = _said_by_voter(ballot)
+            said = _vote_fields(vote)
         # The judge and the rollout may have had other names when the judgement was made.
         return {**_head(judgement), **said}
 
-    def opinion(self, judgement: Judgement) -> Opinion:
-        """Return a judge's opinion of an answer."""
+    def judge_verdict(self, judgement: Judgement) -> JudgeVerdict:
+        """Return a judge's judge_verdict of an answer."""
         row = self.row(judgement)
         if row is None:
-            return Opinion(None, FALLBACK_RULE)
+            return JudgeVerdict(None, FALLBACK_RULE)
         status = PARSED if row["status"] == PARSED else UNREADABLE
-        return Opinion(row["correct"], status, tuple(row["replies"]))
+        return JudgeVerdict(row["correct"], status, tuple(row["replies"]))
 
-    def known_rule(self, answer: Answer) -> Score | None:
+    def stored_rule_score(self, answer: Answer) -> Score | None:
         """Return the stored rule score of an answer, or None if none is stored."""
-        if not self.docket.needs_rule(answer):
+        if not self.judge_queue.needs_rule_score(answer):
             return None
         known = self._journal.get(RULES, self._rule_unit(answer))
         return None if known is None else Score(**orjson.loads(known))
 
-    def _take_over(self) -> None:
+    def _copy_finished_judgements(self) -> None:
         """Copy finished judgements from the current result, so that a missing journal does not cause paying twice."""
         earlier = self._context.earlier(JUDGEMENTS.kind)
         wanted = {judgement.key for judgement in self._open()} if earlier is not None else set()
@@ -155,12 +155,12 @@ class Judging:
         gold = answer.gold
         return digest_json([self._rules, gold.rule, gold.answers, gold.choices, answer.is_answered, answer.prediction])
 
-    def _votes_so_far(self, judgement: Judgement) -> Ballot | None:
+    def _votes_so_far(self, judgement: Judgement) -> Vote | None:
         if judgement.kind != REDUNDANCY:
             return None
-        return remembered_votes(JournalMemory(self._journal, judgement.key), self._options.redundancy.votes)
+        return cached_votes(JournalCache(self._journal, judgement.key), self._options.redundancy.votes)
 
-    async def _open_models(self, opening: Opening) -> None:
+    async def _open_models(self, opening: ModelSessions) -> None:
         """Open only models with pending judgements; the other endpoints need not be up."""
         settings, options = self.settings, self._options
         open_names = {(judgement.kind, judgement.judge) for judgement in self._open()}
@@ -168,20 +168,22 @@ class Judging:
             if (CORRECTNESS, name) not in open_names:
                 continue
             model = await opening.model(role.name, role.model, role.tokenizer_digest)
-            self._judges[name] = ModelJudge(model.in_role("judge", role.sampling))
+            self._judges[name] = ModelJudge(model.for_role("judge", role.sampling))
         if (voter := settings.redundancy) is not None and (REDUNDANCY, voter.name) in open_names:
             model = await opening.model(voter.name, voter.model, voter.tokenizer_digest)
-            asked = model.in_role("redundancy", voter.sampling)
+            asked = model.for_role("redundancy", voter.sampling)
             self._redundancy = RedundancyJudge(asked, options.redundancy.votes)
 
     async def _make(self, judgement: Judgement) -> None:
-        memory: Memory = JournalMemory(self._journal, judgement.key)
+        cache: CallCache = JournalCache(self._journal, judgement.key)
         if self._budget.is_limited:
             known = self._counted.setdefault(judgement.key, set())
-            memory = Counted(memory, lambda _, *tokens: self._budget.count(self._role(judgement).model, *tokens), known)
+            cache = CountingCache(
+                cache, lambda _, *tokens: self._budget.count(self._role(judgement).model, *tokens), known
+            )
         ask = self._judge_answer if judgement.kind == CORRECTNESS else self._judge_calls
         with timed_work() as clock:
-            said = await ask(judgement, memory, clock.time() + self._options.judgement_time_s)
+            said = await ask(judgement, cache, clock.time() + self._options.judgement_time_s)
         # Without a reply there is no verdict to store, so the judgement stays pending.
         if said["error"] and not said["replies"]:
             raise ContextTooLong(
@@ -193,8 +195,8 @@ class Judging:
         self._facts[said["status"]] += 1
         self._context.progress.advance(1, **self._facts)
 
-    async def _judge_answer(self, judgement: Judgement, memory: Memory, deadline: float) -> dict[str, Any]:
-        verdict = await self._judges[judgement.judge].verdict(self.docket.case(judgement, deadline), memory)
+    async def _judge_answer(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
+        verdict = await self._judges[judgement.judge].verdict(self.judge_queue.case(judgement, deadline), cache)
         return {
             "prediction": judgement.answer.prediction,
             "status": UNREADABLE if verdict.correct is None else PARSED,
@@ -208,9 +210,9 @@ class Judging:
             "completion_tokens": verdict.completion_tokens,
         }
 
-    async def _judge_calls(self, judgement: Judgement, memory: Memory, deadline: float) -> dict[str, Any]:
+    async def _judge_calls(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
         assert self._redundancy is not None, "votes need a judge"
-        return _said_by_voter(await self._redundancy.vote(self.docket.course(judgement, deadline), memory))
+        return _vote_fields(await self._redundancy.vote(self.judge_queue.vote_case(judgement, deadline), cache))
 
     def _count_finished(self) -> None:
         """Charge the budget with what earlier attempts spent."""
@@ -233,8 +235,12 @@ class Judging:
         seen: set[str] = set()
         for answer in (answer for batch in self._batches() for answer in batch):
             # No stored rule score means that the scorer failed; then judges decide.
-            rule = (self.known_rule(answer) or _BROKEN) if self.docket.needs_rule(answer) else None
-            for judgement in self.docket.about(answer, rule):
+            rule = (
+                (self.stored_rule_score(answer) or _SCORER_FAILED)
+                if self.judge_queue.needs_rule_score(answer)
+                else None
+            )
+            for judgement in self.judge_queue.about(answer, rule):
                 if judgement.key not in seen:
                     seen.add(judgement.key)
                     yield judgement
@@ -244,18 +250,18 @@ class Judging:
         return answers(inputs["rollouts"], inputs["questions"], with_text=True)
 
 
-def work(context: StageContext) -> Worked:
+def work(context: StageContext) -> WorkResult:
     """Make the pending judgements of one stage instance. Do nothing if no judge is configured."""
     judging = Judging(context)
-    if judging.docket.is_empty:
-        return Worked()
+    if judging.judge_queue.is_empty:
+        return WorkResult()
     # Fail on a bad tokenizer before any request is paid for.
     load_tokenizer(judging.settings.tokenizer, judging.settings.tokenizer_digest)
-    judging.remember_rules()
+    judging.store_rule_scores()
     return steady_loop.run(judging.work())
 
 
-_BROKEN = Score(0.0, 0.0, 0.0, None, None, "math_symbolic", "the scorer failed")
+_SCORER_FAILED = Score(0.0, 0.0, 0.0, None, None, "math_symbolic", "the scorer failed")
 
 
 def _limits(options: ScoresOptions) -> SymbolicLimits | None:
@@ -264,18 +270,18 @@ def _limits(options: ScoresOptions) -> SymbolicLimits | None:
     return SymbolicLimits(limit_s=options.symbolic_limit_s, memory_mib=options.symbolic_memory_mib)
 
 
-def _said_by_voter(ballot: Ballot) -> dict[str, Any]:
+def _vote_fields(vote: Vote) -> dict[str, Any]:
     return {
         "prediction": "",
-        "status": PARSED if ballot.yes or ballot.no else UNREADABLE,
+        "status": PARSED if vote.yes or vote.no else UNREADABLE,
         "correct": None,
-        "votes_yes": ballot.yes,
-        "votes_no": ballot.no,
-        "votes_abstained": ballot.abstained,
-        "replies": list(ballot.raw),
-        "error": ballot.error,
-        "prompt_tokens": ballot.prompt_tokens,
-        "completion_tokens": ballot.completion_tokens,
+        "votes_yes": vote.yes,
+        "votes_no": vote.no,
+        "votes_abstained": vote.abstained,
+        "replies": list(vote.raw),
+        "error": vote.error,
+        "prompt_tokens": vote.prompt_tokens,
+        "completion_tokens": vote.completion_tokens,
     }
 
 

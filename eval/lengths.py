@@ -38,12 +38,12 @@ def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
     return tokenizer
 
 
-def own_text(segments: Iterable[Mapping[str, Any]]) -> str:
+def agent_text(segments: Iterable[Mapping[str, Any]]) -> str:
     """Return the text that the agent wrote: everything except tool results and their markers."""
     return "".join(segment["text"] for segment in segments if segment["kind"] != RESULT_KIND)
 
 
-def own_ids(token_origin: pa.ListArray) -> list[int]:
+def count_agent_ids(token_origin: pa.ListArray) -> list[int]:
     """Return per rollout of a batch the number of ids that no tool wrote (origin 1 or 2); 0 without ids."""
     import numpy as np
 
@@ -55,10 +55,11 @@ def own_ids(token_origin: pa.ListArray) -> list[int]:
 
 
 def reasoning_tokens(row: Mapping[str, Any], text: str, encoder: Encoder | None) -> int | None:
-    """Return L of a rollout in tokens of the evaluated model: its own ids, else the tokens of `text` (see `own_text`).
+    """Return L of a rollout in tokens of the evaluated model: its own ids, else those of `text` (see `agent_text`).
 
-    `row` has `num_own_ids` (see `own_ids`). Return None for a text-mode rollout if the model has no tokenizer.
+    `row` has `num_agent_ids` (see `count_agent_ids`). Return None for a text-mode rollout if the model has no
+    tokenizer.
     """
-    if row["num_own_ids"] or row["tokenizer_digest"]:
-        return int(row["num_own_ids"])
+    if row["num_agent_ids"] or row["tokenizer_digest"]:
+        return int(row["num_agent_ids"])
     return None if encoder is None else len(encoder.encode(text))

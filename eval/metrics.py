@@ -39,7 +39,7 @@ class Figure:
     A denominator of 0 means that the rollout does not count in this figure."""
     bounds: tuple[float, float] | None = None
     """Bounds of the value; a figure with bounds is a share. None for numbers without an upper bound."""
-    rests_on: str = ""
+    requires_figure: str = ""
     """Another figure that must have a value: if rollouts are undecided and that figure has none, this one has none
     either."""
     needs: Literal["calls", "votes"] | None = None
@@ -139,7 +139,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "concise",
             _conciseness,
             _SHARE,
-            rests_on="conciseness_tool_users",
+            requires_figure="conciseness_tool_users",
             needs="votes",
             place="behaviour",
         ),
@@ -193,7 +193,7 @@ def is_figure(name: str) -> bool:
     return name in FIGURES or name.startswith(PASS_AT)
 
 
-def placed(place: Place) -> tuple[str, ...]:
+def figures_in(place: Place) -> tuple[str, ...]:
     """Return the names of the figures of one table, in order."""
     return tuple(name for name, figure in FIGURES.items() if figure.place == place)
 
@@ -218,7 +218,7 @@ def needs(name: str, what: Literal["calls", "votes"]) -> bool:
     return name in FIGURES and FIGURES[name].needs == what
 
 
-def says_something(name: str, num_calls: float) -> bool:
+def is_meaningful(name: str, num_calls: float) -> bool:
     """Return whether a figure is meaningful given the number of requested calls."""
     return num_calls > 0 or not needs(name, "calls")
 

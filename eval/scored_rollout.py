@@ -50,7 +50,7 @@ class ScoredRollout:
     """Characters of the trajectory without tool results."""
     votes: Votes | None = None
     """Votes on redundant calls; None if no judge was asked."""
-    opinions: tuple[tuple[str, bool | None], ...] = ()
+    judge_verdicts: tuple[tuple[str, bool | None], ...] = ()
     """Judges asked about the answer, by name, with their verdicts; None if the reply cannot be parsed."""
 
     @classmethod
@@ -62,7 +62,7 @@ class ScoredRollout:
         fields = {name: row[name] for name in _FIELDS}
         # These texts repeat in many rollouts; interning stores each once.
         fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
-        return cls(**fields, votes=votes, opinions=_opinions(row["judges"]))
+        return cls(**fields, votes=votes, judge_verdicts=_judge_verdicts(row["judges"]))
 
     @property
     def has_known_tokens(self) -> bool:
@@ -81,7 +81,7 @@ class ScoredRollout:
         yield f"tools_used:{tools[(self.python_calls > 0) + 2 * (self.search_calls > 0)]}"
 
 
-def _opinions(judges: str) -> tuple[tuple[str, bool | None], ...]:
+def _judge_verdicts(judges: str) -> tuple[tuple[str, bool | None], ...]:
     """Parse names and verdicts of judges from the column `judges`."""
     # Skip parsing in the common case without judges.
     said = {} if judges == "{}" else orjson.loads(judges)
@@ -89,7 +89,7 @@ def _opinions(judges: str) -> tuple[tuple[str, bool | None], ...]:
 
 
 _VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
-_FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in ("votes", "opinions"))
+_FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in ("votes", "judge_verdicts"))
 _REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
 COLUMNS = (*_FIELDS, *_VOTES, "judges")

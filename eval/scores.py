@@ -19,30 +19,30 @@ from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import Score
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.eval.answers import COPIED, FAILED, Answer, Gold, answers, open_checker, rule_score
+from treadle.eval.answers import COPIED_COLUMNS, FAILED, Answer, Gold, answers, open_checker, rule_score
 from treadle.eval.config import ScoresSettings
-from treadle.eval.docket import Judgement
+from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
-from treadle.eval.lengths import Encoder, load_tokenizer, own_text, reasoning_tokens
+from treadle.eval.lengths import Encoder, agent_text, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
     Agreement,
-    Opinion,
+    JudgeVerdict,
     agreement,
-    as_verdict,
+    binary_score,
     decide,
     joint_verdicts,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgeResults:
     """Judge results for a rollout, apart from its score. `votes`: yes, no, abstained; None if no model votes."""
 
     status: str | None = None
-    opinions: Mapping[str, Opinion] = field(default_factory=dict)
+    judge_verdicts: Mapping[str, JudgeVerdict] = field(default_factory=dict)
     votes: tuple[int, int, int] | None = None
 
 
@@ -60,58 +60,58 @@ class _ScoresRun:
         self._options = settings.options
         self._encoder = load_tokenizer(settings.tokenizer, settings.tokenizer_digest)
         self._judging = Judging(context)
-        self._tally = _Tally(tuple(settings.judges))
+        self._score_counts = _ScoreCounts(tuple(settings.judges))
         self._written: set[str] = set()
 
     def write(self) -> dict[str, Any]:
         """Score every rollout and return the metrics of the stage."""
-        options, inputs, is_judged = self._options, self._context.inputs, not self._judging.docket.is_empty
-        num_missing = self._judging.settle() if is_judged else 0
+        options, inputs, is_judged = self._options, self._context.inputs, not self._judging.judge_queue.is_empty
+        num_missing = self._judging.check_pending() if is_judged else 0
         self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
         with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
 
             def decide_by_rule(answer: Answer) -> Score:
-                return self._judging.known_rule(answer) or rule_score(answer, checker, options.f1_threshold)
+                return self._judging.stored_rule_score(answer) or rule_score(answer, checker, options.f1_threshold)
 
             for batch in answers(inputs["rollouts"], inputs["questions"], with_text=is_judged):
                 rules = (
                     threads.map(decide_by_rule, batch) if options.symbolic_workers > 1 else map(decide_by_rule, batch)
                 )
                 self._write(batch, list(rules))
-        self._tally.check(options.max_error_rate)
+        self._score_counts.check(options.max_error_rate)
         if not self._context.accept_failures:
-            self._tally.check_judges()
-        return self._tally.metrics(num_missing if is_judged else None)
+            self._score_counts.check_judges()
+        return self._score_counts.metrics(num_missing if is_judged else None)
 
     def _write(self, batch: Sequence[Answer], rules: Sequence[Score]) -> None:
         rows, judgements = [], []
         for answer, rule in zip(batch, rules, strict=True):
-            about_answer = self._judging.docket.about_answer(answer, rule)
-            about_calls = self._judging.docket.about_calls(answer)
-            score, judged = self._judge(answer, rule, about_answer, about_calls)
+            answer_judgements = self._judging.judge_queue.answer_judgements(answer, rule)
+            call_judgements = self._judging.judge_queue.call_judgements(answer)
+            score, judged = self._judge(answer, rule, answer_judgements, call_judgements)
             rows.append(scored_row(answer, score, judged, self._encoder))
-            judgements += self._new_rows([*about_answer, *about_calls])
+            judgements += self._new_rows([*answer_judgements, *call_judgements])
         self._context.write(schemas.SCORES.kind, rows)
         self._context.write(schemas.JUDGEMENTS.kind, judgements)
-        self._tally.count(rows)
-        self._context.progress.advance(len(rows), **self._tally.progress())
+        self._score_counts.count(rows)
+        self._context.progress.advance(len(rows), **self._score_counts.progress())
 
     def _judge(
-        self, answer: Answer, rule: Score, about_answer: Sequence[Judgement], about_calls: Sequence[Judgement]
-    ) -> tuple[Score, Judged]:
+        self, answer: Answer, rule: Score, answer_judgements: Sequence[Judgement], call_judgements: Sequence[Judgement]
+    ) -> tuple[Score, JudgeResults]:
         judging, status = self._judging, None
-        score = as_verdict(rule) if judging.docket.judges_rule(answer) else rule
-        opinions = {judgement.judge: judging.opinion(judgement) for judgement in about_answer}
-        if opinions:
-            score, status = decide(rule, list(opinions.values()), self._options.judges.on_failed)
-        return score, Judged(status, opinions, self._votes(answer, about_calls))
+        score = binary_score(rule) if judging.judge_queue.uses_judges(answer) else rule
+        judge_verdicts = {judgement.judge: judging.judge_verdict(judgement) for judgement in answer_judgements}
+        if judge_verdicts:
+            score, status = decide(rule, list(judge_verdicts.values()), self._options.judges.on_failed)
+        return score, JudgeResults(status, judge_verdicts, self._votes(answer, call_judgements))
 
-    def _votes(self, answer: Answer, about_calls: Sequence[Judgement]) -> tuple[int, int, int] | None:
+    def _votes(self, answer: Answer, call_judgements: Sequence[Judgement]) -> tuple[int, int, int] | None:
         if self._context.settings.redundancy is None or answer.row["status"] == FAILED:
             return None
-        if not about_calls:
+        if not call_judgements:
             return (0, 0, 0)
-        row = self._judging.row(about_calls[0])
+        row = self._judging.row(call_judgements[0])
         if row is None:
             return (0, 0, self._options.redundancy.votes)
         return row["votes_yes"], row["votes_no"], row["votes_abstained"]
@@ -122,12 +122,12 @@ class _ScoresRun:
         for judgement in judgements:
             if judgement.key not in self._written and (row := self._judging.row(judgement)) is not None:
                 self._written.add(judgement.key)
-                self._tally.count_judgement(row)
+                self._score_counts.count_judgement(row)
                 rows.append(row)
         return rows
 
 
-_REMEDY_OF_JUDGES = (
+_JUDGE_REMEDY = (
     "; scores.judges.sampling.max_tokens gives a judge more room, scores.judges.on_failed = 'rule' leaves such answers "
     "to the rule, and other models may be named: run the stage again with what you change, it asks only what is new"
 )
@@ -137,18 +137,18 @@ _VOTES = ("votes_yes", "votes_no", "votes_abstained")
 
 
 @dataclass(slots=True)
-class _Tally:
+class _ScoreCounts:
     """Counters for the metrics of the stage."""
 
     judges: tuple[str, ...]
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    errors_of_judges: set[str] = field(default_factory=set)
+    judge_errors: set[str] = field(default_factory=set)
     usage: dict[str, Counter[str]] = field(default_factory=dict)
     joint: list[list[bool]] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
     """Judge -> number of answers that it replied about."""
-    unread: Counter[str] = field(default_factory=Counter)
+    num_unreadable: Counter[str] = field(default_factory=Counter)
     """Judge -> number of answers for which no reply could be parsed."""
     votes: Counter[str] = field(default_factory=Counter)
     """Vote column -> number of votes."""
@@ -165,13 +165,13 @@ class _Tally:
             counts["num_symbolic_undecided"] += row["scorer"] in UNDECIDED_RULES
             if row["judge_status"] is not None:
                 counts[f"judge_{row['judge_status']}"] += 1
-                for judge, opinion in orjson.loads(row["judges"]).items():
-                    self.asked[judge] += opinion["status"] != FALLBACK_RULE
-                    self.unread[judge] += opinion["status"] == UNREADABLE
+                for judge, judge_verdict in orjson.loads(row["judges"]).items():
+                    self.asked[judge] += judge_verdict["status"] != FALLBACK_RULE
+                    self.num_unreadable[judge] += judge_verdict["status"] == UNREADABLE
             self.votes.update({name: row[name] or 0 for name in _VOTES})
             if row["error"] is not None:
                 self.errors[row["error"]] += 1
-                self.errors_of_judges |= {row["error"]} if row["scorer"] == "judge" else set()
+                self.judge_errors |= {row["error"]} if row["scorer"] == "judge" else set()
             if len(self.judges) > 1 and (joint := joint_verdicts(orjson.loads(row["judges"]), self.judges)):
                 self.joint.append(joint)
 
@@ -187,7 +187,7 @@ class _Tally:
         failed, total = self.counts["num_scorer_failed"], self.counts["num_rollouts"]
         if failed > max_error_rate * total:
             cause, times = self.errors.most_common(1)[0]
-            remedy = _REMEDY_OF_JUDGES if cause in self.errors_of_judges else ""
+            remedy = _JUDGE_REMEDY if cause in self.judge_errors else ""
             raise StageFailed(
                 f"{failed} of {total} rollouts have no verdict, more than scores.max_error_rate = {max_error_rate:g} "
                 f"allows; most often ({times} times): {cause}{remedy}"
@@ -198,11 +198,11 @@ class _Tally:
 
         A single judge is covered by `check` and `on_failed` instead.
         """
-        for judge, failed in self.unread.items():
+        for judge, failed in self.num_unreadable.items():
             if len(self.judges) > 1 and 2 * failed > self.asked[judge]:
                 raise StageFailed(
                     f"judge {judge} said nothing that can be read of {failed:,} of {self.asked[judge]:,} answers; "
-                    f"leave it out of scores.judges.models{_REMEDY_OF_JUDGES}"
+                    f"leave it out of scores.judges.models{_JUDGE_REMEDY}"
                 )
         votes, abstained = self.votes.total(), self.votes["votes_abstained"]
         if 2 * abstained > votes:
@@ -241,17 +241,17 @@ def _agreement_metrics(found: Agreement) -> dict[str, Any]:
 
 
 def scored_row(
-    answer: Answer, score: Score, judged: Judged | None = None, encoder: Encoder | None = None
+    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: Encoder | None = None
 ) -> dict[str, Any]:
     """Return the row of `scores` for a rollout and its verdict.
 
     A rollout that did not end with an answer keeps its prediction for analysis and is never right.
     """
-    row, judged = answer.row, judged or Judged()
-    text = own_text(answer.segments)
+    row, judged = answer.row, judged or JudgeResults()
+    text = agent_text(answer.segments)
     yes, no, abstained = judged.votes or (None, None, None)
     return {
-        **{name: row[name] for name in COPIED},
+        **{name: row[name] for name in COPIED_COLUMNS},
         "prediction": answer.prediction,
         "is_valid_answer": answer.is_answered and bool(answer.prediction),
         "correct": score.correct,
@@ -266,7 +266,9 @@ def scored_row(
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),
         "judge_status": judged.status,
-        "judges": orjson.dumps({name: opinion.as_dict() for name, opinion in judged.opinions.items()}).decode(),
+        "judges": orjson.dumps(
+            {name: judge_verdict.as_dict() for name, judge_verdict in judged.judge_verdicts.items()}
+        ).decode(),
         "votes_yes": yes,
         "votes_no": no,
         "votes_abstained": abstained,
@@ -290,5 +292,5 @@ SCORES = Stage(
     run=run_scores,
     work=work,
     keeps_journal=True,
-    is_whole=lambda metrics: not metrics.get("num_judgements_missing"),
+    is_complete=lambda metrics: not metrics.get("num_judgements_missing"),
 )

@@ -1,4 +1,4 @@
-"""Combine the opinions of several judges and the rule into a verdict on an answer. Pure functions.
+"""Combine the judge_verdicts of several judges and the rule into a verdict on an answer. Pure functions.
 
 Documented in docs/behaviour/scores.md.
 """
@@ -20,7 +20,7 @@ FAILED: Literal["failed"] = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class JudgeVerdict:
     """Result of one judge for one answer. `verdict` is None unless `status` is `parsed`.
 
     `failed`: the reply could not be parsed. `fallback_rule`: the judge could not be asked, and the user accepted that.
@@ -35,25 +35,27 @@ class Opinion:
         return asdict(self)
 
 
-def as_verdict(rule: Score) -> Score:
+def binary_score(rule: Score) -> Score:
     """Return the rule's score on the scale of judges: 1 or 0 by its verdict, without partial credit."""
     return rule if rule.correct is None else replace(rule, score=float(rule.correct))
 
 
-def decide(rule: Score, opinions: Sequence[Opinion], on_failed: Literal["exclude", "rule"]) -> tuple[Score, Status]:
+def decide(
+    rule: Score, judge_verdicts: Sequence[JudgeVerdict], on_failed: Literal["exclude", "rule"]
+) -> tuple[Score, Status]:
     """Return the verdict and its status for an answer that the rule does not call right.
 
     The majority of parsed verdicts decides. In a tie, or if no judge could be asked, the rule decides. If no reply
     could be parsed, `on_failed` decides.
     """
-    verdicts = [opinion.verdict for opinion in opinions if opinion.verdict is not None]
+    verdicts = [judge_verdict.verdict for judge_verdict in judge_verdicts if judge_verdict.verdict is not None]
     lead = 2 * sum(verdicts) - len(verdicts)
     if lead:
         return replace(rule, correct=lead > 0, score=float(lead > 0), scorer="judge", error=None), PARSED
-    if verdicts or all(opinion.status == FALLBACK_RULE for opinion in opinions):
-        return as_verdict(rule), FALLBACK_RULE
+    if verdicts or all(judge_verdict.status == FALLBACK_RULE for judge_verdict in judge_verdicts):
+        return binary_score(rule), FALLBACK_RULE
     if on_failed == "rule":
-        return as_verdict(rule), FAILED
+        return binary_score(rule), FAILED
     error = "no judge said anything that can be read"
     return replace(rule, correct=None, score=None, scorer="judge", error=error), FAILED
 
@@ -107,7 +109,7 @@ def _chance_of_many(verdicts: Sequence[Sequence[bool]]) -> float:
     return right**2 + (1 - right) ** 2
 
 
-def joint_verdicts(opinions: Mapping[str, Mapping[str, Any]], judges: Sequence[str]) -> list[bool] | None:
+def joint_verdicts(judge_verdicts: Mapping[str, Mapping[str, Any]], judges: Sequence[str]) -> list[bool] | None:
     """Return the verdicts of all judges on an answer, from the column `judges`; None if any of them has none."""
-    verdicts = [opinions.get(judge, {}).get("verdict") for judge in judges]
+    verdicts = [judge_verdicts.get(judge, {}).get("verdict") for judge in judges]
     return [bool(verdict) for verdict in verdicts] if verdicts and None not in verdicts else None

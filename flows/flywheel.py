@@ -13,12 +13,12 @@ from prefect.states import Completed
 
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import as_begun, open_run, resolve_config
 from treadle.tasks.planning.flow_part import flow_part
-from treadle.tasks.prefect.flow_runs import begin_flow_run, flow_log, small_events
+from treadle.tasks.planning.run_setup import open_run, resolve_config, with_run_defaults
+from treadle.tasks.prefect.flow_runs import begin_flow_run, compact_events, flow_log
 from treadle.tasks.prefect.helper_runs import help_from_flow
 from treadle.tasks.prefect.stage_task import run_stage
-from treadle.tasks.run_instances import making
+from treadle.tasks.run_instances import run_instances
 from treadle.tasks.serving.servers import ModelServers
 
 
@@ -47,7 +47,7 @@ def flywheel(
     """
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id)
-    resolved = as_begun(wanted, root, run_id)
+    resolved = with_run_defaults(wanted, root, run_id)
     instances = flow_instances(resolved)
     part = flow_part(instances, root, run_id, start_from, without)
     run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
@@ -55,18 +55,20 @@ def flywheel(
     for line in part.lines():
         get_run_logger().info(line)
     with (
-        making(part.instances, run, resolved, force=force, is_part=part.is_part, notify=flow_log) as turns,
-        small_events(),
+        run_instances(
+            part.instances, run, resolved, force=force, is_part=part.is_part, notify=flow_log
+        ) as scheduled_instances,
+        compact_events(),
     ):
-        for turn in turns:
+        for scheduled in scheduled_instances:
             run_stage(
-                str(turn.instance.address),
+                str(scheduled.instance.address),
                 run_id,
                 root,
                 resolved,
-                force=turn.force,
+                force=scheduled.force,
                 accept_failures=accept_failures,
-                servers=turn.servers,
+                servers=scheduled.servers,
             )
 
 
@@ -95,9 +97,9 @@ def stage(
     """
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id, instance)
-    resolved = as_begun(wanted, root, run_id)
+    resolved = with_run_defaults(wanted, root, run_id)
     run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
-    with ModelServers(run, wait_s=resolved.flow.device_wait_s, notify=flow_log) as servers, small_events():
+    with ModelServers(run, wait_s=resolved.flow.device_wait_s, notify=flow_log) as servers, compact_events():
         given: dict[str, Any] = {"force": force, "accept_failures": accept_failures, "retry": retry}
         run_stage(instance, run_id, root, resolved, **given, servers=servers)
 

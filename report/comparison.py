@@ -127,7 +127,7 @@ def _sides(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
     return {key: (share > 0.5) - (share < 0.5) for key, share in shares.items()}
 
 
-def compared(
+def compare_pairs(
     pairs: Pairs, *, num_samples: int = 1_000, num_permutations: int = DEFAULT_PERMUTATIONS, seed: int = 0
 ) -> Comparison:
     """Return the interval and test for one data set with at least one paired question."""
@@ -139,7 +139,7 @@ def compared(
     return _comparison([pairs], _interval(pairs, num_samples, seed), test, p_value)
 
 
-def compared_average(
+def compare_average(
     parts: Sequence[Pairs], *, num_samples: int = 1_000, num_permutations: int = DEFAULT_PERMUTATIONS, seed: int = 0
 ) -> Comparison:
     """Compare the unweighted mean of a figure over data sets, each with at least one paired question.
@@ -174,7 +174,7 @@ def _comparison(parts: Sequence[Pairs], difference: Interval, test: str, p_value
         num_dropped_rollouts=sum(part.num_dropped_rollouts for part in parts),
         first=mean_of(mean_of(part.first.values()) for part in parts),
         second=mean_of(mean_of(part.second.values()) for part in parts),
-        difference=_in_line(difference, p_value),
+        difference=_consistent_with_test(difference, p_value),
         p_value=p_value,
         test=test,
         gained=parts[0].gained if len(parts) == 1 else (),
@@ -182,7 +182,7 @@ def _comparison(parts: Sequence[Pairs], difference: Interval, test: str, p_value
     )
 
 
-def _in_line(interval: Interval, p_value: float) -> Interval:
+def _consistent_with_test(interval: Interval, p_value: float) -> Interval:
     """Widen the interval to include 0 if the test does not reject equality.
 
     With few questions, intervals are too narrow and exact tests conservative. Without this step they contradict each

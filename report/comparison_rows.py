@@ -9,14 +9,14 @@ from typing import Any
 
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import areas_of, by_dataset
-from treadle.eval.metrics import says_something
+from treadle.eval.judging_differences import judging_differences
+from treadle.eval.metrics import is_meaningful
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.scoring import judged_unlike
 from treadle.eval.statistics import holm
-from treadle.report.comparison import Comparison, Pairs, compared, compared_average, pair
-from treadle.report.summary import averages_shown
+from treadle.report.comparison import Comparison, Pairs, compare_average, compare_pairs, pair
+from treadle.report.summary import shown_averages
 
-COMPARED = (
+COMPARED_FIGURES = (
     "score",
     "accuracy",
     "efficiency",
@@ -28,22 +28,22 @@ COMPARED = (
 )
 """Figures that are compared. A figure is left out if its per-question values equal those of an earlier one, such as
 accuracy on math."""
-_MOST_PAIRED = 3
-"""Every pair is compared up to this number of models."""
+_MAX_PAIRED = 3
+"""Every pair is compare_pairs up to this number of models."""
 
 Row = dict[str, Any]
 
 
 def model_pairs(models: Sequence[str]) -> list[tuple[str, str]]:
     """Return all pairs of models in order. Of more than three: the first with each other one, and neighbours."""
-    if len(models) <= _MOST_PAIRED:
+    if len(models) <= _MAX_PAIRED:
         return list(combinations(models, 2))
     with_first = [(models[0], other) for other in models[1:]]
     return [*with_first, *zip(models[1:], models[2:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ModelRollouts:
     """One model's rollouts grouped for comparison, prepared once for all its pairs."""
 
     model: str
@@ -53,7 +53,7 @@ class Side:
     """Data set -> its area."""
 
     @classmethod
-    def of(cls, model: str, rollouts: Iterable[ScoredRollout], areas: Mapping[str, str]) -> Side:
+    def of(cls, model: str, rollouts: Iterable[ScoredRollout], areas: Mapping[str, str]) -> ModelRollouts:
         """Group one model's rollouts by data set. `areas` overrides the area of a data set."""
         groups = by_dataset(rollouts)
         return cls(model, groups, areas_of(groups, areas))
@@ -61,7 +61,7 @@ class Side:
 
 def comparison_rows(models: Mapping[str, Sequence[ScoredRollout]], settings: ReportSettings) -> list[Row]:
     """Return all comparison rows from each model's rollouts. Models without a common question have no row."""
-    sides = {model: Side.of(model, rollouts, settings.areas) for model, rollouts in models.items()}
+    sides = {model: ModelRollouts.of(model, rollouts, settings.areas) for model, rollouts in models.items()}
     pairs = model_pairs(list(models))
     return adjusted([row for first, second in pairs for row in pair_rows(sides[first], sides[second], settings)])
 
@@ -73,25 +73,29 @@ def adjusted(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def pair_rows(first: Side, second: Side, settings: ReportSettings) -> Iterator[Row]:
+def pair_rows(first: ModelRollouts, second: ModelRollouts, settings: ReportSettings) -> Iterator[Row]:
     """Yield the rows of one pair, without `p_adjusted`: one per figure of each data set and average."""
     ours, theirs = first.rollouts, second.rollouts
     groups = {name: [name] for name in ours if name in theirs}
     if ours.keys() == theirs.keys():
-        averages = averages_shown(first.areas, settings.headline)
+        averages = shown_averages(first.areas, settings.headline)
         groups |= {name: group for name, group in averages.items() if len(group) > 1}
     paired = {
-        name: {figure: pair(ours[name], theirs[name], figure) for figure in COMPARED} for name in groups if name in ours
+        name: {figure: pair(ours[name], theirs[name], figure) for figure in COMPARED_FIGURES}
+        for name in groups
+        if name in ours
     }
     for group, names in groups.items():
-        note = "; ".join(judged_unlike(*([one for name in names for one in side[name]] for side in (ours, theirs))))
+        note = "; ".join(
+            judging_differences(*([one for name in names for one in side[name]] for side in (ours, theirs)))
+        )
         num_calls = min(sum(one.calls_requested for name in names for one in side[name]) for side in (ours, theirs))
-        told: list[list[Pairs]] = []
-        for figure in (name for name in COMPARED if says_something(name, num_calls)):
+        shown: list[list[Pairs]] = []
+        for figure in (name for name in COMPARED_FIGURES if is_meaningful(name, num_calls)):
             parts = [paired[name][figure] for name in names]
-            if any(not part.first for part in parts) or any(_same(parts, earlier) for earlier in told):
+            if any(not part.first for part in parts) or any(_same(parts, earlier) for earlier in shown):
                 continue
-            told.append(parts)
+            shown.append(parts)
             columns = _columns(_compared(parts, settings))
             yield {"first": first.model, "second": second.model, "dataset": group, **columns, "note": note or None}
 
@@ -104,8 +108,8 @@ def _same(parts: Sequence[Pairs], earlier: Sequence[Pairs]) -> bool:
 
 def _compared(parts: Sequence[Pairs], settings: ReportSettings) -> Comparison:
     if len(parts) == 1:
-        return compared(parts[0], num_samples=settings.bootstrap_samples, seed=settings.seed)
-    return compared_average(parts, num_samples=settings.bootstrap_samples, seed=settings.seed)
+        return compare_pairs(parts[0], num_samples=settings.bootstrap_samples, seed=settings.seed)
+    return compare_average(parts, num_samples=settings.bootstrap_samples, seed=settings.seed)
 
 
 def _columns(comparison: Comparison) -> Row:

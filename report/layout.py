@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.core.figures import Figures, plain
-from treadle.eval.averages import ALL, AVERAGES, EVERY, of_headline
-from treadle.eval.metrics import PASS_AT, heading_of, is_figure, is_share, needs, placed, title_of
+from treadle.eval.averages import ALL, AVERAGES, EVERY, headline_datasets
+from treadle.eval.metrics import PASS_AT, figures_in, heading_of, is_figure, is_share, needs, title_of
 
 _INTERVALS = ("accuracy", "score")
 """Headline columns that show an interval."""
@@ -22,8 +22,8 @@ def _header(*before: str, figures: Sequence[str], with_interval: Collection[str]
     return (*before, *(f"{heading_of(name)} [95 %]" if name in with_interval else heading_of(name) for name in figures))
 
 
-HEADLINE = _header("model", "data set", "rollouts", figures=placed("headline"), with_interval=_INTERVALS)
-BEHAVIOUR = _header("model", "data set", figures=placed("behaviour"))
+HEADLINE = _header("model", "data set", "rollouts", figures=figures_in("headline"), with_interval=_INTERVALS)
+BEHAVIOUR = _header("model", "data set", figures=figures_in("behaviour"))
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 NUM_NAMES = 2
 """Number of leading columns with names, which are left-aligned; numbers are right-aligned."""
@@ -31,7 +31,7 @@ AGREEMENT = ("model", "data set", "judged by all", "agreement", "kappa")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SummaryLine:
     """All rows of the summary for one model and data set."""
 
     model: str
@@ -53,7 +53,7 @@ class Line:
             if name.startswith(f"{what}:")
         }
 
-    def num_open(self, figure: str) -> int:
+    def num_without_majority(self, figure: str) -> int:
         """Return the number of rollouts that a conciseness figure leaves out because their votes have no majority."""
         return self.counts("votes").get("undecided", 0) if needs(figure, "votes") else 0
 
@@ -69,20 +69,20 @@ class Line:
         }
 
 
-def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[Line]:
+def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[SummaryLine]:
     """Group the rows of the summary by model and data set, in their order."""
-    found: dict[tuple[str, str], Line] = {}
+    found: dict[tuple[str, str], SummaryLine] = {}
     for row in rows:
         key = row["model"], row["dataset"]
         if key not in found:
-            found[key] = Line(*key, row["num_rollouts"], row["num_questions"], {})
+            found[key] = SummaryLine(*key, row["num_rollouts"], row["num_questions"], {})
         found[key].figures[row["figure"]] = row
     return list(found.values())
 
 
-def by_model(given: Iterable[Line]) -> dict[str, dict[str, Line]]:
+def by_model(given: Iterable[SummaryLine]) -> dict[str, dict[str, SummaryLine]]:
     """Map model -> data set or average -> its line."""
-    models: dict[str, dict[str, Line]] = {}
+    models: dict[str, dict[str, SummaryLine]] = {}
     for line in given:
         models.setdefault(line.model, {})[line.dataset] = line
     return models
@@ -99,7 +99,7 @@ def main_dataset(names: Iterable[str]) -> str | None:
     return ALL if ALL in given else next(iter(given)) if len(given) == 1 else None
 
 
-def main_line(lines: Mapping[str, Line]) -> Line:
+def main_line(lines: Mapping[str, SummaryLine]) -> SummaryLine:
     """Return the line that represents a model, else its first line. There must be at least one."""
     return lines[main_dataset(lines) or next(iter(lines))]
 
@@ -112,7 +112,7 @@ def members(names: Collection[str], line: str, headline: Collection[str]) -> lis
     datasets = datasets_of(names)
     if line in datasets:
         return [line]
-    return of_headline(datasets, headline) if line == ALL else datasets if line == EVERY else []
+    return headline_datasets(datasets, headline) if line == ALL else datasets if line == EVERY else []
 
 
 def _digits(size: float) -> int:
@@ -120,7 +120,7 @@ def _digits(size: float) -> int:
     return 0 if size >= 100 else 1 if size >= 10 else 2
 
 
-def _form(name: str, *, in_percent: bool, digits: int) -> tuple[float, int]:
+def _scale_and_digits(name: str, *, in_percent: bool, digits: int) -> tuple[float, int]:
     """Return the scale factor and decimals for showing a figure. `digits` applies to figures that are not shares."""
     if is_share(name):
         return (100.0, 1) if in_percent else (1.0, 3)
@@ -134,19 +134,22 @@ def fixed(value: float, digits: int, *, sign: str = "") -> str:
     return text if float(text.replace(",", "")) else f"{0:{sign}.{digits}f}"
 
 
-def figure_cell(line: Line, name: str, *, in_percent: bool = False, with_interval: bool = False) -> str:
+def figure_cell(line: SummaryLine, name: str, *, in_percent: bool = False, with_interval: bool = False) -> str:
     """Format a figure for a table cell, `-` without a value, followed by the number of undecided votes."""
-    value, num_open = line.value(name), line.num_open(name)
+    value, num_without_majority = line.value(name), line.num_without_majority(name)
     text = "-"
     if value is not None:
-        row, (scale, digits) = line.figures[name], _form(name, in_percent=in_percent, digits=_digits(abs(value)))
+        row, (scale, digits) = (
+            line.figures[name],
+            _scale_and_digits(name, in_percent=in_percent, digits=_digits(abs(value))),
+        )
         text = fixed(value * scale, digits)
         if with_interval and row["low"] is not None and row["high"] is not None:
             text += f" [{fixed(row['low'] * scale, digits)}, {fixed(row['high'] * scale, digits)}]"
-    return f"{text} ({num_open:,} open)" if num_open else text
+    return f"{text} ({num_without_majority:,} open)" if num_without_majority else text
 
 
-def short_interval_cell(line: Line, name: str) -> str:
+def short_interval_cell(line: SummaryLine, name: str) -> str:
     """Format a share with its interval in compact form."""
     row = line.figures.get(name)
     if row is None or row["value"] is None:
@@ -173,8 +176,8 @@ def compared_texts(row: Mapping[str, Any], *, in_percent: bool = False, sign: st
 
     Figures that are not shares get one extra decimal, so that the difference is visible.
     """
-    told = max(abs(row[name]) for name in ("difference", "low", "high") if row[name] is not None)
-    scale, digits = _form(row["figure"], in_percent=in_percent, digits=_digits(told) + 1)
+    widest = max(abs(row[name]) for name in ("difference", "low", "high") if row[name] is not None)
+    scale, digits = _scale_and_digits(row["figure"], in_percent=in_percent, digits=_digits(widest) + 1)
     first, second = (fixed(row[name] * scale, digits) for name in ("first_value", "second_value"))
     difference = fixed(row["difference"] * scale, digits, sign=sign)
     if row["low"] is not None and row["high"] is not None:
@@ -183,35 +186,35 @@ def compared_texts(row: Mapping[str, Any], *, in_percent: bool = False, sign: st
     return first, second, difference
 
 
-def rollouts_cell(line: Line) -> str:
+def rollouts_cell(line: SummaryLine) -> str:
     """Format the number of rollouts, and how many of them have no verdict."""
     unscored = line.figures["score"]["num_undecided"]
     return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
 
 
-def headline_cells(line: Line) -> list[str]:
+def headline_cells(line: SummaryLine) -> list[str]:
     """Return the cells of one line, in the order of HEADLINE."""
     cells = [
         short_interval_cell(line, name)
         if name == "score"
         else figure_cell(line, name, with_interval=name in _INTERVALS)
-        for name in placed("headline")
+        for name in figures_in("headline")
     ]
     return [plain(line.model), plain(line.dataset), rollouts_cell(line), *cells]
 
 
-def behaviour_cells(line: Line) -> list[str]:
+def behaviour_cells(line: SummaryLine) -> list[str]:
     """Return the cells of one line, in the order of BEHAVIOUR. Undecided votes are shown with the share."""
-    return [plain(line.model), plain(line.dataset), *(figure_cell(line, name) for name in placed("behaviour"))]
+    return [plain(line.model), plain(line.dataset), *(figure_cell(line, name) for name in figures_in("behaviour"))]
 
 
-def pass_names(given: Iterable[Line]) -> list[str]:
+def pass_names(given: Iterable[SummaryLine]) -> list[str]:
     """Return the names of pass@k that any line has, sorted by k."""
     found = {name for line in given for name in line.figures if name.startswith(PASS_AT)}
     return sorted(found, key=lambda name: int(name.removeprefix(PASS_AT)))
 
 
-def passes(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
+def pass_at_k_table(given: Iterable[SummaryLine]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of pass@k with intervals, for the lines that have any."""
     lines = [line for line in given if pass_names([line])]
     names = pass_names(lines)
@@ -222,7 +225,7 @@ def passes(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
     return ["model", "data set", *(f"{name} [95 %]" for name in names)], body
 
 
-def all_figures(title: str, lines: Mapping[str, Line], *, in_percent: bool = False) -> Figures:
+def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: bool = False) -> Figures:
     """Return a table of every figure that any line has, one per row. Columns are lines by name, at least one."""
     names = dict.fromkeys(name for line in lines.values() for name in line.figures if is_figure(name))
     rows = tuple(
@@ -236,7 +239,7 @@ def all_figures(title: str, lines: Mapping[str, Line], *, in_percent: bool = Fal
     return Figures(title, ("figure", *lines), rows)
 
 
-def agreement_rows(given: Iterable[Line]) -> list[list[str]]:
+def agreement_rows(given: Iterable[SummaryLine]) -> list[list[str]]:
     """Return the rows of AGREEMENT: agreement of several judges on answers for which all of them have a verdict."""
     return [
         [
@@ -266,7 +269,7 @@ def comparison_cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def count_table(given: Iterable[Line], what: str) -> tuple[list[str], list[list[str]]]:
+def count_table(given: Iterable[SummaryLine], what: str) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of rollout counts by one property, such as `status`; the most frequent value first."""
     counts = [(plain(line.model), plain(line.dataset), line.counts(what)) for line in given]
     totals: dict[str, int] = {}

@@ -15,7 +15,7 @@ from treadle.report.layout import (
     COMPARISON,
     HEADLINE,
     NUM_NAMES,
-    Line,
+    SummaryLine,
     agreement_rows,
     all_figures,
     behaviour_cells,
@@ -24,7 +24,7 @@ from treadle.report.layout import (
     count_table,
     headline_cells,
     members,
-    passes,
+    pass_at_k_table,
     summary_lines,
     widths,
 )
@@ -86,15 +86,15 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
     return "\n\n".join(parts) + "\n"
 
 
-def _passes(given: Sequence[Line]) -> Iterator[str]:
-    header, body = passes(given)
+def _passes(given: Sequence[SummaryLine]) -> Iterator[str]:
+    header, body = pass_at_k_table(given)
     if body:
         yield "## Several tries"
         yield render_table(header, body)
         yield "- **pass@k**: chance that one of k rollouts of a question is right."
 
 
-def _averages(given: Sequence[Line], settings: ReportSettings) -> str:
+def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:
     """Return the explanation of the averages, with a note if they differ between models."""
     datasets = {line.dataset for line in given}
     chosen = sorted(datasets.intersection(settings.headline))
@@ -113,7 +113,7 @@ def _averages(given: Sequence[Line], settings: ReportSettings) -> str:
     )
 
 
-def _all_figures(given: Sequence[Line]) -> Iterator[str]:
+def _all_figures(given: Sequence[SummaryLine]) -> Iterator[str]:
     """Yield one table per data set and average, with models as columns."""
     for name in dict.fromkeys(line.dataset for line in given):
         table = all_figures(name, {line.model: line for line in given if line.dataset == name})
@@ -136,12 +136,12 @@ def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
     yield _COMPARISON_EXPLANATION.rstrip()
 
 
-def _counts(given: Sequence[Line], what: str) -> str:
+def _counts(given: Sequence[SummaryLine], what: str) -> str:
     header, body = count_table(given, what)
     return render_table([escape(name) for name in header], body)
 
 
-def _judged(given: Sequence[Line]) -> Iterator[str]:
+def _judged(given: Sequence[SummaryLine]) -> Iterator[str]:
     if not any(line.counts("judge_status") for line in given):
         yield "No model judged answers: P is what the rules say."
         return

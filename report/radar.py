@@ -18,7 +18,7 @@ AXES = (
 )
 """Title of each axis and the figure on it, in the order around the radar."""
 
-_OPEN_ENDED = frozenset({"reasoning_length"})
+_UNBOUNDED = frozenset({"reasoning_length"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def radar_axes(models: Mapping[str, Mapping[str, float | None]]) -> list[Axis]:
     axes = []
     for title, figure in AXES:
         values = {model: figures.get(figure) for model, figures in models.items()}
-        high = _round_end(values.values()) if figure in _OPEN_ENDED else 1.0
+        high = _round_end(values.values()) if figure in _UNBOUNDED else 1.0
         axes.append(Axis(title, 0.0, high, values))
     return axes
 

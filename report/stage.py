@@ -21,7 +21,7 @@ from treadle.report.labels import label_prefixes
 from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
 from treadle.report.radar import radar_axes
-from treadle.report.radar_picture import draw_radar
+from treadle.report.radar_chart import draw_radar
 from treadle.report.summary import check_names, model_rows
 
 _log = logging.getLogger(__name__)
@@ -130,5 +130,5 @@ REPORT = Stage(
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),
     run=run_report,
-    names_itself=True,  # The name contains the iterations of models that have several versions.
+    depends_on_address=True,  # The name contains the iterations of models that have several versions.
 )

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.core.errors import ConfigError
-from treadle.eval.averages import ALL, EVERY, KNOWLEDGE, MATH, averaged
+from treadle.eval.averages import ALL, EVERY, KNOWLEDGE, MATH, average_groups
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import DatasetFigures, FigureSums
-from treadle.eval.metrics import bounds_of, says_something
+from treadle.eval.metrics import bounds_of, is_meaningful
 from treadle.eval.statistics import Interval, average_interval, ratio_interval, share_interval
 from treadle.eval.verdicts import agreement
 
@@ -52,7 +52,7 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
         yield from _rows(model, part.dataset, [part], intervals[part.dataset], _counts([part]))
     by_name = {part.dataset: part for part in parts}
     areas = {part.dataset: part.area for part in parts}
-    for average, datasets in averages_shown(areas, settings.headline).items():
+    for average, datasets in shown_averages(areas, settings.headline).items():
         group = [by_name[dataset] for dataset in datasets]
         # pass@k of an average needs k rollouts in every data set.
         names = [name for name in group[0].sums if all(name in part.sums for part in group)]
@@ -60,13 +60,13 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
         yield from _rows(model, average, group, means, _counts(group))
 
 
-def averages_shown(areas: Mapping[str, str], headline: Collection[str]) -> dict[str, list[str]]:
+def shown_averages(areas: Mapping[str, str], headline: Collection[str]) -> dict[str, list[str]]:
     """Map the name of each average worth showing to its data sets, given the area of each data set.
 
     Empty for a single data set. Otherwise `all` is always included; another average only if it covers several data sets
     and differs from `all`.
     """
-    groups = averaged(areas, headline) if len(areas) > 1 else {}
+    groups = average_groups(areas, headline) if len(areas) > 1 else {}
     return {name: group for name, group in groups.items() if name == ALL or (len(group) > 1 and group != groups[ALL])}
 
 
@@ -105,7 +105,7 @@ def _rows(
     }
     num_calls = sum(part.sums["calls_requested"].value or 0.0 for part in group)
     for name, found in intervals.items():
-        interval = found if says_something(name, num_calls) else None
+        interval = found if is_meaningful(name, num_calls) else None
         yield {
             "model": model,
             "dataset": dataset,

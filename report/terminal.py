@@ -7,15 +7,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from treadle.core.figures import plain
-from treadle.core.untrusted.sanitize import harmless
+from treadle.core.untrusted.sanitize import sanitize
 from treadle.eval.averages import EVERY
-from treadle.eval.metrics import FIGURES, heading_of, placed
+from treadle.eval.metrics import FIGURES, figures_in, heading_of
 from treadle.report.layout import (
     AGREEMENT,
     COMPARISON,
     HEADLINE,
     NUM_NAMES,
-    Line,
+    SummaryLine,
     agreement_rows,
     by_model,
     comparison_cells,
@@ -33,23 +33,23 @@ from treadle.report.layout import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDE = 110
+MIN_FULL_WIDTH = 110
 """Terminal width from which the full headline fits, with names of usual length."""
 _NARROW = {"accuracy": "accuracy, 95 %", "efficiency": "effic.", "tool_use": "tools"}
 """Shorter headings for narrow terminals. Columns are those of the headline and the share of rollouts with tool calls.
 """
 
-_OVER = "all: average over the data sets of the headline; every: over every data set"
-_UNLIKE = "The models were asked different data sets: averages over these do not tell which is better"
+_AVERAGES_NOTE = "all: average over the data sets of the headline; every: over every data set"
+_DIFFERENT_DATASETS = "The models were asked different data sets: averages over these do not tell which is better"
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:
     """Return a table of the summary. Names are shown as plain text, not markup, and are never truncated.
 
-    Below WIDE characters, models become headings, the interval of P is left out and numbers are shorter.
+    Below MIN_FULL_WIDTH characters, models become headings, the interval of P is left out and numbers are shorter.
     """
     given = summary_lines(rows)
-    if width is None or width >= WIDE:
+    if width is None or width >= MIN_FULL_WIDTH:
         return _table(HEADLINE, [headline_cells(line) for line in given], title, caption=_caption(given))
     body: list[Sequence[str]] = []
     for model, of_model in groupby(given, key=lambda line: line.model):
@@ -59,12 +59,12 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
     return _table(("data set", "n", *headings), body, title, narrow=True, caption=_caption(given))
 
 
-def _caption(given: Iterable[Line]) -> str | None:
+def _caption(given: Iterable[SummaryLine]) -> str | None:
     """Return a note on what the averages cover, if they skip data sets or differ between models."""
     lines = list(given)
     asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
-    over = [_OVER] if any(line.dataset == EVERY for line in lines) else []
-    return "\n".join([*over, *([_UNLIKE] if len(asked) > 1 else [])]) or None
+    over = [_AVERAGES_NOTE] if any(line.dataset == EVERY for line in lines) else []
+    return "\n".join([*over, *([_DIFFERENT_DATASETS] if len(asked) > 1 else [])]) or None
 
 
 def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -118,7 +118,7 @@ def _table(
         box=None,
         pad_edge=False,
         padding=(0, 2, 0, 0),
-        caption=None if caption is None else Text(harmless(caption)),
+        caption=None if caption is None else Text(sanitize(caption)),
     )
     for index, name in enumerate(header):
         is_name = index < (1 if narrow else NUM_NAMES)
@@ -130,10 +130,10 @@ def _table(
 
 
 def _narrow_figures() -> tuple[str, ...]:
-    return tuple(name for name in FIGURES if name in (*placed("headline"), "tool_use"))
+    return tuple(name for name in FIGURES if name in (*figures_in("headline"), "tool_use"))
 
 
-def _narrow_cells(line: Line) -> list[str]:
+def _narrow_cells(line: SummaryLine) -> list[str]:
     cells = [
         short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in _narrow_figures()
     ]

@@ -24,7 +24,7 @@ _DOCUMENT = '{"id", "contents"}, {"id", "title", "text"} or a text'
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class SearchApi:
     """The request and answer format of one kind of search service."""
 
     route: str
@@ -36,27 +36,27 @@ class Dialect:
     """Function that returns the unchecked documents of an answer; raises Failure if the answer has another shape."""
 
 
-def dialect_of(url: str) -> tuple[Dialect, URL]:
-    """Return the dialect of the service at an address, and the URL for its searches.
+def search_api_of(url: str) -> tuple[SearchApi, URL]:
+    """Return the api of the service at an address, and the URL for its searches.
 
     An address that ends in `/search` or `/retrieve` is that URL; otherwise `/search` is appended.
     """
     address = URL(url)
-    if dialect := _DIALECTS.get(address.name):
-        return dialect, address
+    if api := _SEARCH_APIS.get(address.name):
+        return api, address
     return SEARCH, URL(f"{url}/search")
 
 
-def parse_documents(data: bytes, dialect: Dialect) -> list[Document]:
+def parse_documents(data: bytes, api: SearchApi) -> list[Document]:
     """Parse an answer, best document first; raise Failure of kind `malformed` with what was received and expected."""
     try:
         try:
             answer = load_json(data)
         except orjson.JSONDecodeError as error:
             raise Failure("malformed", f"no JSON ({error.msg})") from None
-        return [_document(number, found) for number, found in enumerate(dialect.documents(answer), start=1)]
+        return [_document(number, found) for number, found in enumerate(api.documents(answer), start=1)]
     except Failure as failure:
-        raise Failure("malformed", f"got {failure}, expected {dialect.expected}: {excerpt(data)}") from None
+        raise Failure("malformed", f"got {failure}, expected {api.expected}: {excerpt(data)}") from None
 
 
 def _found(answer: Any) -> list[Any]:
@@ -132,17 +132,17 @@ def _kind(value: Any) -> str:
     return words.get(type(value), "a number")
 
 
-SEARCH = Dialect(
+SEARCH = SearchApi(
     "/search",
     lambda query, top_n: {"query": query, "top_n": top_n},
     f"a JSON list of documents ({_DOCUMENT}), or [documents, scores]",
     _found,
 )
-RETRIEVE = Dialect(
+RETRIEVE = SearchApi(
     "/retrieve",
     # Search-R1's own service answers 500 to a request without scores.
     lambda query, top_n: {"queries": [query], "topk": top_n, "return_scores": True},
     f'{{"result": [[{{"document": ..., "score": ...}}, ...]]}}, each document {_DOCUMENT}',
     _result,
 )
-_DIALECTS = {"search": SEARCH, "retrieve": RETRIEVE}
+_SEARCH_APIS = {"search": SEARCH, "retrieve": RETRIEVE}

@@ -21,7 +21,7 @@ _LONGEST_RETRY_S = 30
 _OLD_WEIGHT = 0.9
 
 
-class Busy(TreadleError):
+class QueueFull(TreadleError):
     """Queue overflow: too many queries are waiting; retry after `retry_after_s` seconds."""
 
     retryable = True
@@ -40,7 +40,7 @@ class Ranker(Protocol):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedQuery:
     query: str
     top_n: int
     answer: asyncio.Future[Ranking]
@@ -68,7 +68,7 @@ class MicroBatcher:
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._on_batch = on_batch
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_QueuedQuery] = deque()
         self._arrived = asyncio.Condition()
         self._threads: ThreadPoolExecutor | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,16 +103,16 @@ class MicroBatcher:
     async def rank(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
         """Return the ranking of each query, as `Index.rank_batch` does; cancellation frees its places in the queue.
 
-        Raises Busy if there would be too many waiting queries, and whatever the index raises.
+        Raises QueueFull if there would be too many waiting queries, and whatever the index raises.
         """
         if len(self._waiting) + len(queries) > self._max_waiting:
-            raise Busy(len(self._waiting), self._retry_after_s())
+            raise QueueFull(len(self._waiting), self._retry_after_s())
         loop = asyncio.get_running_loop()
-        mine = [_Waiting(query, top_n, loop.create_future()) for query in queries]
-        self._waiting.extend(mine)
+        queued = [_QueuedQuery(query, top_n, loop.create_future()) for query in queries]
+        self._waiting.extend(queued)
         async with self._arrived:
-            self._arrived.notify(ceil(len(mine) / self._max_batch))
-        return await asyncio.gather(*(item.answer for item in mine))
+            self._arrived.notify(ceil(len(queued) / self._max_batch))
+        return await asyncio.gather(*(item.answer for item in queued))
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -126,16 +126,16 @@ class MicroBatcher:
                 await self._answer(batch)
             finally:
                 self._num_busy -= 1
-            took = (loop.time() - started) / len(batch)
-            self._seconds_per_query = _OLD_WEIGHT * self._seconds_per_query + (1 - _OLD_WEIGHT) * took
+            seconds_per_query = (loop.time() - started) / len(batch)
+            self._seconds_per_query = _OLD_WEIGHT * self._seconds_per_query + (1 - _OLD_WEIGHT) * seconds_per_query
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_QueuedQuery]:
         """Take waiting queries with the `top_n` of the oldest.
 
         An approximate index may rank differently for another `top_n`.
         """
-        batch: list[_Waiting] = []
-        others: list[_Waiting] = []
+        batch: list[_QueuedQuery] = []
+        others: list[_QueuedQuery] = []
         while self._waiting and len(batch) < self._max_batch:
             item = self._waiting.popleft()
             if item.answer.done():
@@ -144,7 +144,7 @@ class MicroBatcher:
         self._waiting.extendleft(reversed(others))
         return batch
 
-    async def _answer(self, batch: list[_Waiting]) -> None:
+    async def _answer(self, batch: list[_QueuedQuery]) -> None:
         # Rollouts of one question often send the same query at the same time.
         queries = list(dict.fromkeys(item.query for item in batch))
         self._on_batch(len(queries))

@@ -23,7 +23,7 @@ _WORDS = "words"
 _ROW = "row"
 _BUFFER_BYTES: Final = 256 << 20
 """Size of tantivy's buffer, after which it writes a segment; determines the memory of a build for any corpus."""
-_MOST_TIES: Final = 4_096
+_MAX_TIES: Final = 4_096
 
 
 def identity() -> dict[str, Any]:
@@ -145,10 +145,10 @@ class WordRanker:
         while True:
             ranking = self._ask(question, limit)
             cut = len(ranking) == limit and ranking[top_n - 1][1] == ranking[-1][1]
-            if self._searcher.num_segments == 1 or not cut or limit >= top_n + _MOST_TIES:
+            if self._searcher.num_segments == 1 or not cut or limit >= top_n + _MAX_TIES:
                 return ranking[:top_n]
             # Equal scores are in corpus order within a segment, but not across segments: fetch all of them.
-            limit = top_n + min(max(16, 4 * (limit - top_n)), _MOST_TIES)
+            limit = top_n + min(max(16, 4 * (limit - top_n)), _MAX_TIES)
 
     def _ask(self, question: Any, limit: int) -> Ranking:
         found = self._searcher.search(question, limit, count=False).hits

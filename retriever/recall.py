@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import DataError
-from treadle.core.untrusted.confined_rows import KEPT_BYTES
+from treadle.core.untrusted.confined_rows import MAX_UNPACKED_BYTES
 from treadle.core.untrusted.input_files import read_rows
 from treadle.retriever.index import Hit, Index
 
@@ -26,7 +26,7 @@ class RecallCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class RetrievalRecall:
     """Shares of supporting documents that were found, for each number of results k."""
 
     num_cases: int
@@ -36,7 +36,7 @@ class Recall:
     by_hop: dict[int, dict[int, float]]
     """Share by hop (from 1) and k: of the cases with such a hop, those whose document is among the first k results."""
     num_by_hop: dict[int, int]
-    every_hop: dict[int, float]
+    all_hops: dict[int, float]
     """Share by k of the cases whose documents are all among the first k results."""
 
 
@@ -47,7 +47,7 @@ def read_cases(path: Path) -> Iterator[RecallCase]:
     and row for the first bad row, and after the last row if no case has supporting documents.
     """
     num_supported = 0
-    for row in read_rows(path, columns=("question", "query", "supports"), max_unpacked_bytes=KEPT_BYTES):
+    for row in read_rows(path, columns=("question", "query", "supports"), max_unpacked_bytes=MAX_UNPACKED_BYTES):
         fields: dict[str, Any] = row.value or {}
         query = fields.get("question", fields.get("query"))
         if not isinstance(query, str) or not query.strip():
@@ -72,7 +72,7 @@ def _supports(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(str(id_) for id_ in given)
 
 
-def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] = DEFAULT_KS) -> Recall:
+def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] = DEFAULT_KS) -> RetrievalRecall:
     """Search once for every query with supporting documents, with the largest k, and return the recall.
 
     Passages of a split document count as the document. Reads the documents once, until all supporting ones are found.
@@ -89,15 +89,15 @@ def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] 
     for start in range(0, len(supported), _BATCH):
         batch = supported[start : start + _BATCH]
         for case, hits in zip(batch, index.search_batch([case.query for case in batch], max(ks)), strict=True):
-            places = _places(case, hits)
-            for hop, place in enumerate(places, start=1):
+            ranks = _ranks(case, hits)
+            for hop, place in enumerate(ranks, start=1):
                 totals[hop] = totals.get(hop, 0) + 1
                 counts = found.setdefault(hop, dict.fromkeys(ks, 0))
                 for k in ks:
                     counts[k] += place <= k
             for k in ks:
-                complete[k] += max(places) <= k
-    return Recall(
+                complete[k] += max(ranks) <= k
+    return RetrievalRecall(
         len(supported),
         len(cases) - len(supported),
         {hop: {k: count / totals[hop] for k, count in counts.items()} for hop, counts in sorted(found.items())},
@@ -106,16 +106,16 @@ def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] 
     )
 
 
-def _places(case: RecallCase, hits: Sequence[Hit]) -> list[float]:
+def _ranks(case: RecallCase, hits: Sequence[Hit]) -> list[float]:
     """Return the rank, from 1, of each supporting document; infinity if it is not among the hits."""
     ranks: dict[str, int] = {}
     for rank, hit in enumerate(hits, start=1):
         ranks.setdefault(hit.id, rank)
-        ranks.setdefault(_whole(hit.id), rank)
+        ranks.setdefault(_document_id(hit.id), rank)
     return [ranks.get(id_, math.inf) for id_ in case.supports]
 
 
-def _whole(id_: str) -> str:
+def _document_id(id_: str) -> str:
     """Return the id of the document that a passage is part of."""
     return id_.rpartition("#")[0] or id_
 
@@ -123,7 +123,7 @@ def _whole(id_: str) -> str:
 def _refuse_unknown(index: Index, cases: Sequence[RecallCase]) -> None:
     missing = {id_ for case in cases for id_ in case.supports}
     for document in index.documents:
-        missing -= {document.id, _whole(document.id)}
+        missing -= {document.id, _document_id(document.id)}
         if not missing:
             return
     case, id_ = next((case, id_) for case in cases for id_ in case.supports if id_ in missing)

@@ -14,13 +14,13 @@ import orjson
 from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.schemas import INDEXES
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 
 def run_index(context: StageContext) -> Mapping[str, Any]:
     """Build or find the index of the settings, and write one row about it."""
     settings: IndexSettings = context.settings
-    with open_index(settings, Steps(context.progress)) as index:
+    with open_index(settings, IndexProgress(context.progress)) as index:
         info = index.info
         identity = info.metadata["identity"]
         context.write(
@@ -40,7 +40,7 @@ def run_index(context: StageContext) -> Mapping[str, Any]:
         return {"num_documents": info.num_documents, "num_bytes": info.num_bytes}
 
 
-class Steps:
+class IndexProgress:
     """A progress callback for `open_index` that shows each step of a build as progress."""
 
     def __init__(self, progress: Progress) -> None:

@@ -155,7 +155,7 @@ class RlOptions(TrainingOptions):
     value of the phase in `curriculum`."""
     sigma_decay: Literal["none", "linear"] = "none"
     """Decay of both sigmas within a phase: none, or linear down to 0 at its last step."""
-    allow_plain: bool = False
+    allow_zero_sigmas: bool = False
     """Whether to allow both sigmas to be 0, which rewards only right answers in good format."""
 
     validation_questions: int = Field(default=0, ge=0)

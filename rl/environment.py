@@ -17,14 +17,14 @@ from typing import Any, Self, TypeVar
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import ToolEnvironment
 from treadle.agent.metering import TokenBudget
-from treadle.agent.model_session import Opening
-from treadle.agent.model_types import ChatCodec, Model, RolloutLimits
+from treadle.agent.model_sessions import ModelSessions
+from treadle.agent.model_types import ChatCodec, CompletionModel, RolloutLimits
 from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.outcome import Tool
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
 from treadle.core.steady_loop import SteadyLoop
-from treadle.rl.groups.batching import Attendance
+from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import GroupRollouts
 
@@ -44,7 +44,7 @@ class OpenEnvironment:
 
     def engine(
         self,
-        model: Model,
+        model: CompletionModel,
         codec: ChatCodec,
         sampling: Sampling,
         *,
@@ -60,7 +60,7 @@ class OpenEnvironment:
             max_trajectory_tokens=min(bounds, default=None),
             continue_unmarked=settings.on_unmarked == "continue",
         )
-        return RolloutEngine(model, codec, sampling, limits, settings.protocol)
+        return RolloutEngine(model, codec, sampling, limits, settings.dialect)
 
     def groups(
         self,
@@ -68,16 +68,16 @@ class OpenEnvironment:
         branching: Branching,
         *,
         vocab_size: int,
-        attendance: Attendance | None = None,
+        membership: BatchMembership | None = None,
     ) -> GroupRollouts:
-        """Return a runner of groups in this environment; `attendance` is that of the `BatchedModel`, if any."""
+        """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any."""
         return GroupRollouts(
             engine=engine,
             new_environment=self.episode,
             branching=branching,
             rollout_time_s=self.settings.rollout_time_s,
             vocab_size=vocab_size,
-            attendance=attendance or Attendance(),
+            membership=membership or BatchMembership(),
         )
 
 
@@ -100,7 +100,7 @@ async def open_environment(
             "by another version of Treadle; make it again"
         )
     settings = with_interpreter(settings, interpreter)
-    async with Opening(TokenBudget(None)) as opening:
+    async with ModelSessions(TokenBudget(None)) as opening:
         # A policy in training sends new queries, so a query that is not on record must not end the training.
         yield OpenEnvironment(settings, await opening.tools(settings, None, misses_are_empty=True))
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.dialect import RESULT, TOOL_DIALECT, Dialect, Segment
 from treadle.agent.wellformed import format_faults
 
 FormatMode = Literal["strict", "loose"]
@@ -29,20 +29,20 @@ _THINK = "think"
 
 
 def format_reasons(
-    segments: Sequence[Segment], mode: FormatMode = "strict", protocol: Protocol = TOOL_PROTOCOL
+    segments: Sequence[Segment], mode: FormatMode = "strict", dialect: Dialect = TOOL_DIALECT
 ) -> tuple[str, ...]:
     """Return the codes of the rules that a turn breaks; empty if its format is good."""
-    return tuple(format_faults(segments, protocol) if mode == "strict" else loose_faults(segments, protocol))
+    return tuple(format_faults(segments, dialect) if mode == "strict" else loose_faults(segments, dialect))
 
 
-def loose_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL) -> list[str]:
+def loose_faults(segments: Sequence[Segment], dialect: Dialect = TOOL_DIALECT) -> list[str]:
     """Return the codes of LOOSE_FAULTS that apply, in their order.
 
     Accepts what the published program accepts: text after the answer, thoughts closed before they open, results without
     a call, and a result of one tool for the call of another.
     """
-    text = _skeleton(segments, protocol)
-    think, answer = protocol.by_name[_THINK], protocol.by_name[protocol.answer]
+    text = _skeleton(segments, dialect)
+    think, answer = dialect.by_name[_THINK], dialect.by_name[dialect.answer]
     faults = set()
     if think.opening not in text:
         faults.add("no_think")
@@ -53,25 +53,25 @@ def loose_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL
         faults.add("answer_count")
     elif r"\boxed{" not in text[start:end] or "}" not in text[start:end]:
         faults.add("boxed_count")
-    if not all(_calls_have_results(text, tool, protocol) for tool in protocol.tools):
+    if not all(_calls_have_results(text, tool, dialect) for tool in dialect.tools):
         faults.add("call_without_result")
     return [code for code in LOOSE_FAULTS if code in faults]
 
 
-def _skeleton(segments: Sequence[Segment], protocol: Protocol) -> str:
+def _skeleton(segments: Sequence[Segment], dialect: Dialect) -> str:
     """Return the model's text with each tool result as an empty block and the model's own result markers removed.
 
     A removed marker leaves a NUL character, so that the text around it cannot form another marker.
     """
-    result = protocol.by_name[RESULT]
+    result = dialect.by_name[RESULT]
     block = result.opening + result.closing
     forged = re.compile(f"{re.escape(result.opening)}|{re.escape(result.closing)}")
     return "".join(block if part.kind == RESULT else forged.sub("\0", part.text) for part in segments)
 
 
-def _calls_have_results(text: str, tool: str, protocol: Protocol) -> bool:
+def _calls_have_results(text: str, tool: str, dialect: Dialect) -> bool:
     """Return whether each opening marker of a tool is followed by its closing marker and then by a result."""
-    tag, result = protocol.by_name[tool], protocol.by_name[RESULT]
+    tag, result = dialect.by_name[tool], dialect.by_name[RESULT]
     position = 0
     while (start := text.find(tag.opening, position)) >= 0:
         position = start

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from treadle.agent.dialect import TOOL_PROTOCOL, Protocol, Segment, render, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, Dialect, Segment, render, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer
@@ -58,11 +58,11 @@ class GroupItem:
 
     @classmethod
     def from_text(
-        cls, text: str, *, status: str = _ANSWERED, protocol: Protocol = TOOL_PROTOCOL, **counts: int
+        cls, text: str, *, status: str = _ANSWERED, dialect: Dialect = TOOL_DIALECT, **counts: int
     ) -> GroupItem:
         """Build an item from flat text alone; every well-formed result block counts as a tool result."""
         known = {"tool_calls": 0, "model_tokens": 0, "total_tokens": 0, **counts}
-        return cls(segments=tuple(tokenise(text, protocol)), status=status, **known)
+        return cls(segments=tuple(tokenise(text, dialect)), status=status, **known)
 
     @property
     def text(self) -> str:
@@ -144,23 +144,23 @@ def group_rewards(
     *,
     choices: Sequence[str] = (),
     checker: Checker | None = None,
-    protocol: Protocol = TOOL_PROTOCOL,
+    dialect: Dialect = TOOL_DIALECT,
 ) -> list[Reward]:
     """Return the rewards of all trajectories of one question, in the order of the items, which does not affect them.
 
     `gold`: accepted answers; the best match counts. `checker` adds computer algebra to math, as in the stage `scores`.
     Raises ConfigError for an unknown domain, and EngineError if computer algebra gave no verdict.
     """
-    group = _Group.of([item for item in items if item.status != FAILED], options.length_scope)
+    group = _GroupStatistics.of([item for item in items if item.status != FAILED], options.length_scope)
 
     def reward(item: GroupItem) -> Reward:
         if item.status == FAILED:
             return group.reward(item, "", _UNFINISHED, (), sigma_tool, sigma_length, options)
         answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
-        reasons = format_reasons(item.segments, options.format_mode, protocol)
+        reasons = format_reasons(item.segments, options.format_mode, dialect)
         return group.reward(item, answer, score, reasons, sigma_tool, sigma_length, options)
 
-    return _with_neutral([reward(item) for item in items])
+    return _fill_unscored([reward(item) for item in items])
 
 
 def score_item(
@@ -182,7 +182,7 @@ def score_item(
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _GroupStatistics:
     """Statistics over the scored items of a group."""
 
     tool_mean: float
@@ -190,7 +190,7 @@ class _Group:
     length_std: float
 
     @classmethod
-    def of(cls, items: Sequence[GroupItem], length_scope: str) -> _Group:
+    def of(cls, items: Sequence[GroupItem], length_scope: str) -> _GroupStatistics:
         count = len(items)
         if not count:
             return cls(0.0, 0.0, 0.0)
@@ -253,7 +253,7 @@ def _factor(scale: float, x: float) -> float:
     return scale * decayed / (1.0 + decayed)
 
 
-def _with_neutral(rewards: list[Reward]) -> list[Reward]:
+def _fill_unscored(rewards: list[Reward]) -> list[Reward]:
     """Set the reward of items that were not scored to the mean of those that were."""
     scored = [reward.reward for reward in rewards if reward.scored]
     if len(scored) == len(rewards):

@@ -42,8 +42,8 @@ def decay_factor(decay: SigmaDecay, step: int, num_steps: int) -> float:
     return max(0.0, (num_steps - step) / (num_steps - 1)) if num_steps > 1 else 0.0
 
 
-def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_plain: bool, where: str) -> None:
-    """Raise ConfigError if a sigma is negative or not finite, or if both are 0 without `allow_plain`.
+def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_zero_sigmas: bool, where: str) -> None:
+    """Raise ConfigError if a sigma is negative or not finite, or if both are 0 without `allow_zero_sigmas`.
 
     `where` is the address for messages, such as `1/rl@phase-2`. With both at 0, the factors are the same for every
     trajectory, and the policy learns nothing about calls and length.
@@ -51,8 +51,8 @@ def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_plain: bool, w
     for name, sigma in (("sigma_tool", sigma_tool), ("sigma_length", sigma_length)):
         if not (math.isfinite(sigma) and sigma >= 0):
             raise ConfigError(f"{where}: {name} = {sigma:g} must be a finite number of at least 0")
-    if sigma_tool == 0 and sigma_length == 0 and not allow_plain:
+    if sigma_tool == 0 and sigma_length == 0 and not allow_zero_sigmas:
         raise ConfigError(
             f"{where}: sigma_tool and sigma_length are both 0, so neither calls nor length would count; "
-            "raise one of them, or set rl.allow_plain = true"
+            "raise one of them, or set rl.allow_zero_sigmas = true"
         )

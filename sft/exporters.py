@@ -1,7 +1,7 @@
 """Export fine-tuning rows for other trainers: LLaMA-Factory's text formats, OpenAI messages, a Hugging Face data set.
 
-Rows are streamed in their order. The text formats have neither token ids nor masks. `Format.loses`, the export itself
-and docs/behaviour/sft.md describe the consequences.
+Rows are streamed in their order. The text formats have neither token ids nor masks. `ExportFormat.limitations`, the
+export itself and docs/behaviour/sft.md describe the consequences.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from treadle.core.store.export_folder import EXPORT_FILE, new_folder
 EXPORT_VERSION = 1
 DATASET_NAME = "sft"
 """Name of the data set in `dataset_info.json`."""
-SIDE_CAR = "rows.jsonl"
+SIDECAR_FILE = "rows.jsonl"
 _CALLS = ("calls_requested", "calls_executed", "python_calls", "search_calls")
 _ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS)
 _TEXT = ("system", "user", "assistant")
 _PART_ROWS = 100_000
-_MASKS_LOST = "no loss masks: a trainer also trains on tool results, and LLaMA-Factory on the whole answer"
-_IDS_LOST = "no token ids: the text is tokenised again, and its ids may differ from those of the rollout"
+_NO_MASKS = "no loss masks: a trainer also trains on tool results, and LLaMA-Factory on the whole answer"
+_NO_IDS = "no token ids: the text is tokenised again, and its ids may differ from those of the rollout"
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ExportFormat:
     """An export format."""
 
     name: str
@@ -40,22 +40,24 @@ class Format:
     """Columns of `sft_rows` that it reads."""
     write: Callable[[Iterator[pa.RecordBatch], Path], None]
     """Function that writes the rows into a folder."""
-    loses: tuple[str, ...] = ()
+    limitations: tuple[str, ...] = ()
     """Descriptions of what the rows have and the export lacks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class ExportResult:
     """The result of an export."""
 
     folder: Path
-    format: Format
+    format: ExportFormat
     num_rows: int
     num_text_mode: int
     """Number of rows without token ids, which were made in text mode."""
 
 
-def export_rows(rows: Rows, name: str, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> Export:
+def export_rows(
+    rows: Rows, name: str, target: Path, *, origin: Mapping[str, str], replace: bool = False
+) -> ExportResult:
     """Write a table of `sft_rows` in the format `name` into a new folder `target`; `origin` is added to `export.json`.
 
     Raises ConfigError if `target` cannot be used (see `new_folder`), ArtifactError if the rows cannot be read,
@@ -65,7 +67,7 @@ def export_rows(rows: Rows, name: str, target: Path, *, origin: Mapping[str, str
     counts = _Counts()
     columns = list(dict.fromkeys((*_ORIGIN, "num_tokens", *chosen.columns)))
     with new_folder(target, replace=replace) as folder:
-        with (folder / SIDE_CAR).open("wb") as side_car:
+        with (folder / SIDECAR_FILE).open("wb") as side_car:
             chosen.write(counts.watch(rows.batches(columns), side_car), folder)
         _write_json(
             folder / EXPORT_FILE,
@@ -76,11 +78,11 @@ def export_rows(rows: Rows, name: str, target: Path, *, origin: Mapping[str, str
                 "digest": rows.digest,
                 "num_rows": counts.num_rows,
                 "num_text_mode": counts.num_text_mode,
-                "loses": chosen.loses,
+                "limitations": chosen.limitations,
                 **origin,
             },
         )
-    return Export(target, chosen, counts.num_rows, counts.num_text_mode)
+    return ExportResult(target, chosen, counts.num_rows, counts.num_text_mode)
 
 
 class _Counts:
@@ -244,31 +246,31 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
 
 
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, ExportFormat] = {
     one.name: one
     for one in (
-        Format(
+        ExportFormat(
             "sharegpt",
             "LLaMA-Factory: conversations, with dataset_info.json",
             _TEXT,
             _lines("sharegpt", _sharegpt),
-            (_MASKS_LOST, _IDS_LOST),
+            (_NO_MASKS, _NO_IDS),
         ),
-        Format(
+        ExportFormat(
             "alpaca",
             "LLaMA-Factory: instruction (the system message), input, output, with dataset_info.json",
             _TEXT,
             _lines("alpaca", _alpaca),
-            (_MASKS_LOST, _IDS_LOST),
+            (_NO_MASKS, _NO_IDS),
         ),
-        Format(
+        ExportFormat(
             "openai",
             "messages of OpenAI's fine-tuning API",
             _TEXT,
             _lines("openai", lambda row: {"messages": messages_of(row)}),
-            (_MASKS_LOST, _IDS_LOST),
+            (_NO_MASKS, _NO_IDS),
         ),
-        Format(
+        ExportFormat(
             "hf",
             "a Hugging Face data set in parquet: messages, input_ids, labels",
             (*_TEXT, "input_ids", "labels"),
@@ -276,4 +278,4 @@ FORMATS: Mapping[str, Format] = {
         ),
     )
 }
-"""Export formats by name."""
+"""ExportResult formats by name."""

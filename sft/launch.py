@@ -40,7 +40,7 @@ from treadle.sft.training_events import TrainingEvents, TrainingStep
 _log = logging.getLogger(__name__)
 
 ENGINE = "sft"
-_FOREIGN = ("ALLOW_EXTRA_ARGS", "DISABLE_VERSION_CHECK", "LLAMABOARD_ENABLED", "USE_KT", "USE_MCA", "USE_RAY")
+_BLOCKED_VARIABLES = ("ALLOW_EXTRA_ARGS", "DISABLE_VERSION_CHECK", "LLAMABOARD_ENABLED", "USE_KT", "USE_MCA", "USE_RAY")
 """Switches of LLaMA-Factory that would change the program that runs."""
 _ADVICE = Advice(
     refused="LLaMA-Factory refuses the configuration of sft",
@@ -48,7 +48,7 @@ _ADVICE = Advice(
     'spread the model over more GPUs with deepspeed = "zero3"',
     killed="lower per_device_batch_size or cutoff_tokens, use LoRA, or use a machine with more memory",
     diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
-    unmoved="check learning_rate and which weights are trained",
+    nothing_learned="check learning_rate and which weights are trained",
 )
 _FINISH_ADVICE = replace(
     _ADVICE,
@@ -80,9 +80,9 @@ class TrainingFolder(EngineFolder):
         return self.path / "deepspeed.json"
 
     @property
-    def unmoved(self) -> Path:
+    def nothing_learned(self) -> Path:
         """States of a training that seemed not to change the weights; not resumed."""
-        return self.path / "unmoved"
+        return self.path / "nothing_learned"
 
     @property
     def nodes(self) -> Path:
@@ -171,13 +171,13 @@ def fine_tune(
     if LLaMA-Factory refuses the YAML. Raises EngineError with the end of the log if a process fails, hangs, runs out of
     memory or diverges, and if training took no step or did not change the weights.
     """
-    run = _Run(folder, options, prompt, notify)
+    run = _FineTuningRun(folder, options, prompt, notify)
     with storage_errors("write", folder.path):
         run.catch_up()
         folder.config.write_text(config_text, encoding="utf-8")
     if run.is_finished():
         return run.result()
-    if not (folder.rows.is_dir() and run.has_checked(config_text)):
+    if not (folder.rows.is_dir() and run.is_config_checked(config_text)):
         notify("checking LLaMA-Factory's configuration and saving the rows")
         run.process("prepare")
     on_prepared(run.events.last["prepared"])
@@ -191,7 +191,7 @@ def fine_tune(
     return run.result()
 
 
-class _Run:
+class _FineTuningRun:
     """One call of `fine_tune`."""
 
     def __init__(self, folder: TrainingFolder, options: EngineOptions, prompt: Sequence[int], notify: Notify) -> None:
@@ -203,7 +203,7 @@ class _Run:
 
     def catch_up(self) -> None:
         """Read the events of earlier attempts."""
-        self.events.mend()
+        self.events.end_torn_line()
         for _ in self.events.new():
             pass
 
@@ -211,7 +211,7 @@ class _Run:
         """Return whether everything is done: the model is written, and the prompt, if any, is continued."""
         return self._folder.model.is_dir() and (not self._prompt or "greedy" in self.events.last)
 
-    def has_checked(self, config_text: str) -> bool:
+    def is_config_checked(self, config_text: str) -> bool:
         """Return whether this exact YAML was the last that LLaMA-Factory accepted."""
         prepared = self.events.last.get("prepared", {})
         return bool(prepared.get("config_digest") == hashlib.sha256(config_text.encode()).hexdigest())
@@ -223,21 +223,21 @@ class _Run:
         on_step: Callable[[TrainingStep], None] = lambda step: None,
     ) -> None:
         """Run one command of the engine to its end; raise EngineError or ConfigError if it fails."""
-        self.events.mend()
+        self.events.end_torn_line()
         self.events.last.pop("error", None)
         child = self._start(command)
 
-        def heard(event: dict[str, Any]) -> None:
+        def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "begin":
-                self._tell_begin(event)
+                self._notify_begin(event)
                 on_begin(event["num_steps"], event["resumed_step"])
             elif event["event"] == "step":
                 on_step(self.events.steps[-1])
 
-        code = follow(child, self.events, self._options.stall_timeout_s, heard)
+        code = follow(child, self.events, self._options.stall_timeout_s, on_event)
         if code:
             error = self.events.last.get("error")
-            if error and error["kind"] == "unmoved":
+            if error and error["kind"] == "nothing_learned":
                 self._set_aside()
             if error and error["kind"] == "no_model":
                 reason = error_text(error).partition(": ")[2]
@@ -251,8 +251,8 @@ class _Run:
         """Move the states of a training without effect aside: resuming from the last one would look like completion."""
         folder = self._folder
         if folder.output.is_dir():
-            shutil.rmtree(folder.unmoved, ignore_errors=True)
-            folder.output.rename(folder.unmoved)
+            shutil.rmtree(folder.nothing_learned, ignore_errors=True)
+            folder.output.rename(folder.nothing_learned)
 
     def _start(self, command: str) -> Child:
         folder, options = self._folder, self._options
@@ -277,12 +277,12 @@ class _Run:
             start = [python, "-m", "torch.distributed.run", *options.torchrun, "-m", "treadle.sft.engine"]
         argv, environ = [*start, command, str(job_path)], self._environ(command)
         if command == "train":
-            self._tell_nodes(argv, environ)
+            self._write_node_commands(argv, environ)
         return start_child(argv, name=f"fine-tuning ({command})", log_path=folder.logs / f"{command}.log", env=environ)
 
     def _environ(self, command: str) -> dict[str, str]:
         options = self._options
-        environ = training_environ(ENGINE, self._folder, options, without=_FOREIGN)
+        environ = training_environ(ENGINE, self._folder, options, without=_BLOCKED_VARIABLES)
         if choose_variant(ENGINE, options.variant) != "cpu":
             # LLaMA-Factory takes a single process that sees several GPUs for a wrong start.
             environ[VISIBLE] = first_gpus(options.num_devices, environ)
@@ -292,7 +292,7 @@ class _Run:
             environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         return environ
 
-    def _tell_nodes(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    def _write_node_commands(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Write and log the commands to run on the other nodes, which this node waits for."""
         if self._options.num_nodes == 1:
             return
@@ -307,10 +307,10 @@ class _Run:
             commands[0],
         )
 
-    def _tell_begin(self, begin: Mapping[str, Any]) -> None:
-        going_on = f", resuming from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
+    def _notify_begin(self, begin: Mapping[str, Any]) -> None:
+        resuming = f", resuming from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
         parameters, device = begin["num_trained_parameters"], printable(str(begin["device"]))
-        self._notify(f"training {parameters:,} parameters on {device}: {begin['num_steps']:,} steps{going_on}")
+        self._notify(f"training {parameters:,} parameters on {device}: {begin['num_steps']:,} steps{resuming}")
 
     def check_training(self) -> None:
         """Raise EngineError if training exited cleanly without training."""

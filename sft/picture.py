@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
+from treadle.core.plots import COLOUR, LIGHT, WARM, draw_svg
 from treadle.core.untrusted.sanitize import one_line
 from treadle.sft.statistics import RowStatistics
 

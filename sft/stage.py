@@ -26,8 +26,8 @@ from treadle.core.store.storage import storage_errors
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import ENGINE, EngineOptions, Training, TrainingFolder, fine_tune, store_rows
 from treadle.sft.llamafactory_config import (
-    Machine,
     Paths,
+    SftMachine,
     TrainingPlan,
     deepspeed_config,
     plan_training,
@@ -44,7 +44,7 @@ _READ = tuple(dict.fromkeys((*COLUMNS, "num_tokens", "input_ids", "labels", "tok
 _MASKED = -100
 
 
-class _Steps:
+class _SftProgress:
     """A forwarder of training steps to the stage's progress listener."""
 
     def __init__(self, context: StageContext) -> None:
@@ -85,7 +85,7 @@ class SftRun:
         plan = self._plan(base)
         # Before the training, so that a missing matplotlib does not cost hours of it.
         picture = draw_rows(self._statistics, self._options.cutoff_tokens)
-        steps = _Steps(self._context)
+        steps = _SftProgress(self._context)
         training = fine_tune(
             self._folder,
             plan.yaml(),
@@ -105,14 +105,14 @@ class SftRun:
             on_step=steps.step,
             notify=_log.info,
         )
-        self._check_handover(training)
+        self._check_checkpoint(training)
         return self._write(training, plan, num_rows, picture)
 
     def _store(self) -> int:
         """Select the rows and store them for the engine; return their number."""
-        num_rows = store_rows(self._folder, self._chosen())
+        num_rows = store_rows(self._folder, self._selected_batches())
         if not self._selection.num_read:
-            for _ in self._chosen():
+            for _ in self._selected_batches():
                 pass
         if not num_rows:
             left_out = ", ".join(f"{why} {count:,}" for why, count in self._selection.left_out().items() if count)
@@ -121,7 +121,7 @@ class SftRun:
             )
         return num_rows
 
-    def _chosen(self) -> Iterator[pa.RecordBatch]:
+    def _selected_batches(self) -> Iterator[pa.RecordBatch]:
         for table in self._context.inputs["sft_rows"]:
             for batch in table.batches(_READ):
                 chosen = self._selection.take(batch)
@@ -146,7 +146,7 @@ class SftRun:
     def _plan(self, base: Path | str) -> TrainingPlan:
         options, folder = self._options, self._folder
         variant = choose_variant(ENGINE, options.variant)
-        machine = Machine(
+        machine = SftMachine(
             variant=variant,
             num_devices=num_devices(options.num_devices, variant, options.devices),
             num_nodes=options.num_nodes,
@@ -159,7 +159,7 @@ class SftRun:
             _log.warning("%s", note)
         return plan
 
-    def _check_handover(self, training: Training) -> None:
+    def _check_checkpoint(self, training: Training) -> None:
         """Raise StageFailed if the trained model's tokenizer or chat template is not that of its rows."""
         digest = ChatTokenizer.load(training.model).digest
         if strange := self._digests - {digest}:
@@ -204,7 +204,7 @@ class SftRun:
         context.write(CHECKPOINTS.kind, [row])
         context.add_file(CHECKPOINTS.kind, "rows.svg", picture)
         context.add_file(CHECKPOINTS.kind, "report.md", self._report(training).encode())
-        context.add_file(CHECKPOINTS.kind, "train.yaml", self._without_places(plan).encode())
+        context.add_file(CHECKPOINTS.kind, "train.yaml", self._without_local_paths(plan).encode())
         context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, training.model)
         return {
             **metrics_of(self._statistics, self._selection),
@@ -222,7 +222,7 @@ class SftRun:
         bound = self._context.inputs.get("checkpoint", ())
         return bound[0].digest if bound else self._settings.model_digest
 
-    def _without_places(self, plan: TrainingPlan) -> str:
+    def _without_local_paths(self, plan: TrainingPlan) -> str:
         """Return the YAML without absolute paths of this machine, so that equal trainings give equal bytes."""
         inside = f"{self._folder.path}/"
         arguments = {
@@ -254,6 +254,6 @@ SFT = Stage(
     optional=frozenset({"checkpoint"}),
     produces=(CHECKPOINTS,),
     telemetry=(TRAINING_LOG,),
-    names_itself=True,
+    depends_on_address=True,
     run=run,
 )

@@ -28,7 +28,7 @@ _GROUPS_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Statistics of the rows of one operator, of one data set, or of all rows."""
 
     kind: str
@@ -76,7 +76,7 @@ class RowStatistics:
         behind = self.numbers("num_tokens") - self.numbers("num_prompt_tokens")
         return int((self.numbers("num_target_tokens") + self.numbers("num_result_tokens") > behind).sum())
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RowGroup]:
         """Return the statistics of all rows, then by operator, then by data set, each sorted by name."""
         everything = np.ones(len(self._numbers["num_tokens"]), bool)
         found = [self._group("all", "all", everything)]
@@ -85,14 +85,14 @@ class RowStatistics:
             found += [self._group(kind, name, codes == place) for name, place in sorted(places.items())]
         return found
 
-    def _group(self, kind: str, name: str, chosen: np.ndarray) -> Group:
+    def _group(self, kind: str, name: str, chosen: np.ndarray) -> RowGroup:
         lengths = self.numbers("num_tokens")[chosen]
         if not lengths.size:
-            return Group(kind, name, 0, 0, 0, 0.0, 0.0, 0)
+            return RowGroup(kind, name, 0, 0, 0, 0.0, 0.0, 0)
         median, high = np.percentile(lengths, (50, 95)).tolist()
         targets = int(self.numbers("num_target_tokens")[chosen].sum(dtype=np.int64))
         total = int(lengths.sum(dtype=np.int64))
-        return Group(kind, name, int(lengths.size), total, targets, median, high, int(lengths.max()))
+        return RowGroup(kind, name, int(lengths.size), total, targets, median, high, int(lengths.max()))
 
 
 def metrics_of(statistics: RowStatistics, selection: RowSelection) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def render_statistics(statistics: RowStatistics, selection: RowSelection) -> str
     return "\n\n".join(parts) + "\n"
 
 
-def _table(groups: Sequence[Group]) -> str:
+def _table(groups: Sequence[RowGroup]) -> str:
     header = ("", "rows", "tokens", "median", "95 %", "longest", "targets")
     lines = [header, ("---", *["---:"] * 6)]
     for group in groups:

@@ -29,7 +29,7 @@ from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
-from treadle.eval.docket import check_judges
+from treadle.eval.judge_queue import check_judges
 from treadle.eval.scores import SCORES
 from treadle.report.stage import REPORT
 from treadle.retriever.config import IndexSettings
@@ -42,11 +42,11 @@ from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
 from treadle.tasks.planning.iterations import at_iteration, pool_checkpoints, pool_roles
 from treadle.tasks.planning.models import (
-    asked_model,
-    check_made_here,
+    check_named_checkpoint,
+    checked_model,
     checkpoints_of,
     flow_models,
-    made_here,
+    named_checkpoint,
     pool_models,
     score_models,
     served_tokenizer,
@@ -97,26 +97,26 @@ def flow_instances(config: TreadleConfig) -> list[Instance]:
         if text not in known:
             raise ConfigError(f"overrides names {text!r}, which is not in this flow: {', '.join(sorted(known))}")
     made = [instance(config, address) for address in addresses]
-    _refuse_circles(made)
+    _refuse_cycles(made)
     return made
 
 
-def _refuse_circles(instances: Sequence[Instance]) -> None:
+def _refuse_cycles(instances: Sequence[Instance]) -> None:
     reads = {item.address: {one for bound in item.inputs.values() for one in bound} for item in instances}
     for item in instances:
-        met: set[Address] = set()
-        ahead = [item.address]
-        while ahead:
-            for producer in reads.get(ahead.pop(), ()):
+        visited: set[Address] = set()
+        queue = [item.address]
+        while queue:
+            for producer in reads.get(queue.pop(), ()):
                 if producer == item.address:
                     models = ", ".join(map(str, item.inputs.get("checkpoint", ()))) or "another"
                     raise ConfigError(
                         f"{item.address} cannot be made: it reads what is made of it (its checkpoint is {models}); "
                         "let a model that is there before play its part"
                     )
-                if producer not in met:
-                    met.add(producer)
-                    ahead.append(producer)
+                if producer not in visited:
+                    visited.add(producer)
+                    queue.append(producer)
 
 
 def flow_addresses(config: TreadleConfig) -> list[Address]:
@@ -185,12 +185,12 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
     if phase_of(name) is not None:
         options: RolloutOptions = config.curriculum.rollouts
-        model, tokenizer_digest = asked_model(sampling_model(config), phase_model(config, address))
+        model, tokenizer_digest = checked_model(sampling_model(config), phase_model(config, address))
     else:
         options = config.rollouts
-        model, tokenizer_digest = asked_model(name, config.models[name])
+        model, tokenizer_digest = checked_model(name, config.models[name])
     helper = config.environment.summarizer
-    summarizer, summarizer_digest = asked_model(helper, config.models[helper]) if helper else (None, "")
+    summarizer, summarizer_digest = checked_model(helper, config.models[helper]) if helper else (None, "")
     return RolloutsSettings(
         model_name=name,
         model=model,
@@ -234,7 +234,7 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
 
 def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
     name = pool_models(config, replace(address, stage="pools"))["policy"]
-    model, tokenizer_digest = asked_model(name, config.models[name])
+    model, tokenizer_digest = checked_model(name, config.models[name])
     return SftRowsSettings(
         environment=environment_of(config),
         tokenizer=tokenizer_folder(model) or served_tokenizer(model),
@@ -251,14 +251,14 @@ def _sft(config: TreadleConfig, address: Address) -> SftSettings:
 
 def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
     model = overridden(config, address, config.sft).model
-    checkpoint = made_here(model)
+    checkpoint = named_checkpoint(model)
     if any((made.stage, made.iteration) == (address.stage, address.iteration) for made in checkpoint):
         raise ConfigError(
             f"{address}: sft.model = {model} is what this stage makes itself; name `embedded`, a folder, a hub id, or "
             "a phase of the curriculum such as 1/rl@phase-1"
         )
     for made in checkpoint:
-        check_made_here(config, made, f"{address}: sft.model")
+        check_named_checkpoint(config, made, f"{address}: sft.model")
     return {"sft_rows": (Address(address.iteration, "sft_rows"),), "checkpoint": checkpoint}
 
 
@@ -276,10 +276,10 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     options = overridden(config, address, config.scores)
     if phase_of(name) is not None:
         # No model judges: questions are selected by the same rules that rewards use.
-        model, tokenizer_digest = asked_model(sampling_model(config), phase_model(config, address))
+        model, tokenizer_digest = checked_model(sampling_model(config), phase_model(config, address))
         options = options.model_copy(update={"judges": JudgesOptions(), "redundancy": RedundancyOptions()})
     else:
-        model, tokenizer_digest = asked_model(name, config.models[name])
+        model, tokenizer_digest = checked_model(name, config.models[name])
         score_models(config, address)
     judges = {judge: _role(judge, config.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges)
@@ -298,7 +298,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
 
 
 def _role(name: str, model: ModelSettings, sampling: Sampling) -> RoleSettings:
-    model, tokenizer_digest = asked_model(name, model)
+    model, tokenizer_digest = checked_model(name, model)
     return RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
 
 

@@ -67,7 +67,7 @@ def _web_pages() -> Check:
     import asyncio
     from importlib.metadata import PackageNotFoundError, version
 
-    from treadle.web.pages.reader import BETTER, WEAKLY_CONFINED, PageReader
+    from treadle.web.pages.reader import CONFINEMENT_HINT, WEAK_CONFINEMENT_WARNING, PageReader
 
     try:
         readers = " and ".join(f"{name} {version(name)}" for name in ("resiliparse", "pypdfium2"))
@@ -85,7 +85,7 @@ def _web_pages() -> Check:
 
     problem = asyncio.run(probe())
     if problem:
-        return Check("web pages", "warn", f"{readers}, with {WEAKLY_CONFINED}: {problem}", BETTER)
+        return Check("web pages", "warn", f"{readers}, with {WEAK_CONFINEMENT_WARNING}: {problem}", CONFINEMENT_HINT)
     return Check("web pages", "ok", f"{readers}, confined by a filter of system calls")
 
 
@@ -105,7 +105,7 @@ def _prefect() -> str:
 
 def require_prefect(api_url: str) -> None:
     """Raise ConfigError unless a Prefect server answers at this API URL and accepts our password."""
-    from treadle.tasks.prefect.home import use_own_password
+    from treadle.tasks.prefect.prefect_home import use_own_password
 
     if not prefect_answers(api_url):
         raise ConfigError(

@@ -35,7 +35,7 @@ _JUDGE = "judge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class EvalOptions:
     """Options of an evaluation. None or empty falls back to the configuration files, then to the defaults.
 
     Attributes:
@@ -83,16 +83,16 @@ class Asked:
     judge_key_env: str | None = None
 
 
-def run_name(asked: Asked, files: Sequence[Path] = ()) -> str:
+def run_name(options: EvalOptions, files: Sequence[Path] = ()) -> str:
     """Return the default run name of a model and its benchmarks; raise ConfigError if the options lack one."""
-    if files and (asked.model is None or not asked.benchmarks):
+    if files and (options.model is None or not options.benchmarks):
         raise ConfigError("name the run with --run; one that comes from a configuration file has no name by itself")
-    if asked.model is None:
+    if options.model is None:
         raise _no_model()
-    if not asked.benchmarks:
+    if not options.benchmarks:
         raise _no_benchmark()
-    names = [benchmark.partition("=")[0] for benchmark in asked.benchmarks]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(["eval", model_name(asked.model), *names]))[:_RUN_ID_CHARS]
+    names = [benchmark.partition("=")[0] for benchmark in options.benchmarks]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(["eval", model_name(options.model), *names]))[:_RUN_ID_CHARS]
 
 
 def model_name(model: str) -> str:
@@ -102,23 +102,23 @@ def model_name(model: str) -> str:
 
 
 def evaluation_config(
-    asked: Asked, root: str | Path, run_id: str, files: Sequence[Path] = (), overrides: Sequence[str] = ()
+    options: EvalOptions, root: str | Path, run_id: str, files: Sequence[Path] = (), overrides: Sequence[str] = ()
 ) -> TreadleConfig:
     """Return the configuration of an evaluation: defaults, files, options, `--set`, later ones winning.
 
     If neither files nor a model are given, an existing run continues with its own configuration instead of defaults and
     files. Raises ConfigError in one sentence for anything that is missing or unknown.
     """
-    goes_on = not files and asked.model is None and run_exists(root, run_id)
-    base = Run.open(root, run_id).config() if goes_on else DEFAULTS
+    resumes = not files and options.model is None and run_exists(root, run_id)
+    base = Run.open(root, run_id).config() if resumes else DEFAULTS
     given = load_config(TreadleConfig, files, base=base)
     tree = given.model_dump(mode="json", exclude_unset=True)
     tree["flow"] = {**tree.get("flow", {}), "stages": _STAGES, "iterations": 1}
-    changed = _put_model(tree, given, asked)
-    _put_benchmarks(tree, given, asked)
-    _put_tools(tree, asked, overrides)
-    _put_judge(tree, given, asked)
-    tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(asked))
+    changed = _put_model(tree, given, options)
+    _put_benchmarks(tree, given, options)
+    _put_tools(tree, options, overrides)
+    _put_judge(tree, given, options)
+    tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(options))
     config = load_config(TreadleConfig, (), overrides, base=tree)
     if changed is not None and flow_models(config) != (changed,):
         raise ConfigError(
@@ -158,40 +158,40 @@ def _no_model() -> ConfigError:
 
 def _no_benchmark() -> ConfigError:
     return ConfigError(
-        "nothing is asked; name a benchmark with its file, as in --benchmark gsm8k=test.jsonl, "
+        "nothing is options; name a benchmark with its file, as in --benchmark gsm8k=test.jsonl, "
         "or a configuration file with [questions] sources"
     )
 
 
-def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> str | None:
+def _put_model(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> str | None:
     """Put the evaluated model into `tree` on top of the one in the files.
 
     Returns its name, or None if the options change nothing.
     """
-    changes = _model_keys(asked)
+    changes = _model_keys(options)
     agents = flow_models(given) if given.models else ()
-    if not agents and asked.model is None:
+    if not agents and options.model is None:
         raise _no_model()
-    if asked.model is None and not changes and not asked.endpoints and asked.api_key_env is None:
+    if options.model is None and not changes and not options.endpoints and options.api_key_env is None:
         return None
     if len(agents) > 1:
         raise ConfigError(
             f"--model and what goes with it are about one model, but the configuration has {', '.join(agents)}; "
             "change it there, or name one of them with --set flow.models='[\"...\"]' in its place"
         )
-    name = model_name(asked.model) if asked.model is not None else agents[0]
+    name = model_name(options.model) if options.model is not None else agents[0]
     models = dict(tree.get("models", {}))
     old = models.pop(agents[0], {}) if agents else {}
     if name in models:
         raise ConfigError(
-            f"--model {asked.model} would be called {name!r} here, as is another model of the configuration; rename "
+            f"--model {options.model} would be called {name!r} here, as is another model of the configuration; rename "
             f"the table [models.{name}], or evaluate that one with --set flow.models='[\"{name}\"]' in place of --model"
         )
-    table = merge(_for_model(old, asked.model, asked.endpoints, "--endpoint"), changes)
-    if asked.endpoints:
-        table["endpoints"] = [{"url": url} for url in asked.endpoints]
-    if asked.api_key_env is not None:
-        table["endpoints"] = [{**one, "api_key_env": asked.api_key_env} for one in table.get("endpoints", ())]
+    table = merge(_for_model(old, options.model, options.endpoints, "--endpoint"), changes)
+    if options.endpoints:
+        table["endpoints"] = [{"url": url} for url in options.endpoints]
+    if options.api_key_env is not None:
+        table["endpoints"] = [{**one, "api_key_env": options.api_key_env} for one in table.get("endpoints", ())]
     tree["models"] = {name: table, **models}
     tree["flow"] = {**tree["flow"], "models": [name]}
     return name
@@ -213,23 +213,23 @@ def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[
     return {key: value for key, value in table.items() if key not in dropped}
 
 
-def _model_keys(asked: Asked) -> dict[str, Any]:
+def _model_keys(options: EvalOptions) -> dict[str, Any]:
     keys: dict[str, Any] = {
-        "model": asked.model,
-        "tokenizer": asked.tokenizer and str(asked.tokenizer),
-        "api": "chat" if asked.chat else None,
+        "model": options.model,
+        "tokenizer": options.tokenizer and str(options.tokenizer),
+        "api": "chat" if options.chat else None,
     }
-    if asked.prices is not None:
-        keys["prompt_price_per_million"], keys["completion_price_per_million"] = asked.prices
+    if options.prices is not None:
+        keys["prompt_price_per_million"], keys["completion_price_per_million"] = options.prices
     return _without_none(keys)
 
 
-def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None:
+def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:
     """Put the benchmark sources into `tree`, replacing those of the files."""
     questions = tree.setdefault("questions", {})
-    if asked.benchmarks:
-        most = asked.max_questions or MAX_QUESTIONS
-        named = [_source(text, asked.data_root, given.questions.benchmarks) for text in asked.benchmarks]
+    if options.benchmarks:
+        most = options.max_questions or MAX_QUESTIONS
+        named = [_source(text, options.data_root, given.questions.benchmarks) for text in options.benchmarks]
         if twice := {name for name, _ in named if [other.lower() for other, _ in named].count(name.lower()) > 1}:
             raise ConfigError(f"benchmark {min(twice)} is named twice; give files of one name in one run each")
         questions["sources"] = [
@@ -239,15 +239,15 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, asked: Asked) ->
         raise _no_benchmark()
     else:
         questions["sources"] = [
-            _changed_source(source, settings.dataset_name, asked)
+            _changed_source(source, settings.dataset_name, options)
             for source, settings in zip(questions["sources"], given.questions.sources, strict=True)
         ]
 
 
-def _changed_source(source: dict[str, Any], name: str, asked: Asked) -> dict[str, Any]:
+def _changed_source(source: dict[str, Any], name: str, options: EvalOptions) -> dict[str, Any]:
     """Return a source of the files with its folder and row limit replaced, if options ask for that."""
-    path = str(_file_below(asked.data_root, name)) if asked.data_root is not None else None
-    return {**source, **_without_none({"path": path, "limit": asked.max_questions})}
+    path = str(_file_below(options.data_root, name)) if options.data_root is not None else None
+    return {**source, **_without_none({"path": path, "limit": options.max_questions})}
 
 
 def _source(text: str, data_root: Path | None, own: Mapping[str, Benchmark]) -> tuple[str, Path]:
@@ -292,28 +292,28 @@ def _file_below(root: Path, name: str) -> Path:
     )
 
 
-def _put_tools(tree: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> None:
+def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[str]) -> None:
     """Put the tools into `tree`. Without a corpus or service, search is disabled unless it was requested."""
     environment = tree.setdefault("environment", {})
     search = dict(environment.get("search", {}))
-    if asked.corpus and asked.retrievers:
+    if options.corpus and options.retrievers:
         raise ConfigError("--corpus and --retriever are two places to search; give one of them")
-    if asked.corpus:
+    if options.corpus:
         search.pop("service", None)
-        search["corpus"] = [str(path) for path in asked.corpus]
-    if asked.retrievers:
+        search["corpus"] = [str(path) for path in options.corpus]
+    if options.retrievers:
         search = {key: value for key, value in search.items() if key not in IndexSettings.model_fields}
-        search["service"] = {"endpoints": [{"url": url} for url in asked.retrievers]}
+        search["service"] = {"endpoints": [{"url": url} for url in options.retrievers]}
     environment["search"] = search
-    if asked.tools is not None:
-        environment["python"] = {**environment.get("python", {}), "enabled": "python" in asked.tools}
-        search["enabled"] = "search" in asked.tools
+    if options.tools is not None:
+        environment["python"] = {**environment.get("python", {}), "enabled": "python" in options.tools}
+        search["enabled"] = "search" in options.tools
     final: dict[str, Any] = dict(tree)
     for text in overrides:
         final = merge(final, parse_override(text))
     can_search = any(final["environment"]["search"].get(name) for name in ("corpus", "index_folder", "service", "web"))
     if not can_search:
-        if asked.tools is not None and "search" in asked.tools:
+        if options.tools is not None and "search" in options.tools:
             raise ConfigError(
                 "--tools search needs something to search: give --corpus FILE or --retriever URL, or set "
                 "environment.search.web"
@@ -321,36 +321,36 @@ def _put_tools(tree: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> 
         search.setdefault("enabled", False)
 
 
-def _put_judge(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None:
+def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:
     """Put a judge into `tree`, on top of the model `judge` of the files. It is called over the chat route."""
-    if asked.judge is None:
-        if asked.judge_endpoints or asked.judge_key_env:
+    if options.judge is None:
+        if options.judge_endpoints or options.judge_key_env:
             raise ConfigError("--judge-endpoint and --judge-key-env are about a judge; name it with --judge MODEL")
         return
     if _JUDGE in (tree["flow"].get("models") or flow_models(given)):
         raise ConfigError(f"the evaluated model and its judge are both called {_JUDGE!r} here; give it another name")
     old = tree["models"].get(_JUDGE, {})
-    table = _for_model(old, asked.judge, asked.judge_endpoints, "--judge-endpoint") | {
-        "model": asked.judge,
+    table = _for_model(old, options.judge, options.judge_endpoints, "--judge-endpoint") | {
+        "model": options.judge,
         "api": "chat",
     }
-    if asked.judge_endpoints:
-        table["endpoints"] = [{"url": url} for url in asked.judge_endpoints]
-    if asked.judge_key_env is not None:
-        table["endpoints"] = [{**one, "api_key_env": asked.judge_key_env} for one in table.get("endpoints", ())]
+    if options.judge_endpoints:
+        table["endpoints"] = [{"url": url} for url in options.judge_endpoints]
+    if options.judge_key_env is not None:
+        table["endpoints"] = [{**one, "api_key_env": options.judge_key_env} for one in table.get("endpoints", ())]
     if not table.get("endpoints") and not table.get("server"):
-        raise ConfigError(f"judge {asked.judge} has no server; name it with --judge-endpoint")
+        raise ConfigError(f"judge {options.judge} has no server; name it with --judge-endpoint")
     tree["models"] = {**tree["models"], _JUDGE: table}
     changes = {"judges": {"models": [_JUDGE]}, "redundancy": {"model": _JUDGE}}
     tree["scores"] = merge(tree.get("scores", {}), changes)
 
 
-def _rollouts(asked: Asked) -> dict[str, Any]:
-    sampling = _without_none({"temperature": asked.temperature, "max_tokens": asked.max_tokens})
+def _rollouts(options: EvalOptions) -> dict[str, Any]:
+    sampling = _without_none({"temperature": options.temperature, "max_tokens": options.max_tokens})
     keys = {
-        "samples_per_question": asked.samples,
-        "max_total_tokens": asked.max_total_tokens,
-        "max_cost": asked.max_cost,
+        "samples_per_question": options.samples,
+        "max_total_tokens": options.max_total_tokens,
+        "max_cost": options.max_cost,
         "sampling": sampling or None,
     }
     return _without_none(keys)

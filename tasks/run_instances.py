@@ -7,21 +7,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from treadle.core.engines.cache import Notify, quiet
-from treadle.core.runs.attempt import Helped
-from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.attempt import HelperScope
+from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.estimate.again import made_again
-from treadle.tasks.planning.forced import forced_run, is_forced
-from treadle.tasks.planning.imported import imported_from
+from treadle.tasks.estimate.rerun import rerun_note
+from treadle.tasks.planning.forced_runs import forced_run, is_forced
+from treadle.tasks.planning.imported_results import imported_from
 from treadle.tasks.planning.plan import check_import
 from treadle.tasks.serving.servers import ModelServers
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScheduledInstance:
     """An instance that is next to run.
 
     Attributes:
@@ -35,7 +35,7 @@ class Turn:
 
 
 @contextmanager
-def making(
+def run_instances(
     instances: Sequence[Instance],
     run: Run,
     config: TreadleConfig,
@@ -43,7 +43,7 @@ def making(
     force: bool = False,
     is_part: bool = False,
     notify: Notify = quiet,
-) -> Iterator[Iterator[Turn]]:
+) -> Iterator[Iterator[ScheduledInstance]]:
     """Yield the instances of a flow one at a time; use each one up before taking the next.
 
     Model servers that one instance started stay up for the next ones and are stopped at the end of the block. `force`
@@ -63,7 +63,7 @@ def making(
         forced_run(run, addresses, force=force, is_part=is_part) as again,
         ModelServers(run, instances, forced=again, wait_s=config.flow.device_wait_s, notify=notify) as servers,
     ):
-        yield (Turn(item, is_forced(item, run, again), servers) for item in instances)
+        yield (ScheduledInstance(item, is_forced(item, run, again), servers) for item in instances)
 
 
 def run_instance(
@@ -75,10 +75,10 @@ def run_instance(
     retry: Set[str] = frozenset(),
     progress: Progress | None = None,
     servers: ModelServers | None = None,
-    helped: Helped | None = None,
+    helper_scope: HelperScope | None = None,
     notify: Notify = quiet,
 ) -> StageRecord:
-    """Run `execute`, with model servers around it if the configuration asks for them and there is work to do.
+    """Run `execute`, with model servers serving it if the configuration asks for them and there is work to do.
 
     `servers` are those of the flow that the instance is part of; by default it starts its own. `notify` is told
     beforehand which paid results are computed again. Also raises RunError if an imported result would be replaced,
@@ -86,13 +86,19 @@ def run_instance(
     """
     if not force:
         check_import(instance, run)
-    if (line := made_again(instance, run, force=force)) is not None:
+    if (line := rerun_note(instance, run, force=force)) is not None:
         notify(line)
     with ExitStack() as stack:
         servers = servers if servers is not None else stack.enter_context(ModelServers(run))
         served = stack.enter_context(
-            servers.around(instance, lambda: bool(force or retry) or state_of(instance, run) == "run")
+            servers.serving(instance, lambda: bool(force or retry) or planned_action(instance, run) == "run")
         )
         return execute(
-            served, run, force=force, accept_failures=accept_failures, retry=retry, progress=progress, helped=helped
+            served,
+            run,
+            force=force,
+            accept_failures=accept_failures,
+            retry=retry,
+            progress=progress,
+            helper_scope=helper_scope,
         )

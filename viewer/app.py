@@ -20,14 +20,14 @@ from starlette.routing import Route
 
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
-from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
 from treadle.viewer import links
 from treadle.viewer.catalogue import Catalogue, Snapshot
 from treadle.viewer.guard import Guard
-from treadle.viewer.lineage_links import Kin
+from treadle.viewer.lineage_callbacks import LineageCallbacks
 from treadle.viewer.markup import printed, visible
 from treadle.viewer.pages import Pages
-from treadle.viewer.reading import Trajectory, read_trajectory
+from treadle.viewer.reading import LoadedTrajectory, read_trajectory
 from treadle.viewer.selection import Selection
 
 _log = logging.getLogger(__name__)
@@ -41,24 +41,24 @@ _STATIC = {
     "viewer.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
-_FRESH_S = 3.0
-_NOT_KEPT = {"cache-control": "no-store"}
+_REFRESH_S = 3.0
+_NO_STORE = {"cache-control": "no-store"}
 """Browsers must not cache the contents of a run."""
-_PLACE = "/{iteration}/{stage}/{key:path}"
+_TRAJECTORY_PATH = "/{iteration}/{stage}/{key:path}"
 
 
-def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
-    """Return the viewer application of a run. `fresh_s`: seconds before finished instances are listed again."""
-    viewer = _Viewer(run, kin, fresh_s)
+def make_app(run: Run, lineage_callbacks: LineageCallbacks, *, refresh_s: float = _REFRESH_S) -> Starlette:
+    """Return the viewer application of a run. `refresh_s`: seconds before finished instances are listed again."""
+    viewer = _Viewer(run, lineage_callbacks, refresh_s)
     routes = [
-        Route("/", _answering(viewer.overview)),
+        Route("/", _handle_errors(viewer.overview)),
         Route("/static/{name}", _static),
-        Route("/trajectory" + _PLACE, _answering(viewer.trajectory)),
-        Route("/changes" + _PLACE, _answering(viewer.changes)),
-        Route("/lineage" + _PLACE, _answering(viewer.lineage)),
-        Route("/json" + _PLACE, _answering(viewer.json)),
-        Route("/text" + _PLACE, _answering(viewer.text)),
-        Route("/{path:path}", _nothing),
+        Route("/trajectory" + _TRAJECTORY_PATH, _handle_errors(viewer.trajectory)),
+        Route("/changes" + _TRAJECTORY_PATH, _handle_errors(viewer.changes)),
+        Route("/lineage" + _TRAJECTORY_PATH, _handle_errors(viewer.lineage)),
+        Route("/json" + _TRAJECTORY_PATH, _handle_errors(viewer.json)),
+        Route("/text" + _TRAJECTORY_PATH, _handle_errors(viewer.text)),
+        Route("/{path:path}", _not_found),
     ]
     return Starlette(
         routes=routes,
@@ -70,10 +70,10 @@ def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
 class _Viewer:
     """Request handlers. Each request runs in a thread of its own."""
 
-    def __init__(self, run: Run, kin: Kin, fresh_s: float) -> None:
+    def __init__(self, run: Run, lineage_callbacks: LineageCallbacks, refresh_s: float) -> None:
         self._run_id = run.run_id
-        self._catalogue = Catalogue(run, fresh_s=fresh_s)
-        self._pages = Pages(kin)
+        self._catalogue = Catalogue(run, refresh_s=refresh_s)
+        self._pages = Pages(lineage_callbacks)
         self._templates = _templates()
 
     def overview(self, request: Request) -> Response:
@@ -83,15 +83,15 @@ class _Viewer:
 
     def trajectory(self, request: Request) -> Response:
         """Show one trajectory."""
-        return self._of_one(request, "trajectory.html.jinja", self._pages.trajectory)
+        return self._trajectory_page(request, "trajectory.html.jinja", self._pages.trajectory)
 
     def changes(self, request: Request) -> Response:
         """Show the difference between a trajectory and its parent."""
-        return self._of_one(request, "changes.html.jinja", self._pages.changes)
+        return self._trajectory_page(request, "changes.html.jinja", self._pages.changes)
 
     def lineage(self, request: Request) -> Response:
         """Show the lineage of a trajectory, and the tree of its question."""
-        return self._of_one(request, "lineage.html.jinja", self._pages.lineage)
+        return self._trajectory_page(request, "lineage.html.jinja", self._pages.lineage)
 
     def json(self, request: Request) -> Response:
         """Return everything that is shown about a trajectory, as JSON."""
@@ -107,7 +107,7 @@ class _Viewer:
             "score": one.score,
             "judgements": one.judgements,
         }
-        return Response(harmless_json(shown, indent=True), 200, _NOT_KEPT, "application/json")
+        return Response(sanitized_json(shown, indent=True), 200, _NO_STORE, "application/json")
 
     def text(self, request: Request) -> Response:
         """Return the full text of one segment, for segments that the page truncates."""
@@ -115,7 +115,7 @@ class _Viewer:
         place = request.query_params.get("place", "")
         if not (place.isascii() and place.isdecimal() and len(place) < 10) or int(place) >= len(one.segments):
             raise HTTPException(404, "There is no such segment.")
-        return PlainTextResponse(harmless(one.segments[int(place)]["text"]), 200, _NOT_KEPT)
+        return PlainTextResponse(sanitize(one.segments[int(place)]["text"]), 200, _NO_STORE)
 
     def refused(self, request: Request, error: HTTPException) -> Response:
         """Show an error page for an HTTP error."""
@@ -128,7 +128,7 @@ class _Viewer:
     def _asked(self, request: Request) -> tuple[Snapshot, Selection]:
         return self._catalogue.snapshot(), Selection.of(request.query_params.multi_items())
 
-    def _one(self, request: Request) -> tuple[Snapshot, Trajectory, Selection]:
+    def _one(self, request: Request) -> tuple[Snapshot, LoadedTrajectory, Selection]:
         snapshot, selection = self._asked(request)
         place = request.path_params
         instance = f"{place['iteration']}/{place['stage']}"
@@ -137,11 +137,11 @@ class _Viewer:
             raise HTTPException(404, f"There is no finished trajectory {place['key']} of {instance} in this run.")
         return snapshot, one, selection
 
-    def _of_one(
+    def _trajectory_page(
         self,
         request: Request,
         template: str,
-        page: Callable[[Snapshot, Trajectory, Selection], Mapping[str, Any]],
+        page: Callable[[Snapshot, LoadedTrajectory, Selection], Mapping[str, Any]],
     ) -> Response:
         snapshot, one, selection = self._one(request)
         return self._page(template, snapshot, page(snapshot, one, selection))
@@ -157,10 +157,10 @@ class _Viewer:
         page = self._templates.get_template(template).render(run_id=self._run_id, **shown)
         # Data sets may contain lone surrogates, which cannot be encoded.
         content = page.encode("utf-8", "replace")
-        return Response(content, status, _NOT_KEPT, "text/html")
+        return Response(content, status, _NO_STORE, "text/html")
 
 
-def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
+def _handle_errors(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
     """Wrap an endpoint so that an unexpected exception is logged, sanitized, and answered with an error page."""
 
     def answer(request: Request) -> Response:
@@ -176,7 +176,7 @@ def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], R
     return answer
 
 
-def _nothing(request: Request) -> Response:
+def _not_found(request: Request) -> Response:
     raise HTTPException(404, "There is no such page.")
 
 

@@ -18,10 +18,10 @@ from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.viewer.index import Index
-from treadle.viewer.parts import Part, Questions
+from treadle.viewer.instance_parts import InstancePart, QuestionTables
 from treadle.viewer.search import TextSearch
-from treadle.viewer.tables import Groups, KeyedTable, StoredTable, told
-from treadle.viewer.trajectories import KINDS, Joined, facts_of
+from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem
+from treadle.viewer.trajectories import KINDS, JoinedTables, facts_of
 
 _SHOWN_CHARS = 400
 _JOINED: Mapping[str, tuple[str, ...]] = {
@@ -62,9 +62,9 @@ class Snapshot:
     """Everything that is finished at one moment."""
 
     run: OpenRun
-    parts: dict[str, Part]
+    parts: dict[str, InstancePart]
     index: Index
-    questions: Questions
+    questions: QuestionTables
     unfinished: list[tuple[str, str]]
     """Started but unfinished instances, with their state."""
     problems: list[str]
@@ -74,14 +74,14 @@ class Snapshot:
 class Catalogue:
     """Finished trajectories of a run. Thread-safe."""
 
-    def __init__(self, run: Run, *, fresh_s: float) -> None:
-        """Prepare the catalogue. `fresh_s`: seconds before the run's records are listed again."""
+    def __init__(self, run: Run, *, refresh_s: float) -> None:
+        """Prepare the catalogue. `refresh_s`: seconds before the run's records are listed again."""
         self._run = run
-        self._fresh_s = fresh_s
+        self._refresh_s = refresh_s
         self._lock = threading.Lock()
-        self._groups = Groups()
+        self._groups = RowGroupCache()
         self._search = TextSearch()
-        self._looked_at = 0.0
+        self._refreshed_at = 0.0
         self._state: object = None
         self._snapshot: Snapshot | None = None
 
@@ -89,16 +89,16 @@ class Catalogue:
         """Return the current snapshot. Raise StorageError if the run cannot be read."""
         with self._lock:
             now = time.monotonic()
-            if self._snapshot is None or now - self._looked_at >= self._fresh_s:
-                self._looked_at = now
-                self._look()
+            if self._snapshot is None or now - self._refreshed_at >= self._refresh_s:
+                self._refreshed_at = now
+                self._refresh()
             assert self._snapshot is not None
             return self._snapshot
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         records, damaged = self._run.readable_records()
         unfinished = self._unfinished(records)
-        state = ([(record.address, record.outputs, record.same_as) for record in records], damaged, unfinished)
+        state = ([(record.address, record.outputs, record.reused_from) for record in records], damaged, unfinished)
         if state == self._state and self._snapshot is not None:
             return
         problems: list[str] = []
@@ -111,8 +111,8 @@ class Catalogue:
             lambda text: self._search.mask(parts, questions, index, text),
         )
         by_instance = {part.instance: part for part in parts}
-        told = list(dict.fromkeys([*damaged.values(), *problems]))
-        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, told)
+        collect_problem = list(dict.fromkeys([*damaged.values(), *problems]))
+        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, collect_problem)
         self._state = None if problems else state  # With problems, read the tables again at the next look.
 
     def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:
@@ -125,15 +125,15 @@ class Catalogue:
                 found.append((address, self._run.status(Address.parse(address)).state))
         return found
 
-    def _parts_of(self, run: OpenRun, record: StageRecord, problems: list[str]) -> list[Part]:
+    def _parts_of(self, run: OpenRun, record: StageRecord, problems: list[str]) -> list[InstancePart]:
         found = []
         for name in KINDS.keys() & record.outputs.keys():
             ref, tables = record.outputs[name], {}
             for kind in _JOINED:
-                with told(problems):
+                with collect_problem(problems):
                     tables[kind] = self._joined(run, ref, name, kind)
-            with told(problems):
-                found.append(self._part(run, record.address, name, ref, Joined(**tables)))
+            with collect_problem(problems):
+                found.append(self._part(run, record.address, name, ref, JoinedTables(**tables)))
         return found
 
     def _joined(self, run: OpenRun, ref: ArtifactRef, name: str, kind: str) -> KeyedTable | None:
@@ -147,22 +147,22 @@ class Catalogue:
     def _keyed(self, run: OpenRun, ref: ArtifactRef, key: str, *columns: str) -> KeyedTable:
         return KeyedTable(run.rows(ref), key, self._groups, columns)
 
-    def _part(self, run: OpenRun, instance: str, name: str, ref: ArtifactRef, joined: Joined) -> Part:
+    def _part(self, run: OpenRun, instance: str, name: str, ref: ArtifactRef, joined: JoinedTables) -> InstancePart:
         kind, table = KINDS[name], StoredTable(run.rows(ref), self._groups)
         before = self._snapshot.parts.get(instance) if self._snapshot is not None else None
         if before is not None and before.digests == (ref.digest, *joined.digests):
             return before
         facts = facts_of(kind, table.columns(kind.columns), instance, joined)
-        return Part(instance, name, kind, table, facts, joined)
+        return InstancePart(instance, name, kind, table, facts, joined)
 
-    def _questions(self, run: OpenRun, problems: list[str]) -> Questions:
+    def _questions(self, run: OpenRun, problems: list[str]) -> QuestionTables:
         tables: list[KeyedTable] = []
-        beginnings: dict[str, str] = {}
+        previews: dict[str, str] = {}
         for record in run.records():
             if "questions" in record.outputs:
-                with told(problems):
+                with collect_problem(problems):
                     table = self._keyed(run, record.outputs["questions"], "question_key", "question")
                     tables.append(table)
                     texts = pc.utf8_slice_codeunits(table.facts["question"], 0, _SHOWN_CHARS)
-                    beginnings |= zip(table.keys.to_pylist(), texts.to_pylist(), strict=True)
-        return Questions(tables, beginnings)
+                    previews |= zip(table.keys.to_pylist(), texts.to_pylist(), strict=True)
+        return QuestionTables(tables, previews)

@@ -24,7 +24,7 @@ class FilterColumn(Protocol):
         ...
 
 
-class Codes:
+class SingleValueColumn:
     """Column with one value per row."""
 
     def __init__(self, column: pa.ChunkedArray, order: Sequence[str] = ()) -> None:
@@ -52,7 +52,7 @@ class Codes:
         return found
 
 
-class Flags:
+class MultiValueColumn:
     """Column with any number of values per row, stored as bits; bit n stands for value n."""
 
     def __init__(self, bits: np.ndarray, values: Sequence[str]) -> None:

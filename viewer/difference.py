@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, takewhile
 from typing import NamedTuple
 
-from treadle.viewer.lineage_links import ChangedPiece, Changes, Kin, Segments
+from treadle.viewer.lineage_callbacks import ChangedSegmentProtocol, ChangesProtocol, LineageCallbacks, Segments
 from treadle.viewer.segments import KNOWN_KINDS, without_markers
-from treadle.viewer.words import Run, changed_words
+from treadle.viewer.word_diff import WordRun, changed_words
 
-_MOST_PAIRS = 300 * 300
+_MAX_SEGMENT_PAIRS = 300 * 300
 """Limit on the product of the numbers of segments of both sides."""
 _SHOWN_CHARS = 16_000
 _PAGE_CHARS = 600_000
@@ -24,7 +24,7 @@ class Block:
 
     side: str
     kind: str
-    runs: list[Run]
+    runs: list[WordRun]
     """Text of the segment, with changed words marked. The middle of a long text is left out."""
     num_chars: int
 
@@ -46,19 +46,19 @@ class Difference(NamedTuple):
     """Whether there are too many segments to compare."""
 
 
-def difference(kin: Kin, parent: Segments, edited: Segments) -> Difference:
+def difference(lineage_callbacks: LineageCallbacks, parent: Segments, edited: Segments) -> Difference:
     """Compare two trajectories."""
     # Comparison takes (pairs × shorter side) time, and a model may write any number of segments.
-    if len(parent) * len(edited) > _MOST_PAIRS:
+    if len(parent) * len(edited) > _MAX_SEGMENT_PAIRS:
         return Difference(0, [], 0, True)
-    changes = kin.changes_between(parent, edited)
+    changes = lineage_callbacks.changes_between(parent, edited)
     blocks = _blocks(changes)
     ends = accumulate(sum(len(run.text) for run in block.runs) for block in blocks[:_PAGE_BLOCKS])
     num_shown = sum(end <= _PAGE_CHARS for end in ends)
     return Difference(changes.num_steps, blocks[:num_shown], len(blocks) - num_shown, False)
 
 
-def _blocks(changes: Changes) -> list[Block]:
+def _blocks(changes: ChangesProtocol) -> list[Block]:
     blocks: list[Block] = []
     groups = [list(group) for _, group in groupby(changes.pieces, key=lambda piece: piece.side)]
     place = 0
@@ -74,14 +74,14 @@ def _blocks(changes: Changes) -> list[Block]:
     return blocks
 
 
-def _replaced(gone: Sequence[ChangedPiece], come: Sequence[ChangedPiece]) -> list[Block]:
+def _replaced(removed: Sequence[ChangedSegmentProtocol], added: Sequence[ChangedSegmentProtocol]) -> list[Block]:
     """Return blocks for segments that replace others. Those of the same kind are paired and compared by word."""
-    pairs = list(takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(gone, come, strict=False)))
+    pairs = list(takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(removed, added, strict=False)))
     blocks = [block for first, second in pairs for block in _pair(first, second)]
-    return blocks + [_block(piece) for piece in (*gone[len(pairs) :], *come[len(pairs) :])]
+    return blocks + [_block(piece) for piece in (*removed[len(pairs) :], *added[len(pairs) :])]
 
 
-def _pair(first: ChangedPiece, second: ChangedPiece) -> tuple[Block, Block]:
+def _pair(first: ChangedSegmentProtocol, second: ChangedSegmentProtocol) -> tuple[Block, Block]:
     texts = _inner(first), _inner(second)
     runs = changed_words(*texts) if max(map(len, texts)) <= _SHOWN_CHARS else None
     if runs is None:
@@ -92,11 +92,11 @@ def _pair(first: ChangedPiece, second: ChangedPiece) -> tuple[Block, Block]:
     )
 
 
-def _block(piece: ChangedPiece) -> Block:
+def _block(piece: ChangedSegmentProtocol) -> Block:
     text = _inner(piece)
     shown = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS // 2]}\n…\n{text[-_SHOWN_CHARS // 2 :]}"
-    return Block(piece.side, piece.kind, [Run(shown, False)], len(text))
+    return Block(piece.side, piece.kind, [WordRun(shown, False)], len(text))
 
 
-def _inner(piece: ChangedPiece) -> str:
+def _inner(piece: ChangedSegmentProtocol) -> str:
     return without_markers({"kind": piece.kind, "text": piece.text})[0]

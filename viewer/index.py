@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treadle.viewer.columns import Codes, FilterColumn, Flags
+from treadle.viewer.columns import FilterColumn, MultiValueColumn, SingleValueColumn
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, Selection
 from treadle.viewer.trajectories import FACTS, TOOL_OUTCOMES, VERDICTS
 
-_KEPT_ANSWERS = 32
+_MAX_CACHED_RESULTS = 32
 
 
-class Value(NamedTuple):
+class FilterValue(NamedTuple):
     """A value of a filter column, with the number of rows that have it and pass all other filters."""
 
     value: str
@@ -29,12 +29,12 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SelectionResult:
     """Result of a selection."""
 
     rows: np.ndarray
     """Row numbers, in order."""
-    values: dict[str, list[Value]]
+    values: dict[str, list[FilterValue]]
     """Filter column -> its values. Values without rows are left out unless chosen."""
 
     @property
@@ -58,16 +58,16 @@ class Index:
         self._search = search
         orders = {"instance": instances, "verdict": VERDICTS}
         self._columns: dict[str, FilterColumn] = {
-            name: Codes(self.facts[name], orders.get(name, ())) for name in FILTERS if name != "tools"
+            name: SingleValueColumn(self.facts[name], orders.get(name, ())) for name in FILTERS if name != "tools"
         }
-        self._columns["tools"] = Flags(self.facts["tools"].to_numpy(), TOOL_OUTCOMES)
-        self._answers: OrderedDict[tuple[object, ...], Found] = OrderedDict()
+        self._columns["tools"] = MultiValueColumn(self.facts["tools"].to_numpy(), TOOL_OUTCOMES)
+        self._answers: OrderedDict[tuple[object, ...], SelectionResult] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.facts)
 
-    def find(self, selection: Selection) -> Found:
+    def find(self, selection: Selection) -> SelectionResult:
         """Return rows and counts of a selection. Raise ArtifactError if a text search hits a damaged table."""
         with self._lock:
             if selection.key in self._answers:
@@ -76,11 +76,11 @@ class Index:
         found = self._found(selection)
         with self._lock:
             self._answers[selection.key] = found
-            while len(self._answers) > _KEPT_ANSWERS:
+            while len(self._answers) > _MAX_CACHED_RESULTS:
                 self._answers.popitem(last=False)
         return found
 
-    def _found(self, selection: Selection) -> Found:
+    def _found(self, selection: Selection) -> SelectionResult:
         rows = np.ones(len(self), bool)
         if selection.question:
             rows &= self._question_mask(selection.question)
@@ -95,17 +95,17 @@ class Index:
         for name in FILTERS:
             open_rows = rows & (misses == 0) if name not in masks else rows & (misses - ~masks[name] == 0)
             values[name] = self._values(name, open_rows, selection.filters.get(name, frozenset()))
-        return Found(self._sorted(np.flatnonzero(rows & (misses == 0)), selection.sort), values)
+        return SelectionResult(self._sorted(np.flatnonzero(rows & (misses == 0)), selection.sort), values)
 
     def _question_mask(self, key: str) -> np.ndarray:
         mask: np.ndarray = pc.equal(self.facts["question_key"], key).to_numpy()
         return mask
 
-    def _values(self, name: str, rows: np.ndarray, chosen: frozenset[str]) -> list[Value]:
+    def _values(self, name: str, rows: np.ndarray, chosen: frozenset[str]) -> list[FilterValue]:
         column = self._columns[name]
         counted = zip(column.values, column.counts(rows), strict=True)
-        found = [Value(value, count, value in chosen) for value, count in counted if value]
-        found += [Value(value, 0, True) for value in sorted(chosen.difference(column.values))]
+        found = [FilterValue(value, count, value in chosen) for value, count in counted if value]
+        found += [FilterValue(value, 0, True) for value in sorted(chosen.difference(column.values))]
         return [one for one in found if one.num or one.is_chosen]
 
     def _sorted(self, rows: np.ndarray, sort: str) -> np.ndarray:
@@ -115,7 +115,7 @@ class Index:
         # NaN sorts last in both directions.
         return rows[np.argsort(-values if sort.startswith("-") else values, kind="stable")]
 
-    def page(self, found: Found, number: int) -> list[dict[str, Any]]:
+    def page(self, found: SelectionResult, number: int) -> list[dict[str, Any]]:
         """Return the rows of a page; pages start at 1."""
         rows = found.rows[(number - 1) * PAGE_ROWS : number * PAGE_ROWS]
         return self.rows(rows)
@@ -153,7 +153,7 @@ class Index:
         return np.flatnonzero(self._question_mask(question))
 
 
-def neighbours(found: Found, number: int) -> tuple[int | None, int | None, int]:
+def neighbours(found: SelectionResult, number: int) -> tuple[int | None, int | None, int]:
     """Return the rows before and after `number` in a selection, and its position from 1 (0 if it is not in there)."""
     places = np.flatnonzero(found.rows == number)
     if not len(places):

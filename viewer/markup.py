@@ -6,11 +6,11 @@ import re
 
 from markupsafe import Markup, escape
 
-from treadle.core.untrusted.sanitize import harmless, harmless_parts
+from treadle.core.untrusted.sanitize import sanitize, sanitized_parts
 
 _ESCAPES = Markup('<span class="escape">{}</span>')
 _MARKS = Markup("<mark>{}</mark>")
-_LEAST_MARKED_CHARS = 2
+_MIN_MARKED_CHARS = 2
 
 
 def visible(text: str, wanted: str = "") -> Markup:
@@ -18,7 +18,7 @@ def visible(text: str, wanted: str = "") -> Markup:
 
     Occurrences of `wanted` are highlighted regardless of case, unless it is a single character.
     """
-    if len(wanted) < _LEAST_MARKED_CHARS:
+    if len(wanted) < _MIN_MARKED_CHARS:
         return _escaped(text)
     pieces, done = [], 0
     for match in re.finditer(re.escape(wanted), text, re.IGNORECASE):
@@ -28,10 +28,10 @@ def visible(text: str, wanted: str = "") -> Markup:
 
 
 def _escaped(text: str) -> Markup:
-    parts = (_ESCAPES.format(part) if is_escape else escape(part) for part, is_escape in harmless_parts(text))
+    parts = (_ESCAPES.format(part) if is_escape else escape(part) for part, is_escape in sanitized_parts(text))
     return Markup("").join(parts)
 
 
 def printed(value: object) -> object:
     """Return what a template prints by default: markup unchanged, everything else sanitized."""
-    return value if isinstance(value, Markup) else harmless(str(value))
+    return value if isinstance(value, Markup) else sanitize(str(value))

@@ -11,22 +11,22 @@ import orjson
 from treadle.core.errors import TreadleError
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
-from treadle.viewer.index import Found, Value, neighbours
-from treadle.viewer.lineage_links import Kin
-from treadle.viewer.reading import Trajectory, read_segments
-from treadle.viewer.segments import course_of, pieces_of
+from treadle.viewer.index import FilterValue, SelectionResult, neighbours
+from treadle.viewer.lineage_callbacks import LineageCallbacks
+from treadle.viewer.reading import LoadedTrajectory, read_segments
+from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
 from treadle.viewer.verdicts import STYLES, reward_of, verdict_of
 from treadle.web.record.run_entries import RunEntries
 
 _SHOWN_VALUES = 8
-_SHOWN_KIN = 60
+_MAX_SHOWN_RELATED = 60
 _QUESTION_CHARS = 6000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Trajectory in a list."""
+class ListedTrajectory:
+    """LoadedTrajectory in a list."""
 
     facts: Mapping[str, Any]
     question: str
@@ -38,21 +38,21 @@ class Line:
         return STYLES[self.facts["verdict"]]
 
 
-class Group(NamedTuple):
+class FilterGroup(NamedTuple):
     """Filter with its values."""
 
     name: str
     heading: str
-    shown: list[Value]
-    more: list[Value]
+    shown: list[FilterValue]
+    more: list[FilterValue]
     """Less frequent values, collapsed at first."""
 
 
 class Pages:
     """Builder of page values; keeps no state of the run."""
 
-    def __init__(self, kin: Kin) -> None:
-        self._kin = kin
+    def __init__(self, lineage_callbacks: LineageCallbacks) -> None:
+        self._lineage_callbacks = lineage_callbacks
 
     def overview(self, snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
         """Return the values of the list page."""
@@ -65,13 +65,13 @@ class Pages:
             "groups": _groups(found),
             "lines": _lines(snapshot, snapshot.index.page(found, page)),
             "chosen": [(FILTERS[name], name, value) for name, value in selection.pairs() if name in FILTERS],
-            "asked": snapshot.questions.beginnings.get(selection.question, selection.question),
+            "asked": snapshot.questions.previews.get(selection.question, selection.question),
             "sorts": SORTS,
             "num_pages": found.num_pages,
             "pages": _page_numbers(page, found.num_pages),
         }
 
-    def trajectory(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+    def trajectory(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
         """Return the values of the page of one trajectory."""
         targets = one.targets
         pieces = pieces_of(one.segments, one.calls, targets, _addresses(snapshot, one))
@@ -79,7 +79,7 @@ class Pages:
             **self._frame(snapshot, one, selection),
             "pieces": pieces,
             "num_left_out": len(one.segments) - len(pieces),
-            "course": course_of(pieces),
+            "timeline": timeline_of(pieces),
             "verdict": verdict_of(one),
             "reward": reward_of(one),
             "facts": _facts(one),
@@ -91,24 +91,24 @@ class Pages:
             **_same_question(snapshot, one),
         }
 
-    def changes(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+    def changes(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
         """Return the values of the page with the difference from the parent."""
         parent = read_segments(snapshot, one.facts["instance"], one.facts["parent"]) if one.facts["parent"] else None
-        found = difference(self._kin, parent, one.segments) if parent is not None else None
+        found = difference(self._lineage_callbacks, parent, one.segments) if parent is not None else None
         return {**self._frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
 
-    def lineage(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+    def lineage(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
         """Return the values of the lineage page: source steps and the tree of the question."""
         key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
         steps: Sequence[Mapping[str, Any]] = ()
         problem = None
         try:
-            steps = self._kin.trace_back(snapshot.run, key)
+            steps = self._lineage_callbacks.trace_back(snapshot.run, key)
         except TreadleError as error:  # A table on the way may be damaged; the trajectory itself can still be shown.
             problem = str(error)
         return {**self._frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
 
-    def _frame(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+    def _frame(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
         """Return the values that all pages of a trajectory share."""
         index, found = snapshot.index, snapshot.index.find(selection)
         before, after, place = neighbours(found, one.number)
@@ -127,14 +127,14 @@ class Pages:
             "place": place,
             "num_found": len(found.rows),
             "parents": _lines(snapshot, index.rows(parents)),
-            "children": _kin_lines(snapshot, index.children(instance, one.facts["key"])),
+            "children": _related_lines(snapshot, index.children(instance, one.facts["key"])),
         }
 
 
 _PLAIN_STYLES = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("no verdict", "unknown")}
 
 
-def _groups(found: Found) -> list[Group]:
+def _groups(found: SelectionResult) -> list[FilterGroup]:
     """Return the filters that have several values or are set."""
     groups = []
     for name, heading in FILTERS.items():
@@ -143,21 +143,21 @@ def _groups(found: Found) -> list[Group]:
         if len(values) < 2 and not chosen:
             continue
         shown = [value for place, value in enumerate(values) if place < _SHOWN_VALUES or value.is_chosen]
-        groups.append(Group(name, heading, shown, [value for value in values if value not in shown]))
+        groups.append(FilterGroup(name, heading, shown, [value for value in values if value not in shown]))
     return groups
 
 
-def _lines(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
-    beginnings = snapshot.questions.beginnings
-    return [Line(row, beginnings.get(row["question_key"], "")) for row in rows]
+def _lines(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]]) -> list[ListedTrajectory]:
+    previews = snapshot.questions.previews
+    return [ListedTrajectory(row, previews.get(row["question_key"], "")) for row in rows]
 
 
-def _kin_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
+def _related_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
     """Return the first of these trajectories, and their total number."""
-    return {"num": len(numbers), "lines": _lines(snapshot, snapshot.index.rows(numbers[:_SHOWN_KIN]))}
+    return {"num": len(numbers), "lines": _lines(snapshot, snapshot.index.rows(numbers[:_MAX_SHOWN_RELATED]))}
 
 
-def _same_question(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
+def _same_question(snapshot: Snapshot, one: LoadedTrajectory) -> dict[str, Any]:
     """Return other trajectories of the same question, without the parent and the children."""
     index, instance, question = snapshot.index, one.facts["instance"], one.facts["question_key"]
     near = {one.number, index.number(instance, one.facts["parent"]), *index.children(instance, one.facts["key"])}
@@ -165,8 +165,8 @@ def _same_question(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
     start = index.starts[instance]
     inside = range(start, start + len(snapshot.parts[instance].facts))
     return {
-        "siblings": _kin_lines(snapshot, [number for number in others if number in inside]),
-        "elsewhere": _kin_lines(snapshot, [number for number in others if number not in inside]),
+        "siblings": _related_lines(snapshot, [number for number in others if number in inside]),
+        "elsewhere": _related_lines(snapshot, [number for number in others if number not in inside]),
         "of_question": Selection(question=question),
     }
 
@@ -181,7 +181,7 @@ def _page_numbers(page: int, num_pages: int) -> list[int]:
     return numbers
 
 
-def _facts(one: Trajectory) -> list[tuple[str, str]]:
+def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
     """Return names and values, the most important ones first."""
     facts, row = one.facts, one.row
     found: list[tuple[str, Any]] = [
@@ -197,7 +197,7 @@ def _facts(one: Trajectory) -> list[tuple[str, str]]:
         ("prompt tokens", row.get("prompt_tokens")),
         ("all tokens", row.get("total_tokens")),
         ("branches before", row.get("branch_depth")),
-        ("fine-tuning", facts["fate"].replace("_", " ")),
+        ("fine-tuning", facts["sft_outcome"].replace("_", " ")),
     ]
     if "usage" in row:
         found += [(f"tokens of {role}", _used(used)) for role, used in orjson.loads(row["usage"]).items()]
@@ -215,7 +215,7 @@ def _facts(one: Trajectory) -> list[tuple[str, str]]:
     return [(name, value) for name, value in shown if value]
 
 
-def _addresses(snapshot: Snapshot, one: Trajectory) -> dict[str, str]:
+def _addresses(snapshot: Snapshot, one: LoadedTrajectory) -> dict[str, str]:
     """Map keys of the web entries that the trajectory used to their URLs."""
     keys = [key for call in one.calls for key in call.get("sources", ())]
     if not keys:
@@ -224,7 +224,7 @@ def _addresses(snapshot: Snapshot, one: Trajectory) -> dict[str, str]:
         return entries.addresses(keys)
 
 
-def _calls(one: Trajectory) -> str:
+def _calls(one: LoadedTrajectory) -> str:
     facts, row = one.facts, one.row
     parts = [f"{facts['calls']:,}"]
     refused = row.get("calls_requested", 0) - row.get("calls_executed", 0)
@@ -233,7 +233,7 @@ def _calls(one: Trajectory) -> str:
     return ", ".join(parts)
 
 
-def _operator(one: Trajectory) -> str:
+def _operator(one: LoadedTrajectory) -> str:
     facts = one.facts
     if one.kind != "pools":
         return str(facts["operator"]).replace("_", " ")

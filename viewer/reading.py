@@ -11,11 +11,11 @@ import orjson
 
 from treadle.core.schemas import SCORES
 from treadle.viewer.catalogue import Snapshot
-from treadle.viewer.parts import Part
+from treadle.viewer.instance_parts import InstancePart
 from treadle.viewer.segments import segments_of_text
-from treadle.viewer.tables import told
+from treadle.viewer.tables import collect_problem
 
-_NO_LOSS = -100
+_IGNORE_INDEX = -100
 _AGENT = (
     "segments", "tool_calls", "error", "num_turns", "calls_requested", "calls_executed", "failed_calls",
     "prompt_tokens", "completion_tokens", "seed", "environment_digest", "tokenizer_digest",
@@ -33,7 +33,7 @@ _ROW = ("labels", "num_prompt_tokens", "num_tokens", "num_target_tokens", "repai
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
+class LoadedTrajectory:
     """A stored trajectory, joined with the other tables that refer to it."""
 
     number: int
@@ -65,11 +65,11 @@ class Trajectory:
         """
         if self.sft_row is None or self.sft_row["repaired"] or not self.sft_row["labels"]:
             return None
-        mask: np.ndarray = np.array(self.sft_row["labels"][self.sft_row["num_prompt_tokens"] :]) != _NO_LOSS
+        mask: np.ndarray = np.array(self.sft_row["labels"][self.sft_row["num_prompt_tokens"] :]) != _IGNORE_INDEX
         return mask
 
 
-def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory | None:
+def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajectory | None:
     """Return a trajectory of an instance, or None if there is none.
 
     Raise ArtifactError if it cannot be read. Related data that cannot be read is left out and listed in `problems`.
@@ -82,13 +82,13 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory |
     row = part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name])
     question = score = sft_row = None
     problems: list[str] = []
-    with told(problems):
+    with collect_problem(problems):
         question = snapshot.questions.row(facts["question_key"])
-    with told(problems):
+    with collect_problem(problems):
         score = joined.scores.row(key, SCORES.schema.names) if joined.scores else None
-    with told(problems):
+    with collect_problem(problems):
         sft_row = joined.sft_rows.row(key, _ROW) if joined.sft_rows else None
-    one = Trajectory(
+    one = LoadedTrajectory(
         number=number,
         kind=part.kind_name,
         facts=facts,
@@ -100,12 +100,12 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory |
         sft_row=sft_row,
         problems=problems,
     )
-    with told(problems):
+    with collect_problem(problems):
         one = replace(one, judgements=_judgements(snapshot, part, one))
     return one
 
 
-def _judgements(snapshot: Snapshot, part: Part, one: Trajectory) -> list[dict[str, Any]]:
+def _judgements(snapshot: Snapshot, part: InstancePart, one: LoadedTrajectory) -> list[dict[str, Any]]:
     """Return the judgements of a trajectory, or of the first identical one of the same question.
 
     A judge is asked once per distinct input (an answer, or all segments); the row names the first trajectory with it.
@@ -113,17 +113,19 @@ def _judgements(snapshot: Snapshot, part: Part, one: Trajectory) -> list[dict[st
     if part.joined.judgements is None or one.score is None:
         return []
     rows = part.joined.judgements.rows(one.facts["question_key"], _JUDGEMENT)
-    about_answer = [
+    answer_judgements = [
         row for row in rows if row["kind"] == "correctness" and row["prediction"] == one.score["prediction"]
     ]
-    about_calls = (
+    call_judgements = (
         [row for row in rows if row["kind"] == "redundancy"] if one.score["votes_abstained"] is not None else []
     )
-    own = [row for row in about_calls if row["rollout_key"] == one.facts["key"]]
-    return about_answer + (own or [row for row in about_calls if _is_like(snapshot, one, row["rollout_key"])])
+    own = [row for row in call_judgements if row["rollout_key"] == one.facts["key"]]
+    return answer_judgements + (
+        own or [row for row in call_judgements if _has_same_input(snapshot, one, row["rollout_key"])]
+    )
 
 
-def _is_like(snapshot: Snapshot, one: Trajectory, key: str) -> bool:
+def _has_same_input(snapshot: Snapshot, one: LoadedTrajectory, key: str) -> bool:
     """Return whether another trajectory of the instance gives a judge the same input."""
     other = read_segments(snapshot, one.facts["instance"], key)
     return other is not None and _shown(other) == _shown(one.segments)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treadle.viewer.index import Index
-from treadle.viewer.parts import Part, Questions
+from treadle.viewer.instance_parts import InstancePart, QuestionTables
 
-_KEPT_TEXTS = 16
+_MAX_CACHED_TEXTS = 16
 
 
 class TextSearch:
@@ -24,7 +24,7 @@ class TextSearch:
         """Text -> digest of a table -> mask of its rows that contain the text."""
         self._lock = threading.Lock()
 
-    def mask(self, parts: Sequence[Part], questions: Questions, index: Index, text: str) -> np.ndarray:
+    def mask(self, parts: Sequence[InstancePart], questions: QuestionTables, index: Index, text: str) -> np.ndarray:
         """Return a mask of rows whose question or trajectory contains a text, or whose key starts with it.
 
         Raise ArtifactError if a table cannot be read.
@@ -35,25 +35,25 @@ class TextSearch:
         with self._lock:
             found = self._masks.pop(text, {})
             self._masks[text] = {digest: found[digest] for part in parts if (digest := _digest(part)) in found}
-            while len(self._masks) > _KEPT_TEXTS:
+            while len(self._masks) > _MAX_CACHED_TEXTS:
                 self._masks.popitem(last=False)
             for part in parts:
                 start = index.starts[part.instance]
                 mask[start : start + len(part.facts)] |= self._part_mask(part, text)
         return mask
 
-    def _part_mask(self, part: Part, text: str) -> np.ndarray:
+    def _part_mask(self, part: InstancePart, text: str) -> np.ndarray:
         masks = self._masks[text]
         if _digest(part) not in masks:
             masks[_digest(part)] = _rows_with(part, text)
         return masks[_digest(part)]
 
 
-def _digest(part: Part) -> str:
+def _digest(part: InstancePart) -> str:
     return part.table.reader.digest
 
 
-def _rows_with(part: Part, text: str) -> np.ndarray:
+def _rows_with(part: InstancePart, text: str) -> np.ndarray:
     found = [
         pc.match_substring(table[part.kind.text], text, ignore_case=True).to_numpy()
         for _, table in part.table.reader.row_groups([part.kind.text])
@@ -61,7 +61,7 @@ def _rows_with(part: Part, text: str) -> np.ndarray:
     return np.concatenate([np.zeros(0, bool), *found])
 
 
-def _questions_with(questions: Questions, text: str) -> pa.Array:
+def _questions_with(questions: QuestionTables, text: str) -> pa.Array:
     found = [
         table.keys.filter(pc.match_substring(table.facts["question"], text, ignore_case=True))
         for table in questions.tables

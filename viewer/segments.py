@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, tokenise
+from treadle.agent.dialect import RESULT, TOOL_DIALECT, tokenise
 from treadle.web.record.run_entries import shown_sources
 
 KNOWN_KINDS = ("think", "search", "python", "result", "answer", "text")
@@ -19,12 +19,12 @@ _PAGE_PIECES = 5_000
 _BRIEF_CHARS = 400
 _PREVIEW_CHARS = 160
 
-Segment = Mapping[str, Any]
+SegmentRow = Mapping[str, Any]
 """Dict with kind, text, start and end. The last two index token ids, and are equal if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ShownSegment:
     """A segment prepared for display."""
 
     place: int
@@ -74,11 +74,11 @@ def segments_of_text(text: str) -> list[dict[str, Any]]:
 
 
 def pieces_of(
-    segments: Sequence[Segment],
+    segments: Sequence[SegmentRow],
     calls: Sequence[Mapping[str, Any]] = (),
     targets: np.ndarray | None = None,
     addresses: Mapping[str, str] = MappingProxyType({}),
-) -> list[Piece]:
+) -> list[ShownSegment]:
     """Return the pieces of a trajectory, at most 5,000: larger pages are slow to render and to read.
 
     Args:
@@ -99,7 +99,7 @@ def pieces_of(
         call = outcomes.get(place, {})
         start, end = segment["start"], segment["end"]
         pieces.append(
-            Piece(
+            ShownSegment(
                 place=place,
                 kind=segment["kind"],
                 text=text,
@@ -117,18 +117,18 @@ def pieces_of(
     return pieces
 
 
-def without_markers(segment: Segment) -> tuple[str, bool]:
+def without_markers(segment: SegmentRow) -> tuple[str, bool]:
     """Return the text between a segment's markers, and whether the closing marker is missing."""
     kind, text = segment["kind"], segment["text"].strip()
-    if kind not in TOOL_PROTOCOL.by_name:
+    if kind not in TOOL_DIALECT.by_name:
         return segment["text"].strip("\n"), False
-    tag = TOOL_PROTOCOL.by_name[kind]
+    tag = TOOL_DIALECT.by_name[kind]
     inner = text.removeprefix(tag.opening)
     is_closed = inner.endswith(tag.closing)
     return inner.removesuffix(tag.closing).strip("\n"), not is_closed
 
 
-def _outcomes(segments: Sequence[Segment], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+def _outcomes(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """Map the index of a segment to the ledger entry of the call in it."""
     places = [place for place, segment in enumerate(segments) if _is_call(segment)]
     if [segments[place]["kind"] for place in places] != [call["tool"] for call in calls]:
@@ -136,8 +136,8 @@ def _outcomes(segments: Sequence[Segment], calls: Sequence[Mapping[str, Any]]) -
     return dict(zip(places, calls, strict=True))
 
 
-def _is_call(segment: Segment) -> bool:
-    tag = TOOL_PROTOCOL.by_name.get(segment["kind"])
+def _is_call(segment: SegmentRow) -> bool:
+    tag = TOOL_DIALECT.by_name.get(segment["kind"])
     return tag is not None and tag.is_tool and segment["text"].rstrip().endswith(tag.closing)
 
 
@@ -147,7 +147,7 @@ def _preview(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Span:
     """Extent of a piece in the picture of the trajectory's course, in thousandths."""
 
     style: str
@@ -155,7 +155,7 @@ class Stretch:
     width: float
 
 
-def course_of(pieces: Iterable[Piece]) -> list[Stretch]:
+def timeline_of(pieces: Iterable[ShownSegment]) -> list[Span]:
     """Lay out pieces in a row with widths proportional to their length, and a minimum width for short ones."""
     shown = list(pieces)
     sizes = np.array([max(piece.num_tokens or piece.num_chars / 4, 1) for piece in shown], float)
@@ -163,6 +163,6 @@ def course_of(pieces: Iterable[Piece]) -> list[Stretch]:
     widths *= 1000 / max(widths.sum(), 1e-9)
     starts = np.cumsum(widths) - widths
     return [
-        Stretch(piece.style, round(start, 1), round(width, 1))
+        Span(piece.style, round(start, 1), round(width, 1))
         for piece, start, width in zip(shown, starts.tolist(), widths.tolist(), strict=True)
     ]

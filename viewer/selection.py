@@ -14,7 +14,7 @@ FILTERS: Mapping[str, str] = {
     "model": "Model",
     "operator": "Operator",
     "tools": "Tool calls",
-    "fate": "Fine-tuning",
+    "sft_outcome": "Fine-tuning",
 }
 """Filter columns with their headings, in the order of the page."""
 
@@ -22,8 +22,8 @@ SORTS: Mapping[str, str] = {"score": "score", "calls": "calls", "tokens": "token
 """Sort columns with their names."""
 
 PAGE_ROWS = 50
-_MOST_CHARS = 1000
-_MOST_VALUES = 1000
+_MAX_CHARS = 1000
+_MAX_VALUES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class Selection:
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> Selection:
         """Parse the query parameters of a URL. Unknown names and invalid numbers are ignored."""
-        given = list(pairs)[:_MOST_VALUES]
+        given = list(pairs)[:_MAX_VALUES]
         single = {name: value for name, value in given if name in ("q", "question", "sort", "page")}
         chosen = {name: frozenset(value for other, value in given if other == name) for name in FILTERS}
         page = single.get("page", "")
         sort = single.get("sort", "")
         return cls(
             filters={name: values for name, values in chosen.items() if values},
-            text=single.get("q", "").strip()[:_MOST_CHARS],
-            question=single.get("question", "")[:_MOST_CHARS],
+            text=single.get("q", "").strip()[:_MAX_CHARS],
+            question=single.get("question", "")[:_MAX_CHARS],
             sort=sort if sort.removeprefix("-") in SORTS else "",
             page=max(int(page), 1) if page.isascii() and page.isdecimal() and len(page) < 10 else 1,
         )

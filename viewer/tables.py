@@ -17,11 +17,11 @@ from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.schemas import TABLES
 from treadle.core.store.artifact_reader import ArtifactReader
 
-_KEPT_BYTES = 256 * 1024 * 1024
+_MAX_CACHED_BYTES = 256 * 1024 * 1024
 
 
 @contextlib.contextmanager
-def told(problems: list[str]) -> Iterator[None]:
+def collect_problem(problems: list[str]) -> Iterator[None]:
     """Append an error about one table to `problems`, so that the others can still be shown."""
     try:
         yield
@@ -29,7 +29,7 @@ def told(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-class Groups:
+class RowGroupCache:
     """LRU cache of row groups: up to 256 MiB, but at least one."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Groups:
         table = reader.row_group(place, columns)
         with self._lock:
             self._tables[key] = table
-            while len(self._tables) > 1 and sum(one.nbytes for one in self._tables.values()) > _KEPT_BYTES:
+            while len(self._tables) > 1 and sum(one.nbytes for one in self._tables.values()) > _MAX_CACHED_BYTES:
                 self._tables.popitem(last=False)
         return table
 
@@ -54,7 +54,7 @@ class Groups:
 class StoredTable:
     """A committed table with rows addressed by number, from 0."""
 
-    def __init__(self, reader: ArtifactReader, groups: Groups) -> None:
+    def __init__(self, reader: ArtifactReader, groups: RowGroupCache) -> None:
         self.reader = reader
         self._groups = groups
         self._places: list[tuple[str, int]] = []
@@ -87,7 +87,7 @@ class StoredTable:
 class KeyedTable:
     """A committed table with rows found by the value of one column, usually its key."""
 
-    def __init__(self, reader: ArtifactReader, key: str, groups: Groups, columns: Sequence[str] = ()) -> None:
+    def __init__(self, reader: ArtifactReader, key: str, groups: RowGroupCache, columns: Sequence[str] = ()) -> None:
         """Read the key column and `columns` into memory. Raise ArtifactError."""
         self.digest = reader.digest
         self._stored = StoredTable(reader, groups)

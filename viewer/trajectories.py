@@ -36,7 +36,7 @@ FACTS = pa.schema(
     [
         ("key", pa.string()), ("instance", pa.string()), ("question_key", pa.string()), ("dataset", pa.string()),
         ("model", pa.string()), ("status", pa.string()), ("operator", pa.string()), ("verdict", pa.string()),
-        ("fate", pa.string()), ("tools", pa.int32()), ("score", pa.float64()), ("calls", pa.int32()),
+        ("sft_outcome", pa.string()), ("tools", pa.int32()), ("score", pa.float64()), ("calls", pa.int32()),
         ("failed_calls", pa.int32()), ("tokens", pa.int64()), ("round", pa.int32()), ("sample", pa.int32()),
         ("parent", pa.string()),
     ]
@@ -53,7 +53,7 @@ _TRAINING = (
 )  # fmt: skip
 
 
-class Joined(NamedTuple):
+class JoinedTables(NamedTuple):
     """Further tables about the trajectories of an instance; None if missing."""
 
     scores: KeyedTable | None = None
@@ -68,21 +68,21 @@ class Joined(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrajectoryTable:
     """A kind of trajectory table: columns that the list needs, text column, and conversion to `FACTS`."""
 
     columns: tuple[str, ...]
     text: str
-    facts: Callable[[pa.Table, Joined], Mapping[str, Any]]
+    facts: Callable[[pa.Table, JoinedTables], Mapping[str, Any]]
 
 
-def facts_of(kind: Kind, table: pa.Table, instance: str, joined: Joined) -> pa.Table:
+def facts_of(kind: TrajectoryTable, table: pa.Table, instance: str, joined: JoinedTables) -> pa.Table:
     """Convert the rows of a table of trajectories to `FACTS`."""
     columns = {"instance": pa.repeat(instance, table.num_rows), **kind.facts(table, joined)}
     return pa.table({name: columns[name] for name in FACTS.names}).cast(FACTS)
 
 
-def _rollouts(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
+def _rollouts(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
     facts, scores = _made_by_agent(table), joined.scores
     if scores is None:
         return facts | {"verdict": _all(NOT_JUDGED, table), "score": pa.nulls(len(table), pa.float64())}
@@ -92,16 +92,20 @@ def _rollouts(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
     return facts | {"verdict": verdict, "score": scores.facts["score"].take(places)}
 
 
-def _pools(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
-    fate = pa.nulls(len(table), pa.string())
+def _pools(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
+    sft_outcome = pa.nulls(len(table), pa.string())
     if joined.sft_rejections is not None:
         rejected = joined.sft_rejections
-        fate = rejected.facts["reason"].take(pc.index_in(table["rollout_key"], rejected.keys))
+        sft_outcome = rejected.facts["reason"].take(pc.index_in(table["rollout_key"], rejected.keys))
     if joined.sft_rows is not None:
         taken = pc.is_in(table["rollout_key"], joined.sft_rows.keys)
-        fate = pc.if_else(taken, FINE_TUNING_ROW, fate)
-        fate = pc.fill_null(fate, NOT_SEEN)
-    more = {"verdict": _verdict(table["correct"]), "score": table["score"], "fate": pc.fill_null(fate, "")}
+        sft_outcome = pc.if_else(taken, FINE_TUNING_ROW, sft_outcome)
+        sft_outcome = pc.fill_null(sft_outcome, NOT_SEEN)
+    more = {
+        "verdict": _verdict(table["correct"]),
+        "score": table["score"],
+        "sft_outcome": pc.fill_null(sft_outcome, ""),
+    }
     return _made_by_agent(table) | more
 
 
@@ -114,7 +118,8 @@ def _made_by_agent(table: pa.Table) -> dict[str, Any]:
     bits[told] = [_outcome_bits(ledger) for ledger in ledgers]
     return {
         "key": table["rollout_key"], "question_key": table["question_key"], "dataset": table["dataset"],
-        "model": table["model"], "status": table["status"], "operator": table["operator"], "fate": _all("", table),
+        "model": table["model"], "status": table["status"], "operator": table["operator"],
+        "sft_outcome": _all("", table),
         "tools": bits, "calls": table["calls_requested"], "failed_calls": table["failed_calls"],
         "tokens": table["completion_tokens"], "round": table["round"], "sample": table["sample_index"],
         "parent": pc.binary_join(pc.list_slice(table["parents"], 0, 1), ""),
@@ -128,7 +133,7 @@ def _outcome_bits(ledger: str) -> int:
     return bits or _FAILED
 
 
-def _training(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
+def _training(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
     step, session, parent = (pc.cast(table[name], pa.string()) for name in ("step", "session", "branch_parent"))
     calls, failed = table["tool_calls"].to_numpy(), table["tool_failures"].to_numpy()
     bits = np.where(calls == 0, _NO_CALLS, np.where(failed > 0, _FAILED, _ALL_WELL)).astype(np.int32)
@@ -141,7 +146,7 @@ def _training(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
         "key": pc.binary_join_element_wise(step, session, table["group"], "."),
         "question_key": table["question_key"], "dataset": table["dataset"], "model": _all(IN_TRAINING, table),
         "status": table["finish"], "operator": pc.if_else(pc.is_valid(parent), "branch", "rollout"),
-        "verdict": verdict, "fate": _all("", table), "tools": bits, "score": table["reward"],
+        "verdict": verdict, "sft_outcome": _all("", table), "tools": bits, "score": table["reward"],
         "calls": table["tool_calls"], "failed_calls": table["tool_failures"],
         "tokens": table["model_tokens"], "round": table["step"],
         "sample": table["session"],
@@ -157,8 +162,8 @@ def _all(value: str, table: pa.Table) -> pa.Array:
     return pa.repeat(value, table.num_rows)
 
 
-KINDS: Mapping[str, Kind] = {
-    "rollouts": Kind(_AGENT, "text", _rollouts),
-    "pools": Kind((*_AGENT, "correct", "score"), "text", _pools),
-    "rl_rollouts": Kind(_TRAINING, "output", _training),
+KINDS: Mapping[str, TrajectoryTable] = {
+    "rollouts": TrajectoryTable(_AGENT, "text", _rollouts),
+    "pools": TrajectoryTable((*_AGENT, "correct", "score"), "text", _pools),
+    "rl_rollouts": TrajectoryTable(_TRAINING, "output", _training),
 }

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from treadle.viewer.reading import Trajectory
+from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.trajectories import NO_VERDICT, NOT_JUDGED, PARTLY, RIGHT, WRONG
 
 STYLES = {RIGHT: "right", WRONG: "wrong", PARTLY: "partly", NO_VERDICT: "unknown", NOT_JUDGED: "unknown"}
 _JUDGED = {True: RIGHT, False: WRONG, None: NO_VERDICT}
 
 
-class Said(NamedTuple):
+class JudgeReply(NamedTuple):
     """Reply of one judge."""
 
     judge: str
@@ -27,8 +27,8 @@ class Said(NamedTuple):
     """Reason for a missing verdict."""
 
 
-class Votes(NamedTuple):
-    """Votes on whether the trajectory has redundant calls."""
+class ShownVotes(NamedTuple):
+    """ShownVotes on whether the trajectory has redundant calls."""
 
     yes: int
     no: int
@@ -41,7 +41,7 @@ class Votes(NamedTuple):
     """Reason if fewer votes were requested than configured."""
 
 
-class Measure(NamedTuple):
+class NamedFigure(NamedTuple):
     """A named figure; None without a value."""
 
     name: str
@@ -49,17 +49,17 @@ class Measure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Verdict on a trajectory."""
+class ShownVerdict:
+    """ShownVerdict on a trajectory."""
 
     word: str
     by: str
     """What decided; empty if nothing did."""
     prediction: str
     """Predicted answer; empty if there is none."""
-    measures: list[Measure]
-    said: list[Said] = field(default_factory=list)
-    votes: Votes | None = None
+    measures: list[NamedFigure]
+    said: list[JudgeReply] = field(default_factory=list)
+    votes: ShownVotes | None = None
     error: str | None = None
 
     @property
@@ -68,38 +68,38 @@ class Verdict:
         return STYLES[self.word]
 
 
-def verdict_of(one: Trajectory) -> Verdict:
+def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
     """Return the verdict from `scores`, from the row of a pool, or from the reward."""
     word = one.facts["verdict"]
     if one.kind == "rl_rollouts":
-        measures = [Measure("correctness", one.row["correctness"])]
-        return Verdict(word=word, by="reward", prediction=one.row["prediction"], measures=measures)
+        measures = [NamedFigure("correctness", one.row["correctness"])]
+        return ShownVerdict(word=word, by="reward", prediction=one.row["prediction"], measures=measures)
     if one.kind == "pools":
         judge = orjson.loads(one.row["judge"])
-        said = [Said("judge", word, judge.get("method", ""), _replies(judge))] if judge.get("raw") else []
-        return Verdict(
+        said = [JudgeReply("judge", word, judge.get("method", ""), _replies(judge))] if judge.get("raw") else []
+        return ShownVerdict(
             word=word,
             by=judge.get("method", ""),
             prediction=one.row["prediction"],
-            measures=[Measure("score", one.row["score"])],
+            measures=[NamedFigure("score", one.row["score"])],
             said=said,
             error=judge.get("error"),
         )
     if one.score is None:
-        return Verdict(word=word, by="", prediction="", measures=[])
+        return ShownVerdict(word=word, by="", prediction="", measures=[])
     return _scored(word, one.score, one.judgements)
 
 
-def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> Verdict:
+def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownVerdict:
     judges = orjson.loads(row.get("judges") or "{}")
     errors = {one["judge"]: one["error"] for one in judgements if one["kind"] == "correctness"}
-    return Verdict(
+    return ShownVerdict(
         word=word,
         by=row["scorer"],
         prediction=row["prediction"],
-        measures=[Measure(name, row[name]) for name in ("score", "em", "acc", "f1", "efficiency")],
+        measures=[NamedFigure(name, row[name]) for name in ("score", "em", "acc", "f1", "efficiency")],
         said=[
-            Said(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
+            JudgeReply(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
             for name, said in judges.items()
         ],
         votes=_votes(row, judgements),
@@ -107,20 +107,20 @@ def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str,
     )
 
 
-def _votes(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> Votes | None:
+def _votes(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownVotes | None:
     """Return the votes, or None if no model voted."""
     yes, no, abstained = (row.get(name) for name in ("votes_yes", "votes_no", "votes_abstained"))
     if yes is None or no is None or abstained is None:
         return None
     cast: Mapping[str, Any] = next((one for one in judgements if one["kind"] == "redundancy"), {})
-    return Votes(yes, no, abstained, cast.get("judge", ""), cast.get("replies", []), cast.get("error"))
+    return ShownVotes(yes, no, abstained, cast.get("judge", ""), cast.get("replies", []), cast.get("error"))
 
 
 def _replies(said: Mapping[str, Any]) -> list[str]:
     return [str(reply) for reply in said.get("raw") or ()]
 
 
-class Factor(NamedTuple):
+class RewardFactor(NamedTuple):
     """A factor or term of a reward."""
 
     name: str
@@ -128,7 +128,7 @@ class Factor(NamedTuple):
     meaning: str
 
 
-def reward_of(one: Trajectory) -> Sequence[Factor]:
+def reward_of(one: LoadedTrajectory) -> Sequence[RewardFactor]:
     """Return the parts of a reward, `reward = correctness * calls * length + format`; empty without a reward."""
     if one.kind != "rl_rollouts":
         return ()
@@ -136,12 +136,12 @@ def reward_of(one: Trajectory) -> Sequence[Factor]:
     parts = (
         ("reward", "reward", "correctness × calls × length + format"),
         ("correctness", "correctness", "of the answer"),
-        ("calls", "f_tool", _against(one.facts["calls"], row["tool_mean"], "call")),
-        ("length", "f_len", _against(one.facts["tokens"], row["length_mean"], "token")),
+        ("calls", "f_tool", _compared_with_mean(one.facts["calls"], row["tool_mean"], "call")),
+        ("length", "f_len", _compared_with_mean(one.facts["tokens"], row["length_mean"], "token")),
         ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "nothing broken"),
     )
-    return [Factor(name, row[column], meaning) for name, column, meaning in parts]
+    return [RewardFactor(name, row[column], meaning) for name, column, meaning in parts]
 
 
-def _against(value: int, mean: float | None, unit: str) -> str:
+def _compared_with_mean(value: int, mean: float | None, unit: str) -> str:
     return f"{value:,} {unit}{'' if value == 1 else 's'}" + ("" if mean is None else f", mean of its group {mean:,.1f}")

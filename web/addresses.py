@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Iterable
 
-from treadle.web.once import warn_once
+from treadle.web.log_once import warn_once
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +57,12 @@ _REFUSED_V6 = tuple(
 )
 _ISATAP, _ISATAP_MASK = 0x00005EFE, 0xFDFFFFFF
 """Third 32-bit word of ISATAP addresses, in any network; their last word is an IPv4 address (RFC 5214)."""
-_NOBODYS: dict[int, ipaddress.IPv4Address | ipaddress.IPv6Address] = {
+_UNASSIGNED: dict[int, ipaddress.IPv4Address | ipaddress.IPv6Address] = {
     4: ipaddress.IPv4Address("192.0.2.1"),
     6: ipaddress.IPv6Address("2001:db8::1"),
 }
 """Documentation addresses, which no machine has."""
-_TELLING = {
+_SENSITIVE_NETWORKS = {
     "this machine": (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
     "the metadata of clouds": (
         ipaddress.ip_network("169.254.169.254/32"),
@@ -87,7 +87,7 @@ class AddressRule:
         self._allowed = tuple(allowed)
         reached = [
             what
-            for what, networks in _TELLING.items()
+            for what, networks in _SENSITIVE_NETWORKS.items()
             if any(_overlap(network, other) for network in networks for other in self._allowed)
         ]
         if reached:
@@ -109,7 +109,7 @@ class AddressRule:
             raise BlockedAddress(f"{found} is not a public address")
         if port not in PORTS:
             raise BlockedAddress(f"port {port} of {found} is none of {', '.join(map(str, sorted(PORTS)))}")
-        if _is_own(found):
+        if _is_this_machine(found):
             raise BlockedAddress(f"{found} is an address of this machine")
 
 
@@ -122,10 +122,10 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_global and address in _GLOBAL_V6 and not any(address in network for network in _REFUSED_V6)
 
 
-def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_this_machine(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Return whether an address belongs to this machine, whose services may trust local connections."""
     # If the kernel lets sockets bind to foreign addresses, a successful bind shows nothing.
-    return _can_be_bound(address) and not _can_be_bound(_NOBODYS[address.version])
+    return _can_be_bound(address) and not _can_be_bound(_UNASSIGNED[address.version])
 
 
 def _can_be_bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -136,8 +136,8 @@ class FetchSettings(Section):
         return value
 
 
-_AGES = ("max_age_days", "failure_max_age_hours")
-_ASKING = ("provider", "page_timeout_s", "max_page_bytes")
+_AGE_KEYS = ("max_age_days", "failure_max_age_hours")
+_REQUEST_KEYS = ("provider", "page_timeout_s", "max_page_bytes")
 """Keys that only matter if the web is requested, so not in a replay."""
 
 
@@ -186,7 +186,7 @@ class WebSettings(Section):
 
     @field_validator("recorded_in")
     @classmethod
-    def _whole_path(cls, value: Path | None) -> Path | None:
+    def _resolve_path(cls, value: Path | None) -> Path | None:
         # A run is inspected and resumed from other folders, with the configuration that it stores.
         return value if value is None or is_object_store(value) else value.expanduser().absolute()
 
@@ -199,17 +199,19 @@ class WebSettings(Section):
         return self
 
     @property
-    def record_used(self) -> Path | None:
+    def active_record(self) -> Path | None:
         """Record from which entries are reused; None without one, and in a refresh."""
         return self.recorded_in if self.mode != "refresh" else None
 
     def effective(self) -> Self:
         """See `Section.effective`: a replay ignores the provider and entry ages, a refresh ignores the record."""
-        names = {"replay": (*_AGES, *_ASKING), "refresh": ("record_digest", *_AGES), "record": ()}[self.mode]
+        names = {"replay": (*_AGE_KEYS, *_REQUEST_KEYS), "refresh": ("record_digest", *_AGE_KEYS), "record": ()}[
+            self.mode
+        ]
         fields = type(self).model_fields
         return self.model_copy(update={name: fields[name].get_default() for name in names})
 
-    def as_met(self) -> Self:
+    def without_source(self) -> Self:
         """Return the settings reduced to what an agent can observe: how searches and pages are shown.
 
         Mode, provider and record are dropped. They are in fingerprints, since they decide the content that a run sees,

@@ -30,7 +30,7 @@ class KeyRing:
         """
         self._keys = [Key(name, _value(name, environ)) for name in names] or [Key("", "")]
         self._names = tuple(names)
-        self._rests_until: dict[Key, float] = {}
+        self._paused_until: dict[Key, float] = {}
         self._clock = clock
 
     def __len__(self) -> int:
@@ -45,27 +45,27 @@ class KeyRing:
         self._check()
         now = self._clock()
         for place, key in enumerate(self._keys):
-            if self._rests_until.get(key, now) <= now:
+            if self._paused_until.get(key, now) <= now:
                 self._keys.append(self._keys.pop(place))
                 return key
         return None
 
-    def rest(self, key: Key, seconds: float) -> None:
+    def pause(self, key: Key, seconds: float) -> None:
         """Pause a key for some seconds; of several pauses the longest counts."""
-        self._rests_until[key] = max(self._clock() + seconds, self._rests_until.get(key, 0.0))
+        self._paused_until[key] = max(self._clock() + seconds, self._paused_until.get(key, 0.0))
 
-    def drop(self, key: Key, why: str) -> None:
+    def drop(self, key: Key, reason: str) -> None:
         """Drop a key for good."""
         if key not in self._keys:
             return
         self._keys.remove(key)
         if key.name:
-            _log.warning("the key in %s was refused and is no longer used: %s", key.name, one_line(why))
+            _log.warning("the key in %s was refused and is no longer used: %s", key.name, one_line(reason))
 
     def ready_at(self) -> float:
         """Return the time at which the first key may be used. Raises ToolError if all are dropped."""
         self._check()
-        return min(self._rests_until.get(key, self._clock()) for key in self._keys)
+        return min(self._paused_until.get(key, self._clock()) for key in self._keys)
 
     def _check(self) -> None:
         if self._keys:

@@ -44,15 +44,15 @@ def is_address(host: str) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Turn(Generic[T]):
-    """Lease of a resource. The holder may replace `thing` before it returns the lease."""
+class Lease(Generic[T]):
+    """Lease of a resource. The holder may replace `resource` before it returns the lease."""
 
     site: str
-    thing: T
+    resource: T
     since: float
 
 
-class Turns(Generic[T]):
+class LeasePool(Generic[T]):
     """Fair lease pool: the site with the fewest leases first, then with the least lease time, then first come.
 
     Lease times are forgotten once no request waits. `clock` is replaced in tests.
@@ -61,39 +61,39 @@ class Turns(Generic[T]):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._idle: list[T] = []
-        self._waiting: dict[asyncio.Future[Turn[T]], str] = {}
-        self._num_lent: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[Lease[T]], str] = {}
+        self._num_leased: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, thing: T) -> None:
+    def add(self, resource: T) -> None:
         """Add a resource to the pool."""
-        self._idle.append(thing)
-        self._serve()
+        self._idle.append(resource)
+        self._assign()
 
-    async def take(self, site: str) -> Turn[T]:
-        """Wait for a lease for a site; return it with `give_back`."""
-        given: asyncio.Future[Turn[T]] = asyncio.get_running_loop().create_future()
-        self._waiting[given] = site
-        self._serve()
+    async def take(self, site: str) -> Lease[T]:
+        """Wait for a lease for a site; return it with `release`."""
+        future: asyncio.Future[Lease[T]] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = site
+        self._assign()
         try:
-            return await given
+            return await future
         except asyncio.CancelledError:
-            if self._waiting.pop(given, None) is None:
-                self.give_back(given.result())
+            if self._waiting.pop(future, None) is None:
+                self.release(future.result())
             raise
 
-    def give_back(self, turn: Turn[T]) -> None:
+    def release(self, lease: Lease[T]) -> None:
         """End a lease."""
-        self._num_lent[turn.site] -= 1
-        self._seconds[turn.site] += self._clock() - turn.since
-        self.add(turn.thing)
+        self._num_leased[lease.site] -= 1
+        self._seconds[lease.site] += self._clock() - lease.since
+        self.add(lease.resource)
 
-    def _serve(self) -> None:
-        while self._idle and (waiting := {given: site for given, site in self._waiting.items() if not given.done()}):
-            given = min(waiting, key=lambda one: (self._num_lent[waiting[one]], self._seconds[waiting[one]]))
-            site = self._waiting.pop(given)
-            self._num_lent[site] += 1
-            given.set_result(Turn(site, self._idle.pop(), self._clock()))
+    def _assign(self) -> None:
+        while self._idle and (waiting := {future: site for future, site in self._waiting.items() if not future.done()}):
+            future = min(waiting, key=lambda one: (self._num_leased[waiting[one]], self._seconds[waiting[one]]))
+            site = self._waiting.pop(future)
+            self._num_leased[site] += 1
+            future.set_result(Lease(site, self._idle.pop(), self._clock()))
         if not self._waiting:
             self._seconds.clear()
-            self._num_lent = +self._num_lent
+            self._num_leased = +self._num_leased

@@ -42,9 +42,9 @@ _OWN_URLS = {
 _BRAVE_QUERY_CHARS = 400
 _BRAVE_QUERY_WORDS = 50
 
-_SPENT_CODES = frozenset({"QUOTA_LIMITED"})
+_QUOTA_CODES = frozenset({"QUOTA_LIMITED"})
 _KEY_REFUSED_CODES = frozenset({"SUBSCRIPTION_TOKEN_INVALID", "SUBSCRIPTION_NOT_FOUND"})
-_SPENT_MESSAGE = re.compile(
+_QUOTA_MESSAGE = re.compile(
     r"(?:you (?:have|do not have|don't have) )?(?:not enough|enough|out of|no|insufficient) (?:credits?|balance|funds?)"
     r"|(?:your |the )?(?:monthly |daily |api )?quota (?:has been |is )?(?:exceeded|exhausted)"
     r"|(?:you have |you've )?exceeded (?:your|the) (?:current |monthly |daily |api )?quota",
@@ -54,7 +54,7 @@ _SPENT_MESSAGE = re.compile(
 _TAG = re.compile(r"</?strong>")
 _UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _READ_BYTES = 8_192
-_NOT_SHOWN = "(not shown, as it repeats the key)"
+_HIDDEN_IN_MESSAGES = "(not shown, as it repeats the key)"
 _MAX_READINGS = 4
 """Number of decodings of a text that are searched for the key: as is, unquoted, unquoted twice, ..."""
 
@@ -75,13 +75,13 @@ def request_of(settings: ProviderSettings, query: str, language: Language, key: 
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "treadle"}
     chinese = language == "zh"
     if settings.type == "serper":
-        places = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
-        body = orjson.dumps({"q": query, **places, "num": NUM_RESULTS})
+        locale = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
+        body = orjson.dumps({"q": query, **locale, "num": NUM_RESULTS})
         return Request("POST", url, {**headers, "X-API-KEY": key, "Content-Type": "application/json"}, body)
     if settings.type == "brave":
-        places = {"country": "CN", "search_lang": "zh-hans"} if chinese else {"country": "US", "search_lang": "en"}
+        locale = {"country": "CN", "search_lang": "zh-hans"} if chinese else {"country": "US", "search_lang": "en"}
         asked = " ".join(query[:_BRAVE_QUERY_CHARS].split()[:_BRAVE_QUERY_WORDS])
-        options = {**places, "count": NUM_RESULTS, "result_filter": "web", "text_decorations": "false"}
+        options = {**locale, "count": NUM_RESULTS, "result_filter": "web", "text_decorations": "false"}
         return Request("GET", f"{url}?{urlencode({'q': asked, **options})}", {**headers, "X-Subscription-Token": key})
     if settings.type == "bright_data":
         body = orjson.dumps({"zone": settings.zone, "url": _engine_url(settings, query, chinese), "format": "raw"})
@@ -96,8 +96,8 @@ def request_of(settings: ProviderSettings, query: str, language: Language, key: 
 def _engine_url(settings: ProviderSettings, query: str, chinese: bool) -> str:
     """Return the URL of the search engine's page that Bright Data fetches and returns as JSON."""
     if settings.engine == "google":
-        places = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
-        return f"https://www.google.com/search?{urlencode({'q': query, **places, 'num': NUM_RESULTS, 'brd_json': 1})}"
+        locale = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
+        return f"https://www.google.com/search?{urlencode({'q': query, **locale, 'num': NUM_RESULTS, 'brd_json': 1})}"
     market = "zh-CN" if chinese else "en-US"
     options = {"cc": "cn" if chinese else "us", "setLang": market, "mkt": market, "count": NUM_RESULTS + 1}
     return f"https://www.bing.com/search?{urlencode({'q': query, **options, 'brd_json': 1})}"
@@ -204,7 +204,7 @@ def without_key(failure: Failure, data: bytes, key: str) -> Failure:
     if not _spell(texts, key):
         return failure
     status = re.match(r"HTTP \d{3}: ", str(failure))
-    return Failure(failure.kind, f"{status[0] if status else ''}{_NOT_SHOWN}", failure.retry_after_s)
+    return Failure(failure.kind, f"{status[0] if status else ''}{_HIDDEN_IN_MESSAGES}", failure.retry_after_s)
 
 
 def _spell(texts: Iterable[str], key: str) -> bool:
@@ -230,13 +230,13 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes, query: str 
     """
     said = f"HTTP {status}: {excerpt(data)}"
     code, message = _code_and_message(data)
-    is_spent = code in _SPENT_CODES or (
-        _SPENT_MESSAGE.fullmatch(message) is not None and message.casefold() not in query.casefold()
+    is_quota = code in _QUOTA_CODES or (
+        _QUOTA_MESSAGE.fullmatch(message) is not None and message.casefold() not in query.casefold()
     )
-    if status == 402 or (status in (400, 403, 429) and is_spent):
+    if status == 402 or (status in (400, 403, 429) and is_quota):
         return Failure("quota", said)
     if status == 429:
-        return Failure("rate_limit", said, _rest_s(headers))
+        return Failure("rate_limit", said, _pause_s(headers))
     if status == 503 and (seconds := parse_retry_after(headers.get("Retry-After"))) is not None:
         return Failure("rate_limit", said, seconds)
     if status in (401, 403) or (status in (400, 422) and code in _KEY_REFUSED_CODES):
@@ -256,13 +256,15 @@ def _code_and_message(data: bytes) -> tuple[str, str]:
     return code if isinstance(code, str) else "", message.strip(" .!") if isinstance(message, str) else ""
 
 
-def _rest_s(headers: Mapping[str, str]) -> float | None:
+def _pause_s(headers: Mapping[str, str]) -> float | None:
     """Return the seconds until a key may be used again, from `Retry-After` or Brave's headers (a number per window)."""
     if (seconds := parse_retry_after(headers.get("Retry-After"))) is not None:
         return seconds
     left = headers.get("X-RateLimit-Remaining", "").split(",")
-    resets = [parse_retry_after(value) for value in headers.get("X-RateLimit-Reset", "").split(",")]
+    reset_values = [parse_retry_after(value) for value in headers.get("X-RateLimit-Reset", "").split(",")]
     spent = [
-        seconds for value, seconds in zip(left, resets, strict=False) if value.strip() == "0" and seconds is not None
+        seconds
+        for value, seconds in zip(left, reset_values, strict=False)
+        if value.strip() == "0" and seconds is not None
     ]
     return max(spent, default=None)

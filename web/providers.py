@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from treadle.core.errors import ToolError
-from treadle.core.llm.client import SHORTEST_SECRET, HttpClient
+from treadle.core.llm.client import MIN_SECRET_CHARS, HttpClient
 from treadle.core.llm.wire import Failure
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import ProviderSettings
@@ -26,15 +26,15 @@ from treadle.web.types import Language, Provider, QueryRefused, WebHit
 
 EMPTY_TRIES = 3
 """Answers without a hit after which a search counts as empty."""
-RATE_REST_S = 30.0
+RATE_LIMIT_PAUSE_S = 30.0
 """Pause of a rate-limited key in seconds if the provider does not give one."""
-QUOTA_REST_S = 3_600.0
-_SHORTEST_REST_S = 1.0
+QUOTA_PAUSE_S = 3_600.0
+_MIN_KEY_PAUSE_S = 1.0
 _PLAIN_QUERY = "weather"
 """Query that no provider refuses; it shows whether a key or only a query was refused."""
-_REFUSALS = frozenset({"key", "query", "refused"})
+_REFUSAL_KINDS = frozenset({"key", "query", "refused"})
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 8.0
+_MAX_PAUSE_S = 8.0
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -83,51 +83,51 @@ class WebProvider:
             await self._http.close()
 
     async def _answer(self, query: str, language: Language, deadline: float) -> tuple[WebHit, ...]:
-        errors, pause_s, last = 0, _FIRST_PAUSE_S, "no time was left for a request"
+        errors, pause_s, last_failure = 0, _FIRST_PAUSE_S, "no time was left for a request"
         while True:
-            rest_s = self._keys.ready_at() - self._now()
-            if rest_s > 0:
-                await self._pause(rest_s, deadline, f"all keys are paused; {last}")
-            await self._await_turn(deadline, last)
+            key_pause_s = self._keys.ready_at() - self._now()
+            if key_pause_s > 0:
+                await self._pause(key_pause_s, deadline, f"all keys are paused; {last_failure}")
+            await self._await_rate_limit(deadline, last_failure)
             key = self._keys.take()
             if key is None:  # paused while this search waited for its turn
                 continue
-            came = await self._ask(query, language, key, deadline)
-            if isinstance(came, Failure) and came.kind in _REFUSALS:
-                came = await self._without_the_query(came, key, deadline)
-            if not isinstance(came, Failure):
-                return came
-            last = str(came)
-            if self._is_about_key(key, came):
+            result = await self._ask(query, language, key, deadline)
+            if isinstance(result, Failure) and result.kind in _REFUSAL_KINDS:
+                result = await self._check_with_plain_query(result, key, deadline)
+            if not isinstance(result, Failure):
+                return result
+            last_failure = str(result)
+            if self._handle_key_failure(key, result):
                 continue
-            self._raise_final(came)
+            self._raise_final(result)
             errors += 1
             if errors > (self._settings.retry_limit + 1) * len(self._keys) - 1:
-                raise SearchUnavailable(f"{self.name} does not answer; {last}")
-            await self._pause(pause_s * self._random.uniform(0.5, 1.0), deadline, last)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                raise SearchUnavailable(f"{self.name} does not answer; {last_failure}")
+            await self._pause(pause_s * self._random.uniform(0.5, 1.0), deadline, last_failure)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
-    def _is_about_key(self, key: Key, failure: Failure) -> bool:
+    def _handle_key_failure(self, key: Key, failure: Failure) -> bool:
         if failure.kind == "rate_limit":
-            seconds = RATE_REST_S if failure.retry_after_s is None else failure.retry_after_s
-            self._keys.rest(key, max(seconds, _SHORTEST_REST_S))
+            seconds = RATE_LIMIT_PAUSE_S if failure.retry_after_s is None else failure.retry_after_s
+            self._keys.pause(key, max(seconds, _MIN_KEY_PAUSE_S))
         elif failure.kind == "quota":
-            self._keys.rest(key, QUOTA_REST_S)
+            self._keys.pause(key, QUOTA_PAUSE_S)
         elif failure.kind == "key":
             self._keys.drop(key, str(failure))
         else:
             return False
         return True
 
-    async def _without_the_query(self, refusal: Failure, key: Key, deadline: float) -> Failure:
+    async def _check_with_plain_query(self, refusal: Failure, key: Key, deadline: float) -> Failure:
         """Send a plain query after a refusal and return its failure; raise QueryRefused if it succeeds.
 
         A firewall in front of a provider may refuse a query with the same status as a refused key, address or request.
         """
-        await self._await_turn(deadline, str(refusal))
-        came = await self._ask(_PLAIN_QUERY, "en", key, deadline)
-        if isinstance(came, Failure):
-            return came
+        await self._await_rate_limit(deadline, str(refusal))
+        result = await self._ask(_PLAIN_QUERY, "en", key, deadline)
+        if isinstance(result, Failure):
+            return result
         raise QueryRefused(str(refusal))
 
     def _raise_final(self, failure: Failure) -> None:
@@ -144,36 +144,38 @@ class WebProvider:
         url = URL(request.url, encoded=True)
         if self._http is None:
             self._http = HttpClient(_Connection())
-        left_s = deadline - self._now()
-        limit_s = min(left_s, self._settings.request_timeout_s)
+        remaining_s = deadline - self._now()
+        limit_s = min(remaining_s, self._settings.request_timeout_s)
         try:
             async with asyncio.timeout(limit_s):
                 if request.method == "POST":
-                    status, said, data = await self._http.post(url, request.body, headers, secret=key.value)
+                    status, response_headers, data = await self._http.post(url, request.body, headers, secret=key.value)
                 else:
-                    status, said, data = await self._http.get(url, headers, secret=key.value)
+                    status, response_headers, data = await self._http.get(url, headers, secret=key.value)
                 # In a thread: parsing a large answer could block the event loop for too long.
-                return await asyncio.to_thread(_outcome, self._settings, query, key.value, status, said, data)
+                return await asyncio.to_thread(
+                    _outcome, self._settings, query, key.value, status, response_headers, data
+                )
         except TimeoutError:
-            if limit_s == left_s:
+            if limit_s == remaining_s:
                 raise SearchUnavailable(f"{self.name} did not answer in time") from None
             return Failure("timeout", f"no answer in {limit_s:g} s")
         except Failure as failure:  # connection errors
             return failure
 
-    async def _await_turn(self, deadline: float, last: str) -> None:
+    async def _await_rate_limit(self, deadline: float, last_failure: str) -> None:
         """Wait so that at most `max_queries_per_s` requests start per second."""
         now = self._now()
         starts_at = max(now, self._next_start)
         if starts_at >= deadline:
-            raise SearchUnavailable(f"{self.name} was not queried in time; {last}")
+            raise SearchUnavailable(f"{self.name} was not queried in time; {last_failure}")
         self._next_start = starts_at + 1 / self._settings.max_queries_per_s
         if starts_at > now:
             await self._sleep(starts_at - now)
 
-    async def _pause(self, seconds: float, deadline: float, last: str) -> None:
+    async def _pause(self, seconds: float, deadline: float, last_failure: str) -> None:
         if self._now() + seconds >= deadline:
-            raise SearchUnavailable(f"{self.name} does not answer; {last}")
+            raise SearchUnavailable(f"{self.name} does not answer; {last_failure}")
         await self._sleep(max(seconds, 0.0))
 
 
@@ -184,18 +186,18 @@ def _outcome(
 
     Hits and refusals are recorded, shown and exported. The HTTP client only removes the key as JSON spells it.
     """
-    came: tuple[WebHit, ...] | Failure
+    result: tuple[WebHit, ...] | Failure
     try:
-        came = hits_of(settings, data) if status == 200 else failure_of(status, headers, data, query)
+        result = hits_of(settings, data) if status == 200 else failure_of(status, headers, data, query)
     except Failure as failure:
-        came = failure
-    if len(key) < SHORTEST_SECRET:
-        return came
-    if isinstance(came, Failure):
-        return without_key(came, data, key)
-    if repeats_key(came, key):
+        result = failure
+    if len(key) < MIN_SECRET_CHARS:
+        return result
+    if isinstance(result, Failure):
+        return without_key(result, data, key)
+    if repeats_key(result, key):
         return Failure("malformed", "the answer repeats the key that it was asked with")
-    return came
+    return result
 
 
 def _loop_time() -> float:

@@ -16,16 +16,16 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from treadle.core.errors import TreadleError
+from treadle.core.gather import gather_or_cancel
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.untrusted.sanitize import one_line
-from treadle.core.waiting import all_of
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import WebSettings
 from treadle.web.keys import page_key, search_key
 from treadle.web.pages.passages import clean_line, language_of
 from treadle.web.pages.rendering import documents_of, render_pages, render_recorded, snippet_documents
 from treadle.web.record.folder import open_record
-from treadle.web.record.recorder import Recorder, utc_time
+from treadle.web.record.recorder import WebRecorder, utc_time
 from treadle.web.types import (
     Fetched,
     Language,
@@ -35,15 +35,15 @@ from treadle.web.types import (
     QueryRefused,
     SearchEntry,
     Unfetchable,
-    WebFound,
     WebHit,
+    WebSearchResult,
 )
 from treadle.web.urls import checked_url
 
 NUM_THREADS = 4
 """Threads that read and decode entries. Texts are rendered in one further thread: several would compete for the
 interpreter lock, and the event loop would wait for all of them."""
-LEFT_WAITING = (
+PAGES_NOT_READY = (
     "the search reached its time limit before all of its pages were read; pages fetched later are still recorded"
 )
 
@@ -51,7 +51,7 @@ SWITCH_S = 0.001
 """Switch interval of the interpreter in seconds while web search is open, instead of Python's 5 ms. It bounds how long
 the rendering thread keeps the event loop waiting, which adds up over all system calls of one loop iteration."""
 
-_OF_THIS_MACHINE = (TreadleError, OSError, MemoryError, RuntimeError)
+_INFRASTRUCTURE_ERRORS = (TreadleError, OSError, MemoryError, RuntimeError)
 """Errors that say nothing about a page: errors already classified, and a lack of memory, files or threads."""
 
 T_Result = TypeVar("T_Result")
@@ -65,8 +65,8 @@ class PageFetcher(Protocol):
         """Prepare for fetches."""
         ...
 
-    async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
-        """Return the page at a URL as sent; its slots are held until `places` is closed.
+    async def fetch(self, url: str, *, deadline: float, held_slots: ExitStack) -> Fetched:
+        """Return the page at a URL as sent; its slots are held until `held_slots` is closed.
 
         Raises Unfetchable, and SearchUnavailable if it waited for others until the deadline.
         """
@@ -119,11 +119,11 @@ class WebSearch:
         self._settings = settings
         self._store = store
         self._summarized = summarized
-        self._given = provider, fetcher, reader
+        self._overrides = provider, fetcher, reader
         self._clock = clock
         self._stack = AsyncExitStack()
         self._renderer: ThreadPoolExecutor | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: WebRecorder | None = None
         self._provider: Provider | None = None
         self._fetcher: PageFetcher | None = None
         self._reader: TextReader | None = None
@@ -139,10 +139,10 @@ class WebSearch:
             await self.close()
             raise
 
-    async def landed(self) -> None:
+    async def wait_recorded(self) -> None:
         """Wait until the requests of abandoned searches are recorded; each has its own deadline."""
         if self._recorder is not None:
-            await self._recorder.landed()
+            await self._recorder.wait_recorded()
 
     async def close(self) -> None:
         """Cancel requests in progress and release all resources."""
@@ -152,8 +152,8 @@ class WebSearch:
     async def _open(self) -> None:
         settings = self._settings
         base = None
-        if settings.record_used is not None:
-            base = await asyncio.to_thread(open_record, settings.record_used)
+        if settings.active_record is not None:
+            base = await asyncio.to_thread(open_record, settings.active_record)
             self._stack.callback(base.close)
         threads, self._renderer = ThreadPoolExecutor(NUM_THREADS, "web"), ThreadPoolExecutor(1, "web-text")
         for pool in (threads, self._renderer):
@@ -161,14 +161,14 @@ class WebSearch:
         self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_S)
         if settings.mode != "replay":
-            await self._open_outside()
-        self._recorder = Recorder(settings, store=self._store, base=base, clock=self._clock, threads=threads)
+            await self._open_network()
+        self._recorder = WebRecorder(settings, store=self._store, base=base, clock=self._clock, threads=threads)
         self._stack.push_async_callback(self._recorder.close)
 
-    async def _open_outside(self) -> None:
+    async def _open_network(self) -> None:
         """Open provider, fetcher and reader; imported here, since a replay needs none of them."""
         settings = self._settings
-        provider, fetcher, reader = self._given
+        provider, fetcher, reader = self._overrides
         if provider is None and settings.provider is not None:
             from treadle.web.providers import make_provider
 
@@ -192,7 +192,7 @@ class WebSearch:
         await fetcher.open()
         self._fetcher, self._reader = fetcher, reader
 
-    async def search(self, query: str, *, deadline: float) -> WebFound:
+    async def search(self, query: str, *, deadline: float) -> WebSearchResult:
         """Return the web's result for a query; its text is empty if there is no hit.
 
         `deadline` is in the event loop's clock. If the search ends early, requests in progress continue and are
@@ -203,34 +203,34 @@ class WebSearch:
         assert self._recorder is not None, "open() comes first"
         query = clean_line(query)
         if not query:
-            return WebFound("", (), (), recorded=True)
+            return WebSearchResult("", (), (), recorded=True)
         language = language_of(query)
         key = search_key(query, language)
         entry, recorded = await self._recorder.search(
-            key, query, language, self._asking(key, query, language, deadline)
+            key, query, language, self._make_request(key, query, language, deadline)
         )
         if entry.text:
             text = await self._render(lambda: render_recorded(entry.text, self._settings))
-            return WebFound(text, (text,), (key,), recorded)
+            return WebSearchResult(text, (text,), (key,), recorded)
         if entry.failure is not None:
-            return WebFound("", (), (key,), recorded, refused=True)
-        chosen = _usable(entry.hits, self._settings.top_n)
+            return WebSearchResult("", (), (key,), recorded, refused=True)
+        chosen = _usable_hits(entry.hits, self._settings.top_n)
         hits = [hit for _, hit in chosen]
         if not self._settings.pages:
             lines = await self._render(lambda: snippet_documents(hits, self._settings))
-            return WebFound("\n".join(lines), lines, (key,), recorded)
+            return WebSearchResult("\n".join(lines), lines, (key,), recorded)
         slots = asyncio.Semaphore(self._settings.fetch.max_per_query)
-        found = await all_of([self._page(url, slots, deadline) for url, _ in chosen])
+        found = await gather_or_cancel([self._page(url, slots, deadline) for url, _ in chosen])
         pages = [page for page, _ in found]
-        text, documents = await self._render(lambda: self._rendered(hits, pages))
+        text, documents = await self._render(lambda: self._render_result(hits, pages))
         sources = (key, *(page.key for page in pages))
-        return WebFound(text, documents, sources, recorded and all(was for _, was in found))
+        return WebSearchResult(text, documents, sources, recorded and all(was for _, was in found))
 
-    def _rendered(self, hits: Sequence[WebHit], pages: Sequence[PageEntry]) -> tuple[str, tuple[str, ...]]:
+    def _render_result(self, hits: Sequence[WebHit], pages: Sequence[PageEntry]) -> tuple[str, tuple[str, ...]]:
         text = render_pages(hits, pages, self._settings)
         return text, documents_of(hits, pages, self._settings) if self._summarized else ()
 
-    def _asking(
+    def _make_request(
         self, key: str, query: str, language: Language, deadline: float
     ) -> Callable[[], Coroutine[Any, Any, SearchEntry]] | None:
         provider = self._provider
@@ -255,22 +255,22 @@ class WebSearch:
             return await self._recorder.page(key, url, None)
         try:
             async with asyncio.timeout_at(deadline), slots:
-                return await self._recorder.page(key, url, lambda: self._fetched(key, url, deadline))
+                return await self._recorder.page(key, url, lambda: self._fetch_page(key, url, deadline))
         except TimeoutError:
             # Not the page's fault: other pages may have delayed it, or the provider was slow.
-            raise SearchUnavailable(LEFT_WAITING) from None
+            raise SearchUnavailable(PAGES_NOT_READY) from None
 
-    async def _fetched(self, key: str, url: str, deadline: float) -> PageEntry:
+    async def _fetch_page(self, key: str, url: str, deadline: float) -> PageEntry:
         assert self._fetcher is not None and self._reader is not None
         final_url = ""
         try:
-            with ExitStack() as places:
-                fetched = await self._fetcher.fetch(url, deadline=deadline, places=places)
+            with ExitStack() as held_slots:
+                fetched = await self._fetcher.fetch(url, deadline=deadline, held_slots=held_slots)
                 final_url = fetched.final_url
                 page = await self._reader.read(fetched, max_bytes=self._settings.max_page_bytes, deadline=deadline)
         except Unfetchable as failure:
             return PageEntry(key, url, self._now(), final_url, failure=failure.kind, detail=failure.detail)
-        except _OF_THIS_MACHINE:
+        except _INFRASTRUCTURE_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001 - no page may keep its rollout pending forever
             _log.exception(
@@ -287,7 +287,7 @@ class WebSearch:
         return await asyncio.get_running_loop().run_in_executor(self._renderer, work)
 
 
-def _usable(hits: Sequence[WebHit], top_n: int) -> list[tuple[str, WebHit]]:
+def _usable_hits(hits: Sequence[WebHit], top_n: int) -> list[tuple[str, WebHit]]:
     """Return the first hits with their normalised URLs, without invalid and duplicate URLs."""
     kept: dict[str, WebHit] = {}
     for hit in hits:

@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager, contextmanager
 class Slots:
     """Concurrency limit in total and per key; waiters are served first come, first served."""
 
-    def __init__(self, num_all: int | None, num_of_each: int) -> None:
-        """Set the limits; `num_all` None sets none on the total."""
-        self._all = asyncio.Semaphore(num_all) if num_all is not None else None
-        self._num_of_each = num_of_each
-        self._each: dict[str, _Places] = {}
+    def __init__(self, num_total: int | None, num_per_key: int) -> None:
+        """Set the limits; `num_total` None sets none on the total."""
+        self._total = asyncio.Semaphore(num_total) if num_total is not None else None
+        self._num_per_key = num_per_key
+        self._by_key: dict[str, _KeySlots] = {}
 
     def __len__(self) -> int:
         """Return the number of keys with slots in use or waited for."""
-        return len(self._each)
+        return len(self._by_key)
 
     @asynccontextmanager
-    async def one(self, key: str) -> AsyncIterator[None]:
+    async def hold(self, key: str) -> AsyncIterator[None]:
         """Hold a slot of a key, such as a host, during the block."""
         release = await self.take(key)
         try:
@@ -31,36 +31,36 @@ class Slots:
 
     async def take(self, key: str) -> Callable[[], None]:
         """Wait for a slot; return a function that releases it, to be called once."""
-        places = self._each.setdefault(key, _Places(self._num_of_each))
-        places.users += 1
+        key_slots = self._by_key.setdefault(key, _KeySlots(self._num_per_key))
+        key_slots.users += 1
         try:
             # The slot of the key first: waiting for a slow host must not take a slot of the total.
-            await places.free.acquire()
+            await key_slots.free.acquire()
             try:
-                if self._all is not None:
-                    await self._all.acquire()
+                if self._total is not None:
+                    await self._total.acquire()
             except BaseException:
-                places.free.release()
+                key_slots.free.release()
                 raise
         except BaseException:
-            self._left(key, places)
+            self._exit_now(key, key_slots)
             raise
 
         def release() -> None:
-            if self._all is not None:
-                self._all.release()
-            places.free.release()
-            self._left(key, places)
+            if self._total is not None:
+                self._total.release()
+            key_slots.free.release()
+            self._exit_now(key, key_slots)
 
         return release
 
-    def _left(self, key: str, places: _Places) -> None:
-        places.users -= 1
-        if not places.users:
-            del self._each[key]
+    def _exit_now(self, key: str, key_slots: _KeySlots) -> None:
+        key_slots.users -= 1
+        if not key_slots.users:
+            del self._by_key[key]
 
 
-class _Places:
+class _KeySlots:
     def __init__(self, num: int) -> None:
         self.free = asyncio.Semaphore(num)
         self.users = 0
@@ -72,20 +72,20 @@ class PageTime:
     While it runs, the page has all its remaining seconds, even past the deadline. While it waits, the deadline applies.
 
     Attributes:
-        left_s: Remaining seconds.
-        is_over: Whether the limit was reached because no time is left; otherwise it was the deadline.
+        remaining_s: Remaining seconds.
+        is_exhausted: Whether the limit was reached because no time is left; otherwise it was the deadline.
     """
 
     def __init__(self, limit: asyncio.Timeout, *, seconds: float, deadline: float) -> None:
         self._limit, self._deadline = limit, deadline
-        self._seconds = self.left_s = seconds
+        self._seconds = self.remaining_s = seconds
         self._since: float | None = None
-        self.is_over = False
+        self.is_exhausted = False
 
     @property
-    def half_is_left(self) -> bool:
+    def can_retry(self) -> bool:
         """Whether enough time is left for another attempt."""
-        return self.left_s * 2 >= self._seconds
+        return self.remaining_s * 2 >= self._seconds
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -108,15 +108,15 @@ class PageTime:
     def _start(self) -> None:
         if not self._limit.expired():
             self._since = _now()
-            self._limit.reschedule(self._since + self.left_s)
+            self._limit.reschedule(self._since + self.remaining_s)
 
     def _stop(self) -> None:
         if self._since is None:
             return
-        self.left_s -= _now() - self._since
+        self.remaining_s -= _now() - self._since
         self._since = None
         if self._limit.expired():
-            self.is_over = True
+            self.is_exhausted = True
         else:
             self._limit.reschedule(self._deadline)
 

@@ -29,16 +29,16 @@ class Exchange:
     Attributes:
         addresses: Addresses found for the host's name.
         refused: Addresses that were refused; aiohttp reports only one of several errors.
-        num_received: Bytes received over all its connections.
-        num_taken: Bytes of the page among them.
-        wasted: Whether it was aborted because nearly all bytes received were not part of a page.
+        num_received_bytes: Bytes received over all its connections.
+        num_page_bytes: Bytes of the page among them.
+        is_aborted: Whether it was aborted because nearly all bytes received were not part of a page.
     """
 
     addresses: list[ResolveResult] = field(default_factory=list)
     refused: list[BlockedAddress] = field(default_factory=list)
-    num_received: int = 0
-    num_taken: int = 0
-    wasted: bool = False
+    num_received_bytes: int = 0
+    num_page_bytes: int = 0
+    is_aborted: bool = False
 
 
 exchange: ContextVar[Exchange] = ContextVar("exchange")
@@ -66,13 +66,13 @@ class MeteredSocket(socket.socket):
         return num
 
     def _count(self, num: int) -> None:
-        self.exchange.num_received += num
-        if self.exchange.num_received > WIRE_ALLOWANCE_BYTES + 2 * self.exchange.num_taken:
-            self.exchange.wasted = True
+        self.exchange.num_received_bytes += num
+        if self.exchange.num_received_bytes > WIRE_ALLOWANCE_BYTES + 2 * self.exchange.num_page_bytes:
+            self.exchange.is_aborted = True
             raise ConnectionAbortedError("far more bytes were received than a page")
 
 
-class Guard:
+class SocketGuard:
     """Socket factory for aiohttp (`TCPConnector.socket_factory`) that creates sockets only for allowed addresses."""
 
     def __init__(
@@ -84,12 +84,12 @@ class Guard:
     def __call__(self, info: tuple[Any, ...]) -> socket.socket:
         """Create a socket for a row of `getaddrinfo`. Raises BlockedAddress, and notes it in the exchange."""
         family, kind, protocol, _, address = info
-        under_way = exchange.get()
+        current = exchange.get()
         try:
             self._rule.check(str(address[0]), int(address[1]))
         except BlockedAddress as error:
-            under_way.refused.append(error)
+            current.refused.append(error)
             raise
-        made = self._make_socket(family, kind, protocol)
-        made.exchange = under_way
-        return made
+        new_socket = self._make_socket(family, kind, protocol)
+        new_socket.exchange = current
+        return new_socket

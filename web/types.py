@@ -199,7 +199,7 @@ class Provider(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WebFound:
+class WebSearchResult:
     """Result of a web search.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.agent.call_cache import Memory
+from treadle.agent.call_cache import CallCache
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.model import ModelJudge, model_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC, RuleJudge, SymbolicLimits, rules_digest
@@ -40,13 +40,13 @@ class AnswerJudge:
         """See `answer_judge_digest`."""
         return self._digest
 
-    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+    async def verdict(self, case: Case, cache: CallCache) -> Verdict:
         """See `Judge`."""
-        verdict = await self._rules.verdict(case, memory)
+        verdict = await self._rules.verdict(case, cache)
         decided = verdict.correct or verdict.method in ("status", "empty", "choice")
         if decided or case.domain != "math" or self._model is None:
             return verdict
-        return await self._model.verdict(case, memory)
+        return await self._model.verdict(case, cache)
 
 
 def answer_judge_digest(symbolic: SymbolicLimits | None, f1_threshold: float, *, asks_model: bool) -> str:

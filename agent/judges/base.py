@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from treadle.agent.call_cache import Memory
+from treadle.agent.call_cache import CallCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class Judge(Protocol):
         """Return a hex digest of everything that affects a verdict: rules, prompts, thresholds."""
         ...
 
-    async def verdict(self, case: Case, memory: Memory) -> Verdict:
-        """Judge one answer; replies of a model are cached in `memory`, the question's cache, before they are used.
+    async def verdict(self, case: Case, cache: CallCache) -> Verdict:
+        """Judge one answer; replies of a model are cached in `cache`, the question's cache, before they are used.
 
         Units are named after the digest of the case, `verdict-<digest>/...`, so that an equal answer is not judged
         again. Raises ModelError if a request to a judge model fails; the work then stays pending.

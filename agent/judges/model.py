@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakValueDictionary
 
-from treadle.agent.call_cache import Memory
+from treadle.agent.call_cache import CallCache
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
-from treadle.agent.judges.replies import closing_block, said_word
+from treadle.agent.judges.replies import final_block, match_word
 from treadle.agent.judges.rules import case_digest
 from treadle.agent.judges.views import MAX_GOLD_CHARS, MAX_QUESTION_CHARS, View, answer_view
 from treadle.agent.role import Reply, RoleModel
@@ -17,13 +17,13 @@ from treadle.core.errors import ContextTooLong
 from treadle.core.seeds import derive_seed
 from treadle.core.untrusted.sanitize import one_line
 
-PROTOCOL_VERSION = 2
+MODEL_JUDGE_VERSION = 2
 """Version in the judge's digest; increment it if the views or the parsing of replies change."""
 
 MAX_PREDICTION_CHARS = 2_000
 """Longest prediction that the model is shown; a longer one counts as wrong."""
 
-MAX_ASKS = 2
+MAX_REQUESTS = 2
 """Most requests per case; the second one is sent only if the first reply is unreadable."""
 
 
@@ -48,7 +48,7 @@ class ModelJudge:
         """Return a digest of prompts, views and limits; model and sampling are excluded."""
         return model_judge_digest()
 
-    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+    async def verdict(self, case: Case, cache: CallCache) -> Verdict:
         """See `Judge`."""
         if not case.answered:
             return Verdict(False, 0.0, "status")
@@ -61,18 +61,18 @@ class ModelJudge:
         # reply.
         lock = self._busy.setdefault(f"{case.session} {digest}", asyncio.Lock())
         async with lock:
-            return await self._ask(case, memory, digest)
+            return await self._ask(case, cache, digest)
 
-    async def _ask(self, case: Case, memory: Memory, digest: str) -> Verdict:
+    async def _ask(self, case: Case, cache: CallCache, digest: str) -> Verdict:
         replies: list[Reply] = []
         correct = error = None
-        while correct is None and len(replies) < MAX_ASKS:
+        while correct is None and len(replies) < MAX_REQUESTS:
             number = len(replies)
             seed = derive_seed(case.seed, "verdict", digest, number)
             try:
                 reply = await self._model.ask(
                     correctness_messages(answer_view(case, seed)),
-                    memory=memory,
+                    cache=cache,
                     unit=f"verdict-{digest}/ask-{number}",
                     seed=seed,
                     session=case.session,
@@ -103,9 +103,9 @@ def read_verdict(reply: Reply) -> bool | None:
     Letter case, white space, quotes and emphasis around the word do not matter, and reasoning up to `</think>` is
     ignored.
     """
-    if reply.cut:
+    if reply.is_truncated:
         return None
-    word = said_word(closing_block(reply.text, "judgment"), ("correct", "incorrect"))
+    word = match_word(final_block(reply.text, "judgment"), ("correct", "incorrect"))
     return None if word is None else word == "correct"
 
 
@@ -118,4 +118,4 @@ def correctness_messages(view: View) -> list[dict[str, str]]:
 def model_judge_digest() -> str:
     """Return a digest of everything that affects a verdict except the model itself."""
     texts = [prompt_text("correctness_system.txt"), prompt_text("correctness.jinja")]
-    return digest_json([PROTOCOL_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_PREDICTION_CHARS, *texts])
+    return digest_json([MODEL_JUDGE_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_PREDICTION_CHARS, *texts])

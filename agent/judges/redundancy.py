@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from treadle.agent.call_cache import Memory
+from treadle.agent.call_cache import CallCache
 from treadle.agent.dialect import Segment
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
-from treadle.agent.judges.replies import said_word
+from treadle.agent.judges.replies import match_word
 from treadle.agent.judges.views import (
     MAX_GOLD_CHARS,
     MAX_QUESTION_CHARS,
@@ -20,7 +20,7 @@ from treadle.agent.judges.views import (
     View,
     trajectory_view,
 )
-from treadle.agent.role import Reply, RoleModel, remembered_reply
+from treadle.agent.role import Reply, RoleModel, parse_cached_reply
 from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
 from treadle.core.seeds import derive_seed
@@ -38,7 +38,7 @@ ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class VoteCase:
     """Trajectory to be voted on.
 
     Attributes:
@@ -59,7 +59,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
+class Vote:
     """Votes on whether a trajectory has a redundant or ineffective call.
 
     Attributes:
@@ -91,14 +91,14 @@ class RedundancyJudge:
         self._model = model
         self._num_votes = num_votes
 
-    async def vote(self, course: Course, memory: Memory) -> Ballot:
-        """Return all votes on one trajectory; each is cached in `memory` as `vote-<n>` before it is used.
+    async def vote(self, vote_case: VoteCase, cache: CallCache) -> Vote:
+        """Return all votes on one trajectory; each is cached in `cache` as `vote-<n>` before it is used.
 
         A trajectory that exceeds the judge's window is shown with shorter segments, then with fewer. Raises ModelError
         if a request fails; the work then stays pending.
         """
         replies: list[Reply] = []
-        views = _views(course)
+        views = _views(vote_case)
         messages = redundancy_messages(next(views))
         error = None
         while len(replies) < self._num_votes:
@@ -106,11 +106,11 @@ class RedundancyJudge:
             try:
                 reply = await self._model.ask(
                     messages,
-                    memory=memory,
+                    cache=cache,
                     unit=f"vote-{number}",
-                    seed=derive_seed(course.seed, "vote", number),
-                    session=course.session,
-                    deadline=course.deadline,
+                    seed=derive_seed(vote_case.seed, "vote", number),
+                    session=vote_case.session,
+                    deadline=vote_case.deadline,
                 )
             except ContextTooLong as failure:
                 if (view := next(views, None)) is None:
@@ -122,19 +122,19 @@ class RedundancyJudge:
         return _count(replies, self._num_votes, error)
 
 
-def remembered_votes(memory: Memory, num_votes: int) -> Ballot | None:
+def cached_votes(cache: CallCache, num_votes: int) -> Vote | None:
     """Return the votes cached before the model became unavailable; None if there are none."""
-    known = (memory.get(f"vote-{number}") for number in range(num_votes))
-    replies = [remembered_reply(value) for value in takewhile(bool, known) if value is not None]
+    known = (cache.get(f"vote-{number}") for number in range(num_votes))
+    replies = [parse_cached_reply(value) for value in takewhile(bool, known) if value is not None]
     if not replies:
         return None
     return _count(replies, num_votes, f"{num_votes - len(replies)} of {num_votes} votes could not be requested")
 
 
-def _count(replies: Sequence[Reply], num_votes: int, error: str | None) -> Ballot:
+def _count(replies: Sequence[Reply], num_votes: int, error: str | None) -> Vote:
     votes = [read_vote(reply) for reply in replies]
     yes, no = votes.count(True), votes.count(False)
-    return Ballot(
+    return Vote(
         yes,
         no,
         num_votes - yes - no,
@@ -148,15 +148,15 @@ def _count(replies: Sequence[Reply], num_votes: int, error: str | None) -> Ballo
 def read_vote(reply: Reply) -> bool | None:
     """Return True for yes and False for no; None if the reply is not a vote.
 
-    The last answer block counts, or the whole reply if it has none. It must consist of the one word (see `said_word`).
+    The last answer block counts, or the whole reply if it has none. It must consist of the one word (see `match_word`).
     A truncated reply is a vote only if its block is closed.
     """
     text = reply.text.rpartition("</think>")[2]
     _, opening, rest = text.rpartition(ANSWER_OPEN)
     inside, closing, _ = rest.partition(ANSWER_CLOSE)
-    if reply.cut and not (opening and closing):
+    if reply.is_truncated and not (opening and closing):
         return None
-    word = said_word(inside if opening else text, ("yes", "no"))
+    word = match_word(inside if opening else text, ("yes", "no"))
     return None if word is None else word == "yes"
 
 
@@ -172,14 +172,19 @@ def redundancy_judge_digest() -> str:
     return digest_json([VOTE_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, SEGMENT_CHARS, SEGMENT_COUNTS, *texts])
 
 
-def _views(course: Course) -> Iterator[View]:
+def _views(vote_case: VoteCase) -> Iterator[View]:
     """Yield ever shorter views of a trajectory.
 
     All votes use the first view that fits, so that a prefix cache on the server can reuse the prompt.
     """
     sizes: list[tuple[int, int | None]] = [(chars, None) for chars in SEGMENT_CHARS]
-    sizes += [(SEGMENT_CHARS[-1], count) for count in SEGMENT_COUNTS if count < len(course.segments)]
+    sizes += [(SEGMENT_CHARS[-1], count) for count in SEGMENT_COUNTS if count < len(vote_case.segments)]
     for max_chars, max_segments in sizes:
         yield trajectory_view(
-            course.question, course.answers, course.segments, course.seed, max_chars, max_segments=max_segments
+            vote_case.question,
+            vote_case.answers,
+            vote_case.segments,
+            vote_case.seed,
+            max_chars,
+            max_segments=max_segments,
         )

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 
-_AROUND = r"[\s*_`\"'“”‘’()\[\].:,#>-]*"
+_IGNORED = r"[\s*_`\"'“”‘’()\[\].:,#>-]*"
 
 
-def said_word(text: str, words: tuple[str, ...]) -> str | None:
+def match_word(text: str, words: tuple[str, ...]) -> str | None:
     """Return the word that a text consists of, in lower case; None if it is anything but one of `words`.
 
     Letter case, white space, quotes and emphasis around the word do not matter, and reasoning up to `</think>` is
     ignored.
     """
-    pattern = rf"{_AROUND}({'|'.join(words)})!?{_AROUND}"
+    pattern = rf"{_IGNORED}({'|'.join(words)})!?{_IGNORED}"
     match = re.fullmatch(pattern, text.rpartition("</think>")[2], re.IGNORECASE)
     return None if match is None else match[1].lower()
 
 
-def closing_block(text: str, name: str) -> str:
+def final_block(text: str, name: str) -> str:
     """Return the content of the block `<name>…</name>` that ends a text; the whole text if there is no such tag.
 
     Reasoning up to `</think>` is dropped, and only the last such block counts. If that block is not closed, or if text
     follows it, the text is returned with its tags, so that it cannot be read as a word.
     """
-    said = text.rpartition("</think>")[2].strip()
-    _, opening, rest = said.rpartition(f"<{name}>")
-    inside, closing, behind = rest.partition(f"</{name}>")
-    return inside if opening and closing and not behind else said
+    reply = text.rpartition("</think>")[2].strip()
+    _, opening, rest = reply.rpartition(f"<{name}>")
+    inside, closing, after_block = rest.partition(f"</{name}>")
+    return inside if opening and closing and not after_block else reply

@@ -11,7 +11,7 @@ from functools import partial
 
 import orjson
 
-from treadle.agent.call_cache import Memory
+from treadle.agent.call_cache import CallCache
 from treadle.agent.judges.base import Case, Verdict
 from treadle.core.answers.math_equal import Checker, SymbolicVerdict
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, score_answer
@@ -36,7 +36,7 @@ class SymbolicLimits:
     Attributes:
         workers: Number of worker processes.
         limit_s: CPU time of one comparison, in seconds.
-        memory_mib: Memory of one worker, in MiB.
+        memory_mib: CallCache of one worker, in MiB.
     """
 
     workers: int = 1
@@ -78,7 +78,7 @@ class RuleJudge:
         """Return a digest of rules, threshold and limits."""
         return rules_digest(self._symbolic, self._f1_threshold)
 
-    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+    async def verdict(self, case: Case, cache: CallCache) -> Verdict:
         """See `Judge`. Raises ConfigError for an unknown domain."""
         if not case.answered:
             return Verdict(False, 0.0, "status")
@@ -86,13 +86,13 @@ class RuleJudge:
         if verdict.correct or case.domain != "math" or verdict.method in ("empty", "choice") or not self._checker:
             return verdict
         unit = f"verdict-{case_digest(case, self.digest())}/rules"
-        known = memory.get(unit)
+        known = cache.get(unit)
         if known is not None:
             return Verdict(*orjson.loads(known))
         verdict = await self._decide(case, algebra=True)
         # After an error the next attempt compares again.
         if verdict.error is None:
-            memory.append(unit, orjson.dumps([verdict.correct, verdict.score, verdict.method]))
+            cache.append(unit, orjson.dumps([verdict.correct, verdict.score, verdict.method]))
         return verdict
 
     async def _decide(self, case: Case, *, algebra: bool) -> Verdict:

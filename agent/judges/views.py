@@ -19,7 +19,7 @@ from treadle.agent.judges.base import Case
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.lookalikes import sub_first
 from treadle.core.untrusted.prompt_text import as_data
-from treadle.core.untrusted.sanitize import harmless
+from treadle.core.untrusted.sanitize import sanitize
 
 MAX_QUESTION_CHARS = 8_000
 MAX_GOLD_CHARS = 4_000
@@ -41,7 +41,7 @@ class View:
 
 def delimited(blocks: Iterable[tuple[str, str]], seed: int) -> View:
     """Render blocks of (name, data) as a view. Equal seed and data give an equal view; other data give other tags."""
-    material = [(name, as_material(text)) for name, text in blocks]
+    material = [(name, escape_untrusted(text)) for name, text in blocks]
     # The attempt number changes the nonce if a text contains it.
     nonces = (hashlib.sha256(canonical_json([seed, attempt, material])).hexdigest()[:16] for attempt in count())
     nonce = next(nonce for nonce in nonces if not any(nonce in text.lower() for _, text in material))
@@ -84,9 +84,9 @@ def trajectory_view(
     )
 
 
-def as_material(text: str) -> str:
+def escape_untrusted(text: str) -> str:
     """Return text without tags and control tokens, and with control characters and direction marks escaped."""
-    return as_data(harmless(sub_first(_TAG, text, lambda _: "&lt;"))).strip()
+    return as_data(sanitize(sub_first(_TAG, text, lambda _: "&lt;"))).strip()
 
 
 def shortened(text: str, max_chars: int) -> str:

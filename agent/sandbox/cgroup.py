@@ -14,9 +14,9 @@ from pathlib import Path
 from treadle.agent.sandbox.config import SandboxSettings
 
 _MOUNT = Path("/sys/fs/cgroup")
-_ROOM_MB = 64
+_EXTRA_MB = 64
 """For the interpreter, bubblewrap, and memory that the kernel holds; the limit itself is kept by `usage`."""
-_ROOM_PROCESSES = 4
+_EXTRA_PROCESSES = 4
 _OWN_LIMITS = (
     *("memory.max", "memory.high", "memory.swap.max", "memory.swap.high", "memory.zswap.max", "pids.max"),
     *("cpu.max", "cpuset.cpus", "cpuset.mems", "io.max"),
@@ -27,10 +27,10 @@ _OWN_LIMITS = (
 def limits(settings: SandboxSettings) -> dict[str, str]:
     """Return what to write into the files of a sandbox's cgroup."""
     return {
-        "memory.max": str((settings.memory_mb + _ROOM_MB) * 1024 * 1024),
+        "memory.max": str((settings.memory_mb + _EXTRA_MB) * 1024 * 1024),
         "memory.swap.max": "0",
         "memory.oom.group": "1",
-        "pids.max": str(settings.max_processes + _ROOM_PROCESSES),
+        "pids.max": str(settings.max_processes + _EXTRA_PROCESSES),
     }
 
 

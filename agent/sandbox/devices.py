@@ -19,7 +19,7 @@ DEVICES = {"null": (1, 3), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 """Name -> major and minor number. Not `zero`: mapped, it is shared memory that nothing counts."""
 
 _PREFIX = "treadle-devices-"
-_LEFT_S = 3600.0
+_LEFTOVER_AGE_S = 3600.0
 """No start takes so long."""
 
 
@@ -34,7 +34,7 @@ def delete_leftovers() -> None:
     place = _place()
     for folder in Path(place).glob(f"{_PREFIX}*") if place is not None else ():
         with contextlib.suppress(OSError):
-            if folder.stat().st_mtime < time.time() - _LEFT_S:
+            if folder.stat().st_mtime < time.time() - _LEFTOVER_AGE_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -31,18 +31,18 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
-    """A process that was asked for. Who asked closes the streams; `news` ends when the process is gone and reaped."""
+class GuardedProcess:
+    """A started process. The caller closes the streams; `status_pipe` ends when the process has been reaped."""
 
     number: int
     stdin: IO[bytes]
     stdout: IO[bytes]
     stderr: IO[bytes]
-    news: IO[bytes]
+    status_pipe: IO[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ProcessStatus:
     """What is known of a process so far."""
 
     pid: int | None = None
@@ -56,8 +56,8 @@ class News:
     """Whether its cgroup ran out of memory."""
 
     @classmethod
-    def read(cls, text: str) -> News:
-        """From all that `Guarded.news` has brought."""
+    def read(cls, text: str) -> ProcessStatus:
+        """From all that `GuardedProcess.status_pipe` has brought."""
         facts: dict[str, Any] = {}
         for line in text.splitlines(keepends=True):
             if line.endswith("\n"):
@@ -90,35 +90,35 @@ class Guardian:
         descriptors: Sequence[int] = (),
         cgroup: dict[str, object] | None = None,
         devices: Path | None = None,
-    ) -> Guarded:
+    ) -> GuardedProcess:
         """Ask for a process in a session of its own, which gets `descriptors` as 3 and on; raises OSError.
 
-        That it could not be started is among its news. `cgroup` holds the folder `parent` in which to make one for
-        it, and `limits`, file -> text. The folder `devices` is deleted at the latest when this process has ended.
+        That it could not be started is among its status_pipe. `cgroup` holds the folder `parent` in which to make one
+        for it, and `limits`, file -> text. The folder `devices` is deleted at the latest when this process has ended.
         """
         number = next(_numbers)
         request = {"start": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd), "cgroup": cgroup}
         request["devices"] = None if devices is None else str(devices)
-        stdin, stdout, stderr, news = _pipes(4)
-        theirs = (stdin[0], stdout[1], stderr[1], news[1])
-        ours = (stdin[1], stdout[0], stderr[0], news[0])
+        stdin, stdout, stderr, status_pipe = _pipes(4)
+        child_ends = (stdin[0], stdout[1], stderr[1], status_pipe[1])
+        parent_ends = (stdin[1], stdout[0], stderr[0], status_pipe[0])
         try:
-            self._send(request, [*theirs, *descriptors])
+            self._send(request, [*child_ends, *descriptors])
         except OSError:
-            for end in ours:
+            for end in parent_ends:
                 os.close(end)
             raise
         finally:
-            for end in theirs:
+            for end in child_ends:
                 os.close(end)
-        streams = (os.fdopen(end, mode, 0) for end, mode in zip(ours, ("wb", "rb", "rb", "rb"), strict=True))
-        return Guarded(number, *streams)
+        streams = (os.fdopen(end, mode, 0) for end, mode in zip(parent_ends, ("wb", "rb", "rb", "rb"), strict=True))
+        return GuardedProcess(number, *streams)
 
-    def kill(self, guarded: Guarded) -> None:
+    def kill(self, guarded: GuardedProcess) -> None:
         """SIGKILL to a process and its group, unless it has ended."""
         # A guardian that is gone has taken along what it had started.
         with contextlib.suppress(OSError):
-            self._send({"kill": guarded.number}, [], again=False)
+            self._send({"kill": guarded.number}, [], retry=False)
 
     def is_stalled(self) -> bool:
         """Whether it leaves requests unread, as one that was stopped does."""
@@ -130,7 +130,7 @@ class Guardian:
     def abandon(self) -> None:
         """Kill it: what it had started ends with it or with its input. The next sandbox starts another one."""
         process, self._process = self._process, None
-        self._hang_up()
+        self._close_requests()
         if process is not None:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,7 +138,7 @@ class Guardian:
 
     def close(self) -> None:
         """End all that is left, and wait for it; a guardian that does not come to its end is killed."""
-        self._hang_up()
+        self._close_requests()
         if self._process is not None:
             try:
                 self._process.wait(_CLOSE_S)
@@ -152,51 +152,51 @@ class Guardian:
                 )
         self.abandon()
 
-    def _hang_up(self) -> None:
+    def _close_requests(self) -> None:
         if self._requests is not None:
             self._requests.close()
         self._requests = None
 
-    def _send(self, request: dict[str, object], descriptors: list[int], *, again: bool = True) -> None:
+    def _send(self, request: dict[str, object], descriptors: list[int], *, retry: bool = True) -> None:
         message = json.dumps(request).encode()
         if self._requests is None:
-            self._begin()
+            self._start_worker()
         try:
             assert self._requests is not None
             socket.send_fds(self._requests, [message], descriptors)
         except (ConnectionError, TimeoutError):
             self.abandon()
-            if not again:
+            if not retry:
                 raise
-            self._send(request, descriptors, again=False)
+            self._send(request, descriptors, retry=False)
 
-    def _begin(self) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _start_worker(self) -> None:
+        self._requests, child_ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests.settimeout(_SEND_S)
         folder = str(Path(supervisor.__file__).parent)
-        with theirs:
+        with child_ends:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-E", "-I", str(_WORKER), folder, str(os.getpid())],
-                stdin=theirs.fileno(),
+                stdin=child_ends.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 start_new_session=True,
             )
 
 
-def finish(guarded: Guarded, data: bytes, timeout_s: float) -> tuple[News, bytes, bytes]:
-    """Write little, wait for the end, read little: news, standard output, standard error; raises OSError.
+def finish(guarded: GuardedProcess, data: bytes, timeout_s: float) -> tuple[ProcessStatus, bytes, bytes]:
+    """Write little, wait for the end, read little: status_pipe, standard output, standard error; raises OSError.
 
     Past the time it is not ended, but by the end of its guardian.
     """
-    with guarded.stdin, guarded.stdout, guarded.stderr, guarded.news:
+    with guarded.stdin, guarded.stdout, guarded.stderr, guarded.status_pipe:
         guarded.stdin.write(data)
         text = b""
-        while select.select([guarded.news], [], [], timeout_s)[0]:
-            more = guarded.news.read(4096)
-            text += more
-            if not more:
-                return News.read(text.decode()), guarded.stdout.read(65536), guarded.stderr.read(65536)
+        while select.select([guarded.status_pipe], [], [], timeout_s)[0]:
+            chunk = guarded.status_pipe.read(4096)
+            text += chunk
+            if not chunk:
+                return ProcessStatus.read(text.decode()), guarded.stdout.read(65536), guarded.stderr.read(65536)
         raise TimeoutError(f"not ready within {timeout_s:g} s")
 
 

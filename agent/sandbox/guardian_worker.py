@@ -32,7 +32,7 @@ import supervisor  # type: ignore[import-not-found]
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 16
 _POLL_S = 0.5
-_HIGH = 64
+_MIN_DESCRIPTOR = 64
 """Above every number that a new process gets."""
 _REMOVE_S = 2.0
 _PREFIX = "treadle-"
@@ -45,7 +45,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
-    wake = supervisor.wake_on_children()
+    wakeup = supervisor.wake_on_children()
     requests = socket.socket(fileno=0)
     started: dict[int, tuple[int, int]] = {}
     ending: dict[int, tuple[int, int]] = {}
@@ -53,9 +53,9 @@ def main() -> None:
     folders: list[str] = []
     try:
         while os.getppid() == parent:
-            ready, _, _ = select.select([requests, wake], [], [], _POLL_S)
-            if wake in ready:
-                os.read(wake, 4096)
+            ready, _, _ = select.select([requests, wakeup], [], [], _POLL_S)
+            if wakeup in ready:
+                os.read(wakeup, 4096)
                 _reap(started, ending, cgroups)
             cgroups.remove()
             if requests in ready and not _serve(requests, started, cgroups, folders):
@@ -72,15 +72,15 @@ class Cgroups:
 
     def __init__(self) -> None:
         self._used: dict[int, str] = {}
-        self._left: list[str] = []
+        self._pending_removal: list[str] = []
         """Ended, with processes that are still on their way out; the kernel removes none before they are gone."""
-        self._swept: set[str] = set()
+        self._cleaned: set[str] = set()
 
     def make(self, parent: str) -> str | None:
         """Make one in a folder, after those that dead guardians left there are removed; None if that fails."""
-        if parent not in self._swept:
-            self._swept.add(parent)
-            self._left += _left_by_dead_guardians(parent)
+        if parent not in self._cleaned:
+            self._cleaned.add(parent)
+            self._pending_removal += _leftover_cgroups(parent)
             self.remove()
         folder = os.path.join(parent, f"{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}")
         try:
@@ -100,7 +100,7 @@ class Cgroups:
             if os.path.exists(kill):  # Linux 5.14.
                 with open(kill, "w") as file:
                     file.write("1")
-        self._left.append(folder)
+        self._pending_removal.append(folder)
         self.remove()
 
     def end(self, pid: int) -> bool:
@@ -116,14 +116,14 @@ class Cgroups:
 
     def remove(self) -> None:
         """Remove those that are left, as far as they are empty by now."""
-        self._left = [folder for folder in self._left if _is_busy(folder)]
+        self._pending_removal = [folder for folder in self._pending_removal if _is_busy(folder)]
 
     def close(self) -> None:
         """Remove all, once all processes are ended; the last ones take the kernel a moment."""
         for pid in list(self._used):
             self.end(pid)
         until = time.monotonic() + _REMOVE_S
-        while self._left and time.monotonic() < until:
+        while self._pending_removal and time.monotonic() < until:
             time.sleep(0.01)
             self.remove()
 
@@ -137,13 +137,13 @@ def _is_busy(folder: str) -> bool:
     return False
 
 
-def _left_by_dead_guardians(parent: str) -> list[str]:
+def _leftover_cgroups(parent: str) -> list[str]:
     with contextlib.suppress(OSError):
-        return [os.path.join(parent, name) for name in os.listdir(parent) if _is_left(name)]
+        return [os.path.join(parent, name) for name in os.listdir(parent) if _is_leftover(name)]
     return []
 
 
-def _is_left(name: str) -> bool:
+def _is_leftover(name: str) -> bool:
     """Whether a cgroup is one of a guardian that is gone."""
     words = name.removeprefix(_PREFIX).split("-")
     if not name.startswith(_PREFIX) or len(words) != 2 or not words[0].isdigit():
@@ -182,16 +182,16 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups
     try:
         pid = os.fork()
     except OSError as error:  # No more processes: said of this one, while the others live on.
-        _tell(descriptors[3], error=str(error))
+        _write_status(descriptors[3], error=str(error))
         for descriptor in descriptors:
             os.close(descriptor)
         if cgroup is not None:
             cgroups.drop(cgroup)
         return True
     if pid == 0:
-        _become(request, descriptors, cgroup)
-    news = descriptors.pop(3)
-    started[pid] = request["start"], news
+        _exec_program(request, descriptors, cgroup)
+    status_pipe = descriptors.pop(3)
+    started[pid] = request["start"], status_pipe
     if cgroup is not None:
         cgroups.use(cgroup, pid)
     for descriptor in descriptors:
@@ -199,27 +199,27 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups
     return True
 
 
-def _become(request: dict[str, object], descriptors: list[int], cgroup: str | None) -> None:
+def _exec_program(request: dict[str, object], descriptors: list[int], cgroup: str | None) -> None:
     """In the child: take the descriptors, join the cgroup and become the command; does not return."""
-    kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH) for descriptor in descriptors]
-    news = kept.pop(3)
+    duplicates = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MIN_DESCRIPTOR) for descriptor in descriptors]
+    status_pipe = duplicates.pop(3)
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        for place, descriptor in enumerate(kept):
+        for place, descriptor in enumerate(duplicates):
             os.dup2(descriptor, place)
-        os.closerange(len(kept), _HIGH)
+        os.closerange(len(duplicates), _MIN_DESCRIPTOR)
         # When the machine runs out of memory, the kernel ends sandboxes before anything else.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"1000")
         joined = cgroup is not None and _join_cgroup(cgroup, request["cgroup"]["limits"])  # type: ignore[index]
         os.chdir(str(request["cwd"]))
-        _tell(news, pid=os.getpid(), cgroup=joined)
+        _write_status(status_pipe, pid=os.getpid(), cgroup=joined)
         argv: list[str] = request["argv"]  # type: ignore[assignment]
         os.execve(argv[0], argv, request["env"])  # type: ignore[arg-type]
     except OSError as error:
-        _tell(news, error=str(error))
+        _write_status(status_pipe, error=str(error))
     finally:
         os._exit(127)
 
@@ -258,9 +258,9 @@ def _reap(started: dict[int, tuple[int, int]], ending: dict[int, tuple[int, int]
         _, status = os.waitpid(pid, 0)
         ending[pid] = os.waitstatus_to_exitcode(status), started.pop(pid)[1]
     for pid in [pid for pid in ending if _is_empty(pid)]:
-        code, news = ending.pop(pid)
-        _tell(news, code=code, oom=cgroups.end(pid))
-        os.close(news)
+        code, status_pipe = ending.pop(pid)
+        _write_status(status_pipe, code=code, oom=cgroups.end(pid))
+        os.close(status_pipe)
 
 
 def _ended_child() -> int | None:
@@ -287,9 +287,9 @@ def _kill_group(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _tell(news: int, **facts: object) -> None:
+def _write_status(status_pipe: int, **facts: object) -> None:
     with contextlib.suppress(OSError):
-        os.write(news, json.dumps(facts).encode() + b"\n")
+        os.write(status_pipe, json.dumps(facts).encode() + b"\n")
 
 
 if __name__ == "__main__":

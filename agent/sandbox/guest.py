@@ -156,7 +156,7 @@ def share_without_anonymous_memory(scratch: str | None) -> None:
     mmap.mmap = Shared  # type: ignore[misc]
 
 
-def lock_by_ranges() -> None:
+def emulate_flock_with_ranges() -> None:
     """Let `fcntl.flock` work although the system-call filter refuses it, as on NFS: LOCK_EX needs a file open for
     writing, LOCK_SH one open for reading, and locks of `fcntl.lockf` count too.
     """
@@ -212,7 +212,7 @@ class DatabasesWithoutWal:
         sqlite3.connect = sqlite3.dbapi2.connect = connect
 
 
-def look_before_times() -> None:
+def run_change_times_before_use() -> None:
     """Let `os.utime` of a missing file fail although the filter only pretends: `Path.touch` relies on it."""
     change_times = os.utime
 
@@ -285,7 +285,7 @@ def report(error: BaseException) -> None:
     sys.stderr.write(text)
 
 
-def become(text: str) -> int:
+def run_as_main_module(text: str) -> int:
     """Run the program as `__main__`; returns its exit code, 1 after an exception, whose traceback it prints."""
     linecache.cache[PROGRAM] = (len(text), None, text.splitlines(keepends=True), PROGRAM)
     module = types.ModuleType("__main__")
@@ -324,7 +324,7 @@ def end(code: int) -> None:
         os._exit(code)
 
 
-def stay_first(program: int) -> None:
+def run_as_init(program: int) -> None:
     """Live on as the sandbox's first process, whose end is the end of all, until the program or the host ends.
 
     Standard input hangs up when the host is gone. bubblewrap's own signal for that case does not reach a process that
@@ -339,7 +339,7 @@ def stay_first(program: int) -> None:
     events.register(awake, select.POLLIN)
     events.register(0, 0)
     while True:
-        reap(program)
+        wait_for_program(program)
         for descriptor, _ in events.poll():
             if descriptor == 0:
                 # Without isolation the group is all that can be ended.
@@ -348,7 +348,7 @@ def stay_first(program: int) -> None:
             os.read(awake, 4096)
 
 
-def reap(program: int) -> None:
+def wait_for_program(program: int) -> None:
     """Collect processes that have ended; ends with the program's exit code, or 128 + the signal that killed it."""
     pid = 1
     while pid:
@@ -383,17 +383,17 @@ def main() -> None:
     gc.freeze()
     program = os.fork()
     if program:
-        stay_first(program)
+        run_as_init(program)
     set_limits(spec)
     if landlock:
         confine(landlock)
     if spec["share"] != "anonymously":
         share_without_anonymous_memory(os.getcwd() if spec["share"] == "in files" else None)
     if spec["files"] == "own":
-        lock_by_ranges()
+        emulate_flock_with_ranges()
         sys.meta_path.insert(0, DatabasesWithoutWal())
     elif spec["files"] == "shared":
-        look_before_times()
+        run_change_times_before_use()
     os.write(1, b"R")
     import_while_idle(idle)
     gc.enable()
@@ -401,7 +401,7 @@ def main() -> None:
     if received is not None:
         cpu_s = received[0] + int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-        end(become(received[1]))
+        end(run_as_main_module(received[1]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from treadle.agent.sandbox.bubblewrap import GUEST
 from treadle.agent.sandbox.devices import delete_leftovers
 
-_OURS = {b"--die-with-parent", b"--info-fd", os.fsencode(GUEST)}
+_SANDBOX_PREFIXES = {b"--die-with-parent", b"--info-fd", os.fsencode(GUEST)}
 
 
 def end_leftovers() -> int:
@@ -21,7 +21,7 @@ def end_leftovers() -> int:
     delete_leftovers()
     num_ended = 0
     for name in os.listdir("/proc"):
-        if name.isdigit() and _is_left(int(name)):
+        if name.isdigit() and _is_leftover(int(name)):
             num_ended += _end(int(name))
     return num_ended
 
@@ -33,7 +33,7 @@ def _end(pid: int) -> bool:
         return False
     try:
         # Once more: by now the number may have been given to a stranger.
-        if _is_left(pid):
+        if _is_leftover(pid):
             signal.pidfd_send_signal(process, signal.SIGKILL)
             return True
     except OSError:
@@ -43,7 +43,7 @@ def _end(pid: int) -> bool:
     return False
 
 
-def _is_left(pid: int) -> bool:
+def _is_leftover(pid: int) -> bool:
     """Whether a process is a bubblewrap of ours whose parent is neither bubblewrap nor a guardian.
 
     A guardian is the parent of each bubblewrap that it started, and of each child whose bubblewrap died before it.
@@ -68,4 +68,4 @@ def _words(pid: int) -> list[bytes]:
 
 
 def _is_bubblewrap(words: list[bytes]) -> bool:
-    return words[0].endswith(b"bwrap") and set(words) >= _OURS
+    return words[0].endswith(b"bwrap") and set(words) >= _SANDBOX_PREFIXES

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SandboxPool:
-    """Runs programs, each in a fresh sandbox. Usage: `async with SandboxPool(settings) as pool`, on one event loop."""
+    """Runner of programs, each in a fresh sandbox: `async with SandboxPool(settings) as pool`, on one event loop."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -106,7 +106,7 @@ class SandboxPool:
                 sandbox = await self._warm.get()
                 if isinstance(sandbox, SandboxError):
                     raise sandbox
-                if sandbox.alive:
+                if sandbox.is_alive:
                     return sandbox
                 await sandbox.discard()
         finally:

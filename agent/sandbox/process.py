@@ -18,17 +18,17 @@ from typing import Any
 
 from treadle.agent.sandbox.bubblewrap import Command, Launcher
 from treadle.agent.sandbox.config import SandboxSettings
-from treadle.agent.sandbox.guardian import Guarded, Guardian, News
+from treadle.agent.sandbox.guardian import GuardedProcess, Guardian, ProcessStatus
 from treadle.agent.sandbox.usage import Excess, UsageWatch, descendants
 from treadle.core.errors import SandboxError
 from treadle.core.steady_loop import wait_for_first
 
 _logger = logging.getLogger(__name__)
 
-_KEPT_BYTES = 512 * 1024
+_MAX_KEPT_BYTES = 512 * 1024
 _DRAIN_S = 0.5
-_GONE_S = 10.0
-_FORCED_S = 5.0
+_END_TIMEOUT_S = 10.0
+_FORCED_END_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ProgramResult:
 
     exit_code: int | None
     timed_out: bool
-    flooded: bool
+    output_exceeded: bool
     excess: Excess | None
     """What it held too much of, all processes together, so that the host killed it."""
     stdout: str
@@ -51,7 +51,7 @@ class Capture(asyncio.Protocol):
     def __init__(self, limit_bytes: int = 1 << 62) -> None:
         self.total_bytes = 0
         self.ended = asyncio.get_running_loop().create_future()
-        self.flooded = asyncio.Event()
+        self.output_exceeded = asyncio.Event()
         self.first_byte = asyncio.Event()
         self._limit_bytes = limit_bytes
         self._head = bytearray()
@@ -60,14 +60,14 @@ class Capture(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Keep what there is room for."""
         self.total_bytes += len(data)
-        room = _KEPT_BYTES - len(self._head)
+        room = _MAX_KEPT_BYTES - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
-        if len(self._tail) > 2 * _KEPT_BYTES:
-            del self._tail[:-_KEPT_BYTES]
+        if len(self._tail) > 2 * _MAX_KEPT_BYTES:
+            del self._tail[:-_MAX_KEPT_BYTES]
         self.first_byte.set()
         if self.total_bytes > self._limit_bytes:
-            self.flooded.set()
+            self.output_exceeded.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the pipe is closed."""
@@ -84,7 +84,7 @@ class Capture(asyncio.Protocol):
 
     def text(self) -> str:
         """Return the kept output, decoded, with a note in place of dropped bytes."""
-        tail = self._tail[-_KEPT_BYTES:]
+        tail = self._tail[-_MAX_KEPT_BYTES:]
         dropped = self.total_bytes - len(self._head) - len(tail)
         if dropped == 0:
             return (self._head + tail).decode("utf-8", "replace")
@@ -92,7 +92,7 @@ class Capture(asyncio.Protocol):
         return self._head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
 
-def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarded:
+def _start(guardian: Guardian, command: Command, scratch: Path | None) -> GuardedProcess:
     try:
         return guardian.start(
             command.arguments,
@@ -109,7 +109,7 @@ def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarde
         raise
 
 
-def _guardian_killed() -> SandboxError:
+def _guardian_killed_error() -> SandboxError:
     """How the program ended is not known, so it has to run again."""
     error = SandboxError(
         "a sandbox was lost: the process that starts sandboxes was killed from outside, or it was stopped and replaced"
@@ -118,7 +118,7 @@ def _guardian_killed() -> SandboxError:
     return error
 
 
-def _stuck(pid: int | None) -> SandboxError:
+def _stuck_process_error(pid: int | None) -> SandboxError:
     """Return the error for a process that the kernel does not end."""
     error = SandboxError(
         f"a sandbox cannot be ended: process {pid} was killed and is still there; "
@@ -128,7 +128,7 @@ def _stuck(pid: int | None) -> SandboxError:
     return error
 
 
-def _same(capture: Capture) -> Capture:
+def _identity(capture: Capture) -> Capture:
     return capture
 
 
@@ -151,11 +151,13 @@ def _first_process(info: int) -> tuple[int, int] | None:
 class SandboxProcess:
     """A started sandbox. It runs at most one program; `kill` and `gone` end it whatever it does."""
 
-    def __init__(self, guardian: Guardian, guarded: Guarded, settings: SandboxSettings, scratch: Path | None) -> None:
+    def __init__(
+        self, guardian: Guardian, guarded: GuardedProcess, settings: SandboxSettings, scratch: Path | None
+    ) -> None:
         limit_bytes = settings.max_output_mb * 1024 * 1024
         self._guardian = guardian
         self._guarded = guarded
-        self._news = Capture()
+        self._status_output = Capture()
         self._stdout = Capture(limit_bytes)
         self._stderr = Capture(limit_bytes)
         self._lifeline: Capture | None = None
@@ -200,7 +202,7 @@ class SandboxProcess:
         loop = asyncio.get_running_loop()
         streams = self._guarded
         pipes: list[tuple[Capture, object]] = [
-            (self._news, streams.news),
+            (self._status_output, streams.status_pipe),
             (self._stdout, streams.stdout),
             (self._stderr, streams.stderr),
         ]
@@ -208,7 +210,7 @@ class SandboxProcess:
             self._lifeline = Capture()
             pipes.append((self._lifeline, os.fdopen(lifeline, "rb", 0)))
         for capture, pipe in pipes:
-            transport, _ = await loop.connect_read_pipe(partial(_same, capture), pipe)
+            transport, _ = await loop.connect_read_pipe(partial(_identity, capture), pipe)
             self._transports.append(transport)
 
     async def _ready(self, timeout_s: float) -> None:
@@ -220,8 +222,8 @@ class SandboxProcess:
             first.cancel()
         if self._stdout.take() != b"R":
             self.kill()
-            await self.gone()
-            if (problem := self._told.error) is not None:
+            await self.wait_ended()
+            if (problem := self._status.error) is not None:
                 raise SandboxError(f"cannot start a sandbox: {problem}")
             reason = self._stderr.text().strip()[-1000:] or f"it was not ready within {timeout_s:g} s"
             raise SandboxError(f"a sandbox did not start: {reason}")
@@ -229,18 +231,18 @@ class SandboxProcess:
             self._find_first_process()
 
     @property
-    def _told(self) -> News:
-        return News.read(self._news.text())
+    def _status(self) -> ProcessStatus:
+        return ProcessStatus.read(self._status_output.text())
 
     @property
     def has_cgroup(self) -> bool:
         """Whether the kernel itself limits the memory of all its processes together."""
-        return self._told.cgroup
+        return self._status.cgroup
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it can still take a program."""
-        return not self._news.ended.done() and not self._stdout.ended.done()
+        return not self._status_output.ended.done() and not self._stdout.ended.done()
 
     async def run(self, program: str, usage: UsageWatch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
         """Run one program to its end or its limit; nothing of it is left when this returns."""
@@ -254,37 +256,39 @@ class SandboxProcess:
         """Return the id of the first process; old kernels without pidfds have it as the only child of bubblewrap."""
         if self._first_process is not None:
             return self._first_process[0]
-        bwrap = self._told.pid or 0
+        bwrap = self._status.pid or 0
         return next(itertools.islice(descendants(bwrap), 1, None), bwrap)
 
     async def _run(
         self, program: str, excess: asyncio.Future[Excess], time_limit_s: float, cpu_s: int
     ) -> ProgramResult:
-        flooded = [asyncio.ensure_future(capture.flooded.wait()) for capture in (self._stdout, self._stderr)]
+        output_exceeded = [
+            asyncio.ensure_future(capture.output_exceeded.wait()) for capture in (self._stdout, self._stderr)
+        ]
         ended = asyncio.ensure_future(self._ended())
         lost = asyncio.ensure_future(self._lost())
-        first: set[asyncio.Future[Any]] = {ended, excess, lost, *flooded}
+        first: set[asyncio.Future[Any]] = {ended, excess, lost, *output_exceeded}
         try:
             body = program.encode("utf-8", "replace")
             await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
             seconds = await wait_for_first(first, time_limit_s)
-            finished, flood = ended.done(), any(future.done() for future in flooded)
-            too_much: Excess | None = excess.result() if excess.done() and not finished else None
+            finished, exceeded_output = ended.done(), any(future.done() for future in output_exceeded)
+            exceeded: Excess | None = excess.result() if excess.done() and not finished else None
         finally:
             for future in first:
                 future.cancel()
             self.kill()
-        await self.gone()
-        code = self._told.code
+        await self.wait_ended()
+        code = self._status.code
         if code is None:
-            raise _guardian_killed()
-        if finished and self._told.oom:
-            finished, too_much = False, "memory"
+            raise _guardian_killed_error()
+        if finished and self._status.oom:
+            finished, exceeded = False, "memory"
         return ProgramResult(
             exit_code=code if finished else None,
-            timed_out=not finished and not flood and too_much is None,
-            flooded=flood,
-            excess=too_much,
+            timed_out=not finished and not exceeded_output and exceeded is None,
+            output_exceeded=exceeded_output,
+            excess=exceeded,
             stdout=self._stdout.text(),
             stderr=self._stderr.text(),
             seconds=seconds,
@@ -299,23 +303,23 @@ class SandboxProcess:
 
     async def _lost(self) -> None:
         """Wait until nobody can say any more how it will end."""
-        await asyncio.shield(self._news.ended)
-        if self._told.code is not None:
+        await asyncio.shield(self._status_output.ended)
+        if self._status.code is not None:
             await asyncio.Future()
 
     async def _ended(self) -> None:
         """Wait until the program, and with a lifeline all that it started, has ended by itself."""
         if self._lifeline is not None:
             await asyncio.shield(self._lifeline.ended)
-        await asyncio.shield(self._news.ended)
+        await asyncio.shield(self._status_output.ended)
 
     def kill(self) -> None:
         """End all processes of the sandbox at once; `gone` waits for it. Can be called again."""
-        self._hang_up()
+        self._close_input()
         if self._lifeline is None:
             # Its own session; Landlock's programs cannot leave it, those of `none` can.
             self._guardian.kill(self._guarded)
-        elif self._told.code is None:
+        elif self._status.code is None:
             self._kill_first_process()
 
     def _kill_first_process(self) -> None:
@@ -337,23 +341,23 @@ class SandboxProcess:
         if self._first_process is None and self._info is not None:
             self._first_process = _first_process(self._info)
 
-    def _hang_up(self) -> None:
+    def _close_input(self) -> None:
         if self._input is not None:
             if not self._input.is_closing():
                 self._input.abort()
         else:
             self._guarded.stdin.close()
 
-    async def gone(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the killed sandbox is gone and reaped, and its output is read; then free what it held.
 
         Raises SandboxError where it is still there after some 20 s.
         """
         try:
-            await asyncio.wait_for(self._ended(), _GONE_S)
+            await asyncio.wait_for(self._ended(), _END_TIMEOUT_S)
         except TimeoutError:
             await self._end_by_force()
-        stuck = not self._news.ended.done()
+        stuck = not self._status_output.ended.done()
         await asyncio.wait({self._stdout.ended, self._stderr.ended}, timeout=_DRAIN_S)
         for transport in self._transports:
             transport.close()
@@ -364,20 +368,20 @@ class SandboxProcess:
         if self._scratch is not None:
             await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
         if stuck:
-            raise _stuck(self._told.pid)
+            raise _stuck_process_error(self._status.pid)
 
     async def _end_by_force(self) -> None:
         """Have the guardian kill it, or, if nothing reaches the guardian, kill that."""
         self._guardian.kill(self._guarded)
-        await asyncio.wait({self._news.ended}, timeout=_FORCED_S)
-        if not self._news.ended.done() and self._guardian.is_stalled():
+        await asyncio.wait({self._status_output.ended}, timeout=_FORCED_END_TIMEOUT_S)
+        if not self._status_output.ended.done() and self._guardian.is_stalled():
             self._guardian.abandon()
-            await asyncio.wait({self._news.ended}, timeout=_FORCED_S)
+            await asyncio.wait({self._status_output.ended}, timeout=_FORCED_END_TIMEOUT_S)
 
     async def discard(self) -> None:
         """Kill it and wait until it is gone; one that cannot be ended is left, with a warning."""
         self.kill()
         try:
-            await self.gone()
+            await self.wait_ended()
         except SandboxError as error:
             _logger.warning("%s", error)

@@ -4,7 +4,7 @@ The filters let through what `system_calls` lists and refuse all else. Behind na
 open: memory that no limit counts, signals through files that several sandboxes see, what the kernel counts per user,
 and large, rarely needed parts of the kernel. Without namespaces the stricter one also stops what would reach the
 machine's other processes and files if Landlock has no say.
-For a process that only computes there is a third one, `core/untrusted/computing_filter.py`.
+For a process that only computes there is a third one, `core/untrusted/seccomp_filter.py`.
 Format: Linux `struct seccomp_data` and classic BPF (Documentation/userspace-api/seccomp_filter.rst).
 """
 

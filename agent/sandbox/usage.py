@@ -20,7 +20,7 @@ from typing import Literal
 
 Excess = Literal["memory", "files"]
 
-EVERY_S = 0.05
+INTERVAL_S = 0.05
 MAX_FILES = 16384
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _USUAL_DESCRIPTORS = 16
@@ -28,7 +28,7 @@ _USUAL_DESCRIPTORS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SandboxUsage:
     """What a sandbox holds. If its memory is far below the limit, `memory_bytes` may count shared pages twice."""
 
     memory_bytes: int
@@ -52,7 +52,7 @@ class UsageWatch:
         """
         loop = asyncio.get_running_loop()
         excess: asyncio.Future[Excess] = loop.create_future()
-        timer = loop.call_later(EVERY_S, self._add, excess, first, memory_bytes)
+        timer = loop.call_later(INTERVAL_S, self._add, excess, first, memory_bytes)
         try:
             yield excess
         finally:
@@ -70,13 +70,13 @@ class UsageWatch:
 
     def _add(self, excess: asyncio.Future[Excess], first: int, memory_bytes: int) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="sandbox-usage", daemon=True)
+            self._thread = threading.Thread(target=self._watch, name="sandbox-usage", daemon=True)
             self._thread.start()
         with self._changed:
             self._watched[excess] = first, memory_bytes
             self._changed.notify()
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while not self._closed.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._watched or self._closed.is_set())
@@ -85,31 +85,31 @@ class UsageWatch:
                 if found := _excess(usage, memory_bytes):
                     # The loop may close in the meantime.
                     with contextlib.suppress(RuntimeError):
-                        excess.get_loop().call_soon_threadsafe(_tell, excess, found)
-            self._closed.wait(EVERY_S)
+                        excess.get_loop().call_soon_threadsafe(_set_excess, excess, found)
+            self._closed.wait(INTERVAL_S)
 
 
-def _tell(excess: asyncio.Future[Excess], found: Excess) -> None:
+def _set_excess(excess: asyncio.Future[Excess], found: Excess) -> None:
     if not excess.done():
         excess.set_result(found)
 
 
-def _excess(usage: Usage, memory_bytes: int) -> Excess | None:
+def _excess(usage: SandboxUsage, memory_bytes: int) -> Excess | None:
     if usage.memory_bytes > memory_bytes:
         return "memory"
     return "files" if usage.files > MAX_FILES else None
 
 
-def usage_of(first: int, limit_bytes: int) -> Usage:
+def usage_of(first: int, limit_bytes: int) -> SandboxUsage:
     """Return what the sandbox with this first process holds; nothing if it is gone."""
     scratch_bytes, files = _scratch(first)
     pids = list(descendants(first))[1:]
-    held = scratch_bytes + sum(map(_descriptor_bytes, pids))
+    held_bytes = scratch_bytes + sum(map(_descriptor_bytes, pids))
     # Cheaper, and never less than the proportional sizes unless pages are swapped out.
-    most = held + sum(map(_resident_bytes, pids))
+    most = held_bytes + sum(map(_resident_bytes, pids))
     if most <= limit_bytes and not _has_swap():
-        return Usage(most, files)
-    return Usage(held + sum(map(_anonymous_bytes, pids)), files)
+        return SandboxUsage(most, files)
+    return SandboxUsage(held_bytes + sum(map(_anonymous_bytes, pids)), files)
 
 
 def descendants(pid: int) -> Iterator[int]:

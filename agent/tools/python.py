@@ -86,7 +86,7 @@ def read_result(result: ProgramResult) -> tuple[OutcomeStatus, str]:
     """Return status and full text of a result: standard output or, if the program failed, standard error."""
     if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
         return "timeout", TIMEOUT_TEXT
-    if result.flooded:
+    if result.output_exceeded:
         return "error", clean(result.stdout or result.stderr) + "\n[killed: it printed too much]"
     if result.excess is not None:
         return "error", f"{clean(result.stderr)}\n[killed: {_EXCESS[result.excess]}]".lstrip()

@@ -11,14 +11,14 @@ from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext, ToolOutcome
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.searchers import Searcher, searcher_for
 from treadle.agent.tools.summarizer import Summarizer
-from treadle.core.waiting import all_of
+from treadle.core.gather import gather_or_cancel
 from treadle.core.work_clock import work_clock
 from treadle.retriever.index import MAX_QUERY_CHARS
 from treadle.web.pages.control_tokens import without_known_tokens
 from treadle.web.types import RecordMiss
 
 if TYPE_CHECKING:
-    from treadle.web.types import WebFound
+    from treadle.web.types import WebSearchResult
 
 EMPTY_QUERY = "The search query is empty."
 NO_HIT = "No documents were found for this query."
@@ -37,11 +37,11 @@ class WebSearcher(Protocol):
         """Prepare for searches. Raises TreadleError if that is impossible."""
         ...
 
-    async def search(self, query: str, *, deadline: float) -> WebFound:
+    async def search(self, query: str, *, deadline: float) -> WebSearchResult:
         """Search the web. Raises ToolError, and SearchUnavailable if there is no result by the deadline."""
         ...
 
-    async def landed(self) -> None:
+    async def wait_recorded(self) -> None:
         """Wait for requests in progress, each until its own deadline."""
         ...
 
@@ -51,7 +51,7 @@ class WebSearcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SourceResult:
     """Result of one source: text for the agent, whole documents for the summarizer.
 
     Both are empty if nothing was found.
@@ -108,7 +108,7 @@ class SearchTool:
     async def __aexit__(self, *exc: object) -> None:
         try:
             if self._web is not None and not any(exc):  # after an error or cancellation, do not wait
-                await self._web.landed()
+                await self._web.wait_recorded()
         finally:
             await self._stack.aclose()
 
@@ -154,15 +154,15 @@ class SearchTool:
             completion_tokens=summary.completion_tokens,
         )
 
-    async def _find(self, query: str, asked: str | None) -> _Found:
+    async def _find(self, query: str, question_route: str | None) -> _SourceResult:
         """Search by the question's own route. Raises TimeoutError."""
-        route = self._settings.route_of(asked)
+        route = self._settings.route_of(question_route)
         if route == "local":
             return await self._in_corpus(query)
         if route == "web":
             return await self._on_web(query)
-        local, web = await all_of([self._in_time(query), self._on_web(query)])
-        return _Found(
+        local, web = await gather_or_cancel([self._in_corpus_or_note(query), self._on_web(query)])
+        return _SourceResult(
             "\n\n".join(filter(None, (local.text, web.text))),
             (*local.documents, *web.documents),
             web.sources,
@@ -172,21 +172,21 @@ class SearchTool:
             # searched.
         )
 
-    async def _in_time(self, query: str) -> _Found:
+    async def _in_corpus_or_note(self, query: str) -> _SourceResult:
         """Search the corpus next to the web; if it takes too long, return nothing but a note."""
         try:
             return await self._in_corpus(query)
         except TimeoutError:
-            return _Found(note=CORPUS_TOO_SLOW)
+            return _SourceResult(note=CORPUS_TOO_SLOW)
 
-    async def _in_corpus(self, query: str) -> _Found:
+    async def _in_corpus(self, query: str) -> _SourceResult:
         assert self._searcher is not None
         limit = asyncio.get_running_loop().time() + self._settings.timeout_s
         hits = await self._searcher.search(query, self._settings.top_n, deadline=limit)
         documents = "\n\n".join(self._cut(hit.contents) for hit in hits).strip()
-        return _Found(documents, tuple(hit.contents for hit in hits))
+        return _SourceResult(documents, tuple(hit.contents for hit in hits))
 
-    async def _on_web(self, query: str) -> _Found:
+    async def _on_web(self, query: str) -> _SourceResult:
         """Search the web."""
         assert self._web is not None
         limit = asyncio.get_running_loop().time() + self._settings.timeout_s
@@ -195,8 +195,8 @@ class SearchTool:
         except RecordMiss:
             if not self._misses_are_empty:
                 raise
-            return _Found(note=NOT_ON_RECORD)
-        return _Found(found.text, found.documents, found.sources, found.recorded, refused=found.refused)
+            return _SourceResult(note=NOT_ON_RECORD)
+        return _SourceResult(found.text, found.documents, found.sources, found.recorded, refused=found.refused)
 
     def _cut(self, contents: str) -> str:
         limit = self._settings.document_chars

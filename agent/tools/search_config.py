@@ -92,10 +92,10 @@ class SearchToolSettings(IndexSettings):
         if self.service is None and (self.has_local or not self.uses_web):
             filled = super().with_digests()
         web = self.web
-        if web is None or not self.uses_web or web.record_used is None:
+        if web is None or not self.uses_web or web.active_record is None:
             return filled
         from treadle.web.record.folder import record_digest
 
         return filled.model_copy(
-            update={"web": web.model_copy(update={"record_digest": record_digest(web.record_used)})}
+            update={"web": web.model_copy(update={"record_digest": record_digest(web.active_record)})}
         )

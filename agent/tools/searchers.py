@@ -13,13 +13,13 @@ from treadle.retriever.batching import MicroBatcher
 from treadle.retriever.client import ServiceClient, ServiceClientSettings
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.index import Hit, Index
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 _MAX_BATCH = 64
 """Most queries that are encoded together."""
 
 
-class Found(Protocol):
+class DocumentLike(Protocol):
     """Document of a search result."""
 
     @property
@@ -35,7 +35,7 @@ class Searcher(Protocol):
         """Prepare for searches. Raises TreadleError if that is impossible."""
         ...
 
-    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Found]:
+    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[DocumentLike]:
         """Return at most `top_n` documents, best first; `deadline` is in the event loop's clock.
 
         Raises TimeoutError if the deadline passes during a search, and ToolError or ModelError if searching is

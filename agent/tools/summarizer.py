@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from treadle.agent.dialect import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.prompts import render_prompt, system_prompt, template_source
 from treadle.agent.tools.outcome import CallContext
 from treadle.core.errors import ContextTooLong
@@ -25,14 +25,14 @@ MARKER = "**Final Information**"
 """The summary is the text after the last occurrence of this in a reply."""
 MAX_DOCUMENTS_CHARS = 20_000
 """Most characters of all documents in one prompt; the rest is left out, marked by three dots."""
-_WHOLE_ENTRIES = 5
+_NUM_FIRST_ENTRIES = 5
 """A log of at most this many entries is shown in full."""
-_LAST_ENTRIES = 4
+_NUM_LAST_ENTRIES = 4
 
 _BLOCK_TAG = re.compile(r"<(?=\s*/?\s*(?:question|reasoning|query|documents)\b)", re.IGNORECASE)
 _MARKER = re.compile(r"\*{2,}\s*(Final Information)\s*\*{2,}", re.IGNORECASE)
-_SEARCH = TOOL_PROTOCOL.by_name["search"]
-_RESULT = TOOL_PROTOCOL.by_name["result"]
+_SEARCH = TOOL_DIALECT.by_name["search"]
+_RESULT = TOOL_DIALECT.by_name["result"]
 
 
 class SummaryModel(Protocol):
@@ -104,7 +104,7 @@ class Summarizer:
             completion = None
         if completion is None:
             return Summary("", "not summarized: the prompt is longer than the summarizer's window")
-        text = information_of(completion.text)
+        text = extract_information(completion.text)
         note = "" if text else "not summarized: the summarizer said nothing"
         return Summary(text, note, completion.prompt_tokens, completion.completion_tokens)
 
@@ -121,12 +121,12 @@ class Summarizer:
         if self._codec is None:
             return await self._model.chat(messages, self._sampling, seed=seed, session="", deadline=deadline)
         ids = self._codec.prompt_ids(messages)
-        room = self._sampling.max_tokens
+        max_tokens_left = self._sampling.max_tokens
         if self._max_model_len is not None:
-            room = min(room, self._max_model_len - len(ids))
-        if room < 1:
+            max_tokens_left = min(max_tokens_left, self._max_model_len - len(ids))
+        if max_tokens_left < 1:
             return None
-        request = CompletionRequest(prompt=ids, max_tokens=room, sampling=self._sampling, stop=(), seed=seed)
+        request = CompletionRequest(prompt=ids, max_tokens=max_tokens_left, sampling=self._sampling, stop=(), seed=seed)
         return await self._model.complete(request, session="", deadline=deadline)
 
 
@@ -142,7 +142,7 @@ def summary_messages(query: str, documents: Sequence[str], context: CallContext)
         question=_as_data(context.question),
         reasoning=_as_data(shortened(context.log)),
         query=_as_data(query),
-        documents=[_as_data(document) for document in _within(documents, MAX_DOCUMENTS_CHARS)],
+        documents=[_as_data(document) for document in _fit_documents(documents, MAX_DOCUMENTS_CHARS)],
     )
     return [{"role": "system", "content": system_prompt("summarizer_system")}, {"role": "user", "content": user}]
 
@@ -157,21 +157,21 @@ def shortened(log: Sequence[str]) -> str:
     parts: list[str] = []
     for number, entry in enumerate(log):
         found = number > 0 and searches[number - 1] and entry.lstrip().startswith(_RESULT.opening)
-        outer = number == 0 or number >= len(log) - _LAST_ENTRIES
-        if len(log) <= _WHOLE_ENTRIES or outer or searches[number] or found:
+        outer = number == 0 or number >= len(log) - _NUM_LAST_ENTRIES
+        if len(log) <= _NUM_FIRST_ENTRIES or outer or searches[number] or found:
             parts.append(f"Step {number + 1}: {entry.strip()}")
         elif parts[-1] != "...":
             parts.append("...")
     return "\n\n".join(parts)
 
 
-def information_of(reply: str) -> str:
+def extract_information(reply: str) -> str:
     """Return the text after the last marker of a reply, or else the whole reply, as one line; reasoning is dropped."""
     said = reply.rpartition("</think>")[2]
     return " ".join(said.rpartition(MARKER)[2].split())
 
 
-def _within(documents: Sequence[str], num_chars: int) -> list[str]:
+def _fit_documents(documents: Sequence[str], num_chars: int) -> list[str]:
     kept: list[str] = []
     for document in documents:
         if len(document) > num_chars:

@@ -52,8 +52,8 @@ def _web_search(
     from treadle.web.search import WebSearch
 
     # A replay records nothing, so it needs no store of the run.
-    kept = store(WEB_STORE) if store is not None and web.mode != "replay" else None
-    return WebSearch(web, store=kept, summarized=summarized)
+    web_store = store(WEB_STORE) if store is not None and web.mode != "replay" else None
+    return WebSearch(web, store=web_store, summarized=summarized)
 
 
 def sandbox_facts(settings: EnvironmentSettings) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 Search = Callable[[str, int], list[dict[str, Any]]]
 
 
-class Request(BaseModel):
+class SearchRequest(BaseModel):
     """Body of a search request."""
 
     query: str
@@ -32,7 +32,7 @@ class Request(BaseModel):
 def over_treadle(corpus: Path) -> Search:
     """Return a search over the same index as the service under test."""
     from treadle.retriever.config import IndexSettings
-    from treadle.retriever.opening import open_index
+    from treadle.retriever.open_index import open_index
 
     index = open_index(IndexSettings(corpus=(corpus,)))
     return lambda query, top_n: [{"id": hit.id, "contents": hit.contents} for hit in index.search(query, top_n)]
@@ -64,7 +64,7 @@ def main() -> None:
     app = FastAPI()
 
     @app.post("/search")
-    async def answer(request: Request) -> list[dict[str, Any]]:
+    async def answer(request: SearchRequest) -> list[dict[str, Any]]:
         """Search within the event loop."""
         return search(request.query, request.top_n)
 

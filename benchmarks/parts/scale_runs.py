@@ -22,8 +22,8 @@ from treadle.core.schemas import QUESTIONS
 from treadle.demo.world_files import write_world
 
 SAMPLES = 8
-MADE = Address(1, "rollouts", "base")
-GIVEN = Address(1, "questions")
+ROLLOUTS_ADDRESS = Address(1, "rollouts", "base")
+QUESTIONS_ADDRESS = Address(1, "questions")
 
 
 class QuestionTexts(Section):
@@ -67,7 +67,9 @@ def make_run(folder: Path, texts: Sequence[str], number: int) -> Run:
     """Create a run with this many questions."""
     run = Run.create(folder, "r", {}, {})
     stage = Stage(name="questions", version=1, settings=QuestionTexts, produces=(QUESTIONS,), run=_write_questions)
-    execute(Instance(address=GIVEN, stage=stage, settings=QuestionTexts(texts=tuple(texts), number=number)), run)
+    execute(
+        Instance(address=QUESTIONS_ADDRESS, stage=stage, settings=QuestionTexts(texts=tuple(texts), number=number)), run
+    )
     return run
 
 
@@ -85,7 +87,9 @@ def rollouts_instance(tokenizer: Path, url: str, model: str, environment: dict[s
         "options": options,
     }
     settings = load_config(rollouts.RolloutsSettings, data=data)
-    return Instance(address=MADE, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (GIVEN,)})
+    return Instance(
+        address=ROLLOUTS_ADDRESS, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (QUESTIONS_ADDRESS,)}
+    )
 
 
 def world_of(folder: Path) -> tuple[list[str], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.agent import model_session as opening
+from treadle.agent import model_sessions as opening
 from treadle.agent import rollouts
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
@@ -27,7 +27,7 @@ class StubTool:
         return ToolOutcome("ok", self._text)
 
 
-def take_the_place_of_tools(text: str) -> None:
+def replace_tools(text: str) -> None:
     """Make every stage of this process open stubs that return `text` instead of its tools."""
 
     def make_stubs(settings: EnvironmentSettings, *_: object, **__: object) -> list[Tool]:

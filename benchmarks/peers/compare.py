@@ -42,7 +42,7 @@ from treadle.core.engines.cache import cache_root
 _UNITS = {work.TOOLS: "rollout", work.ROWS: "row"}
 
 
-def cost(job: running.Job, server: running.Server) -> dict[str, float]:
+def cost(job: running.PeerJob, server: running.PeerServer) -> dict[str, float]:
     """Measure the cost of the work, per item and for the start."""
     folder = job.folder
     few = running.run(dataclasses.replace(job, num_items=job.in_flight, folder=folder / "few"), server)
@@ -59,7 +59,7 @@ def cost(job: running.Job, server: running.Server) -> dict[str, float]:
     }
 
 
-def kill(job: running.Job, server: running.Server, delay_s: float) -> dict[str, int]:
+def kill(job: running.PeerJob, server: running.PeerServer, delay_s: float) -> dict[str, int]:
     """Measure the cost of a kill at half of the responses."""
     job = dataclasses.replace(job, folder=job.folder / "kill")
     num_calls = work.NUM_CALLS[job.kind]
@@ -74,12 +74,14 @@ def kill(job: running.Job, server: running.Server, delay_s: float) -> dict[str, 
     return dataclasses.asdict(repeats.cost_of(before, after, outcome.items, job.num_items, num_calls))
 
 
-def measure(peer: Peer, kind: str, server: running.Server, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    peer: Peer, kind: str, server: running.PeerServer, folder: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     """Return all figures of one peer for one kind of work, or the reason why there are none."""
     result: dict[str, Any] = {"peer": peer.name, "kind": kind, "version": peer.version()}
     try:
         python = python_of(peer, options.envs, install=not options.no_install)
-        job = running.Job(python, peer.script, kind, options.rollouts, options.in_flight, folder)
+        job = running.PeerJob(python, peer.script, kind, options.rollouts, options.in_flight, folder)
         if options.part != "kill":
             rounds = []
             for number in range(options.repeat):

@@ -26,7 +26,7 @@ class PeerFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PeerOutcome:
     """Resources used by one process, and its output.
 
     `cpu_s` is user and system time with its children, `peak_mib` the peak memory of its largest process. `items` are
@@ -40,7 +40,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PeerJob:
     """One peer with one piece of work, in a folder of its own."""
 
     python: str
@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PeerServer:
     """The server that all peers use."""
 
     url: str
@@ -81,16 +81,16 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, delay_s: float) -> Iterator[Server]:
+def serving(folder: Path, delay_s: float) -> Iterator[PeerServer]:
     """Run the server in a process of its own for the duration of a block."""
     command = [sys.executable, str(_HERE / "server.py"), str(folder / "answers.log"), "--delay", str(delay_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdin is not None
-        yield Server(f"http://127.0.0.1:{int(child.stdout.readline())}/v1", folder / "answers.log")
+        yield PeerServer(f"http://127.0.0.1:{int(child.stdout.readline())}/v1", folder / "answers.log")
         child.stdin.close()
 
 
-def run(job: Job, server: Server, *, resume: bool = False, kill_at: int | None = None) -> Outcome:
+def run(job: PeerJob, server: PeerServer, *, resume: bool = False, kill_at: int | None = None) -> PeerOutcome:
     """Run a job to its end, or kill its process group once the server has sent `kill_at` responses in total.
 
     Raise PeerFailed if it fails, or does not end in time.
@@ -122,10 +122,10 @@ def run(job: Job, server: Server, *, resume: bool = False, kill_at: int | None =
     if kill_at is not None and not killed:
         raise PeerFailed("it ended before half of the answers were sent")
     items = None if killed else json.loads(_last_line(output, '{"items"'))["items"]
-    return Outcome(usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss / 1024, items)
+    return PeerOutcome(usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss / 1024, items)
 
 
-def _wait(pid: int, server: Server, kill_at: int | None) -> tuple[bool, int, resource.struct_rusage]:
+def _wait(pid: int, server: PeerServer, kill_at: int | None) -> tuple[bool, int, resource.struct_rusage]:
     """Wait for a process, and kill its group when due.
 
     Return whether it was killed because of `kill_at`, its exit status and its resource usage.

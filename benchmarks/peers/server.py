@@ -123,7 +123,7 @@ def answer(head: bytes, body: bytes) -> tuple[bytes, repeats.Call | None]:
     return _http(b'{"error": {"message": "not found"}}', b"404 Not Found"), None
 
 
-class Connection(asyncio.Protocol):
+class PeerConnection(asyncio.Protocol):
     """One connection with one request at a time, as all these clients send them."""
 
     def __init__(self, delay_s: float, sent: Callable[[repeats.Call], None]) -> None:
@@ -168,7 +168,7 @@ async def serve(delay_s: float, log: Path) -> None:
         os.write(descriptor, repeats.line_of(call))
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(delay_s, note), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: PeerConnection(delay_s, note), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 

@@ -20,7 +20,7 @@ from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 
-_GIVEN, _MADE = Address(1, "questions"), Address(1, "rollouts")
+_QUESTIONS, _ROLLOUTS = Address(1, "questions"), Address(1, "rollouts")
 
 
 def questions_stage(kind: str, num_items: int) -> Stage:
@@ -72,12 +72,12 @@ def main() -> None:
         sys.path.append(str(Path(__file__).parents[2]))
         from benchmarks.parts import stub_tools
 
-        stub_tools.take_the_place_of_tools(work.TOOL_RESULT)
+        stub_tools.replace_tools(work.TOOL_RESULT)
     run = Run.open(folder, "r") if resume else Run.create(folder, "r", {}, {})
     given = questions_stage(kind, num_items)
-    execute(Instance(address=_GIVEN, stage=given, settings=rollouts.RolloutOptions()), run)
+    execute(Instance(address=_QUESTIONS, stage=given, settings=rollouts.RolloutOptions()), run)
     settings = settings_of(kind, url, in_flight, folder)
-    made = Instance(address=_MADE, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (_GIVEN,)})
+    made = Instance(address=_ROLLOUTS, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (_QUESTIONS,)})
     record = execute(made, run)
     assert record.metrics["status_answered"] == num_items, record.metrics
     table = run.rows(record.outputs["rollouts"])

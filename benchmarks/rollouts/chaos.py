@@ -51,7 +51,7 @@ FREEZE_AFTER, KILL_AFTER = 0.1, 0.5
 ROLLOUT_TIME_S = 120.0
 _BACKLOG_S = 0.05
 """Requests read within this time after the thaw were sent during the freeze, and clients have already retried them."""
-_QUESTIONS, _MADE = Address(1, "questions"), Address(1, "rollouts")
+_QUESTIONS, _ROLLOUTS = Address(1, "questions"), Address(1, "rollouts")
 
 
 @dataclass(slots=True)
@@ -226,11 +226,11 @@ def make(folder: Path, servers: list[Tutor], options: argparse.Namespace, schedu
         "options": {
             "max_concurrent": options.in_flight, "samples_per_question": samples, "sampling": {"max_tokens": 256},
             # A single pass; failed rollouts are counted, not fatal.
-            "owed_retries": 0, "max_error_rate": 1.0,
+            "pending_retries": 0, "max_error_rate": 1.0,
         },
     }  # fmt: skip
     instance = Instance(
-        address=_MADE,
+        address=_ROLLOUTS,
         stage=ROLLOUTS,
         settings=load_config(RolloutsSettings, data=settings),
         inputs={"questions": (_QUESTIONS,)},

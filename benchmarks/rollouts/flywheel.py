@@ -29,7 +29,7 @@ import orjson
 from benchmarks.parts.figures import Figure, add_json_option, publish
 from benchmarks.parts.measuring import KIB, MemoryTimes, memory_kib
 from benchmarks.parts.scale_runs import tutor
-from treadle.agent import model_session as opening
+from treadle.agent import model_sessions as opening
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.config import load_config

@@ -50,7 +50,7 @@ STOPS = ("</search>", "</python>", "</answer>")
 MODES = ("bare", "pool", "engine")
 
 
-class Meter:
+class CpuMeter:
     """CPU of this process (all threads) and wall time since `start`."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ async def run_bare(url: str, num_rollouts: int, in_flight: int, requests: list[C
                     async with session.post(f"{url}/completions", data=body, headers=headers) as response:
                         assert orjson.loads(await response.read())["choices"][0]["finish_reason"] == "stop"
 
-        meter = Meter()
+        meter = CpuMeter()
         await asyncio.gather(*(work() for _ in range(in_flight)))
         cpu, wall = meter.read()
     return {"cpu": cpu, "wall": wall}
@@ -113,7 +113,7 @@ async def run_pool(url: str, num_rollouts: int, in_flight: int, requests: list[C
                 for request in requests:
                     await pool.complete(request, session=str(number), deadline=loop.time() + 1200)
 
-        meter = Meter()
+        meter = CpuMeter()
         await asyncio.gather(*(work() for _ in range(in_flight)))
         cpu, wall = meter.read()
     return {"cpu": cpu, "wall": wall}
@@ -123,19 +123,19 @@ class LoopTimes:
     """Progress listener that measures from the start of the first rollout to the end of the last one."""
 
     def __init__(self) -> None:
-        self.meter = Meter()
+        self.meter = CpuMeter()
         self.cpu = self.wall = 0.0
-        self._owed = 0
+        self._num_pending = 0
 
     def start(self, total: int, done: int, unit: str) -> None:
         """Start the measurement."""
-        self._owed = total - done
+        self._num_pending = total - done
         self.meter.start()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
         """Count finished rollouts, and read the meter after the last one."""
-        self._owed -= count
-        if not self._owed:
+        self._num_pending -= count
+        if not self._num_pending:
             self.cpu, self.wall = self.meter.read()
 
 
@@ -170,7 +170,7 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
         context.write("questions", list(rows))
         return {}
 
-    stub_tools.take_the_place_of_tools(stub_server.RESULT_TEXT)
+    stub_tools.replace_tools(stub_server.RESULT_TEXT)
     questions, made, scored = (Address(1, stage) for stage in ("questions", "rollouts", "scores"))
     run = Run.create(folder, "r", {}, {})
     given = Stage(name="questions", version=1, settings=ScoresSettings, produces=(QUESTIONS,), run=write_questions)
@@ -186,7 +186,7 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
         data={"model_name": "base", "model": model, "options": {"max_concurrent": in_flight}},
     )
     instance = Instance(address=made, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (questions,)})
-    times, meter = LoopTimes(), Meter()
+    times, meter = LoopTimes(), CpuMeter()
     record = execute(instance, run, progress=times)
     whole_cpu, whole_wall = meter.read()
     assert record.metrics["status_answered"] == num_rollouts and record.metrics["calls_executed"] == 2 * num_rollouts

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.model import ModelJudge
 from treadle.agent.role import RoleModel
@@ -43,7 +43,7 @@ async def judge_all(served: ServedModel, cases: list[Case]) -> list[Verdict]:
     async with ModelPool("judge", settings) as pool:
         model = RoleModel("judge", "judge", pool, Sampling(temperature=0.0, max_tokens=16), codec, codec, WINDOW)
         async with ModelJudge(model) as judge:
-            return await asyncio.gather(*(judge.verdict(case, Forgetful()) for case in cases))
+            return await asyncio.gather(*(judge.verdict(case, NullCache()) for case in cases))
 
 
 def said(verdict: Verdict) -> str:

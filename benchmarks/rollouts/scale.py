@@ -26,27 +26,27 @@ from benchmarks.parts import stub_server, stub_tools
 from benchmarks.parts.measuring import KIB, MemoryTimes, measure, memory_kib, run_command
 from benchmarks.parts.scale_runs import SAMPLES, make_run, rollouts_instance, tutor, world_of
 from benchmarks.rollouts import harness
-from treadle.agent import model_session as opening
+from treadle.agent import model_sessions as opening
 from treadle.core.journal.journal import Journal
 from treadle.core.llm.pool import ModelPool
 from treadle.core.runs.execute import execute
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.embedded_model import embedded_tokenizer
 
-HANDFUL = 8
+FEW_ROLLOUTS = 8
 
 
 def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dict[str, Any]:
     """Measure the stage with this many rollouts in flight."""
     pools: list[ModelPool] = []
 
-    class Watched(ModelPool):
+    class CountingPool(ModelPool):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             pools.append(self)
 
-    stub_tools.take_the_place_of_tools(stub_server.RESULT_TEXT)
-    opening.ModelPool = Watched
+    stub_tools.replace_tools(stub_server.RESULT_TEXT)
+    opening.ModelPool = CountingPool
     run = make_run(folder, [harness.QUESTION.format(number=0)], num_rollouts)
     times = MemoryTimes(num_rollouts)
     tokenizer = write_byte_tokenizer(folder / "tokenizer")
@@ -99,7 +99,7 @@ def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {"in_flight": options.in_flight, "delay_s": options.delay}
     with harness.stub(options.delay) as url:
         for name in ("held_bare", "held_stage"):
-            few = measure(name, folder / f"{name}-few", url, 2 * HANDFUL, HANDFUL)
+            few = measure(name, folder / f"{name}-few", url, 2 * FEW_ROLLOUTS, FEW_ROLLOUTS)
             many = measure(name, folder / f"{name}-many", url, options.in_flight, options.in_flight)
             grown = many["peak_kib"] - few["peak_kib"]
             figures[name] = {

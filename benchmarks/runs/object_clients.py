@@ -129,10 +129,10 @@ def attempt(what: str, act: Callable[[], object]) -> None:
     began = time.monotonic()
     try:
         act()
-        came_to = "succeeded"
+        outcome = "succeeded"
     except Exception as error:  # noqa: BLE001 - the type of the exception is the result
-        came_to = f"{type(error).__module__}.{type(error).__name__}"
-    print(f"{what}: {came_to}, {time.monotonic() - began:.2f} s")
+        outcome = f"{type(error).__module__}.{type(error).__name__}"
+    print(f"{what}: {outcome}, {time.monotonic() - began:.2f} s")
 
 
 def cost(what: str, act: Callable[[int], object], times: int) -> None:

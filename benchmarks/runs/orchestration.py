@@ -162,7 +162,7 @@ def times(root: Path) -> tuple[float, float]:
     return whole, whole - sum(end - start for start, end in spans)
 
 
-class Server:
+class PrefectServer:
     """A dedicated Prefect server with its worker, whose database is inspected."""
 
     def __init__(self, folder: Path, variables: dict[str, str]) -> None:
@@ -183,7 +183,7 @@ class Server:
         }
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> PrefectServer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._background("server", "start"))
             self._wait(lambda: self._asked("GET", "/health") is not None, "the Prefect server")
@@ -282,7 +282,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     config, variables = prepare(folder, options)
     for number in range(2):
         without_prefect(config, folder / f"plain-{number}", variables)
-    with Server(folder, variables) as server:
+    with PrefectServer(folder, variables) as server:
         before, events_before = server.database_bytes(), server.num_rows("events")
         server.run_flow(config, folder / "flow")
         after, tasks = server.database_bytes(), server.num_task_runs()

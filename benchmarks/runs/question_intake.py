@@ -46,7 +46,7 @@ LONG = (
 )
 
 
-class Asked(NamedTuple):
+class IntakeQuestion(NamedTuple):
     """A question, its answer, and whether it is held out."""
 
     question: str
@@ -88,25 +88,27 @@ def permuted(number: int) -> str:
     return f"Eight books stand on a shelf, and all that is said of them is true. {told} Which book is the leftmost one?"
 
 
-KINDS: dict[str, Callable[[int], Asked]] = {
-    "a number": lambda number: Asked(SHORT.format(number), f"City {number}"),
-    "a name": lambda number: Asked(LONG.format(word(number).title(), "Ann", "Ben", "Cid"), yes_or_no(number)),
-    "a word": lambda number: Asked(LONG.format(word(number), "millers", "builders", "keepers"), yes_or_no(number)),
-    "two words of any letters": lambda number: Asked(
+KINDS: dict[str, Callable[[int], IntakeQuestion]] = {
+    "a number": lambda number: IntakeQuestion(SHORT.format(number), f"City {number}"),
+    "a name": lambda number: IntakeQuestion(LONG.format(word(number).title(), "Ann", "Ben", "Cid"), yes_or_no(number)),
+    "a word": lambda number: IntakeQuestion(
+        LONG.format(word(number), "millers", "builders", "keepers"), yes_or_no(number)
+    ),
+    "two words of any letters": lambda number: IntakeQuestion(
         LONG.format(letters(2 * number), letters(2 * number + 1), "builders", "keepers"), yes_or_no(number)
     ),
-    "combined names": lambda number: Asked(LONG.format(*map(str.title, slots(number))), yes_or_no(number)),
-    "combined words": lambda number: Asked(LONG.format(*slots(number)), yes_or_no(number)),
-    "an order": lambda number: Asked(permuted(number), yes_or_no(number)),
-    "another answer": lambda number: Asked(LONG.format(*slots(0)), word(number), True),
-    "nothing in common": lambda number: Asked(
+    "combined names": lambda number: IntakeQuestion(LONG.format(*map(str.title, slots(number))), yes_or_no(number)),
+    "combined words": lambda number: IntakeQuestion(LONG.format(*slots(number)), yes_or_no(number)),
+    "an order": lambda number: IntakeQuestion(permuted(number), yes_or_no(number)),
+    "another answer": lambda number: IntakeQuestion(LONG.format(*slots(0)), word(number), True),
+    "nothing in common": lambda number: IntakeQuestion(
         " ".join(map(word, range(12 * number, 12 * number + 12))), yes_or_no(number)
     ),
 }
 """Difference between the questions of a set -> function that makes a question."""
 
 
-def cpu_of_duplicates(index: DuplicateIndex | PlainIndex, asked: list[Asked]) -> float:
+def cpu_of_duplicates(index: DuplicateIndex | PlainIndex, asked: list[IntakeQuestion]) -> float:
     """Return CPU seconds to look all questions up and keep those that are new."""
     started = time.process_time()
     for number, one in enumerate(asked):

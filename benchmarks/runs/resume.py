@@ -27,7 +27,7 @@ from unittest.mock import patch
 import orjson
 
 from benchmarks.parts.measuring import KIB, cpu_seconds, drop_from_cache, measure, memory_kib, run_command, start_child
-from benchmarks.parts.scale_runs import MADE, SAMPLES, make_run, rollouts_instance, tutor, world_of
+from benchmarks.parts.scale_runs import ROLLOUTS_ADDRESS, SAMPLES, make_run, rollouts_instance, tutor, world_of
 from treadle.agent.rollouts import rollout_jobs
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.journal.journal import Journal
@@ -95,7 +95,7 @@ def write_journal(folder: Path, num_rollouts: int, num_open: int) -> Path:
     # Nothing listens on this port. The stage only creates its attempt and journal before it fails.
     with contextlib.suppress(EndpointUnavailable):
         execute(resumed_instance(folder, "http://127.0.0.1:9/v1"), run)
-    journal = run.storage.directory(run.journal_key(MADE, run.attempts(MADE)[-1].journal_name))
+    journal = run.storage.directory(run.journal_key(ROLLOUTS_ADDRESS, run.attempts(ROLLOUTS_ADDRESS)[-1].journal_name))
     instance = resumed_instance(folder, "http://127.0.0.1:9/v1")
     jobs = rollout_jobs(instance.settings, open_inputs(run, bind_inputs(instance, run)))
     with Journal(journal) as records:
@@ -138,8 +138,8 @@ class FirstRequest(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.came = Event()
-        self.came_at = 0.0
+        self.requested = Event()
+        self.requested_at = 0.0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -153,8 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
         probed = body["prompt"] in STOP_TEXTS
         if body.get("stop") and not probed:
-            self.server.came_at = self.server.came_at or time.perf_counter()
-            self.server.came.set()
+            self.server.requested_at = self.server.requested_at or time.perf_counter()
+            self.server.requested.set()
             return
         text = "abc" if probed else "x"  # the preflight stops at c
         choice = {"index": 0, "text": text, "token_ids": list(text.encode()), "finish_reason": "stop"}
@@ -178,13 +178,13 @@ def until_first_request(folder: Path) -> tuple[float, float, int]:
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
         started = time.perf_counter()
         with start_child("resume_stage", folder, url) as child:
-            while not server.came.wait(0.1):
+            while not server.requested.wait(0.1):
                 if child.poll() is not None:
                     raise SystemExit(f"resume_stage ended with {child.returncode} and asked for nothing")
             peak_kib, cpu_s = memory_kib("VmHWM", child.pid), cpu_seconds(child.pid)
             child.kill()
         server.shutdown()
-    return server.came_at - started, cpu_s, peak_kib
+    return server.requested_at - started, cpu_s, peak_kib
 
 
 def main() -> None:

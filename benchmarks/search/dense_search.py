@@ -41,7 +41,7 @@ from treadle.retriever.dense.encoders import HashingEncoder
 from treadle.retriever.dense.index import DenseIndex, VectorRanker, write_vectors
 from treadle.retriever.documents import DocumentStore
 from treadle.retriever.index import Index, IndexInfo
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 TOP_N = 5
 SHARD = 4_096

@@ -37,7 +37,7 @@ TREADLE = "treadle"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class SearchServer:
     """A server under load."""
 
     url: str
@@ -52,7 +52,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(kind: str, corpus: Path) -> Iterator[Server]:
+def serving(kind: str, corpus: Path) -> Iterator[SearchServer]:
     """Run a server of a kind on the last core; yield once it is ready."""
     core = str((os.cpu_count() or 1) - 1)
     if kind == TREADLE:
@@ -63,7 +63,7 @@ def serving(kind: str, corpus: Path) -> Iterator[Server]:
     with tempfile.TemporaryFile("w+") as said:
         child = subprocess.Popen(["taskset", "-c", core, sys.executable, *command], stdout=said, stderr=said)
         try:
-            yield Server(_url_of(child, said.fileno()), child.pid)
+            yield SearchServer(_url_of(child, said.fileno()), child.pid)
         finally:
             child.terminate()
             child.wait()
@@ -161,7 +161,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
     return figures
 
 
-def open_figures(server: Server, queries: Sequence[str], rate: float) -> list[Figure]:
+def open_figures(server: SearchServer, queries: Sequence[str], rate: float) -> list[Figure]:
     """Measure latencies at a fixed arrival rate."""
     times, failed = asyncio.run(open_loop(server.url, queries, rate))
     cuts = statistics.quantiles(times, n=100)
@@ -173,7 +173,7 @@ def open_figures(server: Server, queries: Sequence[str], rate: float) -> list[Fi
     ]
 
 
-def soak_figures(server: Server, queries: Sequence[str]) -> list[Figure]:
+def soak_figures(server: SearchServer, queries: Sequence[str]) -> list[Figure]:
     """Measure memory growth in the second half of many searches, after caches have filled."""
     half = len(queries) // 2
     asyncio.run(closed_loop(server.url, [f"{query} first" for query in queries[:half]]))

@@ -34,7 +34,7 @@ from treadle.web.types import Entry, PageEntry
 TEXT_CHARS = 20_000
 LOOK_UPS = 2_000
 NUM_PAGES = 200
-LEAST_BYTES = 20_000
+MIN_BYTES = 20_000
 
 
 def page(number: int) -> Entry:
@@ -102,7 +102,7 @@ def real_pages(folder: Path) -> dict[str, Any]:
 
     raw, kept, num_pages = 0, 0, 0
     read_s = unpack_s = 0.0
-    paths = sorted(path for path in folder.rglob("*.html") if path.stat().st_size >= LEAST_BYTES)
+    paths = sorted(path for path in folder.rglob("*.html") if path.stat().st_size >= MIN_BYTES)
     for path in paths[:: max(1, len(paths) // NUM_PAGES)]:
         body = path.read_bytes()
         started = time.perf_counter()

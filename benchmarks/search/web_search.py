@@ -28,7 +28,7 @@ from aiohttp import ClientSession, web
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
 from benchmarks.parts.measuring import KIB, cpu_seconds, memory_kib
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.model_types import RolloutLimits
@@ -143,7 +143,7 @@ class TimedSearch(WebSearch):
 
 
 @dataclass(slots=True)
-class Pass:
+class PassResult:
     """Results of a pass."""
 
     wall_s: float = 0.0
@@ -179,14 +179,14 @@ async def probed(lags_ms: list[float]) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, others: Sequence[int]) -> Pass:
+async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, others: Sequence[int]) -> PassResult:
     """Run one pass with all rollouts at once. `others` are child processes that do not belong to it."""
     assert settings.web is not None
     web_search = TimedSearch(settings.web, store=run.store(WEB_STORE), summarized=False)
     web_search.seconds = []
     environment = EnvironmentSettings.model_validate({"search": settings.model_dump()})
     engine = RolloutEngine(Model(), None, Sampling(), RolloutLimits(max_turns=4))
-    done = Pass()
+    done = PassResult()
 
     async def roll_out(number: int, tools: dict[str, Any]) -> Trajectory:
         return await engine.roll_out(
@@ -194,7 +194,7 @@ async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, 
             Question(str(number), "What is known?"),
             seed=number,
             deadline=asyncio.get_running_loop().time() + environment.rollout_time_s,
-            memory=Forgetful(),
+            cache=NullCache(),
         )
 
     async with SearchTool(settings, web=web_search) as tool:
@@ -271,7 +271,7 @@ async def measure(folder: Path, port: int, num_rollouts: int) -> list[Figure]:
     ]
 
 
-def _unlike(one: Pass, other: Pass) -> int:
+def _unlike(one: PassResult, other: PassResult) -> int:
     return sum(left != right for left, right in zip(one.texts, other.texts, strict=True))
 
 

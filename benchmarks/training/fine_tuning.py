@@ -18,7 +18,7 @@ from benchmarks.parts.figures import Figure, add_json_option, publish
 from benchmarks.parts.world_runs import run_seed
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
-from treadle.demo.outcome import Tally, tallies
+from treadle.demo.results import ModelCounts, counts_by_model
 from treadle.eval.statistics import wilson_interval
 
 CONFIG = Path(__file__).with_suffix(".toml")
@@ -33,7 +33,7 @@ def training(run: Run) -> dict[str, Any]:
 
 
 def figures_of(
-    per_seed: dict[int, dict[str, Tally]], trained: dict[int, dict[str, Any]], bounded: bool
+    per_seed: dict[int, dict[str, ModelCounts]], trained: dict[int, dict[str, Any]], bounded: bool
 ) -> list[Figure]:
     """Return accuracy per seed and overall, valid answers and calls overall, and training times."""
     figures = []
@@ -41,7 +41,7 @@ def figures_of(
         found = [tallies_of[model] for tallies_of in per_seed.values()]
         for seed, tally in zip(per_seed, found, strict=True):
             figures.append(Figure(name=f"{model}, seed {seed}: accuracy", value=tally.num_right / tally.num_rollouts))
-        whole = sum(found, Tally())
+        whole = sum(found, ModelCounts())
         accuracy = whole.num_right / whole.num_rollouts
         low, high = wilson_interval(accuracy, whole.num_rollouts)
         bound = 0.9 if model == "tuned" and bounded else None
@@ -71,7 +71,7 @@ def main() -> None:
     per_seed, trained = {}, {}
     for seed in options.seeds:
         run = run_seed([CONFIG], options.folder / f"seed-{seed}", seed, tiers=options.tiers, changes=options.set)
-        per_seed[seed], trained[seed] = tallies(run, MODELS), training(run)
+        per_seed[seed], trained[seed] = counts_by_model(run, MODELS), training(run)
     publish(figures_of(per_seed, trained, bounded=options.tiers == [0]), options.json)
 
 

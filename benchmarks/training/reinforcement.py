@@ -24,10 +24,10 @@ from typing import Any
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
 from benchmarks.parts.world_runs import run_seed
-from treadle.core.pictures import COLOUR, LIGHT, draw_svg
+from treadle.core.plots import COLOUR, LIGHT, draw_svg
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
-from treadle.demo.outcome import first_and_last_rewards
+from treadle.demo.results import first_and_last_rewards
 from treadle.eval.statistics import Z_95, wilson_interval
 from treadle.rl.training.curves import moving_mean
 from treadle.tasks.summaries.phase_report import rl_log

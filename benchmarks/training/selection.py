@@ -40,7 +40,7 @@ BATCH_ROLLOUTS = 1_024
 F1 = np.round(np.linspace(0, 1, 12), 6)
 
 
-class Rollouts(NamedTuple):
+class RolloutArrays(NamedTuple):
     """Results of the rollouts, question by question."""
 
     questions: np.ndarray
@@ -49,14 +49,14 @@ class Rollouts(NamedTuple):
     domains: list[str]
 
 
-def make_rollouts(num_questions: int, num_rollouts: int) -> Rollouts:
+def make_rollouts(num_questions: int, num_rollouts: int) -> RolloutArrays:
     """Make rollouts: half of the questions are math with a share of right answers each, the others qa with F1."""
     generator = np.random.default_rng(0)
     is_math = np.repeat(np.arange(num_questions) % 2 == 0, num_rollouts)
     share = np.repeat(generator.random(num_questions), num_rollouts)
     total = num_questions * num_rollouts
     graded = F1[generator.integers(0, len(F1), total)]
-    return Rollouts(
+    return RolloutArrays(
         np.repeat(np.arange(num_questions), num_rollouts),
         generator.poisson(np.repeat(3 * generator.random(num_questions), num_rollouts)),
         np.where(is_math, generator.random(total) < share, graded).astype(np.float64),
@@ -64,20 +64,20 @@ def make_rollouts(num_questions: int, num_rollouts: int) -> Rollouts:
     )
 
 
-def measure_choice(made: Rollouts, options: SelectionOptions) -> float:
+def measure_choice(made: RolloutArrays, options: SelectionOptions) -> float:
     """Return seconds from arrays to the chosen questions."""
     keys = [f"{number:016x}" for number in range(len(made.domains))]
-    nobody = np.zeros(len(keys), bool)
+    none_selected = np.zeros(len(keys), bool)
     started = time.perf_counter()
     sums = DispersionSums()
     for start in range(0, len(made.questions), BATCH_ROLLOUTS):
         part = slice(start, start + BATCH_ROLLOUTS)
         sums.add(made.questions[part], made.calls[part], made.correctness[part])
-    choose(keys, sums.totals(), made.domains, options=options, held_out=nobody, selected_before=nobody)
+    choose(keys, sums.totals(), made.domains, options=options, held_out=none_selected, selected_before=none_selected)
     return time.perf_counter() - started
 
 
-def measure_pairs(made: Rollouts, num_questions: int) -> tuple[float, float, bool]:
+def measure_pairs(made: RolloutArrays, num_questions: int) -> tuple[float, float, bool]:
     """Return seconds of the sweep and of comparing all pairs, and whether their ranks agree."""
     sums = DispersionSums()
     sums.add(made.questions, made.calls, made.correctness)
@@ -93,7 +93,7 @@ def measure_pairs(made: Rollouts, num_questions: int) -> tuple[float, float, boo
     return sweeping, comparing, ranks == [record.rank for record in records]
 
 
-def rows_of(table: schemas.Table, made: Rollouts, num_rollouts: int) -> Iterator[dict[str, Any]]:
+def rows_of(table: schemas.Table, made: RolloutArrays, num_rollouts: int) -> Iterator[dict[str, Any]]:
     """Yield rows of `questions`, `rollouts` or `scores`. Rollout texts are short; selection does not read them."""
     empty: dict[pa.DataType, Any] = {pa.string(): "", pa.bool_(): True, pa.float64(): 0.0}
     base = {field.name: [] if pa.types.is_list(field.type) else empty.get(field.type, 0) for field in table.schema}
@@ -112,7 +112,7 @@ def rows_of(table: schemas.Table, made: Rollouts, num_rollouts: int) -> Iterator
         yield row | more
 
 
-def measure_stage(made: Rollouts, num_rollouts: int, options: SelectionOptions) -> tuple[float, float]:
+def measure_stage(made: RolloutArrays, num_rollouts: int, options: SelectionOptions) -> tuple[float, float]:
     """Return seconds of the stage on artifacts in a process of its own, and its peak memory in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder), "benchmark", {}, {})
@@ -138,7 +138,7 @@ def run_stage(folder: str, options: dict[str, Any]) -> tuple[float, float]:
     return seconds, int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def _put(run: Run, table: schemas.Table, made: Rollouts, num_rollouts: int) -> None:
+def _put(run: Run, table: schemas.Table, made: RolloutArrays, num_rollouts: int) -> None:
     def write(context: StageContext) -> dict[str, Any]:
         for row in rows_of(table, made, num_rollouts):
             context.write(table.kind, [row])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.options import json_option, root_option, say
-from treadle.core.untrusted.sanitize import harmless_json, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitized_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +39,7 @@ def diff(first: str, second: str, root: str | Path, as_json: bool) -> None:
 
     found = run_diff(Run.open(root, first), Run.open(root, second))
     if as_json:
-        click.echo(harmless_json(_as_json(found)))
+        click.echo(sanitized_json(_as_json(found)))
         return
     _show(found)
 
@@ -57,9 +57,9 @@ def _show(found: RunDiff) -> None:
     out = console()
     if found.config:
         out.print(_changes(f"configuration: {len(found.config):,} keys differ", found, found.config))
-    if found.idle_config:
-        tables = ", ".join(dict.fromkeys(change.name.partition(".")[0] for change in found.idle_config))
-        click.echo(f"and {len(found.idle_config):,} keys of stages that neither run has ({one_line(tables)})")
+    if found.unused_config:
+        tables = ", ".join(dict.fromkeys(change.name.partition(".")[0] for change in found.unused_config))
+        click.echo(f"and {len(found.unused_config):,} keys of stages that neither run has ({one_line(tables)})")
     if found.software:
         out.print(_changes(f"software: {len(found.software):,} keys differ", found, found.software))
     different = [item for item in found.instances if item.verdict != "same"]
@@ -107,7 +107,7 @@ def _count(rows: int | None) -> str:
 
 
 def _why(found: RunDiff, item: InstanceDiff) -> str:
-    named = zip((found.first, found.second), item.same_as, strict=True)
+    named = zip((found.first, found.second), item.reused_from, strict=True)
     same = [f"in {run} it is the same as {address}" for run, address in named if address]
     return "; ".join([_cause(found, item), *same])
 
@@ -148,5 +148,5 @@ def _number(value: float | None) -> str:
 
 def _text(value: Any) -> str:
     """Return a value as one sanitized, shortened line of JSON; empty for None."""
-    text = "" if value is None else harmless_json(value)
+    text = "" if value is None else sanitized_json(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."

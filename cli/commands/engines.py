@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from treadle.cli.options import json_option, root_option, say
-from treadle.core.untrusted.sanitize import harmless, harmless_json
+from treadle.core.untrusted.sanitize import sanitize, sanitized_json
 
 
 @click.command(short_help="Check this machine.", epilog="Example:  treadle doctor --json")
@@ -20,14 +20,14 @@ def doctor(root: str | Path, as_json: bool) -> None:
 
     checks = run_checks(root)
     if as_json:
-        click.echo(harmless_json(checks))
+        click.echo(sanitized_json(checks))
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in checks:
             status = click.style(f"{check.status:<5}", fg=colours[check.status])
-            click.echo(f"{status}{check.name}: {harmless(check.detail)}")
+            click.echo(f"{status}{check.name}: {sanitize(check.detail)}")
             if check.fix:
-                click.echo(f"     to mend it: {harmless(check.fix)}")
+                click.echo(f"     to mend it: {sanitize(check.fix)}")
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:
         raise EngineError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
@@ -57,7 +57,7 @@ def list_environments(as_json: bool) -> None:
 
     found = {name: str(path) for name, path in installed().items()}
     if as_json:
-        click.echo(harmless_json(found))
+        click.echo(sanitized_json(found))
         return
     for name, path in found.items():
         click.echo(f"{name:<12} {path}")

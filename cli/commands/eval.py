@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.commands.run import dry_run_option, run_flow, work_options
-from treadle.cli.options import say, together
+from treadle.cli.options import combine_options, say
 
 if TYPE_CHECKING:
-    from treadle.tasks.evaluation import Asked
+    from treadle.tasks.evaluation import EvalOptions
 
 TOOLS = ("python", "search")
 
@@ -54,7 +54,7 @@ class PricesType(click.ParamType[Any]):
 
 
 _file = click.Path(path_type=Path)
-_asked_options = together(
+_eval_options = combine_options(
     click.option("--model", metavar="NAME", help="The model, by its name in requests."),
     click.option("--endpoint", "endpoints", multiple=True, metavar="URL", help="Its server, up to /v1; repeatable."),
     click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the server's key."),
@@ -111,7 +111,7 @@ _asked_options = together(
     epilog="Example:  treadle eval --endpoint http://localhost:8000/v1 --model my-model --benchmark gsm8k=test.jsonl",
 )
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
-@_asked_options
+@_eval_options
 @dry_run_option
 @work_options
 def evaluate(
@@ -132,9 +132,9 @@ def evaluate(
     same command continues it, and so does `treadle run --run NAME`. Options override CONFIG files, such as the presets
     configs/eval-reference.toml and configs/smoke.toml.
     """
-    from treadle.tasks.evaluation import Asked, evaluation_config, run_name, unknown_template
+    from treadle.tasks.evaluation import EvalOptions, evaluation_config, run_name, unknown_template
 
-    asked: Asked = Asked(**options)
+    asked: EvalOptions = EvalOptions(**options)
     name = run_id or run_name(asked, configs)
     config = evaluation_config(asked, root, name, configs, overrides)
     if run_id is None and not as_json:

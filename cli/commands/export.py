@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from treadle.cli.options import Decorator, gathered, json_option, root_option, run_option, say
-from treadle.core.untrusted.sanitize import harmless, harmless_json
+from treadle.cli.options import Decorator, json_option, options_object, root_option, run_option, say
+from treadle.core.untrusted.sanitize import sanitize, sanitized_json
 
 if TYPE_CHECKING:
     from treadle.core.runs.records import StageRecord
@@ -32,7 +32,7 @@ def export() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _ExportOptions:
     """Options of an export: which result of a run to write, and where."""
 
     run_id: str
@@ -51,20 +51,20 @@ class _Wanted:
 
     def tell(self, facts: Mapping[str, Any], line: str) -> None:
         """Print what was written: as JSON for scripts, or as a line."""
-        click.echo(harmless_json(facts) if self.as_json else harmless(line))
+        click.echo(sanitized_json(facts) if self.as_json else sanitize(line))
 
 
-def _of_run(
+def _export_options(
     instance: str,
     out: str = "Folder to write; it must not exist yet.",
     force: str = "Replace an earlier export in that folder.",
 ) -> Decorator:
-    """Return the options of commands that write one result of a run, passed to them as `_Wanted`.
+    """Return the options of commands that write one result of a run, passed to them as `_ExportOptions`.
 
     The arguments are the help texts of three options.
     """
-    return gathered(
-        _Wanted,
+    return options_object(
+        _ExportOptions,
         run_option,
         click.option("--out", required=True, type=click.Path(path_type=Path), help=out),
         click.option("--instance", help=instance),
@@ -86,8 +86,8 @@ def _of_run(
     type=click.Choice(ROW_FORMATS),
     help="LLaMA-Factory's sharegpt or alpaca, OpenAI's messages, or a Hugging Face data set (the only one with masks).",
 )
-@_of_run("Which rows, as in 1/sft_rows; without it, those of the last iteration.")
-def sft_rows(wanted: _Wanted, format_name: str) -> None:
+@_export_options("Which rows, as in 1/sft_rows; without it, those of the last iteration.")
+def sft_rows(wanted: _ExportOptions, format_name: str) -> None:
     """Write the rows of the stage `sft_rows` for other trainers.
 
     Text formats (sharegpt, alpaca, openai) have no masks and no token ids: a trainer that reads them also learns to
@@ -100,7 +100,7 @@ def sft_rows(wanted: _Wanted, format_name: str) -> None:
     rows = run.rows(record.outputs["sft_rows"])
     origin = {"run": run.run_id, "instance": record.address}
     done = export_rows(rows, format_name, wanted.out, origin=origin, replace=wanted.force)
-    for loss in done.format.loses:
+    for loss in done.format.limitations:
         say(f"{format_name} has {loss}")
     if done.num_text_mode:
         say(f"{done.num_text_mode:,} of {done.num_rows:,} rows have no token ids, as they were made in text mode")
@@ -111,7 +111,7 @@ def sft_rows(wanted: _Wanted, format_name: str) -> None:
         "digest": rows.digest,
         "num_rows": done.num_rows,
         "num_text_mode": done.num_text_mode,
-        "loses": done.format.loses,
+        "limitations": done.format.limitations,
     }
     wanted.tell(facts, f"{done.num_rows:,} rows of {record.address} as {format_name}: {done.folder}")
 
@@ -121,8 +121,8 @@ def sft_rows(wanted: _Wanted, format_name: str) -> None:
     short_help="Rows for reinforcement learning, for trainers that read verl's parquet.",
     epilog="Example:  treadle export rl_rows --run first --instance 1/selection@phase-2 --out rows",
 )
-@_of_run("Which rows, as in 1/selection@phase-2; without it, those of the last phase.")
-def rl_rows(wanted: _Wanted) -> None:
+@_export_options("Which rows, as in 1/selection@phase-2; without it, those of the last phase.")
+def rl_rows(wanted: _ExportOptions) -> None:
     """Write the rows of a stage `selection` as train.parquet in verl's schema.
 
     The folder also contains export.json. It is written completely or not at all.
@@ -142,8 +142,8 @@ def rl_rows(wanted: _Wanted) -> None:
     short_help="A trained model, ready for transformers, vLLM or a hub, with its card.",
     epilog="Example:  treadle export model --run first --instance 1/rl@phase-2 --out model",
 )
-@_of_run("Whose model, as in 1/sft or 1/rl@phase-2; without it, the last one trained.")
-def model(wanted: _Wanted) -> None:
+@_export_options("Whose model, as in 1/sft or 1/rl@phase-2; without it, the last one trained.")
+def model(wanted: _ExportOptions) -> None:
     """Write a checkpoint as a folder in Hugging Face format: weights, tokenizer, and a model card.
 
     The card names the base model, its licence if known, the digests of all data, the training settings, and the scores
@@ -166,8 +166,8 @@ def model(wanted: _Wanted) -> None:
     epilog="Example:  treadle export dataset rollouts --run first --instance 1/rollouts@base --out rollouts",
 )
 @click.argument("kind")
-@_of_run("Whose table, as in 1/scores@base; without it, the only one of the last iteration and phase.")
-def dataset(wanted: _Wanted, kind: str) -> None:
+@_export_options("Whose table, as in 1/scores@base; without it, the only one of the last iteration and phase.")
+def dataset(wanted: _ExportOptions, kind: str) -> None:
     """Write the table KIND (questions, pools, sft_rows, rollouts, scores, rl_rows, ...) as a data set.
 
     The files are parquet, for `datasets`, pandas, polars and DuckDB. The card describes the columns, the inputs by
@@ -184,8 +184,8 @@ def dataset(wanted: _Wanted, kind: str) -> None:
     short_help="Pools as the program published with arXiv 2601.06860 writes them.",
     epilog="Example:  treadle export flywheel --run first --out pools",
 )
-@_of_run("Which pools, as in 1/pools; without it, those of the last iteration.")
-def flywheel(wanted: _Wanted) -> None:
+@_export_options("Which pools, as in 1/pools; without it, those of the last iteration.")
+def flywheel(wanted: _ExportOptions) -> None:
     """Write pools as pools.json, one object per question, which `treadle import flywheel` reads too.
 
     This format has no operators, parents, token ids or call outcomes. The folder is written completely or not at all.
@@ -198,8 +198,8 @@ def flywheel(wanted: _Wanted) -> None:
     short_help="Rollouts as the program published with arXiv 2601.06860 writes them.",
     epilog="Example:  treadle export rollouts --run first --instance 1/rollouts@base --out rollouts",
 )
-@_of_run("Which rollouts, as in 1/rollouts@base; without it, the only ones of the last iteration and phase.")
-def rollouts(wanted: _Wanted) -> None:
+@_export_options("Which rollouts, as in 1/rollouts@base; without it, the only ones of the last iteration and phase.")
+def rollouts(wanted: _ExportOptions) -> None:
     """Write rollouts as rollouts.json, one object per question, which `treadle import rollouts` reads too.
 
     If the run has scored them, predictions and correctness are included. The folder is written completely or not at
@@ -221,12 +221,12 @@ def rollouts(wanted: _Wanted) -> None:
     "program published with arXiv 2601.06860 makes them, as JSON, to be held beside published ones. Without it, json, "
     "csv or md as --out ends.",
 )
-@_of_run(
+@_export_options(
     "Which report, as in 1/report; without it, that of the last iteration.",
     out="File to write.",
     force="Replace the file if it is there.",
 )
-def report(wanted: _Wanted, format_name: str | None) -> None:
+def report(wanted: _ExportOptions, format_name: str | None) -> None:
     """Write a report of a run as JSON, CSV or markdown."""
     from treadle.core.store.export_file import write_file
     from treadle.tasks.exchange.report_export import format_by_name, report_content
@@ -253,7 +253,7 @@ def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
     Other runs replay searches and pages from it if they name it as environment.search.web.recorded_in. Equal entries
     give the same artifact. It contains text of web pages: check their licences before you share it.
     """
-    from treadle.cli.commands.web import say_written
+    from treadle.cli.commands.web import print_record
     from treadle.core.errors import RunError
     from treadle.core.runs.run import Run
     from treadle.web.record.facts import RecordFacts
@@ -269,10 +269,10 @@ def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
         )
     entries = ((facts.counted(entry), None) for entry in entries_of(store))
     ref = write_record(run.storage, entries, made_by=f"export of run {run_id}")
-    say_written(run.storage.location(ref.folder), ref.digest, facts, as_json)
+    print_record(run.storage.location(ref.folder), ref.digest, facts, as_json)
 
 
-def _export_records(kind: Literal["pools", "rollouts"], wanted: _Wanted) -> None:
+def _export_records(kind: Literal["pools", "rollouts"], wanted: _ExportOptions) -> None:
     from treadle.tasks.exchange.original_export import export_records
 
     facts = export_records(*wanted.found(kind), kind, wanted.out, replace=wanted.force)

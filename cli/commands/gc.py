@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.cli.options import json_option, root_option, say
-from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from treadle.core.gc.collection import Collected
-    from treadle.core.gc.garbage import Garbage, Plan
+    from treadle.core.gc.garbage import CollectionPlan, Garbage
 
 _SHOWN = 40
 
@@ -49,13 +49,13 @@ def gc(delete: bool, min_age_h: float, root: str | Path, as_json: bool) -> None:
     if not delete:
         plan = plan_collection(storage, min_age_h * 3600)
         if as_json:
-            click.echo(harmless_json(_plan_json(plan) | {"removed": [], "left": []}))
+            click.echo(sanitized_json(_plan_json(plan) | {"removed": [], "left": []}))
         else:
             _show(plan, f"{_things(len(plan.garbage))} can go, with --yes" if plan.garbage else "nothing can go")
         return
     done = collect(storage, min_age_h * 3600)
     if as_json:
-        click.echo(harmless_json(_plan_json(done.plan) | _done_json(done)))
+        click.echo(sanitized_json(_plan_json(done.plan) | _done_json(done)))
         return
     _show(done.plan, f"gone: {_things(len(done.removed))}" if done.plan.garbage else "nothing can go")
     for item, why in done.left:
@@ -75,7 +75,7 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:,.1f} TiB"
 
 
-def _show(plan: Plan, summary: str) -> None:
+def _show(plan: CollectionPlan, summary: str) -> None:
     from rich.table import Table
 
     from treadle.cli.views.tables import console
@@ -87,7 +87,7 @@ def _show(plan: Plan, summary: str) -> None:
     table.add_column("because", overflow="fold")
     for item in plan.garbage[:_SHOWN]:
         where = f"{item.key} (on this machine)" if item.here else item.key
-        table.add_row(size_text(item.num_bytes), item.what, harmless(where), one_line(item.why))
+        table.add_row(size_text(item.num_bytes), item.what, sanitize(where), one_line(item.why))
     if plan.garbage:
         console().print(table)
     rest = plan.garbage[_SHOWN:]
@@ -97,9 +97,10 @@ def _show(plan: Plan, summary: str) -> None:
         )
     for note in plan.notes:
         say(f"note: {one_line(note)}")
-    if plan.num_young:
+    if plan.num_recent:
         say(
-            f"{_things(plan.num_young)} ({size_text(plan.bytes_young)}) would go later: too young now, see --older-than"
+            f"{_things(plan.num_recent)} ({size_text(plan.bytes_recent)}) would go later: too young now, see "
+            f"--older-than"
         )
     click.echo(
         f"{summary} ({size_text(plan.num_bytes)}); {plan.num_artifacts_kept:,} artifacts "
@@ -107,15 +108,15 @@ def _show(plan: Plan, summary: str) -> None:
     )
 
 
-def _plan_json(plan: Plan) -> dict[str, object]:
+def _plan_json(plan: CollectionPlan) -> dict[str, object]:
     return {
         "garbage": _items(plan.garbage),
         "num_bytes": plan.num_bytes,
         "notes": plan.notes,
         "num_artifacts_kept": plan.num_artifacts_kept,
         "bytes_kept": plan.bytes_kept,
-        "num_young": plan.num_young,
-        "bytes_young": plan.bytes_young,
+        "num_recent": plan.num_recent,
+        "bytes_recent": plan.bytes_recent,
     }
 
 

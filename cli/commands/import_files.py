@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.commands.run import set_option
-from treadle.cli.options import RootType, json_option, root_option, say, together
-from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+from treadle.cli.options import RootType, combine_options, json_option, root_option, say
+from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
 
 if TYPE_CHECKING:
-    from treadle.tasks.exchange.original_import import Imported
-    from treadle.tasks.exchange.original_records import Kind
+    from treadle.tasks.exchange.original_import import ImportResult
+    from treadle.tasks.exchange.original_records import ImportKind
 
 _DOMAINS = ("math", "qa", "choice")
 
@@ -67,13 +67,13 @@ def verl(source: Path, out: Path, domains: dict[str, str], force: bool, as_json:
 
     counts = import_verl(source, out, domains, replace=force)
     if as_json:
-        click.echo(harmless_json({"folder": str(out), "num_questions": counts}))
+        click.echo(sanitized_json({"folder": str(out), "num_questions": counts}))
         return
     told = ", ".join(f"{count:,} {domain}" for domain, count in counts.items())
-    click.echo(f"questions: {told}; read them with {harmless(str(out / SOURCES_FILE))}")
+    click.echo(f"questions: {told}; read them with {sanitize(str(out / SOURCES_FILE))}")
 
 
-_into_run = together(
+_import_options = combine_options(
     click.argument("source", metavar="FILE", type=click.Path(path_type=Path)),
     click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]..."),
     click.option("--run", "run_id", required=True, help="Name of the run; it is created if it does not exist."),
@@ -108,7 +108,7 @@ _into_run = together(
     short_help="Pools of trajectories that another flywheel has made.",
     epilog="Example:  treadle import flywheel pools.json run.toml --run imported --out questions",
 )
-@_into_run
+@_import_options
 @click.option("--instance", default="1/pools", show_default=True, help="Whose place the pools take.")
 def flywheel(instance: str, **given: Any) -> None:
     """Import the pools of another data flywheel into a run; `sft_rows` continues from them.
@@ -126,7 +126,7 @@ def flywheel(instance: str, **given: Any) -> None:
     epilog="Example:  treadle import rollouts rollouts.json run.toml --run imported --instance 1/rollouts@base "
     "--out questions",
 )
-@_into_run
+@_import_options
 @click.option("--instance", required=True, help="Whose place they take, as in 1/rollouts@base or 1/rollouts@phase-1.")
 def rollouts(instance: str, **given: Any) -> None:
     """Import direct rollouts of another program into a run; `scores` and `selection` continue from them.
@@ -139,7 +139,7 @@ def rollouts(instance: str, **given: Any) -> None:
 
 
 def _import(
-    kind: Kind,
+    kind: ImportKind,
     instance: str,
     source: Path,
     configs: tuple[Path, ...],
@@ -156,7 +156,7 @@ def _import(
     from treadle.core.runs.address import Address
     from treadle.tasks.catalog import instance as instance_at
     from treadle.tasks.exchange.original_import import SOURCES_FILE, import_records, write_questions
-    from treadle.tasks.planning.begin import as_begun, configuration_of, open_run
+    from treadle.tasks.planning.run_setup import configuration_of, open_run, with_run_defaults
     from treadle.tasks.run_instances import run_instance
 
     address = Address.parse(instance)
@@ -170,13 +170,13 @@ def _import(
         say(f"{num_questions:,} questions: {out}")
         configs = (*configs, out / SOURCES_FILE)
         config = configuration_of(root, run_id, configs, overrides)
-    config = as_begun(config, root, run_id)
+    config = with_run_defaults(config, root, run_id)
     run = open_run(root, run_id, config, configs, needs_keys=False)
     run_instance(instance_at(config, Address(address.iteration, "questions")), run)
     record, found = import_records(source, kind, config, run, address, force=force)
     if as_json:
         facts = {"run": run_id, "instance": record.address, "reused": record.reused, **found.as_dict()}
-        click.echo(harmless_json(facts | {"outputs": {name: ref.digest for name, ref in record.outputs.items()}}))
+        click.echo(sanitized_json(facts | {"outputs": {name: ref.digest for name, ref in record.outputs.items()}}))
         return
     if record.reused:
         click.echo(f"{record.address} holds this file already")
@@ -185,7 +185,7 @@ def _import(
     say(f"continue with: treadle run {run_options(run_id, root)}")
 
 
-def _tell(found: Imported, address: str) -> None:
+def _tell(found: ImportResult, address: str) -> None:
     """Print how many rows were imported and why others were not, each reason with its first row."""
     click.echo(f"{found.num_trajectories:,} trajectories of {found.num_rows:,} rows")
     if num_missing := found.num_selected - found.num_rows:
@@ -193,7 +193,7 @@ def _tell(found: Imported, address: str) -> None:
     if found.num_other_prompts:
         say(f"{found.num_other_prompts:,} of these rows were made with another system message than this run's")
     for reason, number in found.reasons.most_common():
-        first = next((one for one in found.refusals if one.reason == reason), None)
+        first = next((one for one in found.rejected_rows if one.reason == reason), None)
         where = f"; the first is row {first.number}: {one_line(first.detail)}" if first is not None else ""
         say(f"{number:,} left out: {reason.replace('_', ' ')}{where}")
 
@@ -225,17 +225,17 @@ def web_cache(
     is text, hits, or a response of Serper, Bright Data or Bing. Unusable entries are counted by reason. If a query has
     several results, the first is kept.
     """
-    from treadle.cli.commands.web import say_written
+    from treadle.cli.commands.web import print_record
     from treadle.core.store.roots import open_storage
     from treadle.web.record.facts import facts_of
     from treadle.web.record.folder import open_record
-    from treadle.web.record.imported import gather
+    from treadle.web.record.import_cache import collect_entries
     from treadle.web.record.table import write_record
 
     date = None if recorded_at is None else recorded_at.replace(tzinfo=UTC)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(contextlib.closing(open_record(base))).entries() if base is not None else ()
-        found = gather(sources, recorded_at=date, base=kept)
+        found = collect_entries(sources, recorded_at=date, base=kept)
     storage = open_storage(root)
     ref = write_record(storage, found.in_order(), made_by="import of a web cache")
     say("read " + ", ".join(f"{number:,} {shape}" for shape, number in found.shapes.most_common()))
@@ -247,4 +247,4 @@ def web_cache(
         say(f"the first of these: {found.first}")
     facts = facts_of(entry for entry, _ in found.entries.values())
     more = {"shapes": found.shapes, "num_repeated": found.repeated, "skipped": found.skipped}
-    say_written(storage.location(ref.folder), ref.digest, facts, as_json, **more)
+    print_record(storage.location(ref.folder), ref.digest, facts, as_json, **more)

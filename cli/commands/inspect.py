@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.cli.options import json_option, root_option, run_option, say
-from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
 
 if TYPE_CHECKING:
     from treadle.core.runs.run import Run
@@ -22,8 +22,8 @@ def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
     """Show what is finished, running, failed or crashed."""
     from treadle.cli.views.tables import console, status_table
     from treadle.core.runs.run import Run
-    from treadle.tasks.planning.begin import known_addresses
-    from treadle.tasks.planning.forced import still_to_make
+    from treadle.tasks.planning.forced_runs import pending_forced
+    from treadle.tasks.planning.run_setup import known_addresses
 
     if run_id is None:
         _print_runs(root, as_json)
@@ -32,10 +32,10 @@ def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
     addresses = known_addresses(run)
     statuses = run.statuses(addresses)
     if as_json:
-        click.echo(harmless_json([item.model_dump(mode="json") for item in statuses]))
+        click.echo(sanitized_json([item.model_dump(mode="json") for item in statuses]))
         return
     idle = all(item.state != "running" for item in statuses)
-    console().print(status_table(run, statuses, forced=idle and bool(still_to_make(run, addresses))))
+    console().print(status_table(run, statuses, forced=idle and bool(pending_forced(run, addresses))))
 
 
 def _print_runs(root: str | Path, as_json: bool) -> None:
@@ -46,11 +46,11 @@ def _print_runs(root: str | Path, as_json: bool) -> None:
 
     runs = overviews(root)
     if as_json:
-        click.echo(harmless_json([run.as_dict() for run in runs]))
+        click.echo(sanitized_json([run.as_dict() for run in runs]))
     elif runs:
         console().print(runs_table(runs, datetime.now(UTC)))
     else:
-        click.echo(f"no runs under {harmless(str(root))}; start one with: treadle run CONFIG.toml --run NAME")
+        click.echo(f"no runs under {sanitize(str(root))}; start one with: treadle run CONFIG.toml --run NAME")
 
 
 @click.command(
@@ -75,10 +75,10 @@ def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
 
     run = Run.open(root, run_id)
     found = find_rollout(run, key)
-    for problem in found.unread:
+    for problem in found.score_errors:
         say(f"warning: shown without its verdict: {problem}")
     if as_json:
-        click.echo(harmless_json(found.as_dict()))
+        click.echo(sanitized_json(found.as_dict()))
         return
     with RunEntries(run) as entries:
         addresses = entries.addresses(key for call in found.tool_calls for key in call.get("sources", ()))
@@ -106,7 +106,7 @@ def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
 
     steps = trace_back(Run.open(root, run_id), key)
     if as_json:
-        click.echo(harmless_json([step.as_dict() for step in steps]))
+        click.echo(sanitized_json([step.as_dict() for step in steps]))
         return
     console().print(lineage_tree(steps))
 
@@ -129,7 +129,7 @@ def verify(run_id: str, root: str | Path, as_json: bool) -> None:
     web = verify_web(run)
     problems = run.verify() | web
     if as_json:
-        click.echo(harmless_json(problems))
+        click.echo(sanitized_json(problems))
     else:
         for artifact, found in problems.items():
             click.echo(f"{'damaged' if found else 'ok':<8} {artifact}")
@@ -155,7 +155,7 @@ def verify(run_id: str, root: str | Path, as_json: bool) -> None:
 def _commands(run: Run, artifacts: list[str]) -> list[str]:
     """Return the commands that make these artifacts again, earlier stages first."""
     from treadle.cli.views.tables import run_options
-    from treadle.tasks.planning.begin import known_addresses
+    from treadle.tasks.planning.run_setup import known_addresses
 
     records, _ = run.readable_records()
     makers = {record.address for record in records for ref in record.outputs.values() if ref.folder in artifacts}

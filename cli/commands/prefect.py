@@ -58,7 +58,7 @@ def up(
     or in the folder `prefect` of Treadle's cache.
     """
     from treadle.tasks.prefect.deployments import POOL
-    from treadle.tasks.prefect.home import prefect_home
+    from treadle.tasks.prefect.prefect_home import prefect_home
     from treadle.tasks.prefect.server import database_url, running_server
 
     _known_queues(queues)
@@ -116,14 +116,14 @@ def env() -> None:
     Evaluate the output and do not show it: it contains the password.
     """
     from treadle.core.errors import ConfigError
-    from treadle.tasks.prefect.home import PASSWORD, prefect_home
+    from treadle.tasks.prefect.prefect_home import PASSWORD, prefect_home
 
     home = prefect_home()
     running = home.running()
     if running is None:
         raise ConfigError(f"no Prefect server runs from {home.folder}; start one with: treadle prefect up")
     click.echo(f"export PREFECT_API_URL={shlex.quote(running.api_url)}")
-    if (password := home.kept_password()) is not None:
+    if (password := home.stored_password()) is not None:
         click.echo(f"export {PASSWORD}={shlex.quote(password)}")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.cli.options import root_option
-from treadle.core.untrusted.sanitize import harmless
+from treadle.core.untrusted.sanitize import sanitize
 
 if TYPE_CHECKING:
     from treadle.core.runs.run import Run
@@ -41,11 +41,11 @@ def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path)
     runs give the same file.
     """
     from treadle.tasks.page.build import report_page
-    from treadle.tasks.page.file import write_page
+    from treadle.tasks.page.page_file import write_page
 
     content = report_page([_opened(root, given) for given in dict.fromkeys(run_ids)])
     write_page(out, content)
-    click.echo(harmless(f"{out} ({len(content) / 1024:,.0f} KiB)"))
+    click.echo(sanitize(f"{out} ({len(content) / 1024:,.0f} KiB)"))
     if open_it:
         import webbrowser
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.options import gathered, json_option, say
+from treadle.cli.options import json_option, options_object, say
 from treadle.core.errors import ConfigError, Interrupted
-from treadle.core.untrusted.sanitize import harmless, harmless_json
+from treadle.core.untrusted.sanitize import sanitize, sanitized_json
 
 if TYPE_CHECKING:
     from treadle.retriever.config import IndexSettings
     from treadle.retriever.index import Index, IndexInfo
-    from treadle.retriever.recall import Recall
+    from treadle.retriever.recall import RetrievalRecall
     from treadle.retriever.service.config import RetrieverConfig
 
 _SHOWN_CHARS = 300
@@ -36,7 +36,7 @@ def retriever() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _IndexOptions:
     """Options that select an index."""
 
     files: tuple[Path, ...]
@@ -59,30 +59,30 @@ class _Asked:
         return config
 
 
-_of_index = gathered(
-    _Asked,
+_index_options = options_object(
+    _IndexOptions,
     click.option("--config", "files", type=click.Path(path_type=Path), multiple=True, help="TOML file, [index]."),
     click.option("--corpus", type=click.Path(path_type=Path), multiple=True, help="File of documents; repeatable."),
     click.option("--engine", type=click.Choice(["bm25", "dense", "hybrid"]), help="How documents are ranked."),
     click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As index.dense.type=hnsw."),
 )
-"""Options of commands about an index, passed to them as `_Asked`."""
+"""Options of commands about an index, passed to them as `_IndexOptions`."""
 
 
 def _open(settings: IndexSettings) -> Index:
     """Open the index, with progress on standard error while it is built."""
     from treadle.cli.terminal import TerminalProgress
-    from treadle.retriever.opening import open_index
-    from treadle.retriever.stage import Steps
+    from treadle.retriever.open_index import open_index
+    from treadle.retriever.stage import IndexProgress
 
     with TerminalProgress("index") as progress:
-        return open_index(settings, Steps(progress))
+        return open_index(settings, IndexProgress(progress))
 
 
 @retriever.command(epilog="Example:  treadle retriever build --corpus wiki.jsonl --engine hybrid")
-@_of_index
+@_index_options
 @json_option
-def build(asked: _Asked, as_json: bool) -> None:
+def build(asked: _IndexOptions, as_json: bool) -> None:
     """Build an index, or find it in the cache, and describe it."""
     with _open(asked.configured().index) as index:
         info = index.info
@@ -95,30 +95,30 @@ def build(asked: _Asked, as_json: bool) -> None:
             "fingerprint": info.fingerprint,
         }
     if as_json:
-        click.echo(harmless_json(facts))
+        click.echo(sanitized_json(facts))
         return
     for name, value in facts.items():
         if value is not None:
-            click.echo(f"{name:<14} {harmless(str(value))}")
+            click.echo(f"{name:<14} {sanitize(str(value))}")
 
 
 @retriever.command(epilog='Example:  treadle retriever search --corpus wiki.jsonl "tallest tower" --top-n 3')
 @click.argument("query")
-@_of_index
+@_index_options
 @click.option("--top-n", type=click.IntRange(min=1), default=4, show_default=True, help="Documents.")
 @json_option
-def search(asked: _Asked, query: str, top_n: int, as_json: bool) -> None:
+def search(asked: _IndexOptions, query: str, top_n: int, as_json: bool) -> None:
     """Search an index for one QUERY."""
     if not query.strip():
         raise ConfigError("the query is empty")
     with _open(asked.configured().index) as index:
         hits = index.search(query, top_n)
     if as_json:
-        click.echo(harmless_json([{"id": hit.id, "score": hit.score, "contents": hit.contents} for hit in hits]))
+        click.echo(sanitized_json([{"id": hit.id, "score": hit.score, "contents": hit.contents} for hit in hits]))
         return
     for hit in hits:
         shown = hit.text[:_SHOWN_CHARS] + ("..." if len(hit.text) > _SHOWN_CHARS else "")
-        click.echo(f"{hit.score:8.3f}  {harmless(hit.id)}  {harmless(hit.title)}\n          {harmless(shown)}")
+        click.echo(f"{hit.score:8.3f}  {sanitize(hit.id)}  {sanitize(hit.title)}\n          {sanitize(shown)}")
     if not hits:
         click.echo("no documents were found")
 
@@ -126,11 +126,11 @@ def search(asked: _Asked, query: str, top_n: int, as_json: bool) -> None:
 @retriever.command(
     "eval", epilog="Example:  treadle retriever eval --corpus wiki.jsonl --questions questions.jsonl --k 5"
 )
-@_of_index
+@_index_options
 @click.option("--questions", type=click.Path(path_type=Path), required=True, help="File with question and supports.")
 @click.option("--k", "ks", type=click.IntRange(1, 1000), multiple=True, help="Repeatable. [default: 1, 4, 10, 20]")
 @json_option
-def evaluate(asked: _Asked, questions: Path, ks: tuple[int, ...], as_json: bool) -> None:
+def evaluate(asked: _IndexOptions, questions: Path, ks: tuple[int, ...], as_json: bool) -> None:
     """Measure how often an index finds the documents that questions need: recall@k.
 
     Each question is used unchanged as the query. `supports` lists the ids of the documents that its answer needs, in
@@ -146,17 +146,17 @@ def evaluate(asked: _Asked, questions: Path, ks: tuple[int, ...], as_json: bool)
         recall = measure_recall(index, cases, sorted(set(ks)) or DEFAULT_KS)
         info = index.info
     if as_json:
-        click.echo(harmless_json(_recall_facts(info, recall)))
+        click.echo(sanitized_json(_recall_facts(info, recall)))
         return
     skipped = f", {recall.num_skipped:,} skipped: they name no supporting documents" if recall.num_skipped else ""
     click.echo(f"{info.engine} over {info.num_documents:,} documents; {recall.num_cases:,} questions{skipped}\n")
     lines = [(f"hop {hop}", recall.num_by_hop[hop], shares) for hop, shares in recall.by_hop.items()]
-    click.echo(f"{'':<10}{'questions':>9}" + "".join(f"{f'@{k}':>8}" for k in recall.every_hop))
-    for name, count, shares in [*lines, ("all hops", recall.num_cases, recall.every_hop)]:
+    click.echo(f"{'':<10}{'questions':>9}" + "".join(f"{f'@{k}':>8}" for k in recall.all_hops))
+    for name, count, shares in [*lines, ("all hops", recall.num_cases, recall.all_hops)]:
         click.echo(f"{name:<10}{count:>9,}" + "".join(f"{share:>8.3f}" for share in shares.values()))
 
 
-def _recall_facts(info: IndexInfo, recall: Recall) -> dict[str, Any]:
+def _recall_facts(info: IndexInfo, recall: RetrievalRecall) -> dict[str, Any]:
     return {
         "engine": info.engine,
         "encoder": info.encoder,
@@ -168,7 +168,7 @@ def _recall_facts(info: IndexInfo, recall: Recall) -> dict[str, Any]:
             {"hop": hop, "num_questions": recall.num_by_hop[hop], "recall": _by_name(shares)}
             for hop, shares in recall.by_hop.items()
         ],
-        "all_hops": _by_name(recall.every_hop),
+        "all_hops": _by_name(recall.all_hops),
     }
 
 
@@ -177,12 +177,12 @@ def _by_name(shares: Mapping[int, float]) -> dict[str, float]:
 
 
 @retriever.command(epilog="Example:  treadle retriever serve --corpus wiki.jsonl --port 1243")
-@_of_index
+@_index_options
 @click.option("--host", help="Address to listen on; others than loopback need --token-env. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 1243]")
 @click.option("--token-env", metavar="NAME", help="Environment variable with the token that callers must send.")
 @click.option("--workers", "num_workers", type=click.IntRange(min=1), help="Searches at once. [default: 2]")
-def serve(asked: _Asked, **service: Any) -> None:
+def serve(asked: _IndexOptions, **service: Any) -> None:
     """Serve an index over HTTP until Ctrl-C: /search, /batch_search, /health, /info, /metrics, /docs."""
     try:
         from treadle.retriever.service.server import serve as serve_index

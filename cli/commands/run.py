@@ -15,10 +15,10 @@ from treadle.cli.warnings import show_warnings
 from treadle.tasks.prefect.settings import as_flow_run
 
 if TYPE_CHECKING:
-    from treadle.cli.views.instances import MakingView
+    from treadle.cli.views.progress import ProgressView
     from treadle.core.runs.run import Run
     from treadle.tasks.config import TreadleConfig
-    from treadle.tasks.run_instances import Turn
+    from treadle.tasks.run_instances import ScheduledInstance
 
 Command = Callable[..., Any]
 
@@ -82,7 +82,7 @@ def run(
 
     Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
     """
-    from treadle.tasks.planning.begin import configuration_of
+    from treadle.tasks.planning.run_setup import configuration_of
 
     config = configuration_of(root, run_id, configs, overrides)
     run_flow(
@@ -115,15 +115,15 @@ def run_flow(
     without: tuple[str, ...] = (),
 ) -> None:
     """Run the instances of a configuration's flow, or a part of them, or continue them, and print a summary."""
-    from treadle.cli.views.instances import MakingView
+    from treadle.cli.views.progress import ProgressView
     from treadle.cli.views.summary import print_end, print_plan
     from treadle.tasks.catalog import flow_instances
-    from treadle.tasks.planning.begin import as_begun, open_run
     from treadle.tasks.planning.flow_part import flow_part
-    from treadle.tasks.run_instances import making
+    from treadle.tasks.planning.run_setup import open_run, with_run_defaults
+    from treadle.tasks.run_instances import run_instances
 
     as_flow = not dry_run and _prefect_wanted(with_prefect, config)
-    config = as_begun(config, root, run_id, ask=not dry_run)
+    config = with_run_defaults(config, root, run_id, ask=not dry_run)
     instances = flow_instances(config)
     part = flow_part(instances, root, run_id, start_from, without)
     if dry_run:
@@ -133,7 +133,7 @@ def run_flow(
     for line in part.lines():
         say(line)
     opened = open_run(root, run_id, config, configs)
-    view = MakingView(quiet=as_json)
+    view = ProgressView(quiet=as_json)
     if as_flow:
         with _shown_flow_run(view):
             from treadle.flows.flywheel import flywheel
@@ -148,9 +148,11 @@ def run_flow(
                 without=without,
             )
     else:
-        with making(part.instances, opened, config, force=force, is_part=part.is_part, notify=view.tell) as turns:
-            for turn in turns:
-                _execute(turn, opened, view, accept_failures)
+        with run_instances(
+            part.instances, opened, config, force=force, is_part=part.is_part, notify=view.tell
+        ) as scheduled_instances:
+            for scheduled in scheduled_instances:
+                _execute(scheduled, opened, view, accept_failures)
     print_end(opened, view.records, as_json)
 
 
@@ -180,25 +182,25 @@ def stage(
     as_json: bool,
 ) -> None:
     """Run one stage INSTANCE, such as 1/rollouts@base or 1/rl@phase-2, of a run."""
-    from treadle.cli.views.instances import MakingView
+    from treadle.cli.views.progress import ProgressView
     from treadle.cli.views.summary import print_end, print_plan
     from treadle.core.runs.address import Address
     from treadle.tasks.catalog import instance
-    from treadle.tasks.planning.begin import as_begun, configuration_of, open_run
-    from treadle.tasks.run_instances import Turn
+    from treadle.tasks.planning.run_setup import configuration_of, open_run, with_run_defaults
+    from treadle.tasks.run_instances import ScheduledInstance
     from treadle.tasks.serving.servers import ModelServers
 
     if retry and (force or dry_run):
         raise click.UsageError("--retry goes with neither --force nor --dry-run")
     config = configuration_of(root, run_id, configs, overrides)
     as_flow = not dry_run and _prefect_wanted(with_prefect, config)
-    config = as_begun(config, root, run_id, ask=not dry_run)
+    config = with_run_defaults(config, root, run_id, ask=not dry_run)
     wanted = instance(config, Address.parse(address))
     if dry_run:
         print_plan(config, [wanted], root, run_id, force, as_json, by_name=True)
         return
     opened = open_run(root, run_id, config, configs)
-    view = MakingView(quiet=as_json)
+    view = ProgressView(quiet=as_json)
     if as_flow:
         given: dict[str, Any] = {"config": config, "root": str(root), "retry": retry}
         with _shown_flow_run(view):
@@ -207,14 +209,14 @@ def stage(
             stage_flow(run_id=run_id, instance=address, force=force, accept_failures=accept_failures, **given)
     else:
         with ModelServers(opened, wait_s=config.flow.device_wait_s, notify=view.tell) as servers:
-            _execute(Turn(wanted, force, servers), opened, view, accept_failures, frozenset(retry))
+            _execute(ScheduledInstance(wanted, force, servers), opened, view, accept_failures, frozenset(retry))
     print_end(opened, view.records, as_json)
 
 
 def _warn_of_web(config: TreadleConfig) -> None:
     """Warn about missing prerequisites of web search."""
     from treadle.core.errors import ArtifactError, ConfigError
-    from treadle.tasks.planning.begin_checks import check_web
+    from treadle.tasks.planning.run_setup_checks import check_web
 
     try:
         check_web(config)
@@ -247,34 +249,38 @@ def _prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
 
 
 @contextmanager
-def _shown_flow_run(view: MakingView) -> Iterator[None]:
+def _shown_flow_run(view: ProgressView) -> Iterator[None]:
     """Show a flow that this process calls itself as if it ran without Prefect."""
     with as_flow_run(view):
         warnings = show_warnings("prefect", "the flow run's log in Prefect")
         try:
             yield
         finally:
-            warnings.tell_rest()
+            warnings.report_omitted()
 
 
 def _execute(
-    turn: Turn, run: Run, view: MakingView, accept_failures: bool = False, retry: Set[str] = frozenset()
+    scheduled: ScheduledInstance,
+    run: Run,
+    view: ProgressView,
+    accept_failures: bool = False,
+    retry: Set[str] = frozenset(),
 ) -> None:
     """Run an instance in this process and show its progress."""
-    from treadle.core.parent import end_with_parent, stays_behind
+    from treadle.core.parent_watch import end_with_parent, outlives_parent
     from treadle.tasks.run_instances import run_instance
 
-    if not stays_behind():
+    if not outlives_parent():
         end_with_parent()
-    with view.making(turn.instance, run) as progress:
+    with view.running(scheduled.instance, run) as progress:
         record = run_instance(
-            turn.instance,
+            scheduled.instance,
             run,
-            force=turn.force,
+            force=scheduled.force,
             accept_failures=accept_failures,
             retry=retry,
             progress=progress,
-            servers=turn.servers,
+            servers=scheduled.servers,
             notify=view.tell,
         )
     view.made(record)
@@ -298,13 +304,13 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
 
     Each step shows its progress and the time left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9 minutes.
     """
-    from treadle.cli.views.instances import MakingView
+    from treadle.cli.views.progress import ProgressView
     from treadle.cli.views.summary import print_demo_end
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
     from treadle.demo.steps import DemoSteps
     from treadle.tasks.catalog import flow_instances
-    from treadle.tasks.planning.begin import open_run
+    from treadle.tasks.planning.run_setup import open_run
 
     if not isinstance(root, Path):
         raise ConfigError("the demo keeps its world in the folder of its run: give it a folder as --root")
@@ -314,35 +320,35 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
         opened = open_run(root, run_id, config)
     except RunError as error:
         raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
-    view = MakingView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
+    view = ProgressView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
     with ExitStack() as stack:
         server = None
         if with_prefect or os.environ.get("PREFECT_API_URL"):
-            from treadle.tasks.prefect.watched import server_to_watch
+            from treadle.tasks.prefect.available_server import available_server
 
-            server = stack.enter_context(server_to_watch(say))
+            server = stack.enter_context(available_server(say))
         _make_demo(opened, config, view, as_flow=server is not None)
         print_demo_end(opened, view.records, config.flow.models)
         if server is not None and view.url:
-            click.echo(f"the flow run in Prefect: {server.again(view.url)}")
+            click.echo(f"the flow run in Prefect: {server.url_after_exit(view.url)}")
 
 
-def _make_demo(run: Run, config: TreadleConfig, view: MakingView, *, as_flow: bool) -> None:
+def _make_demo(run: Run, config: TreadleConfig, view: ProgressView, *, as_flow: bool) -> None:
     """Run all instances of the demo, with or without a flow run."""
     from treadle.tasks.catalog import flow_instances
-    from treadle.tasks.run_instances import making
+    from treadle.tasks.run_instances import run_instances
 
     if as_flow and _made_in_flow_run(run, config, view):
         return
-    with making(flow_instances(config), run, config, notify=view.tell) as turns:
-        for turn in turns:
-            _execute(turn, run, view)
+    with run_instances(flow_instances(config), run, config, notify=view.tell) as scheduled_instances:
+        for scheduled in scheduled_instances:
+            _execute(scheduled, run, view)
 
 
-def _made_in_flow_run(run: Run, config: TreadleConfig, view: MakingView) -> bool:
+def _made_in_flow_run(run: Run, config: TreadleConfig, view: ProgressView) -> bool:
     """Run all instances of the demo in a flow run; return False, after a message, if Prefect fails."""
     from treadle.core.untrusted.sanitize import one_line
-    from treadle.tasks.prefect.watched import is_of_prefect
+    from treadle.tasks.prefect.available_server import is_prefect_error
 
     try:
         with _shown_flow_run(view):
@@ -350,7 +356,7 @@ def _made_in_flow_run(run: Run, config: TreadleConfig, view: MakingView) -> bool
 
             flywheel(run_id=run.run_id, config=config, root=run.storage.location())
     except Exception as error:
-        if not is_of_prefect(error):
+        if not is_prefect_error(error):
             raise
         say(f"this goes on without Prefect, which failed: {one_line(str(error) or type(error).__name__)}")
         view.records.clear()  # finished results are reported again, as reused

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.options import RootType, json_option, root_option
-from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
 
 if TYPE_CHECKING:
     from treadle.web.record.facts import RecordFacts
@@ -40,7 +40,7 @@ class _Source:
     entries: Callable[[], Iterator[Entry]]
     record: str = ""
 
-    def lacks(self, what: str) -> str:
+    def missing_message(self, what: str) -> str:
         """Return the message for something that is missing."""
         return f"{self.place} has no {what}" + (f", nor has the record {self.record}" if self.record else "")
 
@@ -123,7 +123,7 @@ def _of_key(source: _Source, key: str) -> Entry:
 
     entry = source.get(checked_key(key))
     if entry is None:
-        raise DataError(source.lacks(f"entry {key}"))
+        raise DataError(source.missing_message(f"entry {key}"))
     return entry
 
 
@@ -146,14 +146,14 @@ def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:
             raise DataError(f"{url!r} is no address of a page: {error.detail}") from None
         what = f"page {url!r}"
     if entry is None:
-        raise DataError(source.lacks(what))
+        raise DataError(source.missing_message(what))
     return entry
 
 
 def _show_entry(entry: Entry, as_json: bool) -> None:
     values = {name: value for name, value in asdict(entry).items() if value not in ("", None)}
     if as_json:
-        click.echo(harmless_json(values))
+        click.echo(sanitized_json(values))
         return
     text, hits = values.pop("text", ""), values.pop("hits", ())
     for name, value in values.items():
@@ -161,7 +161,7 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
     for number, hit in enumerate(hits, 1):
         click.echo(f"\n{number}. {one_line(hit['title'])}\n   {one_line(hit['url'])}\n   {one_line(hit['snippet'])}")
     if text:
-        click.echo(f"\n{harmless(text)}")
+        click.echo(f"\n{sanitize(text)}")
 
 
 def _show_failures(source: _Source, as_json: bool) -> None:
@@ -178,10 +178,10 @@ def _show_failures(source: _Source, as_json: bool) -> None:
         for entry in failed
     )
     if as_json:
-        click.echo(harmless_json(list(told)))
+        click.echo(sanitized_json(list(told)))
         return
     if source.hint:
-        click.echo(harmless(source.hint), err=True)
+        click.echo(sanitize(source.hint), err=True)
     for one in told:
         what = one.get("url") or one.get("query") or ""
         click.echo(f"{one['failure']:<12}{one_line(what)}  {one_line(str(one['detail']))}")
@@ -193,19 +193,19 @@ def _show_facts(source: _Source, as_json: bool) -> None:
     facts = facts_of(source.entries())
     if as_json:
         known = {"place": source.place, **({"record": source.record} if source.record else {})}
-        click.echo(harmless_json({**known, **_facts_json(facts)}))
+        click.echo(sanitized_json({**known, **_facts_json(facts)}))
         return
-    click.echo(harmless(source.place))
-    for line in (*_facts_lines(facts), *([harmless(source.hint)] if source.hint else [])):
+    click.echo(sanitize(source.place))
+    for line in (*_facts_lines(facts), *([sanitize(source.hint)] if source.hint else [])):
         click.echo(line)
 
 
-def say_written(folder: str, digest: str, facts: RecordFacts, as_json: bool, **more: Any) -> None:
+def print_record(folder: str, digest: str, facts: RecordFacts, as_json: bool, **more: Any) -> None:
     """Print a record's folder, its digest and its counts."""
     if as_json:
-        click.echo(harmless_json({"folder": folder, "digest": digest, **_facts_json(facts), **more}))
+        click.echo(sanitized_json({"folder": folder, "digest": digest, **_facts_json(facts), **more}))
         return
-    click.echo(harmless(folder))
+    click.echo(sanitize(folder))
     for line in _facts_lines(facts):
         click.echo(line)
 

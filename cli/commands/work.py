@@ -33,10 +33,10 @@ def work(
     import json
 
     from treadle.cli.terminal import TerminalProgress
-    from treadle.core.parent import end_with_parent, stays_behind
-    from treadle.tasks.work import Helper, shards_text
+    from treadle.core.parent_watch import end_with_parent, outlives_parent
+    from treadle.tasks.shard_worker import Helper, shards_text
 
-    if not stays_behind():
+    if not outlives_parent():
         end_with_parent()
     helper = Helper(
         root=root,
@@ -50,7 +50,7 @@ def work(
     try:
         helper.help_until_done() if wait else helper.help_now()
     finally:
-        warnings.tell_rest()
+        warnings.report_omitted()
     counts = helper.counts or ({address: 0} if address else {})
     told = [{"address": name, "shards": count} for name, count in counts.items()]
     if as_json:

@@ -7,13 +7,13 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from treadle.core.untrusted.sanitize import harmless, one_line
-from treadle.tasks.inspection.trajectory_changes import Changes, Piece, folded
+from treadle.core.untrusted.sanitize import one_line, sanitize
+from treadle.tasks.inspection.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
 
 _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 
 
-def changes_view(changes: Changes, parent: dict[str, Any]) -> Group:
+def changes_view(changes: TrajectoryChanges, parent: dict[str, Any]) -> Group:
     """Render the changes: segments as in the parent in one line, removed and added ones in full."""
     key = one_line(parent["rollout_key"])
     lines: list[Text] = []
@@ -32,10 +32,10 @@ def changes_view(changes: Changes, parent: dict[str, Any]) -> Group:
     return Group(*lines, Text())
 
 
-def _marked(piece: Piece) -> Text:
+def _marked(piece: ChangedSegment) -> Text:
     """Render a segment with its mark on each line, leaving out the prefix that its counterpart shares."""
     mark, style = _MARKS[piece.side]
-    text = harmless(piece.text[piece.shared_chars :])
+    text = sanitize(piece.text[piece.shared_chars :])
     if piece.shared_chars:
         text = f"… {text.lstrip()}" if text.strip() else "… (as it begins there, and no more)"
     return Text("\n".join(mark + line for line in text.splitlines() or [""]), style=style)

@@ -30,7 +30,9 @@ def estimate_view(estimate: Estimate) -> Group:
     if estimate.num_units is None:
         title = f"{estimate.address}: estimate for 1,000 questions"
     else:
-        title = f"{estimate.address}: estimate for {estimate.num_units:,} {estimate.unit}s ({estimate.counted})"
+        title = (
+            f"{estimate.address}: estimate for {estimate.num_units:,} {estimate.unit}s ({estimate.num_units_source})"
+        )
     lines = [Text(one_line(title), style="bold"), Text(one_line(f"Basis: {estimate.basis}."))]
     lines += [Text(one_line(f"- assumed: {line}"), style="dim") for line in estimate.assumptions]
     if estimate.num_searches:

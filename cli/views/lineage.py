@@ -10,7 +10,7 @@ from rich.tree import Tree
 from treadle.cli.views.trajectory import VERDICTS
 from treadle.core.untrusted.sanitize import one_line
 from treadle.tasks.inspection.lineage import LineageStep
-from treadle.tasks.inspection.pool_tree import Barren, Node
+from treadle.tasks.inspection.pool_tree import EventWithoutResult, Node
 
 CHOSEN = "bold reverse"
 
@@ -24,25 +24,25 @@ def lineage_tree(steps: Sequence[LineageStep]) -> Tree:
             node = branch
             continue
         for root in step.tree.roots:
-            _grow(branch, root)
-        for one in step.tree.barren:
-            branch.add(_barren_text(one))
+            _add_node(branch, root)
+        for one in step.tree.without_result:
+            branch.add(_event_text(one))
     return tree
 
 
-def _grow(branch: Tree, node: Node) -> None:
+def _add_node(branch: Tree, node: Node) -> None:
     """Add a trajectory and its edits to a branch, in the order of rounds."""
-    twig = branch.add(_node_text(node))
-    below: list[Node | Barren] = sorted([*node.barren, *node.edits], key=_round)
+    child = branch.add(_node_text(node))
+    below: list[Node | EventWithoutResult] = sorted([*node.without_result, *node.edits], key=_round)
     for item in below:
         if isinstance(item, Node):
-            _grow(twig, item)
+            _add_node(child, item)
         else:
-            twig.add(_barren_text(item))
+            child.add(_event_text(item))
 
 
-def _round(item: Node | Barren) -> tuple[int, bool]:
-    return (item.round, False) if isinstance(item, Barren) else (item.facts["round"], True)
+def _round(item: Node | EventWithoutResult) -> tuple[int, bool]:
+    return (item.round, False) if isinstance(item, EventWithoutResult) else (item.facts["round"], True)
 
 
 def _node_text(node: Node) -> Text:
@@ -56,17 +56,17 @@ def _node_text(node: Node) -> Text:
     decided = one_line(node.method) + (f" {facts['score']:.2f}" if facts["score"] is not None else "")
     calls = f"{facts['calls_requested']} call{'' if facts['calls_requested'] == 1 else 's'}"
     text.append(f" ({decided}); {one_line(facts['status'])}, {calls}, {node.num_tokens:,} tokens")
-    if node.fate is not None and node.fate.is_row:
+    if node.sft_outcome is not None and node.sft_outcome.is_row:
         text.append("; fine-tuning row", style="green")
-    elif node.fate is not None:
-        text.append(f"; no row: {one_line(', '.join(node.fate.reasons))}", style="dim")
+    elif node.sft_outcome is not None:
+        text.append(f"; no row: {one_line(', '.join(node.sft_outcome.reasons))}", style="dim")
     if node.chosen:
         text.append(" <-- this one", style="bold")
     return text
 
 
-def _barren_text(one: Barren) -> Text:
+def _event_text(one: EventWithoutResult) -> Text:
     why = ": ".join(filter(None, (one.reason, one.error)))
-    said = {"duplicate": f"repeats {one.twin}", "found": "found"}.get(one.outcome, f"{one.outcome} ({why})")
+    said = {"duplicate": f"repeats {one.duplicate_of}", "found": "found"}.get(one.outcome, f"{one.outcome} ({why})")
     made = f"round {one.round} {one.operator}" if one.round else one.operator
     return Text(one_line(f"{made}: {said}, {one.num_tokens:,} tokens"), style="dim")

@@ -15,24 +15,24 @@ from treadle.cli.views.tables import console, plan_table, run_options, timeouts_
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
-from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.preview import preview
-from treadle.tasks.planning.begin import semantic_for
 from treadle.tasks.planning.flow_part import FlowPart
 from treadle.tasks.planning.plan import changed_keys, keys_set, plan
+from treadle.tasks.planning.run_setup import semantic_for
 from treadle.tasks.summaries.report_tables import imported_lines
 from treadle.tasks.summaries.stage_report import stage_report
 
 
-def made_text(record: StageRecord) -> str:
+def result_text(record: StageRecord) -> str:
     """Return rows per table, reasons for quarantined rows, and the origin of a result that was imported or reused."""
     counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
     tables = ", ".join(f"{kind} {counts[kind]:,}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
     reasons = {name: count for name, count in record.metrics.items() if name.startswith("reason.")}
     why = ", ".join(f"{name.removeprefix('reason.').replace('_', ' ')} {count:,}" for name, count in reasons.items())
-    taken = f" (the same as {record.same_as})" if record.same_as else ""
+    taken = f" (the same as {record.reused_from})" if record.reused_from else ""
     imported = f" (imported from {one_line(record.imported_from)})" if record.imported_from else ""
     return f"{tables}{f' ({why})' if why else ''}{imported}{taken}{' (unchanged, reused)' if record.reused else ''}"
 
@@ -43,7 +43,7 @@ def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
     As JSON, print the records; that of the report includes its scores.
     """
     if as_json:
-        click.echo(harmless_json([_with_summary(run, record) for record in records]))
+        click.echo(sanitized_json([_with_summary(run, record) for record in records]))
         return
     for record in records:
         if (report := stage_report(record, run)) is not None:
@@ -69,7 +69,7 @@ def _print_unknown_to_tutor(run: Run, records: Sequence[StageRecord]) -> None:
         return
     from treadle.demo.world_templates import recognise
 
-    asked = [row["question"] for row in islice(run.rows(table).rows(("question",)), _MOST_LOOKED_AT)]
+    asked = [row["question"] for row in islice(run.rows(table).rows(("question",)), _MAX_SCANNED)]
     if unknown := sum(recognise(question) is None for question in asked):
         click.echo(
             f"\n{MODEL} is a {DESCRIPTION}: it does not know {unknown:,} of {len(asked):,} questions, so "
@@ -79,9 +79,9 @@ def _print_unknown_to_tutor(run: Run, records: Sequence[StageRecord]) -> None:
 
 def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[str]) -> None:
     """Print the results of the demo's pools, training and models, write its report page, and print all folders."""
-    from treadle.demo.outcome import differences, outcome
+    from treadle.demo.results import differences, outcome
     from treadle.tasks.page.build import report_page
-    from treadle.tasks.page.file import write_page
+    from treadle.tasks.page.page_file import write_page
 
     out = console()
     for record in records:
@@ -91,7 +91,7 @@ def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[st
     out.print(figures_view([outcome(run, models), differences(run, models)]))
     page = Path(run.storage.location()).absolute() / f"{run.run_id}.html"
     write_page(page, report_page([run]))
-    click.echo(harmless(f"\nreport: {page} (open it in a browser)\n"))
+    click.echo(sanitize(f"\nreport: {page} (open it in a browser)\n"))
     _print_places(run, records)
 
 
@@ -127,14 +127,14 @@ def _print_places(run: Run, records: Sequence[StageRecord]) -> None:
     for record in records:
         for kind, ref in sorted(record.outputs.items()):
             if ref.num_rows:
-                click.echo(harmless(f"{kind:<{width}} {run.storage.location(ref.folder)}"))
+                click.echo(sanitize(f"{kind:<{width}} {run.storage.location(ref.folder)}"))
     options = run_options(run.run_id, run.storage.location())
     click.echo(f"treadle status {options}")
-    for command in _looks(run, records):
+    for command in _inspection_commands(run, records):
         click.echo(f"{command} {options}")
 
 
-def _looks(run: Run, records: Sequence[StageRecord]) -> list[str]:
+def _inspection_commands(run: Run, records: Sequence[StageRecord]) -> list[str]:
     """Return commands that show a trajectory, a pool's tree and figures, for the last stages that have them."""
     commands = []
     for record in records:
@@ -156,19 +156,19 @@ def _first(run: Run, record: StageRecord, kind: str, *columns: str) -> dict[str,
 def _edited(run: Run, record: StageRecord) -> dict[str, Any] | None:
     """Return a right trajectory that repaired a wrong one, else any edited one, else any."""
     found: dict[str, Any] | None = None
-    for number, row in enumerate(run.rows(record.outputs["pools"]).rows(_LOOKED_AT)):
+    for number, row in enumerate(run.rows(record.outputs["pools"]).rows(_EXAMPLE_COLUMNS)):
         if row["operator"] in _REPAIRS and row["correct"]:
             return row
         if found is None or (row["edit_text"] and not found["edit_text"]):
             found = row
-        if number > _MOST_LOOKED_AT:
+        if number > _MAX_SCANNED:
             break
     return found
 
 
-_LOOKED_AT = ("rollout_key", "question_key", "operator", "correct", "edit_text")
+_EXAMPLE_COLUMNS = ("rollout_key", "question_key", "operator", "correct", "edit_text")
 _REPAIRS = ("self_correct", "hint_step", "hint_tail", "reflect")
-_MOST_LOOKED_AT = 1_000
+_MAX_SCANNED = 1_000
 
 
 def print_plan(
@@ -202,15 +202,15 @@ def print_plan(
             "reuse": {address: reuse.as_dict() for address, reuse in found.reuses.items()},
             "estimates": [estimate.as_dict() for estimate in expected],
         }
-        click.echo(harmless_json(whole))
+        click.echo(sanitized_json(whole))
         return
     console().print(plan_table(steps))
     for address, reuse in found.reuses.items():
-        click.echo(harmless(f"{address}: {reuse.text()}"))
+        click.echo(sanitize(f"{address}: {reuse.text()}"))
     if part is not None and part.kept:
         click.echo(f"taken as they are: {', '.join(part.kept)}")
     for line in part.lines() if part is not None else ():
-        click.echo(harmless(line))
+        click.echo(sanitize(line))
     for estimate in expected:
         console().print("\n", estimate_view(estimate), sep="", end="")
     changed, refused = changed_keys(config, semantic_for(run, config) if run else {}, root, run_id)
@@ -225,4 +225,4 @@ def print_plan(
 def _print_keys(title: str, lines: Sequence[str]) -> None:
     click.echo(f"\n{title}")
     for line in lines:
-        click.echo(f"  {harmless(line)}")
+        click.echo(f"  {sanitize(line)}")

@@ -16,12 +16,12 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.records import InstanceStatus, StageRecord
 from treadle.core.runs.retry import num_with_status
 from treadle.core.runs.run import Run
-from treadle.core.untrusted.sanitize import harmless, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitize
 from treadle.tasks.inspection.overview import RunOverview
-from treadle.tasks.planning.plan import Step
+from treadle.tasks.planning.plan import PlannedStep
 
 _STATE_STYLES = {"completed": "green", "running": "cyan", "failed": "red", "crashed": "red", "interrupted": "yellow"}
-_STATE_WORDS = {"absent": "not begun"}
+_STATE_WORDS = {"absent": "not started"}
 _STATE_CAUSES = {"interrupted": "stopped by Ctrl-C or SIGTERM", "crashed": "its process was killed"}
 _TROUBLES = ("failed", *_STATE_CAUSES)
 _ENDED_WORDS = {"failed": "failed", "interrupted": "was interrupted", "crashed": "crashed"}
@@ -40,10 +40,10 @@ def run_options(run_id: str, root: str | Path) -> str:
     import shlex
 
     default = str(root) in ("outputs", os.path.abspath("outputs")) and "TREADLE_ROOT" not in os.environ
-    return f"--run {run_id}" + ("" if default else f" --root {shlex.quote(harmless(str(root)))}")
+    return f"--run {run_id}" + ("" if default else f" --root {shlex.quote(sanitize(str(root)))}")
 
 
-def plan_table(steps: Sequence[Step]) -> Table:
+def plan_table(steps: Sequence[PlannedStep]) -> Table:
     """Render what would happen to each instance, and why."""
     table = _table()
     table.add_column("instance", no_wrap=True, overflow="fold")
@@ -118,9 +118,9 @@ def _rows_text(status: InstanceStatus) -> str:
         rows = ", ".join(f"{status.num_rows[kind]:,} {kind}" for kind in kinds)
         if status.imported_from:
             rows += f", imported from {one_line(status.imported_from)}"
-        if status.was_same_as:
-            return f"{rows}, taken over from {status.was_same_as}, which has been rerun since"
-        return f"{rows}, the same as {status.same_as}" if status.same_as else rows
+        if status.was_reused_from:
+            return f"{rows}, taken over from {status.was_reused_from}, which has been rerun since"
+        return f"{rows}, the same as {status.reused_from}" if status.reused_from else rows
     return f"{status.num_finished:,} finished in the journal" if status.num_finished else ""
 
 
@@ -161,7 +161,7 @@ def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list
 def timeouts_text(run: Run, record: StageRecord) -> str:
     """Return a line on rollouts that timed out, and how to retry them; empty if there are none."""
     number = num_with_status(record, {"timeout"})
-    if record.stage != "rollouts" or record.same_as or not number:
+    if record.stage != "rollouts" or record.reused_from or not number:
         return ""
     options = run_options(run.run_id, run.storage.location())
     ended = "rollout" if number == 1 else "rollouts"
@@ -177,5 +177,5 @@ def _trouble(run: Run, status: InstanceStatus, state: str, words: str) -> Text:
     text.append(f"{status.address} {words or state}", style=_STATE_STYLES[state])
     text.append(f": {one_line(said)}")
     if status.log:
-        text.append(f"\nlog: {harmless(run.storage.location(status.log))}", style="dim")
+        text.append(f"\nlog: {sanitize(run.storage.location(status.log))}", style="dim")
     return text

@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from treadle.cli.views.changes import changes_view
-from treadle.core.untrusted.sanitize import harmless, one_line
+from treadle.core.untrusted.sanitize import one_line, sanitize
 from treadle.tasks.inspection.lineage import FoundRollout
 from treadle.web.record.run_entries import shown_sources
 
@@ -43,8 +43,8 @@ def _head(found: FoundRollout) -> Text:
         made = f"round {row['round']}, {row['operator']}{parent}{step}" if row["round"] else row["operator"]
         origin = f"{row['rollout_key']}  {made}  {row['dataset']}"
     head.append(one_line(origin) + "\n", style="dim")
-    head.append(harmless(found.question["question"]) + "\n", style="bold")
-    head.append("gold: " + harmless(" | ".join(found.question["answers"])), style="green")
+    head.append(sanitize(found.question["question"]) + "\n", style="bold")
+    head.append("gold: " + sanitize(" | ".join(found.question["answers"])), style="green")
     return head
 
 
@@ -53,7 +53,7 @@ def _edit(found: FoundRollout) -> list[Panel]:
     row = found.rollout
     if not found.is_of_pool or not (row["edit_text"] or orjson.loads(row["prompts"])):
         return []
-    text = Text(harmless(row["edit_text"]) or "no text of its own", style="" if row["edit_text"] else "dim")
+    text = Text(sanitize(row["edit_text"]) or "no text of its own", style="" if row["edit_text"] else "dim")
     models, prompts = orjson.loads(row["models"]), orjson.loads(row["prompts"])
     text.append("\n" + one_line("models: " + ", ".join(f"{role} {models[role]}" for role in models)), style="dim")
     if prompts:
@@ -65,7 +65,7 @@ def _edit(found: FoundRollout) -> list[Panel]:
 def _body(found: FoundRollout) -> Text:
     body = Text()
     for segment in found.segments:
-        body.append(harmless(segment["text"]), style=SEGMENT_STYLES.get(segment["kind"], ""))
+        body.append(sanitize(segment["text"]), style=SEGMENT_STYLES.get(segment["kind"], ""))
         body.append("\n")
     return body
 
@@ -97,7 +97,7 @@ def _append_verdict(text: Text, correct: bool | None, method: str, prediction: s
     word, style = VERDICTS[correct]
     shown = f" ({one_line(method)}" + (f", score {score:.2f})" if score is not None else ")")
     text.append(f"\n{word}", style=style)
-    text.append(f"{shown}: prediction {harmless(prediction)!r}")
+    text.append(f"{shown}: prediction {sanitize(prediction)!r}")
 
 
 def _spent(row: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ DECIMAL_TOLERANCE = sympy.Float("1e-6", DIGITS)
 _DECIMAL_RATIO = Fraction(1, 1_000_000)
 
 MIN_POINTS = 4
-MIN_WHOLE_POINTS = 12
+MIN_INTEGER_POINTS = 12
 MAX_POINTS = 24
 
 _NORMALIZATION = NormalizationConfig(
@@ -68,7 +68,7 @@ _CURRENT = re.compile(r"(?<![A-Za-z\\])I(?![A-Za-z_])")
 Point = dict[sympy.Symbol, sympy.Expr]
 
 
-class Unread(Exception):
+class Unparsable(Exception):
     """Text that the parser does not understand."""
 
 
@@ -77,7 +77,7 @@ class Undecided(Exception):
 
 
 def compare(prediction: str, gold: str) -> bool:
-    """Return whether two LaTeX expressions are equal; raise Unread, Undecided, or what sympy raises."""
+    """Return whether two LaTeX expressions are equal; raise Unparsable, Undecided, or what sympy raises."""
     _failures.clear()
     equal = _equal(_parse(prediction), _parse(gold), random.Random(f"{prediction}\0{gold}"))
     if not equal and _failures:
@@ -94,7 +94,7 @@ def _equal(left: Any, right: Any, chance: random.Random) -> bool:
         return _same_relation(left, right, chance)
     if isinstance(left, sympy.Expr) or isinstance(right, sympy.Expr):
         return False
-    return _verified(left, right)
+    return _check_parser(left, right)
 
 
 @lru_cache(maxsize=256)
@@ -112,9 +112,9 @@ def _parse(text: str) -> Any:
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # the parser raises plain Exception
-        raise Unread(type(error).__name__) from error
+        raise Unparsable(type(error).__name__) from error
     if not isinstance(found, sympy.Basic | sympy.MatrixBase):
-        raise Unread("no expression")
+        raise Unparsable("no expression")
     return _with_imaginary_unit(found)
 
 
@@ -134,7 +134,7 @@ def prepare() -> None:
     for name in ("gamma", "Gamma"):
         latex_symbols.sympy_singleton_map.pop(name, None)
     for name in ("simplify", "solve"):
-        setattr(grader, name, _remembering(getattr(grader, name)))
+        setattr(grader, name, _recording_failures(getattr(grader, name)))
     compare(r"\frac{x^2-1}{x-1}\sin 2x", r"2(x+1)\sin(x)\cos x")
 
 
@@ -157,7 +157,7 @@ def _same_value(left: sympy.Expr, right: sympy.Expr, chance: random.Random) -> b
 def _done(expression: sympy.Expr) -> sympy.Expr:
     """Evaluate integrals, sums and derivatives; leave those that sympy cannot evaluate to numerical evaluation."""
     expression = expression.replace(sympy.UnevaluatedExpr, lambda inner: inner)
-    if not expression.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.Limit):
+    if not expression.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.TimeLimit):
         return expression
     with contextlib.suppress(NotImplementedError, ValueError, TypeError, AttributeError):
         return expression.doit()
@@ -201,12 +201,12 @@ class _Values:
             return self.same_at({}, is_deep=True)
         if self.difference.has(sympy.floor, sympy.ceiling):
             # `\\lfloor x\\rfloor` and `\\lceil x\\rceil-1` differ at whole numbers alone.
-            points = itertools.islice(_whole_points(self.names, chance), MIN_POINTS)
+            points = itertools.islice(_integer_points(self.names, chance), MIN_POINTS)
             if any(self.same_at(point, is_deep=False) is False for point in points):
                 return False
         for candidates, num_needed in (
             (_real_points(self.names, chance), MIN_POINTS),
-            (_whole_points(self.names, chance), MIN_WHOLE_POINTS),
+            (_integer_points(self.names, chance), MIN_INTEGER_POINTS),
         ):
             num_agreed = 0
             for point in candidates:
@@ -332,7 +332,7 @@ def _is_elementary(expression: sympy.Expr) -> bool:
     )
 
 
-_SLOW = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.Limit)
+_SLOW = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.TimeLimit)
 _INFINITE = (sympy.oo, -sympy.oo)
 
 
@@ -381,7 +381,7 @@ def _real_points(names: list[str], chance: random.Random) -> Iterator[dict[str, 
         yield {name: chance.choice(signs) * sympy.Rational(chance.randrange(1, size * 10**6), 10**6) for name in names}
 
 
-def _whole_points(names: list[str], chance: random.Random) -> Iterator[dict[str, sympy.Expr]]:
+def _integer_points(names: list[str], chance: random.Random) -> Iterator[dict[str, sympy.Expr]]:
     """Yield whole numbers, for expressions that are real only there, such as powers of -1 and sums up to n.
 
     The first are 1, 2, 3 and so on for a single name, so that no two expressions of a small period agree by chance.
@@ -408,7 +408,7 @@ def _same_relation(left: Relational, right: Relational, chance: random.Random) -
         if isinstance(left, sympy.Eq | sympy.Ne):
             return True
         return ratio == (1 if type(left) is type(right) else -1)
-    return isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq) and _verified(left, right)
+    return isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq) and _check_parser(left, right)
 
 
 def _fixed_ratio(left: sympy.Expr, right: sympy.Expr, chance: random.Random) -> int | None:
@@ -452,7 +452,7 @@ def _fixed_ratio(left: sympy.Expr, right: sympy.Expr, chance: random.Random) -> 
 # Comparison by math-verify
 
 
-def _verified(left: Any, right: Any) -> bool:
+def _check_parser(left: Any, right: Any) -> bool:
     return bool(grader.verify(right, left, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True))
 
 
@@ -460,7 +460,7 @@ _failures: list[str] = []
 """Kinds of the exceptions that math-verify ignored during the current comparison."""
 
 
-def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+def _recording_failures(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)

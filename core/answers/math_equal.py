@@ -15,7 +15,7 @@ from typing import Protocol
 
 from treadle.core.answers.math_number import numbers_equal, parse_digits, parse_number
 from treadle.core.answers.math_structure import (
-    Group,
+    ElementGroup,
     has_equation,
     has_relation,
     split_group,
@@ -47,9 +47,9 @@ MAX_LIMITS_REACHED = 2
 MAX_DEPTH = 6
 
 LIMIT_RULE = "math_symbolic_limit"
-UNREAD_RULE = "math_symbolic_unread"
+UNPARSABLE_RULE = "math_symbolic_unparsable"
 ERROR_RULE = "math_symbolic_error"
-UNDECIDED_RULES = (LIMIT_RULE, UNREAD_RULE, ERROR_RULE)
+UNDECIDED_RULES = (LIMIT_RULE, UNPARSABLE_RULE, ERROR_RULE)
 """Rules of answers that count as unequal because the algebra could not compare them."""
 
 _WORDS = re.compile(r"[^\W\d_]{4,}(?:[\s'-]+[^\W\d_]+)*|[^\W\d_]+(?:[\s'-]+[^\W\d_]+)+")
@@ -86,7 +86,7 @@ class SymbolicVerdict:
         if self.cause is None:
             return "math_symbolic"
         if self.cause == "unread":
-            return UNREAD_RULE
+            return UNPARSABLE_RULE
         return ERROR_RULE if self.cause.startswith("error") else LIMIT_RULE
 
 
@@ -237,12 +237,12 @@ class _Comparison:
             return self._compare_symbolically(left, right)
         return self.compare(one[1], other[1], depth + 1)
 
-    def _compare_roots(self, roots: Group, equation: str) -> MathVerdict:
+    def _compare_roots(self, roots: ElementGroup, equation: str) -> MathVerdict:
         """Compare the values of an unknown with an equation, `x = 2, -2` with `x^2 = 4`, by the equation they solve."""
         (letter,) = roots.labels
         return self._compare_symbolically("".join(f"({letter}-({root}))" for root in roots.elements) + "=0", equation)
 
-    def _compare_groups(self, left: Group, right: Group, depth: int) -> MathVerdict:
+    def _compare_groups(self, left: ElementGroup, right: ElementGroup, depth: int) -> MathVerdict:
         if "named" in (left.kind, right.kind):
             return self._compare_named(left, right, depth)
         kinds = {left.kind, right.kind}
@@ -258,7 +258,7 @@ class _Comparison:
             return self._compare_elements(left.elements, right.elements, depth, unordered=False)
         return MathVerdict(False, "math_structure")
 
-    def _compare_named(self, left: Group, right: Group, depth: int) -> MathVerdict:
+    def _compare_named(self, left: ElementGroup, right: ElementGroup, depth: int) -> MathVerdict:
         """Compare named values: `x = 1, y = 2` is `y = 2, x = 1` and `(1, 2)`; `x_1 = 1, x_2 = 2` is `2, 1` too."""
         if left.kind == right.kind:
             if set(left.labels) != set(right.labels):

@@ -42,7 +42,7 @@ _SIGN_OF_TWO = re.compile(r"\\(pm|mp)(?![a-zA-Z])\s?")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ElementGroup:
     """Elements with their brackets.
 
     `kind` is `()`, `[]`, `(]`, `[)`, `{}`, `list` (no brackets), `union`, `RxC` for a matrix of R rows and C columns,
@@ -132,7 +132,7 @@ def _relations(text: str) -> list[re.Match[str]]:
     return found
 
 
-def split_interval(text: str) -> tuple[str, Group] | None:
+def split_interval(text: str) -> tuple[str, ElementGroup] | None:
     """Return variable and interval of `x > 3`, `1 < x \\le 2` or `|x| < 3`; None if it is not such an inequality."""
     marks = _relations(text)
     if not 1 <= len(marks) <= 2 or any(mark[0] == "=" for mark in marks):
@@ -162,10 +162,10 @@ def split_interval(text: str) -> tuple[str, Group] | None:
         low, high, opening, closing = r"-\infty", parts[1], False, is_closed[0]
     else:
         low, high, opening, closing = parts[0], r"\infty", is_closed[0], False
-    return name, Group(("[" if opening else "(") + ("]" if closing else ")"), (low, high))
+    return name, ElementGroup(("[" if opening else "(") + ("]" if closing else ")"), (low, high))
 
 
-def _split_absolute(parts: list[str], is_down: bool, is_closed: bool) -> tuple[str, Group] | None:
+def _split_absolute(parts: list[str], is_down: bool, is_closed: bool) -> tuple[str, ElementGroup] | None:
     """Return variable and values of `|x| < 3` or `|x| >= 3`, for a positive number."""
     if _ABSOLUTE.fullmatch(parts[1]):
         parts, is_down = parts[::-1], not is_down
@@ -174,12 +174,12 @@ def _split_absolute(parts: list[str], is_down: bool, is_closed: bool) -> tuple[s
         return None
     opening, closing = "[]" if is_closed else "()"
     if not is_down:
-        return match[1], Group(opening + closing, (f"-{parts[1]}", parts[1]))
+        return match[1], ElementGroup(opening + closing, (f"-{parts[1]}", parts[1]))
     outside = (rf"(-\infty,-{parts[1]}{closing}", rf"{opening}{parts[1]},\infty)")
-    return match[1], Group("union", outside)
+    return match[1], ElementGroup("union", outside)
 
 
-def split_group(text: str) -> Group | None:
+def split_group(text: str) -> ElementGroup | None:
     r"""Split a cleaned answer into elements; return None if it is a single value, or more than MAX_ELEMENTS.
 
     `x = 1, 2` is a list of values, `x = 1, y = 2` a value for each label, and an element with `\pm` becomes two.
@@ -189,21 +189,21 @@ def split_group(text: str) -> Group | None:
         group = split_group(text[match.end() :])
         if group is None or group.kind != "()" or len(group.elements) != len(labels):
             return group
-        return Group("named", group.elements, labels)
+        return ElementGroup("named", group.elements, labels)
     if (matrix := _split_matrix(text)) is not None:
         return matrix
     group = _split_brackets(text)
     if group is None:
         both = _both_signs(text)
-        return _without_labels(Group("list", tuple(both))) if len(both) == 2 else None
+        return _without_labels(ElementGroup("list", tuple(both))) if len(both) == 2 else None
     if group.kind in ("{}", "list"):
-        group = Group(group.kind, tuple(one for element in group.elements for one in _both_signs(element)))
+        group = ElementGroup(group.kind, tuple(one for element in group.elements for one in _both_signs(element)))
     if group.kind == "[]" and len(group.elements) != 2:
-        group = Group("()", group.elements)
+        group = ElementGroup("()", group.elements)
     return _without_labels(group) if group.kind == "list" else group
 
 
-def _split_brackets(text: str) -> Group | None:
+def _split_brackets(text: str) -> ElementGroup | None:
     kind = "list"
     body = text
     marks = list(_BRACKET.finditer(text))
@@ -231,7 +231,7 @@ def _split_brackets(text: str) -> Group | None:
         elements = tuple(element for element in elements if element)  # `1, 2, and 3` has two commas before 3
         if len(elements) < 2:
             return None
-    return Group(kind, elements)
+    return ElementGroup(kind, elements)
 
 
 def _both_signs(element: str) -> list[str]:
@@ -248,7 +248,7 @@ def _sign(signs: Mapping[str, str], match: re.Match[str]) -> str:
     return signs[match[1]]
 
 
-def _without_labels(group: Group) -> Group:
+def _without_labels(group: ElementGroup) -> ElementGroup:
     """Remove the labels of values of one variable (`x = 1, x = 2`), or name the values (`x = 1, y = 2`)."""
     pairs = [split_label(element) for element in group.elements]
     labels = [label for label, _ in pairs]
@@ -256,18 +256,18 @@ def _without_labels(group: Group) -> Group:
         return group
     values = tuple(value for _, value in pairs)
     if set(labels[1:]) <= {"", labels[0]}:
-        return Group(group.kind, values, (labels[0],))
-    return Group("named", values, tuple(labels)) if len(set(labels)) == len(labels) else group
+        return ElementGroup(group.kind, values, (labels[0],))
+    return ElementGroup("named", values, tuple(labels)) if len(set(labels)) == len(labels) else group
 
 
-def _split_matrix(text: str) -> Group | None:
+def _split_matrix(text: str) -> ElementGroup | None:
     match = _MATRIX.fullmatch(text)
     if match is None or match["kind"] in ("vmatrix", "Vmatrix"):
         return None
     rows = [row.split("&") for row in re.split(r"\\\\(?:\[[^\]]{0,10}\])?", match["body"]) if row.strip()]
     if not rows or len({len(row) for row in rows}) != 1 or len(rows) * len(rows[0]) > MAX_ELEMENTS:
         return None
-    return Group(f"{len(rows)}x{len(rows[0])}", tuple(cell.strip() for row in rows for cell in row))
+    return ElementGroup(f"{len(rows)}x{len(rows[0])}", tuple(cell.strip() for row in rows for cell in row))
 
 
 def _is_enclosed(text: str, marks: list[re.Match[str]]) -> bool:

@@ -66,10 +66,10 @@ def _raised(expression: sympy.Basic, modulus: int, at: Point) -> int:
     base, exponent = expression.args
     rest = _residue(base, modulus, at)
     try:
-        return _power(rest, _whole(exponent, at), modulus)
+        return _power(rest, _integer(exponent, at), modulus)
     except TooLarge:
         period = _totient(modulus)
-        if math.gcd(rest, modulus) == 1 and _is_whole(exponent):
+        if math.gcd(rest, modulus) == 1 and _is_integer(exponent):
             return pow(rest, _residue(exponent, period, at), modulus)
         if _is_large(exponent):
             # Powers repeat only from the largest power of a prime in the modulus on; the period exceeds it.
@@ -78,7 +78,7 @@ def _raised(expression: sympy.Basic, modulus: int, at: Point) -> int:
 
 
 def _factorial(expression: sympy.Basic, modulus: int, at: Point) -> int:
-    number = _whole(expression.args[0], at)
+    number = _integer(expression.args[0], at)
     if not 0 <= number <= MAX_FACTORIAL:
         raise _Unknown
     # One computation serves all primes.
@@ -86,7 +86,7 @@ def _factorial(expression: sympy.Basic, modulus: int, at: Point) -> int:
 
 
 def _binomial(expression: sympy.Basic, modulus: int, at: Point) -> int:
-    total, chosen = (_whole(part, at) for part in expression.args)
+    total, chosen = (_integer(part, at) for part in expression.args)
     chosen = min(chosen, total - chosen) if 0 <= chosen <= total else chosen
     if total < 0 or chosen < 0 or modulus not in PRIMES:
         raise _Unknown
@@ -118,17 +118,17 @@ def _power(base: int, exponent: int, modulus: int) -> int:
         raise _Unknown from error
 
 
-def _whole(expression: sympy.Basic, at: Point) -> int:
+def _integer(expression: sympy.Basic, at: Point) -> int:
     value = exact_value(expression, at, _MAX_BITS)
     if value is None or value.denominator != 1:
         raise _Unknown
     return value.numerator
 
 
-def _is_whole(expression: sympy.Basic) -> bool:
+def _is_integer(expression: sympy.Basic) -> bool:
     """Return whether a value is an integer for sure."""
     if isinstance(expression, sympy.Add | sympy.Mul):
-        return all(_is_whole(part) for part in expression.args)
+        return all(_is_integer(part) for part in expression.args)
     return isinstance(expression, sympy.Integer) or _is_large(expression)
 
 

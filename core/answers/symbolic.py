@@ -25,7 +25,7 @@ import orjson
 
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.parent import FROM_OUTSIDE
+from treadle.core.parent_watch import FROM_OUTSIDE
 from treadle.core.steady_loop import TICK_S, SteadyClock
 
 _log = logging.getLogger(__name__)

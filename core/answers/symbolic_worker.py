@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     except ImportError as error:
         _send(replies, {"failed": str(error)})
         return 1
-    from treadle.core.answers.algebra import Undecided, Unread, compare  # only now: it imports sympy
+    from treadle.core.answers.algebra import Undecided, Unparsable, compare  # only now: it imports sympy
 
     def answer(prediction: str, gold: str) -> dict[str, Any]:
         try:
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
             return {"equal": False, "cause": "memory"}
         except RecursionError:
             return {"equal": False, "cause": "depth"}
-        except Unread:
+        except Unparsable:
             return {"equal": False, "cause": "unread"}
         except Undecided as error:
             return {"equal": False, "cause": f"error: {error}"}

@@ -12,7 +12,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.stage import Rows
 from treadle.core.schemas import MODEL_FOLDER
 
-_WHOLE_BYTES = 1 << 20
+_SMALL_FILE_BYTES = 1 << 20
 """Files up to this size are hashed completely, larger ones by this much at either end."""
 
 
@@ -50,8 +50,8 @@ def folder_digest(model: str) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            digest.update(file.read(_WHOLE_BYTES))
-            if size > _WHOLE_BYTES:
-                file.seek(-min(_WHOLE_BYTES, size), 2)
+            digest.update(file.read(_SMALL_FILE_BYTES))
+            if size > _SMALL_FILE_BYTES:
+                file.seek(-min(_SMALL_FILE_BYTES, size), 2)
                 digest.update(file.read())
     return digest.hexdigest()

@@ -38,7 +38,7 @@ SIZES = {
 """Disk space of an installed environment."""
 WITHOUT_DIGESTS = frozenset({"torch", "torchaudio", "torchcodec", "torchvision", "triton"})
 """Packages whose builds differ between package indexes under one version; locks give no digests for them."""
-_STRAYS = {"verl": ("scripts", "tests")}
+_STRAY_PACKAGES = {"verl": ("scripts", "tests")}
 """Folders that an engine's wheel installs next to its own package, where any `import tests` would find them."""
 _COMPLETE = ".complete"
 _PLATFORM = "CPython 3.11 on Linux x86_64"
@@ -166,7 +166,7 @@ def _build(engine: str, variant: str, target: Path, notify: Notify) -> None:
             command = [str(target / "bin" / "python"), "-m", "pip", "install", *options, "-r", str(lock)]
             child = start_child(command, name="pip", log_path=log, env=pip_environ)
             _step(child, len(lines), notify, f"engine {engine} ({variant})")
-    for stray in _STRAYS.get(engine, ()):
+    for stray in _STRAY_PACKAGES.get(engine, ()):
         for folder in target.glob(f"lib/python*/site-packages/{stray}"):
             shutil.rmtree(folder)
 

@@ -63,7 +63,7 @@ class EventLog(ABC, Generic[T_Step]):
             self.take(event)
             yield event
 
-    def mend(self) -> None:
+    def end_torn_line(self) -> None:
         """End a torn last line, so that the next event starts on a line of its own."""
         if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
             with self.path.open("ab") as file:

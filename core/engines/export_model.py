@@ -11,7 +11,7 @@ from typing import Any
 from treadle.core.engines.model_hub import first_sentence
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SMALL = ("config.json",)
+_METADATA_FILES = ("config.json",)
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,14 +25,14 @@ _COPIED = (
 )
 
 
-class NoModel(Exception):
+class BaseModelMissing(Exception):
     """Error: the base model of a training is not available."""
 
 
-def fetch_small_files(base: str, revision: str = "main") -> Path:
+def fetch_metadata_files(base: str, revision: str = "main") -> Path:
     """Return a folder with the configuration and tokenizer of a folder or hub id; fetch them if necessary.
 
-    This finds a wrong name or an unreachable hub before any other work is done. Raise NoModel for them.
+    This finds a wrong name or an unreachable hub before any other work is done. Raise BaseModelMissing for them.
     """
     if Path(base).is_dir():
         return Path(base)
@@ -40,16 +40,16 @@ def fetch_small_files(base: str, revision: str = "main") -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(base, revision=revision, allow_patterns=[*_SMALL, *_COPIED]))
+        folder = Path(snapshot_download(base, revision=revision, allow_patterns=[*_METADATA_FILES, *_COPIED]))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise NoModel(first_sentence(error)) from error
+        raise BaseModelMissing(first_sentence(error)) from error
     if not (folder / "config.json").is_file():
-        raise NoModel(f"{base} has no config.json")
+        raise BaseModelMissing(f"{base} has no config.json")
     return folder
 
 
 def commit_of(folder: Path) -> str:
-    """Return the hub commit of a folder of `fetch_small_files`; empty for a folder that is not from the hub."""
+    """Return the hub commit of a folder of `fetch_metadata_files`; empty for a folder that is not from the hub."""
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
 
 
@@ -62,12 +62,12 @@ def write_model(
 
     `state` holds the trained weights, or adapters to merge into those of `base`, a folder or a hub id. Training takes
     token ids and adds none, so tokenizer, chat template and generation defaults are copied from the base: transformers
-    would write the same content differently. Raise NoModel if the base is not available.
+    would write the same content differently. Raise BaseModelMissing if the base is not available.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    small_files = fetch_small_files(base, revision)
+    metadata_files = fetch_metadata_files(base, revision)
     base_config = AutoConfig.from_pretrained(base, revision=revision)
     unfinished = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -87,7 +87,7 @@ def write_model(
     model.to(dtype).save_pretrained(str(unfinished))
     for name in _COPIED:
         (unfinished / name).unlink(missing_ok=True)
-        source = small_files / name
+        source = metadata_files / name
         if source.is_file():
             shutil.copyfile(source, unfinished / name)
     unfinished.rename(folder)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from treadle.core.engines.cache import cache_root
 from treadle.core.errors import RunError
-from treadle.core.store.locks import FileLease, Holder, living_holder
+from treadle.core.store.locks import FileLease, Holder, live_holder
 
-_ANSWERS_S = 30.0
+_QUERY_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Occupied:
+class OccupiedGpu:
     """GPU that another process holds."""
 
     gpu: str
@@ -43,7 +43,7 @@ class GpuClaims:
     def __init__(self) -> None:
         self._leases: dict[str, FileLease] = {}
 
-    def take(self, gpus: Collection[str], doing: str) -> Occupied | None:
+    def take(self, gpus: Collection[str], doing: str) -> OccupiedGpu | None:
         """Claim all of these GPUs; if one is not free, claim none and return that one. Earlier claims stay."""
         paths = {gpu: path for gpu, path in claim_paths(set(gpus) - self._leases.keys()).items()}
         taken: dict[str, FileLease] = {}
@@ -53,7 +53,7 @@ class GpuClaims:
             except RunError:
                 for lease in taken.values():
                     lease.release()
-                return Occupied(gpu, living_holder(path))
+                return OccupiedGpu(gpu, live_holder(path))
         self._leases |= taken
         return None
 
@@ -63,10 +63,10 @@ class GpuClaims:
             self._leases.pop(gpu).release()
 
 
-def occupied_gpus(gpus: Collection[str]) -> list[Occupied]:
+def occupied_gpus(gpus: Collection[str]) -> list[OccupiedGpu]:
     """Return those of these GPUs that a process holds now."""
-    holders = ((gpu, living_holder(path)) for gpu, path in claim_paths(gpus).items())
-    return [Occupied(gpu, holder) for gpu, holder in holders if holder is not None]
+    holders = ((gpu, live_holder(path)) for gpu, path in claim_paths(gpus).items())
+    return [OccupiedGpu(gpu, holder) for gpu, holder in holders if holder is not None]
 
 
 def claim_paths(gpus: Collection[str]) -> dict[str, Path]:
@@ -87,16 +87,16 @@ def _driver_ids() -> dict[str, str]:
     if program is None:
         return {}
     try:
-        return _ids_told_by(program)
+        return _ids_from(program)
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
 @functools.cache
-def _ids_told_by(program: str) -> dict[str, str]:
+def _ids_from(program: str) -> dict[str, str]:
     # Cached: a process that waits for a GPU asks every second.
     query = [program, "--query-gpu=index,uuid", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=_ANSWERS_S, check=True)
+    done = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
     pairs = (line.partition(",") for line in done.stdout.splitlines())
     return {number.strip(): uuid.strip() for number, _, uuid in pairs if uuid.strip()}
 

@@ -10,7 +10,7 @@ from treadle.core.engines.process import printable
 from treadle.core.engines.weight_files import PYTORCH, SAFETENSORS, weight_files
 from treadle.core.errors import EngineError
 
-_SMALL = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_METADATA_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _FOLDERS = ["*/*"]
 """Files in subfolders of a repository are for other programs."""
 
@@ -28,7 +28,7 @@ def fetch_model(model: str, revision: str, notify: Notify = quiet, *, key: str) 
     errors: tuple[type[BaseException], ...] = (OSError, ValueError, HfHubHTTPError, *HfHubHTTPError.__bases__)
     notify(f"fetching {model} from the model hub")
     try:
-        folder = _fetch(model, revision, [*_SMALL, SAFETENSORS])
+        folder = _fetch(model, revision, [*_METADATA_FILES, SAFETENSORS])
         # From here on, use the commit that was found: a newer one would be another model.
         if not (weight_files(folder) or weight_files(folder, PYTORCH)):
             _fetch(model, folder.name, [PYTORCH])

@@ -37,7 +37,7 @@ HOST = "127.0.0.1"
 TUTOR_MODEL = "treadle-tutor"
 """Model name that the tutor serves."""
 _EMBEDDED_MODULE = "treadle.demo.embedded_model"
-_SPREADING = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"}
+_PARALLEL_OPTIONS = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"}
 """Arguments of vLLM that set how several GPUs are used."""
 _PROGRESS_S = 10.0
 _PROBE_S = 60.0
@@ -115,7 +115,7 @@ def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, varia
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, settings.max_model_len))]
     else:
         arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_share)]
-        arguments += _spread(settings)
+        arguments += _parallel_arguments(settings)
     if not (settings.compile if settings.compile is not None else variant == "cuda"):
         arguments += ["--enforce-eager"]
     return [*arguments, *settings.extra_args]
@@ -139,9 +139,9 @@ def _number_type(settings: VllmServer, model: str, variant: str) -> str:
     return "float32" if stored == "float32" else "auto"
 
 
-def _spread(settings: VllmServer) -> list[str]:
+def _parallel_arguments(settings: VllmServer) -> list[str]:
     """Return the arguments that spread one model over all its GPUs, unless `extra_args` set how."""
-    said = any(part.partition("=")[0] in _SPREADING for part in settings.extra_args)
+    said = any(part.partition("=")[0] in _PARALLEL_OPTIONS for part in settings.extra_args)
     return [] if said or len(settings.devices) < 2 else ["--tensor-parallel-size", str(len(settings.devices))]
 
 
@@ -156,8 +156,8 @@ def embedded_folder(part: str, notify: Notify = quiet) -> Path:
     try:
         said = 0
         while (code := child.wait(0.2)) is None:
-            said = _pass_on(log, said, notify)
-        _pass_on(log, said, notify)
+            said = _forward_lines(log, said, notify)
+        _forward_lines(log, said, notify)
     finally:
         child.stop()
     if code != 0:
@@ -169,7 +169,7 @@ def embedded_folder(part: str, notify: Notify = quiet) -> Path:
     return Path(answer["folder"])
 
 
-def _pass_on(log: Path, said: int, notify: Notify) -> int:
+def _forward_lines(log: Path, said: int, notify: Notify) -> int:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     for line in lines[said:]:
         if not line.startswith("{"):
@@ -264,7 +264,7 @@ def _log_path(folder: Path | None, kind: str, port: int) -> Path:
 
 def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float, notify: Notify) -> None:
     # Time during which this process was stopped does not count: the server may have been stopped with it.
-    clock = SteadyClock(longest_step_s=2 * _PROBE_S)
+    clock = SteadyClock(max_step_s=2 * _PROBE_S)
     started = said = clock.time()
     while True:
         if child.poll() is not None:

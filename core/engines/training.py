@@ -22,11 +22,11 @@ from treadle.core.engines.events import STATE_MARKER
 from treadle.core.engines.process import Child, log_tail, printable
 from treadle.core.errors import ConfigError
 from treadle.core.steady_loop import SteadyClock
-from treadle.core.store.place import Place
+from treadle.core.store.watched_path import WatchedPath
 
 _STATE = re.compile(r"(?:checkpoint-|global_step_)(\d+)")
 _POLL_S = 0.25
-_LONGEST_STEP_S = 10.0
+_MAX_STEP_S = 10.0
 """A longer time between two polls means that this process was stopped: handling events takes less."""
 _NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory")
 _KILLED = re.compile(r"Signal 9 \(SIGKILL\)")
@@ -134,7 +134,7 @@ class Advice:
     """For a process that the system killed."""
     diverged: str
     """For a loss that is not a number."""
-    unmoved: str
+    nothing_learned: str
     """For weights that did not change."""
 
 
@@ -147,10 +147,10 @@ def follow(
     descendants. Raise EngineError if it makes no progress for `stall_timeout_s`, and StorageError if the folder of the
     events is moved, because the engine would keep writing to the old path.
     """
-    place = Place(events.path.parent, f"the folder of {child.name}")
+    place = WatchedPath(events.path.parent, f"the folder of {child.name}")
     try:
         # If this process is stopped, the training may be too: it is not hung then.
-        clock = SteadyClock(longest_step_s=_LONGEST_STEP_S)
+        clock = SteadyClock(max_step_s=_MAX_STEP_S)
         quiet_since, heard = clock.time(), -1
         began = False
         while True:
@@ -189,8 +189,8 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
         return child.failure(f"{lost}; fix that, and the next attempt resumes from the last state")
     if kind == "diverged":
         return child.failure(f"diverged ({message}); {advice.diverged}")
-    if kind == "unmoved":
-        return child.failure(f"learnt nothing ({message}); {advice.unmoved}")
+    if kind == "nothing_learned":
+        return child.failure(f"learnt nothing ({message}); {advice.nothing_learned}")
     if kind == "no_memory" or (not kind and _NO_MEMORY.search(tail)):
         return child.failure(f"ran out of memory; {advice.memory}")
     if code == 137 or _KILLED.search(tail):

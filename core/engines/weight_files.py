@@ -11,7 +11,7 @@ from pathlib import Path
 SAFETENSORS = "model.safetensors"
 PYTORCH = "pytorch_model.bin"
 """Older format, used if there are no safetensors."""
-_LONGEST_NAME = 255
+_MAX_NAME_CHARS = 255
 
 
 def weight_files(folder: Path, single: str = SAFETENSORS) -> tuple[str, ...]:
@@ -39,5 +39,5 @@ def weight_files(folder: Path, single: str = SAFETENSORS) -> tuple[str, ...]:
 def _is_plain(name: str) -> bool:
     """Return whether a name stays in its folder, and matches only itself as a pattern."""
     return (
-        name == Path(name).name and name.isprintable() and not set(name) & set("*?[]\\") and len(name) < _LONGEST_NAME
+        name == Path(name).name and name.isprintable() and not set(name) & set("*?[]\\") and len(name) < _MAX_NAME_CHARS
     )

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from treadle.core.errors import RunError
-from treadle.core.gc.commit_gate import PATIENCE_S, collecting
-from treadle.core.gc.garbage import Garbage, Plan, needs_of, plan_collection
-from treadle.core.gc.reach import opened, reach
+from treadle.core.gc.commit_gate import MAX_WAIT_S, collecting
+from treadle.core.gc.garbage import CollectionPlan, Garbage, needs_of, plan_collection
+from treadle.core.gc.reachable import opened, reach
 from treadle.core.runs.address import Address
 from treadle.core.store.leases import hold_key, watch_leases
 from treadle.core.store.locks import hold
@@ -21,7 +21,7 @@ from treadle.core.store.storage import Storage, remove_abandoned
 class Collected:
     """Result of a collection: deleted items, and items that were left after all, with the reasons."""
 
-    plan: Plan
+    plan: CollectionPlan
     removed: list[Garbage] = field(default_factory=list)
     left: list[tuple[Garbage, str]] = field(default_factory=list)
 
@@ -31,10 +31,10 @@ class Collected:
         return sum(item.num_bytes for item in self.removed)
 
 
-def collect(storage: Storage, min_age_s: float, *, patience_s: float = PATIENCE_S) -> Collected:
+def collect(storage: Storage, min_age_s: float, *, max_wait_s: float = MAX_WAIT_S) -> Collected:
     """Delete what is unreferenced and has not changed for `min_age_s` seconds.
 
-    Items that have become referenced meanwhile are left. The collection waits up to `patience_s` seconds for commits in
+    Items that have become referenced meanwhile are left. The collection waits up to `max_wait_s` seconds for commits in
     progress. Raise StorageError; items deleted before it stay deleted, and the next collection finds the rest.
     """
     watch = watch_leases(storage)
@@ -42,12 +42,12 @@ def collect(storage: Storage, min_age_s: float, *, patience_s: float = PATIENCE_
     artifacts = [item for item in done.plan.garbage if item.what == "artifact"]
     if artifacts:
         try:
-            with collecting(storage, patience_s=patience_s) as check:
+            with collecting(storage, max_wait_s=max_wait_s) as check:
                 # A commit may have taken up an artifact since the plan was made.
                 again = reach(storage, watch)
                 for item in artifacts:
                     check()
-                    _remove_unless(done, item, storage, _why_wanted(item, again.folders, again.problems))
+                    _remove_unless(done, item, storage, _reason_to_keep(item, again.folders, again.problems))
         except RunError as error:
             gone = {item.key for item in done.removed}
             done.left += [(item, str(error)) for item in artifacts if item.key not in gone]
@@ -67,7 +67,7 @@ def _owner(item: Garbage) -> tuple[str, str]:
     return item.run_id, item.address
 
 
-def _why_wanted(item: Garbage, folders: Iterable[str], problems: list[str]) -> str:
+def _reason_to_keep(item: Garbage, folders: Iterable[str], problems: list[str]) -> str:
     if problems:
         return problems[0]
     return "a record now references it" if item.key in folders else ""
@@ -85,9 +85,11 @@ def _of_instance(done: Collected, storage: Storage, run_id: str, address: str, i
             for item in items:
                 lease.check()
                 name = item.key.rsplit("/", 1)[-1]
-                _remove_unless(done, item, storage, "" if needs.why_not(item.what, name) else "it is needed again")
+                _remove_unless(
+                    done, item, storage, "" if needs.reason_unneeded(item.what, name) else "it is needed again"
+                )
     except RunError as error:
-        done.left += [(item, str(error)) for item in _not_done(done, items)]
+        done.left += [(item, str(error)) for item in _leave_all(done, items)]
 
 
 def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]) -> None:
@@ -101,10 +103,10 @@ def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]
             for item in items:
                 _remove_unless(done, item, storage, "a run with this id exists again" if there else "")
     except RunError as error:
-        done.left += [(item, str(error)) for item in _not_done(done, items)]
+        done.left += [(item, str(error)) for item in _leave_all(done, items)]
 
 
-def _not_done(done: Collected, items: Iterable[Garbage]) -> Iterator[Garbage]:
+def _leave_all(done: Collected, items: Iterable[Garbage]) -> Iterator[Garbage]:
     seen = {id(item) for item in (*done.removed, *(item for item, _ in done.left))}
     return (item for item in items if id(item) not in seen)
 

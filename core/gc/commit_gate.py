@@ -24,14 +24,14 @@ from treadle.core.store.storage import Storage, make_folder, storage_errors
 _log = logging.getLogger(__name__)
 
 _GATE = ".commits.lock"
-_WAY_IN = ".collection.lock"
+_ENTRY_LOCK = ".collection.lock"
 """Held by a collector that waits for the gate: commits in progress leave, and no new ones enter."""
 _COMMITS = "locks/commits"
 _COLLECTOR = "locks/gc.lock"
 _POLL_S = 0.2
-_BRIEF_S = 10.0
+_SHORT_WAIT_S = 10.0
 """Seconds that a collector waits for a commit that started just before it, while all other commits wait."""
-PATIENCE_S = 600.0
+MAX_WAIT_S = 600.0
 """Seconds that a collector waits for commits in progress; that of a large model to an object store takes minutes."""
 
 
@@ -46,36 +46,36 @@ def committing(storage: Storage, name: str) -> Iterator[None]:
             yield
         return
     with _lock_file(storage, _GATE) as gate:
-        with _lock_file(storage, _WAY_IN) as way_in, storage_errors("lock", storage.location()):
-            _share(way_in)
-            _share(gate)
+        with _lock_file(storage, _ENTRY_LOCK) as entry_lock, storage_errors("lock", storage.location()):
+            _lock_shared(entry_lock)
+            _lock_shared(gate)
         yield
 
 
 @contextlib.contextmanager
-def collecting(storage: Storage, *, patience_s: float = PATIENCE_S) -> Iterator[Callable[[], None]]:
+def collecting(storage: Storage, *, max_wait_s: float = MAX_WAIT_S) -> Iterator[Callable[[], None]]:
     """Keep commits out during a block; yield a function that raises RunError if this process has lost the gate.
 
     Waits for commits in progress. Raise RunError if they do not end in time, or if another process collects.
     """
     if isinstance(storage, ObjectStorage):
-        with _collecting_objects(storage, patience_s) as lease:
+        with _collecting_objects(storage, max_wait_s) as lease:
             yield lease.check
         return
-    ends = time.monotonic() + patience_s
+    ends = time.monotonic() + max_wait_s
     while True:
-        with _lock_file(storage, _WAY_IN) as way_in, _lock_file(storage, _GATE) as gate:
-            brief_ends = min(ends, time.monotonic() + _BRIEF_S)
+        with _lock_file(storage, _ENTRY_LOCK) as entry_lock, _lock_file(storage, _GATE) as gate:
+            brief_ends = min(ends, time.monotonic() + _SHORT_WAIT_S)
             with storage_errors("lock", storage.location()):
-                is_taken = _taken(way_in, brief_ends) and _taken(gate, brief_ends)
+                is_taken = _lock_exclusive(entry_lock, brief_ends) and _lock_exclusive(gate, brief_ends)
             if is_taken:
                 yield lambda: None
                 return
         left_s = ends - time.monotonic()
         if left_s <= 0:
-            raise _given_up("a stage is committing its result, or another garbage collection is running")
+            raise _timeout_error("a stage is committing its result, or another garbage collection is running")
         # A commit that takes this long must not hold up all others until it ends.
-        time.sleep(min(_BRIEF_S, left_s))
+        time.sleep(min(_SHORT_WAIT_S, left_s))
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def _lock_file(storage: Storage, name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _share(lock: int) -> None:
+def _lock_shared(lock: int) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -98,7 +98,7 @@ def _share(lock: int) -> None:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
-def _taken(lock: int, ends: float) -> bool:
+def _lock_exclusive(lock: int, ends: float) -> bool:
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,22 +124,22 @@ def _committing_objects(storage: ObjectStorage, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _collecting_objects(storage: ObjectStorage, patience_s: float) -> Iterator[Lease]:
+def _collecting_objects(storage: ObjectStorage, max_wait_s: float) -> Iterator[Lease]:
     """Hold the collector's lease, with no commit left that may have missed it.
 
     The lease holds up all new commits. So it is taken when no commit is in progress, and released if one that came in
     between takes long.
     """
-    watch, ends = watch_leases(storage), time.monotonic() + patience_s
+    watch, ends = watch_leases(storage), time.monotonic() + max_wait_s
     while True:
         if watch.look(_COLLECTOR) != "held" and not _commits_end(storage, watch, ends):
-            raise _given_up("a stage is committing its result")
+            raise _timeout_error("a stage is committing its result")
         with hold_key(storage, _COLLECTOR, "garbage collection") as lease:
-            if _commits_end(storage, watch, min(ends, time.monotonic() + _BRIEF_S)):
+            if _commits_end(storage, watch, min(ends, time.monotonic() + _SHORT_WAIT_S)):
                 yield lease
                 return
         if time.monotonic() >= ends:
-            raise _given_up("a stage is committing its result")
+            raise _timeout_error("a stage is committing its result")
 
 
 def _commits_end(storage: ObjectStorage, watch: LeaseWatch, ends: float) -> bool:
@@ -155,5 +155,5 @@ def _commits_end(storage: ObjectStorage, watch: LeaseWatch, ends: float) -> bool
     return True
 
 
-def _given_up(cause: str) -> RunError:
+def _timeout_error(cause: str) -> RunError:
     return RunError(f"{cause}; try again later")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from treadle.core.errors import ArtifactError, RunError
-from treadle.core.gc.reach import Reach, is_address, opened, reach
+from treadle.core.gc.reachable import Reachable, is_address, opened, reach
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import FINGERPRINT_DIGITS, Run
 from treadle.core.runs.stage import KEPT
@@ -38,7 +38,7 @@ _SECTIONS: dict[str, What] = {"journal": "journal", "workspaces": "workspace", "
 _WORK = "work/"
 
 
-class Seen(NamedTuple):
+class StoredFile(NamedTuple):
     """File or object on a root."""
 
     key: str
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Heap:
+class _GroupTotals:
     """Totals of files that belong together; they are not kept one by one, as a root may hold millions."""
 
     num_bytes: int = 0
@@ -57,7 +57,7 @@ class _Heap:
     has_results: bool = False
     """For a run: whether there is a file below `records`."""
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: StoredFile) -> None:
         """Add one file to the totals."""
         self.num_bytes += seen.num_bytes
         self.num_files += 1
@@ -82,7 +82,7 @@ class Garbage:
 
 
 @dataclass(slots=True)
-class Plan:
+class CollectionPlan:
     """Items that can be deleted, and notes on what stays."""
 
     garbage: list[Garbage] = field(default_factory=list)
@@ -90,9 +90,9 @@ class Plan:
     num_artifacts_kept: int = 0
     bytes_kept: int = 0
     """Size of these artifacts."""
-    num_young: int = 0
+    num_recent: int = 0
     """Number of items that would be garbage if they were older."""
-    bytes_young: int = 0
+    bytes_recent: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -100,28 +100,28 @@ class Plan:
         return sum(item.num_bytes for item in self.garbage)
 
 
-def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | None = None) -> Plan:
+def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | None = None) -> CollectionPlan:
     """Return a plan of what is not needed and has not changed for `min_age_s` seconds. Raise StorageError."""
-    plan, reached = Plan(), reach(storage, watch or watch_leases(storage))
+    plan, reached = CollectionPlan(), reach(storage, watch or watch_leases(storage))
     before = time.time() - min_age_s
     for files, here in _sources(storage):
-        _Look(storage, plan, reached, before, here).at(files)
+        _Scan(storage, plan, reached, before, here).at(files)
     if reached.problems:
         plan.notes.append(f"no artifacts are deleted, as references to them cannot be read: {reached.problems[0]}")
     plan.garbage.sort(key=lambda item: (-item.num_bytes, item.key, item.here))
     return plan
 
 
-def _sources(storage: Storage) -> Iterator[tuple[Iterator[Seen], bool]]:
+def _sources(storage: Storage) -> Iterator[tuple[Iterator[StoredFile], bool]]:
     """Yield the files of the root (and False), then those of this machine's working folder, if any (and True)."""
     if isinstance(storage, ObjectStorage):
-        yield (Seen(*entry) for entry in storage.listed("")), False
+        yield (StoredFile(*entry) for entry in storage.listed("")), False
         yield _walk(storage.work), True
     else:
         yield _walk(storage.directory("")), False
 
 
-def _walk(root: Path) -> Iterator[Seen]:
+def _walk(root: Path) -> Iterator[StoredFile]:
     """Yield the files below a folder, and the temporary folders among them; skip what disappears meanwhile."""
     with storage_errors("list", root):
         for folder, folders, files in os.walk(root):
@@ -133,20 +133,20 @@ def _walk(root: Path) -> Iterator[Seen]:
                 except FileNotFoundError:
                     continue
                 size = status.st_size if name not in temporary else 0
-                yield Seen(path.relative_to(root).as_posix(), size, status.st_mtime)
+                yield StoredFile(path.relative_to(root).as_posix(), size, status.st_mtime)
 
 
-class _Look:
+class _Scan:
     """Search of one source for garbage."""
 
-    def __init__(self, storage: Storage, plan: Plan, reached: Reach, before: float, here: bool) -> None:
+    def __init__(self, storage: Storage, plan: CollectionPlan, reached: Reachable, before: float, here: bool) -> None:
         self._storage, self._plan, self._reached, self._before, self._here = storage, plan, reached, before, here
         self._needs: dict[tuple[str, str], Needs | None] = {}
 
-    def at(self, files: Iterable[Seen]) -> None:
+    def at(self, files: Iterable[StoredFile]) -> None:
         """Group files by the item that they belong to, and judge each item."""
-        groups: defaultdict[tuple[What, str], _Heap] = defaultdict(_Heap)
-        runs: defaultdict[str, _Heap] = defaultdict(_Heap)
+        groups: defaultdict[tuple[What, str], _GroupTotals] = defaultdict(_GroupTotals)
+        runs: defaultdict[str, _GroupTotals] = defaultdict(_GroupTotals)
         for seen in files:
             if match := _OF_RUN.fullmatch(seen.key):
                 runs[match[2]].add(seen)
@@ -156,33 +156,33 @@ class _Look:
         gone = {run_id for run_id in runs if not self._storage.exists(f"runs/{run_id}/run.json")}
         for run_id in sorted(gone):
             self._remains(run_id, runs[run_id])
-        for (what, key), heap in groups.items():
+        for (what, key), totals in groups.items():
             if (match := _OF_RUN.fullmatch(key)) is None or match[2] not in gone:
-                self._judge(what, key, heap)
+                self._judge(what, key, totals)
 
-    def _judge(self, what: What, key: str, heap: _Heap) -> None:
+    def _judge(self, what: What, key: str, totals: _GroupTotals) -> None:
         if what == "artifact":
-            self._artifact(key, heap)
+            self._artifact(key, totals)
         elif what == "temporary":
-            self._add(key, what, "left by a process that was killed", heap)
+            self._add(key, what, "left by a process that was killed", totals)
         else:
-            self._of_instance(key, what, heap)
+            self._of_instance(key, what, totals)
 
-    def _artifact(self, key: str, heap: _Heap) -> None:
+    def _artifact(self, key: str, totals: _GroupTotals) -> None:
         if self._reached.problems:
             return
         if key in self._reached.folders:
             if not self._here:
                 self._plan.num_artifacts_kept += 1
-                self._plan.bytes_kept += heap.num_bytes
+                self._plan.bytes_kept += totals.num_bytes
         elif self._here:
-            self._add(key, "artifact", "cached copy of an unreferenced artifact", heap)
-        elif (maker := self._maker(key)) is not None and not _FINGERPRINT.fullmatch(maker):
+            self._add(key, "artifact", "cached copy of an unreferenced artifact", totals)
+        elif (maker := self._made_by(key)) is not None and not _FINGERPRINT.fullmatch(maker):
             self._plan.notes.append(f"{key} was created on request ({maker}) and is kept; delete it yourself")
         else:
-            self._add(key, "artifact", "no record or running attempt references it", heap)
+            self._add(key, "artifact", "no record or running attempt references it", totals)
 
-    def _maker(self, key: str) -> str | None:
+    def _made_by(self, key: str) -> str | None:
         """Return `made_by` of an artifact's manifest; None if there is no valid one."""
         try:
             content = self._storage.get(f"{key}/artifact.json")
@@ -190,17 +190,17 @@ class _Look:
         except ArtifactError:
             return None
 
-    def _of_instance(self, key: str, what: What, heap: _Heap) -> None:
+    def _of_instance(self, key: str, what: What, totals: _GroupTotals) -> None:
         match = _OF_INSTANCE.fullmatch(f"{key}/.")
         assert match is not None
         run_id, address, name = match[1], match[3], match[4]
-        if f"runs/{run_id}/{address}" in self._reached.at_work or not is_address(address):
+        if f"runs/{run_id}/{address}" in self._reached.busy_instances or not is_address(address):
             return
         if (run_id, address) not in self._needs:
             self._needs[run_id, address] = self._needs_of(run_id, address)
         needs = self._needs[run_id, address]
-        if needs is not None and (why := needs.why_not(what, name)):
-            self._add(key, what, why, heap, run_id=run_id, address=address)
+        if needs is not None and (why := needs.reason_unneeded(what, name)):
+            self._add(key, what, why, totals, run_id=run_id, address=address)
 
     def _needs_of(self, run_id: str, address: str) -> Needs | None:
         run = opened(self._storage, run_id)
@@ -213,21 +213,23 @@ class _Look:
             self._plan.notes.append(f"leftovers of {address} of run {run_id} are kept: {error}")
             return None
 
-    def _remains(self, run_id: str, heap: _Heap) -> None:
+    def _remains(self, run_id: str, totals: _GroupTotals) -> None:
         prefix = f"runs/{run_id}/"
-        if heap.has_results:
+        if totals.has_results:
             self._plan.notes.append(
                 f"{prefix}run.json is missing, but there are results: restore it, or delete {prefix}"
             )
         else:
-            self._add(prefix.rstrip("/"), "remains of a run", "there is no such run", heap, run_id=run_id)
+            self._add(prefix.rstrip("/"), "remains of a run", "there is no such run", totals, run_id=run_id)
 
-    def _add(self, key: str, what: What, why: str, heap: _Heap, *, run_id: str = "", address: str = "") -> None:
-        if heap.changed_at > self._before:
-            self._plan.num_young += 1
-            self._plan.bytes_young += heap.num_bytes
+    def _add(
+        self, key: str, what: What, why: str, totals: _GroupTotals, *, run_id: str = "", address: str = ""
+    ) -> None:
+        if totals.changed_at > self._before:
+            self._plan.num_recent += 1
+            self._plan.bytes_recent += totals.num_bytes
             return
-        size, files = heap.num_bytes, heap.num_files
+        size, files = totals.num_bytes, totals.num_files
         self._plan.garbage.append(Garbage(key, what, why, size, files, self._here, run_id=run_id, address=address))
 
 
@@ -262,7 +264,7 @@ class Needs:
     """Names of journals; None means all."""
     workspaces: frozenset[str]
 
-    def why_not(self, what: What, name: str) -> str:
+    def reason_unneeded(self, what: What, name: str) -> str:
         """Return why a leftover is not needed; empty if it is needed."""
         if what == "journal":
             if self.journals is None or name in self.journals:

@@ -192,13 +192,13 @@ class Journal:
                 self._open_segment()
             assert self._writer is not None
             record = record_bytes(owner_bytes, unit_bytes, value, self._salt)
-            self._append_whole(record)
+            self._append_record(record)
             self._sync.wake(self._writer)
         place = _place(self._segment, self._size, len(record))
         self._size += len(record)
         return place
 
-    def _append_whole(self, record: bytes) -> None:
+    def _append_record(self, record: bytes) -> None:
         """Write a whole record; on failure remove the part that was written, so that the next record can follow."""
         assert self._writer is not None
         try:

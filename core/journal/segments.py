@@ -85,7 +85,7 @@ def scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
     return _scan_records(content, salt_of(header, path), keep)
 
 
-def is_whole(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     """Return whether a file is a segment of intact records from its first byte to its last."""
     sound_bytes = HEADER_BYTES
 

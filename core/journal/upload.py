@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError, StorageError
 from treadle.core.journal.journal import Journal, count_finished
-from treadle.core.journal.segments import is_whole, segments
+from treadle.core.journal.segments import is_intact, segments
 from treadle.core.store.locks import Lease
-from treadle.core.store.object_storage import ObjectStorage, Patience
+from treadle.core.store.object_storage import ObjectStorage, RetryPolicy
 from treadle.core.store.storage import Storage, make_folder, storage_errors
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 SEAL_INTERVAL_S = 5.0
 _NUMBERS_PER_TOKEN = 10_000_000
 _AT_ONCE = 8
-_BRIEF = Patience(connect_s=3.0, request_s=20.0, retries=1, retrying_s=5.0)
+_BRIEF_POLICY = RetryPolicy(connect_s=3.0, request_s=20.0, retries=1, retrying_s=5.0)
 """Retry policy of periodic uploads, which are repeated anyway, and of the last upload after a failed attempt."""
 
 
@@ -52,24 +52,24 @@ def open_journal(
     key: str,
     lease: Lease,
     *,
-    from_nothing: bool = False,
+    from_scratch: bool = False,
     growing: Sequence[str] = (),
 ) -> Iterator[Journal]:
     """Open the journal `key` during a block.
 
-    `from_nothing` discards its records. `growing` are the keys of files that are uploaded with it, such as a log. At
+    `from_scratch` discards its records. `growing` are the keys of files that are uploaded with it, such as a log. At
     the end of the block everything has been uploaded. Raises StorageError if that fails, and RunError if a record is
     written after the lease was lost. Writing a record never waits for the endpoint.
     """
     directory = storage.directory(key)
     if not isinstance(storage, ObjectStorage):
-        if from_nothing:
+        if from_scratch:
             storage.delete(key)
         with Journal(directory, guard=lease.guard) as journal:
             yield journal
         return
-    copy = JournalCopy(storage, key, lease)
-    copy.bring(from_nothing=from_nothing)
+    copy = JournalUploader(storage, key, lease)
+    copy.restore(from_scratch=from_scratch)
     try:
         with (
             Journal(directory, first_number=lease.token * _NUMBERS_PER_TOKEN + 1, guard=lease.guard) as journal,
@@ -134,7 +134,7 @@ def delete_journal(storage: Storage, key: str, token: int) -> None:
     storage.discard(key)
 
 
-class JournalCopy:
+class JournalUploader:
     """The objects of one journal, as the holder of its lease manages them."""
 
     def __init__(self, storage: ObjectStorage, key: str, lease: Lease) -> None:
@@ -142,10 +142,10 @@ class JournalCopy:
         self._known: set[int] = set()
         """Numbers of the segments that are uploaded and listed."""
 
-    def bring(self, *, from_nothing: bool) -> None:
+    def restore(self, *, from_scratch: bool) -> None:
         """Make the local directory hold exactly the valid segments, and start a list of our own."""
         sizes = _sizes(self._storage, self._key)
-        newest = None if from_nothing else _newest_list(self._storage, self._key, sizes)
+        newest = None if from_scratch else _newest_list(self._storage, self._key, sizes)
         listed = _numbers(newest[1].segments) if newest else set()
         there = {_number_of(name): size for name, size in sizes.items() if name.endswith(".journal")}
         directory = self._storage.directory(self._key)
@@ -153,7 +153,7 @@ class JournalCopy:
             make_folder(directory)
             local = {number: path for number, path in segments(directory)}
             gone = listed - there.keys()
-            if newest is not None and all(number in local and is_whole(local[number]) for number in gone):
+            if newest is not None and all(number in local and is_intact(local[number]) for number in gone):
                 # Segments that their holder on this machine had not uploaded or listed when it was killed.
                 tail = {number for number in local if number // _NUMBERS_PER_TOKEN == newest[0]} - listed
             else:
@@ -187,7 +187,7 @@ class JournalCopy:
         while not self._storage.put_if(key, data, self._storage.get(key)):
             self._lease.check()
 
-    def send_new(self, journal: Journal) -> None:
+    def upload_new(self, journal: Journal) -> None:
         """Seal the new records and upload them."""
         num_finished = journal.num_finished
         directory = self._storage.directory(self._key)
@@ -205,9 +205,9 @@ class JournalCopy:
         path = self._storage.directory(key)
         return path.stat().st_size if path.exists() else 0
 
-    def brief(self) -> JournalCopy:
+    def with_short_timeouts(self) -> JournalUploader:
         """Return a copy of this object that uses short timeouts and few retries."""
-        other = JournalCopy(self._storage.patient(_BRIEF), self._key, self._lease)
+        other = JournalUploader(self._storage.with_retry_policy(_BRIEF_POLICY), self._key, self._lease)
         other._known = self._known
         return other
 
@@ -218,8 +218,8 @@ class JournalCopy:
 class _Upload:
     """A background upload of new records, every few seconds and at the end of a block."""
 
-    def __init__(self, copy: JournalCopy, journal: Journal, growing: Sequence[str]) -> None:
-        self._copy, self._brief, self._journal = copy, copy.brief(), journal
+    def __init__(self, copy: JournalUploader, journal: Journal, growing: Sequence[str]) -> None:
+        self._copy, self._brief, self._journal = copy, copy.with_short_timeouts(), journal
         self._sizes = dict.fromkeys(growing, 0)
         self._stopped = threading.Event()
         self._failing = False
@@ -233,10 +233,10 @@ class _Upload:
         self._stopped.set()
         self._thread.join()
         if kind is None:
-            self._copy.send_new(self._journal)
+            self._copy.upload_new(self._journal)
             return
         try:
-            self._brief.send_new(self._journal)
+            self._brief.upload_new(self._journal)
         except (StorageError, RunError) as error:
             # The user sees the original error, not this one.
             _log.warning("the last records exist only on this machine: %s", error)
@@ -244,7 +244,7 @@ class _Upload:
     def _run(self) -> None:
         while not self._stopped.wait(SEAL_INTERVAL_S):
             try:
-                self._brief.send_new(self._journal)
+                self._brief.upload_new(self._journal)
                 self._send_growing()
                 self._failing = False
             except RunError:
@@ -274,7 +274,7 @@ def _torn(local: Mapping[int, Path], sizes: Mapping[int, int]) -> set[int]:
     torn = {
         number
         for number in local.keys() & sizes.keys()
-        if local[number].stat().st_size != sizes[number] or not is_whole(local[number])
+        if local[number].stat().st_size != sizes[number] or not is_intact(local[number])
     }
     if torn:
         _log.warning("%d segments of the journal are damaged on this machine; they are fetched again", len(torn))

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
-from treadle.core.llm.checks import Asked, checked
+from treadle.core.llm.checks import PromptFacts, checked
 from treadle.core.llm.endpoint import Endpoint
 from treadle.core.llm.stops import KEPT, lacks_stop
 from treadle.core.llm.types import Completion
 from treadle.core.llm.wire import Answer, Failure
-from treadle.core.work_clock import Limit, WorkClock, work_clock
+from treadle.core.work_clock import TimeLimit, WorkClock, work_clock
 
 ATTEMPTS_PER_ENDPOINT = 2
 """Failed attempts of a request on one endpoint before another one is preferred."""
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PoolCall:
     """Request of a caller, with the state of its attempts. Times are the event loop's unless noted."""
 
     url_of: Callable[[Endpoint], URL]
@@ -29,7 +29,7 @@ class Call:
     session: str
     deadline: float
     """Time at which to give up, on `clock`."""
-    asked: Asked | None = None
+    asked: PromptFacts | None = None
     """Request data that the answer is checked against; None if unknown."""
     clock: WorkClock = field(default_factory=work_clock)
     """Clock of the work that sends the request."""
@@ -51,7 +51,7 @@ class Call:
     endpoint: Endpoint | None = None
     """Endpoint of the current attempt; at the end, the one that answered."""
     sent_at: float = 0.0
-    limit: Limit | None = None
+    limit: TimeLimit | None = None
     """Time limit of the attempt on the wire."""
     hedges: list[asyncio.Task[None]] = field(default_factory=list)
     hedge_at: float = 0.0
@@ -59,7 +59,7 @@ class Call:
     hedge_counted: bool = False
     """Whether its latest hedge counts towards the pool's limit of hedges."""
     known_late: bool = False
-    rescue: Answer | Failure | None = None
+    hedge_result: Answer | Failure | None = None
     """Result of a hedge."""
 
     @property
@@ -67,10 +67,10 @@ class Call:
         """Number of attempts after the first."""
         return self.failures + self.rate_limited + self.hedged
 
-    def double(self) -> Call:
+    def hedge_copy(self) -> PoolCall:
         """Return the same request for a parallel attempt, if possible on another endpoint."""
         avoid = {self.endpoint.url: ATTEMPTS_PER_ENDPOINT} if self.endpoint else {}
-        return Call(
+        return PoolCall(
             self.url_of,
             self.body,
             self.parse,
@@ -87,22 +87,22 @@ class Call:
         answer = self.parse(data)
         return answer if self.asked is None else checked(answer, self.asked)
 
-    def take_rescue(self) -> Answer:
+    def take_hedge_result(self) -> Answer:
         """Return the answer of a hedge, or raise its Failure."""
-        rescue, self.rescue = self.rescue, None
-        assert rescue is not None
-        if isinstance(rescue, Failure):
-            raise rescue
-        return rescue
+        hedge_result, self.hedge_result = self.hedge_result, None
+        assert hedge_result is not None
+        if isinstance(hedge_result, Failure):
+            raise hedge_result
+        return hedge_result
 
     def deliver(self, endpoint: Endpoint, outcome: Answer | Failure, sent_at: float) -> None:
         """End the attempt on the wire with the result of a hedge, which was sent at `sent_at` in event loop time.
 
         The time before does not count on the work clock: like that of a failed attempt, the server caused it.
         """
-        if self.rescue is None and self.limit is not None and not self.limit.expired():
-            self.rescue, self.endpoint = outcome, endpoint
-            self.clock.give_back(self.sent_at, sent_at)
+        if self.hedge_result is None and self.limit is not None and not self.limit.expired():
+            self.hedge_result, self.endpoint = outcome, endpoint
+            self.clock.exclude(self.sent_at, sent_at)
             self.limit.end_now()
 
     def completion(self, answer: Answer, endpoint: Endpoint, seconds: float) -> Completion:

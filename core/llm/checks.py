@@ -16,7 +16,7 @@ SLACK_TOKENS = 16
 """Tokens by which honest counts may differ: BOS and EOS, and a stop string that is counted or not."""
 _SLACK_CHARS = 64
 """Characters by which the ids' text may exceed the answer's, besides the stop string: a token across the end."""
-_MOST_CHARS_PER_TOKEN = 1024
+_MAX_CHARS_PER_TOKEN = 1024
 _ECHO_CHARS = 64
 _ECHO_IDS = 16
 _END_IDS = 16
@@ -39,7 +39,7 @@ class Vocabulary(Protocol):
 
 
 @dataclass(slots=True)
-class Asked:
+class PromptFacts:
     """Data of a request that its answer is checked against. Not frozen, because one is created per request.
 
     Attributes:
@@ -66,14 +66,14 @@ class Asked:
     stop_styles: Mapping[str, str] | None = None
 
 
-def asked_prompt(
+def prompt_facts(
     model: str,
     prompt: list[int] | str,
     max_tokens: int,
     stops: tuple[str, ...],
     vocabulary: Vocabulary | None,
     stop_styles: Mapping[str, str] | None,
-) -> Asked:
+) -> PromptFacts:
     """Return the data that the answer to a prompt is checked against; keeps only the beginning of the prompt."""
     head: str | tuple[int, ...] | None = None
     if isinstance(prompt, str):
@@ -85,17 +85,17 @@ def asked_prompt(
         if num_prompt >= _ECHO_IDS:
             head = tuple(prompt[:_ECHO_IDS])
     in_ids = not isinstance(prompt, str)
-    return Asked(model, max_tokens, stops, num_prompt, in_ids, 0, head, vocabulary, stop_styles)
+    return PromptFacts(model, max_tokens, stops, num_prompt, in_ids, 0, head, vocabulary, stop_styles)
 
 
-def checked(answer: Answer, asked: Asked) -> Answer:
+def checked(answer: Answer, asked: PromptFacts) -> Answer:
     """Return an answer with notes on its oddities; raise Failure of kind `malformed` if it cannot be true."""
     used, ids = answer.completion_tokens, answer.token_ids
     if ids is not None:
         _check_ids(answer, ids, asked)
     elif answer.text and not used:
         raise _impossible("usage", f"the answer reports no tokens for {len(answer.text)} characters")
-    if len(answer.text) > _MOST_CHARS_PER_TOKEN * (used + SLACK_TOKENS):
+    if len(answer.text) > _MAX_CHARS_PER_TOKEN * (used + SLACK_TOKENS):
         raise _impossible("usage", f"the answer reports {used} tokens for {len(answer.text)} characters")
     prompt = asked.num_prompt
     if prompt is None:
@@ -110,7 +110,7 @@ def checked(answer: Answer, asked: Asked) -> Answer:
     return answer if answer.model is None or answer.model == asked.model else _noted(answer, asked)
 
 
-def checked_refusal(failure: Failure, asked: Asked, max_model_len: int | None) -> Failure:
+def checked_refusal(failure: Failure, asked: PromptFacts, max_model_len: int | None) -> Failure:
     """Return a refusal; as malformed if it calls a prompt too long that fits the server's known window."""
     # A reached output limit concerns an answer that did not fit into max_tokens, however short the prompt was.
     if failure.kind != "context" or max_model_len is None or _OUTPUT_LIMIT in str(failure):
@@ -132,7 +132,7 @@ def _impossible(oddity: str, message: str) -> Failure:
     return Failure("malformed", message, oddity=oddity)
 
 
-def _check_ids(answer: Answer, ids: tuple[int, ...], asked: Asked) -> None:
+def _check_ids(answer: Answer, ids: tuple[int, ...], asked: PromptFacts) -> None:
     used = answer.completion_tokens
     if not -SLACK_TOKENS <= used - len(ids) <= SLACK_TOKENS:
         raise _impossible("usage", f"the answer reports {used} tokens and has {len(ids)} ids")
@@ -180,7 +180,7 @@ def _bare(text: str, added: frozenset[str]) -> str:
     return "".join(text.replace("\ufffd", "").split())
 
 
-def _check_echo(answer: Answer, asked: Asked) -> None:
+def _check_echo(answer: Answer, asked: PromptFacts) -> None:
     head, ids = asked.head, answer.token_ids
     if isinstance(head, str):
         repeated = answer.text.startswith(head)
@@ -192,7 +192,7 @@ def _check_echo(answer: Answer, asked: Asked) -> None:
         raise _impossible("echo", "the answer begins with its prompt")
 
 
-def _noted(answer: Answer, asked: Asked) -> Answer:
+def _noted(answer: Answer, asked: PromptFacts) -> Answer:
     notes = answer.notes
     if asked.num_prompt is None and answer.completion_tokens > asked.max_tokens + SLACK_TOKENS:
         notes = (*notes, "over_max_tokens")

@@ -23,7 +23,7 @@ from treadle.core.llm.wire import Failure, excerpt
 
 KEY_MARK = b"[key]"
 """Replacement for an endpoint's key wherever a server repeats it."""
-SHORTEST_SECRET = 8
+MIN_SECRET_CHARS = 8
 """Length from which keys are searched for in successful answers, too. Shorter ones are placeholders such as EMPTY,
 which may be words of a completion."""
 KEEPALIVE_S = 4.0
@@ -112,7 +112,7 @@ class HttpClient:
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 data = await self._read(response)
-                if response.status == 200 and len(key) < SHORTEST_SECRET:
+                if response.status == 200 and len(key) < MIN_SECRET_CHARS:
                     return 200, response.headers, data
                 said = _without_key(data, key)
                 # Completions are kept in journals and data sets, and their token ids would still spell a masked key.

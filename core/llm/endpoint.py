@@ -67,12 +67,12 @@ class Endpoint:
         return self.health is Health.HEALTHY or self.health is Health.TRIAL
 
     @property
-    def alive_at(self) -> float:
+    def last_alive_at(self) -> float:
         """Time of its last sign of life."""
-        return self.heartbeat.heard_at
+        return self.heartbeat.last_response_at
 
     @property
-    def gone(self) -> bool:
+    def is_unresponsive(self) -> bool:
         """True if it went down because it was silent, so that its requests should be sent elsewhere."""
         return self.silent and self.health is Health.DOWN
 
@@ -112,18 +112,18 @@ class Endpoint:
         """Release a slot and give it to the next waiter."""
         self.in_flight -= 1
         if self._waiters:
-            self._hand_out()
+            self._grant_slots()
         if self._idle is not None and self.load == 0:
             self._idle.set()
 
-    def _hand_out(self) -> None:
+    def _grant_slots(self) -> None:
         while self._waiters and self.in_flight < self.limit:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self.in_flight += 1
                 waiter.set_result(True)
 
-    def _send_waiters_away(self) -> None:
+    def _reject_waiters(self) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -142,8 +142,8 @@ class Endpoint:
         if self.health is Health.TRIAL:
             self.health = Health.HEALTHY
             self.probe_count = 0
-        if self._limit.answered(self.in_flight, sent_at, self.alive_at):
-            self._hand_out()
+        if self._limit.answered(self.in_flight, sent_at, self.last_alive_at):
+            self._grant_slots()
 
     def refused(self, rest_until: float) -> None:
         """Record that the server asked to slow down; if it refuses everything, pause it until `rest_until`."""
@@ -158,13 +158,13 @@ class Endpoint:
             return False
         self.health = Health.DOWN
         self.failures_in_a_row = 0
-        self._send_waiters_away()
+        self._reject_waiters()
         return True
 
     def drain(self) -> None:
         """Stop placing requests here until `resume`."""
         self.health = Health.DRAINING
-        self._send_waiters_away()
+        self._reject_waiters()
 
     def resume(self) -> None:
         """End a drain; the endpoint is on trial, so the next failure takes it down."""

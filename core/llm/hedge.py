@@ -11,18 +11,18 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from treadle.core.llm.call import Call
+from treadle.core.llm.call import PoolCall
 from treadle.core.llm.endpoint import Endpoint
 
 TIMES_P95 = 1.5
 """Multiple of the 95th percentile of recent answer times after which a request is late."""
-FEWEST_SAMPLES = 8
+MIN_SAMPLES = 8
 SHARE = 0.05
 """Hedges allowed per answer in the long run, besides one per threshold time; none count if the endpoint is down."""
-_MOST_SAVED = 10.0
+_MAX_BUDGET = 10.0
 _SAMPLES = 256
 _SAMPLES_PER_UPDATE = 16
-_LONGEST_TICK_S = 0.25
+_MAX_TICK_S = 0.25
 
 
 class Hedges:
@@ -32,18 +32,18 @@ class Hedges:
         self.threshold_s = float("inf")
         self._floor_s = floor_s
         self._most_per_call = most_per_call
-        self._calls: dict[Call, None] = {}
+        self._calls: dict[PoolCall, None] = {}
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
-        self._until_update = FEWEST_SAMPLES
-        self._saved = 1.0
+        self._until_update = MIN_SAMPLES
+        self._budget = 1.0
 
-    def sent(self, call: Call, endpoint: Endpoint, now: float) -> None:
+    def sent(self, call: PoolCall, endpoint: Endpoint, now: float) -> None:
         """Record that an attempt goes on the wire."""
         call.endpoint, call.sent_at, call.hedge_at, call.known_late = endpoint, now, now, False
         if not call.is_hedge and self._floor_s is not None:
             self._calls[call] = None
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: PoolCall) -> None:
         """Record that an attempt is off the wire, and cancel its hedges."""
         self._calls.pop(call, None)
         if call.hedges:
@@ -54,23 +54,23 @@ class Hedges:
     def answered(self, seconds: float) -> None:
         """Record how long an answer took."""
         self._samples.append(seconds)
-        self._saved = min(_MOST_SAVED, self._saved + SHARE)
+        self._budget = min(_MAX_BUDGET, self._budget + SHARE)
         self._until_update -= 1
         if self._until_update <= 0 and self._floor_s is not None:
             self._until_update = _SAMPLES_PER_UPDATE
             ordered = sorted(self._samples)
             self.threshold_s = max(self._floor_s, TIMES_P95 * ordered[(len(ordered) - 1) * 95 // 100])
 
-    def postpone(self, call: Call) -> None:
+    def postpone(self, call: PoolCall) -> None:
         """Take back a hedge that found no endpoint: it does not count, and may be tried again at the next tick."""
         if call.hedge_counted:
-            self._saved = min(_MOST_SAVED, self._saved + 1.0)
+            self._budget = min(_MAX_BUDGET, self._budget + 1.0)
         call.hedge_at = call.sent_at
 
     async def watch(
         self,
-        note_late: Callable[[Call, Endpoint], bool],
-        hedge: Callable[[Call], Coroutine[Any, Any, None]],
+        note_late: Callable[[PoolCall, Endpoint], bool],
+        hedge: Callable[[PoolCall], Coroutine[Any, Any, None]],
     ) -> None:
         """Look for late attempts until cancelled, and start the hedges that are allowed.
 
@@ -79,11 +79,11 @@ class Hedges:
         if self._floor_s is None:
             return
         loop = asyncio.get_running_loop()
-        tick_s = min(_LONGEST_TICK_S, self._floor_s / 4)
+        tick_s = min(_MAX_TICK_S, self._floor_s / 4)
         while True:
             await asyncio.sleep(tick_s)
             now = loop.time()
-            self._saved = min(_MOST_SAVED, self._saved + tick_s / self.threshold_s)
+            self._budget = min(_MAX_BUDGET, self._budget + tick_s / self.threshold_s)
             # `down` is from before these reports: an endpoint that they take down is probed first, then hedged.
             for call, endpoint, down in self._late(now):
                 if not call.known_late:
@@ -93,34 +93,34 @@ class Hedges:
                     call.hedges = [task for task in call.hedges if not task.done()]
                     call.hedges.append(loop.create_task(hedge(call)))
 
-    def _late(self, now: float) -> list[tuple[Call, Endpoint, bool]]:
+    def _late(self, now: float) -> list[tuple[PoolCall, Endpoint, bool]]:
         """Return the late calls, each with its endpoint and whether that endpoint is down."""
         late = []
         for call in self._calls:
             endpoint = call.endpoint
             if endpoint is None or now < call.hedge_at:
                 continue
-            if endpoint.gone or self.is_late(call):
+            if endpoint.is_unresponsive or self.is_late(call):
                 # What a silent endpoint lost, it lost all at once, so these hedges are not counted.
-                late.append((call, endpoint, not endpoint.usable or endpoint.heartbeat.back_at > call.sent_at))
+                late.append((call, endpoint, not endpoint.usable or endpoint.heartbeat.recovered_at > call.sent_at))
         return late
 
-    def is_late(self, call: Call) -> bool:
+    def is_late(self, call: PoolCall) -> bool:
         """Return whether the attempt on the wire has taken too long.
 
         After a silence its server gets the time of one answer: a frozen server continues with what it holds.
         """
-        back_at = call.endpoint.heartbeat.back_at if call.endpoint is not None else 0.0
-        return asyncio.get_running_loop().time() - max(call.sent_at, back_at) >= self.threshold_s
+        recovered_at = call.endpoint.heartbeat.recovered_at if call.endpoint is not None else 0.0
+        return asyncio.get_running_loop().time() - max(call.sent_at, recovered_at) >= self.threshold_s
 
-    def _may_hedge(self, call: Call, down: bool) -> bool:
+    def _may_hedge(self, call: PoolCall, down: bool) -> bool:
         call.hedge_counted = False
         if call.hedged >= self._most_per_call:
             return False
         if down:
             return True
-        if self._saved < 1.0:
+        if self._budget < 1.0:
             return False
-        self._saved -= 1.0
+        self._budget -= 1.0
         call.hedge_counted = True
         return True

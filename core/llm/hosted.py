@@ -16,7 +16,7 @@ from treadle.core.untrusted.json_text import load_json
 
 FIXED_VALUES = {"temperature": 1.0, "top_p": 1.0}
 """Values that a service samples with if it does not accept the key."""
-MOST_STOPS = 4
+MAX_STOPS = 4
 """Most stop strings that OpenAI's API accepts."""
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling keys that OpenAI's API lacks, and the values that change nothing."""
@@ -38,10 +38,10 @@ def fit(body: dict[str, Any], refused: Collection[str]) -> None:
 
     `refused` are keys as returned by `refused_keys`: `max_tokens` becomes `max_completion_tokens`, `stop` and `seed`
     are removed, `temperature` and `top_p` are removed if they have the service's own value. Only the first
-    `MOST_STOPS` stop strings are kept.
+    `MAX_STOPS` stop strings are kept.
     """
     if "stop" in body:
-        body["stop"] = body["stop"][:MOST_STOPS]
+        body["stop"] = body["stop"][:MAX_STOPS]
     if "max_tokens" in refused:
         body["max_completion_tokens"] = body.pop("max_tokens")
     fixed = {name: value for name, value in FIXED_VALUES.items() if name in refused}

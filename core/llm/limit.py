@@ -15,10 +15,10 @@ FIRST_GROWTH = 3
 """Increase per answer at the limit (fourfold per round of answers) until it is first lowered; 1 from then on."""
 EVIDENCE = 4.0
 """Number of refusals in a row that show a limit."""
-FORGOTTEN_PER_ANSWER = 0.25
+DECAY_PER_ANSWER = 0.25
 """Share of a refusal that each answer cancels: one refusal in five or fewer never adds up."""
 FIRST_HOLD_ROUNDS = 2
-LONGEST_HOLD_ROUNDS = 32
+MAX_HOLD_ROUNDS = 32
 """Rounds of answers before one more request is tried, at first and at most. Each refused try doubles their number."""
 _TRIAL_ROUNDS = 2
 
@@ -40,7 +40,7 @@ class InFlightLimit:
     def answered(self, in_flight: int, sent_at: float, now: float) -> bool:
         """Record an answer; return whether the limit rose. `in_flight` includes the answered request."""
         if self._refusals:
-            self._refusals = max(0.0, self._refusals - FORGOTTEN_PER_ANSWER)
+            self._refusals = max(0.0, self._refusals - DECAY_PER_ANSWER)
         before, plateau = self.value, self._plateau
         if in_flight < before:  # something other than the limit keeps requests away
             if plateau is not None:
@@ -84,7 +84,7 @@ class InFlightLimit:
 
     def _cut(self, value: int) -> None:
         if self._trying:
-            self._hold_rounds = min(LONGEST_HOLD_ROUNDS, 2 * self._hold_rounds)
+            self._hold_rounds = min(MAX_HOLD_ROUNDS, 2 * self._hold_rounds)
             self._trying = False
         if self._plateau is not None:
             self._plateau.forget()

@@ -27,11 +27,11 @@ ODDITIES = {
     "unknown_finish": "ended with an unknown finish_reason, taken as stop",
     "over_max_tokens": "were charged more tokens than max_tokens",
     "other_model": "name a model other than the requested one",
-    "marker_put_back": "lacked the stop string that ended them; it was restored",
+    "marker_restored": "lacked the stop string that ended them; it was restored",
 }
 """Kind -> end of the sentence that reports such answers."""
 
-ACCEPTED = frozenset({"content_filter", "unknown_finish", "over_max_tokens", "other_model", "marker_put_back"})
+ACCEPTED = frozenset({"content_filter", "unknown_finish", "over_max_tokens", "other_model", "marker_restored"})
 REFUSED = frozenset(ODDITIES) - ACCEPTED
 
 

@@ -22,20 +22,20 @@ QUIET_S = 60.0
 @dataclass(slots=True)
 class _Outage:
     since: float
-    noted: bool = False
-    told: bool = False
+    handled: bool = False
+    logged: bool = False
 
 
 @dataclass(slots=True)
-class _Told:
+class _LogThrottle:
     """Time of the last log line on a subject, and the number of lines suppressed since."""
 
     at: float = float("-inf")
-    untold: int = 0
+    num_suppressed: int = 0
 
     def due(self, now: float) -> bool:
         if now - self.at < QUIET_S:
-            self.untold += 1
+            self.num_suppressed += 1
             return False
         self.at = now
         return True
@@ -66,8 +66,8 @@ class Outages:
         self._random = chance
         self._probes: set[asyncio.Task[None]] = set()
         self._down: dict[Endpoint, _Outage] = {}
-        self._told: dict[Endpoint | None, _Told] = {}
-        self._all_told = False
+        self._throttles: dict[Endpoint | None, _LogThrottle] = {}
+        self._all_down_logged = False
         self._closed = False
 
     def describe(self) -> str:
@@ -87,7 +87,7 @@ class Outages:
             return
         # Three failures in a row may be chance: logged if the check fails too.
         if at_once or on_trial:
-            self._tell_down(endpoint)
+            self._log_down(endpoint)
         probe = asyncio.get_running_loop().create_task(self._probe(endpoint))
         self._probes.add(probe)
         probe.add_done_callback(self._probes.discard)
@@ -100,7 +100,7 @@ class Outages:
         if outage is None or sent_at < outage.since:
             return
         del self._down[endpoint]
-        if outage.told:
+        if outage.logged:
             seconds = asyncio.get_running_loop().time() - outage.since
             _log.warning("models.%s: %s answers again after %.3g s", self._name, endpoint.url, seconds)
 
@@ -108,7 +108,7 @@ class Outages:
         """Set or clear `over` after an endpoint's health changed."""
         if any(endpoint.usable for endpoint in self._endpoints):
             self.over.set()
-            self._all_told = False
+            self._all_down_logged = False
         else:
             self.over.clear()
 
@@ -128,7 +128,7 @@ class Outages:
             endpoint.probe_count += 1
             status = 599
             try:
-                async with asyncio.timeout(max(self._settings.connect_timeout_s, endpoint.heartbeat.patience_s)):
+                async with asyncio.timeout(max(self._settings.connect_timeout_s, endpoint.heartbeat.silence_limit_s)):
                     status = await self._ask(endpoint)
             except (Failure, TimeoutError):
                 pass
@@ -136,31 +136,35 @@ class Outages:
                 endpoint.heartbeat.heard()
                 endpoint.readmit()
             else:
-                self._tell_down(endpoint)
+                self._log_down(endpoint)
         self.refresh()
 
-    def _tell_down(self, endpoint: Endpoint) -> None:
+    def _log_down(self, endpoint: Endpoint) -> None:
         outage = self._down.get(endpoint)
-        if outage is None or outage.noted:
+        if outage is None or outage.handled:
             return
-        outage.noted = True
+        outage.handled = True
         now = asyncio.get_running_loop().time()
-        told = self._told.setdefault(endpoint, _Told())
-        if told.due(now):
-            outage.told = True
+        logged = self._throttles.setdefault(endpoint, _LogThrottle())
+        if logged.due(now):
+            outage.logged = True
             left = sum(item.usable for item in self._endpoints)
-            more = f"; was down {told.untold} more times since the last such message" if told.untold else ""
-            told.untold = 0
+            more = (
+                f"; was down {logged.num_suppressed} more times since the last such message"
+                if logged.num_suppressed
+                else ""
+            )
+            logged.num_suppressed = 0
             error = one_line(endpoint.last_error)
             words = (self._name, endpoint.url, error, left, len(self._endpoints), more)
             _log.warning("models.%s: %s is down: %s; %d of %d endpoints left%s", *words)
-        self._tell_all_down(now)
+        self._log_all_down(now)
 
-    def _tell_all_down(self, now: float) -> None:
-        if self._all_told or any(endpoint.usable for endpoint in self._endpoints):
+    def _log_all_down(self, now: float) -> None:
+        if self._all_down_logged or any(endpoint.usable for endpoint in self._endpoints):
             return
-        self._all_told = True
-        if self._told.setdefault(None, _Told()).due(now):
+        self._all_down_logged = True
+        if self._throttles.setdefault(None, _LogThrottle()).due(now):
             _log.warning(
                 "models.%s: all endpoints are down; requests wait up to %g s (outage_wait_s) for one to come back",
                 self._name,

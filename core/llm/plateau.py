@@ -11,7 +11,7 @@ SLOWER = 2.0
 """Multiple of the best mean latency above which half the limit is tried."""
 ENOUGH = 0.9
 """Share of the throughput that half of the requests must reach for the lower limit to be kept."""
-FEWEST_ANSWERS = 64
+MIN_ANSWERS = 64
 """Least answers per throughput measurement; two per request in flight if that is more, as they may come in bursts."""
 RATES_AT_PLATEAU = 16
 """Measurements at a lowered ceiling before twice as many requests are tried: the server may have become faster."""
@@ -55,7 +55,7 @@ class Plateau:
         if in_flight > value:  # sent under the larger limit before
             return None
         if not self._answers_left:
-            self._answers = self._answers_left = max(FEWEST_ANSWERS, 2 * value)
+            self._answers = self._answers_left = max(MIN_ANSWERS, 2 * value)
             self._sum_s, self._began, self._value, self._moved = 0.0, now, value, False
             return None
         self._sum_s += seconds

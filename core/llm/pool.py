@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
-from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, Call, chat_url, completions_url
-from treadle.core.llm.checks import Asked, asked_prompt, checked_refusal
+from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall, chat_url, completions_url
+from treadle.core.llm.checks import PromptFacts, checked_refusal, prompt_facts
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint, Health
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
-from treadle.core.llm.hosted import MOST_STOPS
+from treadle.core.llm.hosted import MAX_STOPS
 from treadle.core.llm.outage import Outages
-from treadle.core.llm.preflight import Vocabulary, inspect_endpoints
+from treadle.core.llm.preflight import PreflightVocabulary, inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
 from treadle.core.llm.wire import (
     FINAL_KINDS,
@@ -34,11 +34,11 @@ from treadle.core.llm.wire import (
     parse_chat,
     parse_completion,
 )
-from treadle.core.work_clock import Limit
+from treadle.core.work_clock import TimeLimit
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
-_SAYS_NOTHING = "it does not respond, not even to GET /models"
+_UNRESPONSIVE = "it does not respond, not even to GET /models"
 
 
 class ModelPool:
@@ -58,13 +58,13 @@ class ModelPool:
         self.settings = settings
         self.stats = PoolStats()
         self.facts: ServerFacts | None = None
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: PreflightVocabulary | None = None
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
         self._by_url: dict[str, Endpoint] = {}
         self._http: HttpClient | None = None
-        self._limits: set[Limit] = set()
+        self._limits: set[TimeLimit] = set()
         self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
         self._hedges = Hedges(settings.hedge_floor_s, settings.retry_limit + 1)
         self._watch: asyncio.Task[None] | None = None
@@ -97,7 +97,7 @@ class ModelPool:
             await asyncio.gather(*(endpoint.wait_idle() for endpoint in self._endpoints))
             await self._http.close()
 
-    async def check(self, vocabulary: Vocabulary | None = None) -> ServerFacts:
+    async def check(self, vocabulary: PreflightVocabulary | None = None) -> ServerFacts:
         """Check that every endpoint answers, serves the model, and agrees with the configuration.
 
         Sends each endpoint GET /models, a completion of one token, and up to six short ones that find out how it
@@ -140,9 +140,9 @@ class ModelPool:
         want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
         model, styles = self.settings.model, self.facts.stops if self.facts is not None else None
         body = completion_body(model, request, want_ids)
-        asked = asked_prompt(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
+        asked = prompt_facts(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
         del request  # The body holds everything; free the prompt while the call waits.
-        completion = await self._call(Call(completions_url, body, parse_completion, session, deadline, asked))
+        completion = await self._call(PoolCall(completions_url, body, parse_completion, session, deadline, asked))
         if want_ids and completion.token_ids is None and self._ids_promised():
             raise ModelError(
                 f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
@@ -166,10 +166,10 @@ class ModelPool:
         body = chat_body(self.settings.model, messages, sampling, seed, stop, chat_only=chat_only, refused=refused)
         num_bytes = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
         # Stop strings that are not sent cannot end the answer.
-        sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MOST_STOPS])
+        sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MAX_STOPS])
         styles = self.facts.stops if self.facts is not None else None
-        asked = Asked(self.settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
-        return await self._call(Call(chat_url, body, parse_chat, session, deadline, asked))
+        asked = PromptFacts(self.settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
+        return await self._call(PoolCall(chat_url, body, parse_chat, session, deadline, asked))
 
     def states(self) -> dict[str, str]:
         """Return the state of each URL: `healthy`, `trial` (just back), `draining` or `down`."""
@@ -190,7 +190,7 @@ class ModelPool:
     def _ids_promised(self) -> bool:
         return self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
 
-    async def _call(self, call: Call) -> Completion:
+    async def _call(self, call: PoolCall) -> Completion:
         started = asyncio.get_running_loop().time()
         self.stats.requests += 1
         while True:
@@ -202,12 +202,12 @@ class ModelPool:
                 answer = await self._attempt(endpoint, call)
             except Failure as failure:
                 # A hedge may have ended the attempt: then `call.endpoint` is the hedge's.
-                await self._pause(self._after_failure(failure, call.endpoint or endpoint, call), call)
+                await self._pause(self._handle_failure(failure, call.endpoint or endpoint, call), call)
                 continue
             if answer is not None:
                 return self._completion(answer, call.endpoint or endpoint, started, call)
 
-    def _completion(self, answer: Answer, endpoint: Endpoint, started: float, call: Call) -> Completion:
+    def _completion(self, answer: Answer, endpoint: Endpoint, started: float, call: PoolCall) -> Completion:
         self.stats.completions += 1
         self.stats.prompt_tokens += answer.prompt_tokens
         self.stats.completion_tokens += answer.completion_tokens
@@ -215,7 +215,7 @@ class ModelPool:
             self.stats.odd.update(answer.notes)
         return call.completion(answer, endpoint, asyncio.get_running_loop().time() - started)
 
-    def _place(self, call: Call) -> Endpoint | None:
+    def _place(self, call: PoolCall) -> Endpoint | None:
         """Return the endpoint for the next attempt, None if none takes requests.
 
         That is the session's home, unless it takes no requests, told this one to wait, or failed it twice.
@@ -237,7 +237,7 @@ class ModelPool:
         key = call.session.encode("utf-8", "surrogatepass")
         return max(ready, key=lambda endpoint: endpoint.rank(key))
 
-    async def _attempt(self, endpoint: Endpoint, call: Call) -> Answer | None:
+    async def _attempt(self, endpoint: Endpoint, call: PoolCall) -> Answer | None:
         """Send one request; return None if the endpoint stopped taking requests while this one waited for a slot."""
         if call.waits and (own := call.waits.pop(endpoint.url, 0.0)):
             await self._pause(own - asyncio.get_running_loop().time(), call)
@@ -254,12 +254,12 @@ class ModelPool:
         finally:
             endpoint.release()
 
-    async def _send(self, endpoint: Endpoint, call: Call) -> Answer:
+    async def _send(self, endpoint: Endpoint, call: PoolCall) -> Answer:
         sent_at = asyncio.get_running_loop().time()
         call.failed_hedges = 0
         if call.clock.time() >= call.deadline:
-            raise self._out_of_time(call, "before the request was sent")
-        call.limit = call.clock.limit(call.deadline, lambda: self._is_over(endpoint, call))
+            raise self._deadline_error(call, "before the request was sent")
+        call.limit = call.clock.limit(call.deadline, lambda: self._confirm_deadline(endpoint, call))
         watch = endpoint.heartbeat.watch(call.limit)
         stats = self.stats
         stats.in_flight += 1
@@ -269,13 +269,13 @@ class ModelPool:
             status, headers, data = await self._bounded(self._exchange(endpoint, call), call.limit)
         except TimeoutError:
             # The limit also ends if a hedge delivered its result, or if the heartbeat gave the server up.
-            if call.rescue is not None:
-                return call.take_rescue()
-            if endpoint.heartbeat.gave_up(watch):
+            if call.hedge_result is not None:
+                return call.take_hedge_result()
+            if endpoint.heartbeat.ended_by_silence(watch):
                 endpoint.last_error = f"did not respond for {self.settings.outage_wait_s:g} s"
                 raise EndpointUnavailable(self._outages.describe()) from None
-            self._refuse_silence(endpoint, call)
-            raise self._out_of_time(call, f"waiting for {endpoint.url}") from None
+            self._raise_if_silent(endpoint, call)
+            raise self._deadline_error(call, f"waiting for {endpoint.url}") from None
         finally:
             stats.in_flight -= 1
             self._hedges.ended(call)
@@ -286,21 +286,21 @@ class ModelPool:
             raise self._refusal(endpoint, self._checked(failure_of(status, headers, data), call), status)
         answer = call.read(data)
         self._outages.note_success(endpoint, sent_at)
-        self._hedges.answered(endpoint.alive_at - sent_at)
+        self._hedges.answered(endpoint.last_alive_at - sent_at)
         return answer
 
-    def _checked(self, failure: Failure, call: Call) -> Failure:
+    def _checked(self, failure: Failure, call: PoolCall) -> Failure:
         window = self.facts.max_model_len if self.facts is not None else None
         return failure if call.asked is None else checked_refusal(failure, call.asked, window)
 
-    async def _exchange(self, endpoint: Endpoint, call: Call) -> tuple[int, Mapping[str, str], bytes]:
+    async def _exchange(self, endpoint: Endpoint, call: PoolCall) -> tuple[int, Mapping[str, str], bytes]:
         try:
             async with asyncio.timeout(self.settings.request_timeout_s):
                 return await self._client().post(call.url_of(endpoint), call.body, endpoint.target.headers)
         except TimeoutError:
             raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
 
-    async def _is_over(self, endpoint: Endpoint, call: Call) -> bool:
+    async def _confirm_deadline(self, endpoint: Endpoint, call: PoolCall) -> bool:
         """Return whether to end an attempt whose deadline came: a long answer counts only if its server is alive."""
         if await endpoint.heartbeat.is_alive():
             # Its clock may have been set back meanwhile; a rounding error must not make it wait again.
@@ -312,40 +312,40 @@ class ModelPool:
     def _note_silence(self, endpoint: Endpoint) -> None:
         if not endpoint.silent:
             endpoint.silent = endpoint.usable
-            self._outages.note_fault(endpoint, _SAYS_NOTHING, at_once=True)
+            self._outages.note_fault(endpoint, _UNRESPONSIVE, at_once=True)
 
-    def _refuse_silence(self, endpoint: Endpoint, call: Call) -> None:
+    def _raise_if_silent(self, endpoint: Endpoint, call: PoolCall) -> None:
         """Raise Failure if the server is silent or down, or was silent since the request was sent.
 
         Called when the time of a request is up. The server may have lost the request in its silence.
         """
         if endpoint.heartbeat.silent_since is not None:
-            raise Failure("silence", _SAYS_NOTHING)
-        if endpoint.heartbeat.back_at > call.sent_at:
+            raise Failure("silence", _UNRESPONSIVE)
+        if endpoint.heartbeat.recovered_at > call.sent_at:
             raise Failure("timeout", "no answer, and the server was unresponsive")
         if endpoint.health is Health.DOWN:
             raise Failure("timeout", "no answer, and the server is down")
 
     def _refusal(self, endpoint: Endpoint, failure: Failure, status: int) -> Failure:
         if status in (429, 503):
-            endpoint.refused(endpoint.alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
+            endpoint.refused(endpoint.last_alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure
 
-    def _note_late(self, call: Call, endpoint: Endpoint) -> bool:
+    def _note_late(self, call: PoolCall, endpoint: Endpoint) -> bool:
         """Take the endpoint of a late call down if it is silent; return whether that is known."""
         heartbeat = endpoint.heartbeat
         if heartbeat.silent_since is not None:
             self._note_silence(endpoint)
             return True
         # An endpoint that has answered anything since then is alive: some answers just take longer.
-        if endpoint.alive_at >= call.sent_at:
+        if endpoint.last_alive_at >= call.sent_at:
             return True
-        heartbeat.ask_now()
+        heartbeat.probe_now()
         return False
 
-    async def _hedge(self, late: Call) -> None:
+    async def _hedge(self, late: PoolCall) -> None:
         """Send a late call a second time in parallel, elsewhere if possible; deliver its answer or final failure."""
-        call = late.double()
+        call = late.hedge_copy()
         endpoint = self._place(call)
         if endpoint is None or endpoint.heartbeat.silent_since is not None:
             return self._hedges.postpone(late)
@@ -372,13 +372,13 @@ class ModelPool:
         if outcome is not None:
             late.deliver(endpoint, outcome, call.sent_at)
 
-    def _after_failure(self, failure: Failure, endpoint: Endpoint, call: Call) -> float:
+    def _handle_failure(self, failure: Failure, endpoint: Endpoint, call: PoolCall) -> float:
         """Record a failed attempt; return the seconds until the next one, or raise if the call is over."""
         message = f"models.{self.name}: {endpoint.url}: {failure}"
         if failure.kind in FINAL_KINDS:
             self._outages.note_success(endpoint, call.sent_at)
             raise (ContextTooLong if failure.kind == "context" else ModelError)(message) from failure
-        call.clock.give_back(call.sent_at)
+        call.clock.exclude(call.sent_at)
         call.last = message
         call.kinds.add(failure.kind)
         if failure.kind == "malformed":
@@ -393,9 +393,9 @@ class ModelPool:
             pause = max(self._backoff(call.rate_limited), failure.retry_after_s or 0.0)
             call.waits[endpoint.url] = asyncio.get_running_loop().time() + pause
             return 0.0
-        return self._after_fault(failure, endpoint, call)
+        return self._handle_fault(failure, endpoint, call)
 
-    def _after_fault(self, failure: Failure, endpoint: Endpoint, call: Call) -> float:
+    def _handle_fault(self, failure: Failure, endpoint: Endpoint, call: PoolCall) -> float:
         """Do the same for a failure that counts against the endpoint's health."""
         self._outages.note_fault(endpoint, str(failure), at_once=failure.kind in ("connect", "silence"))
         call.failures += 1
@@ -416,7 +416,7 @@ class ModelPool:
         pause = min(self.settings.backoff_max_s, self.settings.backoff_base_s * 2.0 ** min(count - 1, 30))
         return pause * self._random.uniform(0.5, 1.0)
 
-    async def _pause(self, seconds: float, call: Call) -> None:
+    async def _pause(self, seconds: float, call: PoolCall) -> None:
         if seconds <= 0:
             return
         longest_s = max(self.settings.outage_wait_s, self.settings.backoff_max_s)
@@ -426,7 +426,7 @@ class ModelPool:
         with call.clock.hold():
             await self._bounded(self._sleep(seconds), call.clock.limit(None))
 
-    async def _wait_for_endpoint(self, call: Call) -> None:
+    async def _wait_for_endpoint(self, call: PoolCall) -> None:
         """Wait until an endpoint is back; raise EndpointUnavailable after `outage_wait_s`."""
         if call.outage_until is None:
             call.outage_until = asyncio.get_running_loop().time() + self.settings.outage_wait_s
@@ -437,13 +437,13 @@ class ModelPool:
         except TimeoutError:
             raise EndpointUnavailable(self._outages.describe()) from None
 
-    def _out_of_time(self, call: Call, where: str) -> ModelError:
+    def _deadline_error(self, call: PoolCall, where: str) -> ModelError:
         # The time of failed attempts was given back, so only failures during this one leave the work pending.
         if call.failed_hedges:
             return EndpointUnavailable(f"{call.last}; the deadline passed {where}, after {call.failed_hedges} failures")
         return DeadlineExceeded(f"models.{self.name}: the deadline passed {where}")
 
-    async def _bounded(self, work: Awaitable[T], limit: Limit) -> T:
+    async def _bounded(self, work: Awaitable[T], limit: TimeLimit) -> T:
         """Await `work` within a limit; raise TimeoutError if it passes, EndpointUnavailable if the pool closes."""
         self._limits.add(limit)
         try:
@@ -471,9 +471,9 @@ class ModelPool:
 
         heartbeat = Heartbeat(
             ask,
-            first_pause_s=self.settings.probe_base_s,
-            longest_pause_s=self.settings.probe_max_s,
-            longest_silence_s=self.settings.outage_wait_s,
+            min_pause_s=self.settings.probe_base_s,
+            max_pause_s=self.settings.probe_max_s,
+            max_silence_s=self.settings.outage_wait_s,
         )
         endpoint = Endpoint(settings, self.settings.max_in_flight, heartbeat)
         return endpoint

@@ -54,7 +54,7 @@ _SILENCES = 2
 """Maximum number of retries of a step that timed out."""
 
 
-class Vocabulary(Protocol):
+class PreflightVocabulary(Protocol):
     """Part of a tokenizer that the preflight uses; `treadle.core.chat.ChatTokenizer` fits."""
 
     folder: Path
@@ -85,7 +85,7 @@ async def inspect_endpoints(
     settings: ModelSettings,
     targets: Sequence[Target],
     sleep: Callable[[float], Awaitable[object]],
-    vocabulary: Vocabulary | None = None,
+    vocabulary: PreflightVocabulary | None = None,
     took: Callable[[str, float], None] = lambda url, seconds: None,
 ) -> ServerFacts:
     """Inspect all endpoints of a model concurrently.
@@ -128,7 +128,7 @@ class _Inspection:
         settings: ModelSettings,
         target: Target,
         sleep: Callable[[float], Awaitable[object]],
-        vocabulary: Vocabulary | None,
+        vocabulary: PreflightVocabulary | None,
         took: Callable[[str, float], None],
     ) -> None:
         self._vocabulary = vocabulary
@@ -140,7 +140,7 @@ class _Inspection:
         self._sleep = sleep
         self._where = f"models.{name}: endpoint {target.url}"
         self._listed = False
-        self._tells_prompt_ids = False
+        self._returns_prompt_ids = False
         self._refused_keys: list[str] = []
 
     async def run(self) -> _Found:
@@ -149,7 +149,7 @@ class _Inspection:
         try:
             window = await self._with_retries(self._check_model)
             token_ids = await self._with_retries(self._check_chat if chat else self._check_completion)
-            if token_ids and self._vocabulary is not None and self._tells_prompt_ids:
+            if token_ids and self._vocabulary is not None and self._returns_prompt_ids:
                 await self._with_retries(self._check_vocabulary)
             if not chat:
                 stops = await self._with_retries(self._check_stops)
@@ -216,7 +216,7 @@ class _Inspection:
         if self._settings.token_ids != "off":
             try:
                 answer = await self._complete(PROBE_IDS, want_ids=True)
-                self._tells_prompt_ids = answer.prompt_ids is not None
+                self._returns_prompt_ids = answer.prompt_ids is not None
                 return answer.token_ids is not None
             except Failure as failure:
                 if failure.kind != "refused":

@@ -17,20 +17,20 @@ from treadle.core.gc.commit_gate import committing
 from treadle.core.journal.upload import delete_journal, open_journal
 from treadle.core.runs.attempt_log import log_to
 from treadle.core.runs.bound_inputs import open_inputs
-from treadle.core.runs.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
-from treadle.core.runs.earlier_jobs import recalling, start_of
+from treadle.core.runs.context import WORK_FOLDER, Context, NullProgress, Outputs, run_on_shards
+from treadle.core.runs.earlier_jobs import attempt_start, reused_jobs
 from treadle.core.runs.provenance import package_versions
 from treadle.core.runs.records import AttemptRecord, AttemptState, InputRef, StageRecord
 from treadle.core.runs.retry import retry_journal
 from treadle.core.runs.run import Run, utc_now
-from treadle.core.runs.stage import Instance, JournalView, Progress, Rows, Stage, Worked
+from treadle.core.runs.stage import Instance, JournalView, Progress, Rows, Stage, WorkResult
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.core.store.locks import Lease
 from treadle.core.store.storage import storage_errors
 
 _log = logging.getLogger(__name__)
 
-Helped = Callable[[int], contextlib.AbstractContextManager[None]]
+HelperScope = Callable[[int], contextlib.AbstractContextManager[None]]
 """Context manager, given the number of open shards, during which other processes may work on them."""
 
 
@@ -49,15 +49,15 @@ class Attempt:
         fills_gaps: bool,
         retried: StageRecord | None,
         retry: Set[str],
-        helped: Helped | None,
+        helper_scope: HelperScope | None,
     ) -> None:
         self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
-        self._lease, self._helped = lease, helped
+        self._lease, self._helped = lease, helper_scope
         self._retried, self._retry = retried, retry
         """Result whose rows are retried, and the statuses of the rows to retry."""
         earlier = run.attempts(instance.address)
-        start = start_of(instance, earlier, fingerprint, force=force)
-        self._from_nothing, self._takes_nothing_over = start.from_nothing, start.takes_nothing_over
+        start = attempt_start(instance, earlier, fingerprint, force=force)
+        self._from_scratch, self._ignores_results = start.from_scratch, start.ignores_results
         self._record = AttemptRecord(
             address=str(instance.address),
             number=earlier[-1].number + 1 if earlier else 1,
@@ -115,16 +115,16 @@ class Attempt:
         with storage_errors("write", scratch):
             scratch.mkdir(parents=True)
         workspace = run.workspace_key(address, self._fingerprint)
-        if self._from_nothing:
+        if self._from_scratch:
             run.storage.discard(workspace)
         stage = self._instance.stage
-        reuses_nothing = self._takes_nothing_over and self._retried is None
+        reuses_nothing = self._ignores_results and self._retried is None
         inputs = open_inputs(run, self._inputs)
         with (
             Outputs(run.storage, stage, self._fingerprint, self._key) as outputs,
-            recalling(
-                self._instance, run, scratch, from_nothing=reuses_nothing, retry=self._retry, inputs=inputs
-            ) as recall,
+            reused_jobs(
+                self._instance, run, scratch, from_scratch=reuses_nothing, retry=self._retry, inputs=inputs
+            ) as reused,
         ):
 
             def context_of(journal: JournalView) -> Context:
@@ -134,8 +134,8 @@ class Attempt:
                     settings=self._instance.settings,
                     inputs=inputs,
                     producers=self._instance.inputs,
-                    journal=recall.over(journal),
-                    in_force=self._in_force,
+                    journal=reused.over(journal),
+                    current_table=self._current_table,
                     progress=progress,
                     accept_failures=accept_failures,
                     scratch=scratch,
@@ -143,8 +143,8 @@ class Attempt:
                     store_of=run.store,
                 )
 
-            with self._worked(context_of, progress) as (journal, worked):
-                context = replace(context_of(journal), outputs=outputs, worked=worked)
+            with self._run_work(context_of, progress) as (journal, work_result):
+                context = replace(context_of(journal), outputs=outputs, work_result=work_result)
                 metrics = dict(stage.run(context))
             _check_rows(stage, self._record.address, outputs.num_rows())
             self._lease.check()
@@ -155,13 +155,13 @@ class Attempt:
                     run.storage.keep(key)
                 run.write_record(record, self._lease)
         _remove_work(record, run, self._instance, self._lease)
-        _log.info("%s is done: %s", address, record.outputs_in_words())
+        _log.info("%s is done: %s", address, record.describe_outputs())
         return record
 
     @contextlib.contextmanager
-    def _worked(
+    def _run_work(
         self, context_of: Callable[[JournalView], Context], progress: Progress
-    ) -> Iterator[tuple[JournalView, Worked]]:
+    ) -> Iterator[tuple[JournalView, WorkResult]]:
         """Yield the instance's journal once the stage's jobs are done, and what `Stage.work` returned."""
         run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
         plan = None
@@ -174,26 +174,26 @@ class Attempt:
                 attempt=number,
                 fingerprint=self._fingerprint,
                 lease=self._lease,
-                from_nothing=self._from_nothing,
-                recalls=not self._takes_nothing_over,
+                from_scratch=self._from_scratch,
+                reuses=not self._ignores_results,
             )
             if plan is not None:
                 _log.info("%s: attempt %d, %d shards", address, number, plan.num_shards)
-                helped = self._helped(len(list(shards.open(plan)))) if self._helped else contextlib.nullcontext()
-                with helped:
-                    work_at_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
+                helper_scope = self._helped(len(list(shards.open(plan)))) if self._helped else contextlib.nullcontext()
+                with helper_scope:
+                    run_on_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
                 with shards.read(plan) as whole:
-                    yield whole, shards.worked(plan)
+                    yield whole, shards.work_result(plan)
                 return
         with open_journal(
-            run.storage, self._journal_key, self._lease, from_nothing=self._from_nothing, growing=(log,)
+            run.storage, self._journal_key, self._lease, from_scratch=self._from_scratch, growing=(log,)
         ) as journal:
             _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
-            yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
+            yield journal, WorkResult() if stage.work is None else stage.work(context_of(journal))
 
-    def _in_force(self, kind: str) -> Rows | None:
+    def _current_table(self, kind: str) -> Rows | None:
         """Return a table of the current result; see `StageContext.earlier`."""
-        record = None if self._takes_nothing_over else self._run.record(self._instance.address)
+        record = None if self._ignores_results else self._run.record(self._instance.address)
         if record is None or kind not in record.outputs:
             return None
         try:
@@ -243,7 +243,7 @@ def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None
         raise StageFailed(f"{address} produced no rows for {', '.join(empty)}; check its inputs and settings")
 
 
-def tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
+def clean_up(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
     """Clean up after an attempt that was stopped right after it wrote its stage record."""
     attempts = run.attempts(instance.address)
     if not attempts or attempts[-1].number != record.attempt:
@@ -261,14 +261,14 @@ def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease
         lease.check()
         run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
         run.storage.discard(run.workspace_key(address, record.fingerprint))
-        for name in _done_with(record, run, instance):
+        for name in _obsolete_journals(record, run, instance):
             run.shards(address, name).delete(lease.token)
             delete_journal(run.storage, run.journal_key(address, name), lease.token)
     except (StorageError, RunError) as failure:
         _log.warning("%s is done, but its work files cannot be deleted, the next run retries: %s", address, failure)
 
 
-def _done_with(record: StageRecord, run: Run, instance: Instance) -> list[str]:
+def _obsolete_journals(record: StageRecord, run: Run, instance: Instance) -> list[str]:
     """Return the names of the journals that can be deleted once there is a result."""
     names = {attempt.number: attempt.journal for attempt in run.attempts(instance.address)}
     kept = names[record.attempt]

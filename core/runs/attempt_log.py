@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from treadle.core.store.storage import storage_errors
-from treadle.core.untrusted.sanitize import HarmlessFormatter
+from treadle.core.untrusted.sanitize import SanitizingFormatter
 
 
 class _LogFile(logging.FileHandler):
@@ -30,7 +30,7 @@ def log_to(path: Path) -> Iterator[None]:
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(SanitizingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = logger.level
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)

@@ -10,7 +10,7 @@ from typing import Any
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.address import Address
 from treadle.core.runs.shards import ShardPlan, Shards, shard_of
-from treadle.core.runs.stage import JournalView, Progress, Rows, Stage, StageContext, Worked
+from treadle.core.runs.stage import JournalView, Progress, Rows, Stage, StageContext, WorkResult
 from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.locks import LeaseWatch
@@ -109,13 +109,13 @@ class Context:
     accept_failures: bool
     scratch: Path
     workspace: Path
-    in_force: Callable[[str], Rows | None] = _nothing
+    current_table: Callable[[str], Rows | None] = _nothing
     outputs: Outputs | None = None
     """Output tables; None during `Stage.work`, which writes no rows."""
     shard: int | None = None
     """Index of the current shard; None if all jobs belong to this context."""
     num_shards: int = 1
-    worked: Worked = field(default_factory=Worked)
+    work_result: WorkResult = field(default_factory=WorkResult)
     store_of: Callable[[str], KeyedStore] = _no_store
     """Function from a name to a store of the run."""
 
@@ -129,7 +129,7 @@ class Context:
 
     def earlier(self, kind: str) -> Rows | None:
         """See `StageContext.earlier`."""
-        return self.in_force(kind)
+        return self.current_table(kind)
 
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `StageContext.write`."""
@@ -153,9 +153,9 @@ class Context:
         return self.outputs
 
 
-def work_at_shards(
+def run_on_shards(
     shards: Shards,
-    work: Callable[[StageContext], Worked],
+    work: Callable[[StageContext], WorkResult],
     context_of: Callable[[JournalView], Context],
     *,
     progress: Progress,
@@ -165,7 +165,7 @@ def work_at_shards(
 ) -> int:
     """Run `Shards.work` with the `work` function of a stage; `context_of` makes an undivided context from a journal."""
 
-    def work_at(journal: JournalView, plan: ShardPlan, index: int) -> Worked:
+    def work_at(journal: JournalView, plan: ShardPlan, index: int) -> WorkResult:
         shown = _ShardProgress(progress, f"{index + 1} of {plan.num_shards}")
         part = replace(context_of(journal), shard=index, num_shards=plan.num_shards, progress=shown)
         return work(part)
@@ -173,7 +173,7 @@ def work_at_shards(
     def wait_for(num_through: int, num_shards: int) -> None:
         progress.start(num_shards, num_through, "shards")
 
-    return shards.work(work_at, wait=wait, growing=growing, tell=wait_for, watch=watch)
+    return shards.work(work_at, wait=wait, growing=growing, on_progress=wait_for, watch=watch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,14 +76,14 @@ def finished_owners(jobs: StageJobs, result: RecordedResult, retry: Set[str] = f
     Returns none if the result cannot be read.
     """
     try:
-        again = jobs.ended_in(result, retry) if retry and jobs.ended_in is not None else ()
+        again = jobs.with_status(result, retry) if retry and jobs.with_status is not None else ()
         return frozenset(jobs.owners(result)).difference(again)
     except ArtifactError as error:
         _log.warning("nothing is reused from the earlier result of %s: %s", result.address, error)
         return frozenset()
 
 
-class Recall:
+class ReusedJobs:
     """The finished jobs of earlier results.
 
     Owners are held in memory. The final records are copied to a local file when one of them is first read.
@@ -122,7 +122,7 @@ class Recall:
 
     def over(self, journal: JournalView) -> JournalView:
         """Return a journal in which these jobs are finished as well."""
-        return _RecallingJournal(journal, self) if self.owners else journal
+        return _ReusingJournal(journal, self) if self.owners else journal
 
     def record(self, owner: str) -> bytes:
         """Return the final record of a job; raise KeyError if it is not reused.
@@ -155,14 +155,14 @@ class Recall:
         return places
 
 
-class _RecallingJournal:
+class _ReusingJournal:
     """A journal in which the reused jobs are finished as well. Implements `core.stage.JournalView`."""
 
-    def __init__(self, journal: JournalView, recall: Recall) -> None:
-        self._journal, self._recall = journal, recall
+    def __init__(self, journal: JournalView, reused: ReusedJobs) -> None:
+        self._journal, self._reused = journal, reused
 
     def is_finished(self, owner: str) -> bool:
-        return owner in self._recall.owners or self._journal.is_finished(owner)
+        return owner in self._reused.owners or self._journal.is_finished(owner)
 
     def get(self, owner: str, unit: str) -> bytes | None:
         return self._journal.get(owner, unit)
@@ -176,31 +176,31 @@ class _RecallingJournal:
     def finished(self, owner: str) -> bytes:
         if self._journal.is_finished(owner):
             return self._journal.finished(owner)
-        return self._recall.record(owner)
+        return self._reused.record(owner)
 
 
 @contextlib.contextmanager
-def recalling(
+def reused_jobs(
     instance: Instance,
     run: Run,
     folder: Path,
     *,
-    from_nothing: bool,
+    from_scratch: bool,
     retry: Set[str] = frozenset(),
     inputs: Mapping[str, Sequence[Rows]] = MappingProxyType({}),
-) -> Iterator[Recall]:
+) -> Iterator[ReusedJobs]:
     """Yield the jobs that an attempt can reuse: none if it starts from nothing or its stage has no jobs.
 
     Rows that ended in a status of `retry` are not reused. In a retry all other rows are, failed ones included; for
     these it needs the input tables.
     """
-    jobs = None if from_nothing else instance.stage.jobs
+    jobs = None if from_scratch else instance.stage.jobs
     results = [] if jobs is None else [(jobs, result) for result in earlier_results(instance, run)]
-    recall = Recall(results, folder, retry, _gaps(instance, results, retry, inputs) if retry else {})
+    reused = ReusedJobs(results, folder, retry, _gaps(instance, results, retry, inputs) if retry else {})
     try:
-        yield recall
+        yield reused
     finally:
-        recall.close()
+        reused.close()
 
 
 def _gaps(
@@ -225,18 +225,20 @@ def _gaps(
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class AttemptStart:
     """The starting point of a new attempt at an instance."""
 
-    from_nothing: bool
+    from_scratch: bool
     """Whether records of earlier attempts are ignored or deleted."""
-    takes_nothing_over: bool
+    ignores_results: bool
     """Whether earlier results are ignored; also true if the attempt continues a forced one."""
     journal: str
     """Name of the instance's own journal; empty if its stage has one for each fingerprint."""
 
 
-def start_of(instance: Instance, earlier: Sequence[AttemptRecord], fingerprint: str, *, force: bool) -> Start:
+def attempt_start(
+    instance: Instance, earlier: Sequence[AttemptRecord], fingerprint: str, *, force: bool
+) -> AttemptStart:
     """Return the starting point of the next attempt.
 
     For each start from nothing, an instance has one journal of its own, whatever its settings and inputs. So a forced
@@ -246,15 +248,15 @@ def start_of(instance: Instance, earlier: Sequence[AttemptRecord], fingerprint: 
     last = earlier[-1] if earlier else None
     is_cut_off = last is not None and last.forced and last.state != "completed"
     continues_forced = is_cut_off and last is not None and last.fingerprint == fingerprint
-    from_nothing, takes_nothing_over = force and not continues_forced, force or continues_forced
+    from_scratch, ignores_results = force and not continues_forced, force or continues_forced
     prefix = instance.stage.journal_prefix
     if not prefix:
-        return Start(from_nothing, takes_nothing_over, "")
+        return AttemptStart(from_scratch, ignores_results, "")
     usable = [attempt for attempt in earlier if attempt.journal.startswith(prefix)]
-    if not takes_nothing_over:
+    if not ignores_results:
         usable = [attempt for attempt in usable if not attempt.forced or attempt.state == "completed"]
     new = f"{prefix}{last.number + 1 if last is not None else 1}"
-    return Start(from_nothing, takes_nothing_over, usable[-1].journal if usable and not from_nothing else new)
+    return AttemptStart(from_scratch, ignores_results, usable[-1].journal if usable and not from_scratch else new)
 
 
 def known_owners(instance: Instance, run: Run, fingerprint: str, *, force: bool) -> frozenset[str]:
@@ -262,11 +264,11 @@ def known_owners(instance: Instance, run: Run, fingerprint: str, *, force: bool)
     jobs = instance.stage.jobs
     if jobs is None:
         return frozenset()
-    start = start_of(instance, run.attempts(instance.address), fingerprint, force=force)
+    start = attempt_start(instance, run.attempts(instance.address), fingerprint, force=force)
     known = set[str]()
-    if not start.from_nothing:
+    if not start.from_scratch:
         known |= run.shards(instance.address, start.journal).finished_owners()
-    if not start.takes_nothing_over:
+    if not start.ignores_results:
         for result in earlier_results(instance, run):
             known |= finished_owners(jobs, result)
     return frozenset(known)

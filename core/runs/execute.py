@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
 from treadle.core.config import digest_json, semantic_dump
-from treadle.core.errors import EndpointUnavailable, RolloutsOwed, RunError
+from treadle.core.errors import EndpointUnavailable, JobsPending, RunError
 from treadle.core.gc.commit_gate import committing
-from treadle.core.runs.attempt import Attempt, Helped, tidy
+from treadle.core.runs.attempt import Attempt, HelperScope, clean_up
 from treadle.core.runs.bound_inputs import bind_inputs, warn_of_stale
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.retry import check_retry, num_with_status
-from treadle.core.runs.reused import counterparts, shown_at
+from treadle.core.runs.reused import counterparts, result_origin
 from treadle.core.runs.run import Run, utc_now
 from treadle.core.runs.stage import Instance, Progress, Stage
 from treadle.core.store.artifacts import artifact_exists
@@ -36,17 +36,17 @@ def execute(
     accept_failures: bool = False,
     retry: Set[str] = frozenset(),
     progress: Progress | None = None,
-    helped: Helped | None = None,
+    helper_scope: HelperScope | None = None,
 ) -> StageRecord:
     """Run a stage instance, or return its record with `reused` set if nothing that it depends on has changed.
 
-    If an earlier iteration has an equal result, that result is reused (`StageRecord.same_as`).
+    If an earlier iteration has an equal result, that result is reused (`StageRecord.reused_from`).
 
     - `force` reruns the instance from nothing. If a forced attempt was cut off, forcing again resumes it.
     - `accept_failures` lets the stage write failed rows for jobs that infrastructure kept from finishing. Each later
       call tries to fill such gaps; if that fails, the result stays current.
     - `retry` reruns only those rows of the current result that ended in one of these statuses.
-    - `helped` is a context manager that is entered while shards are worked on.
+    - `helper_scope` is a context manager that is entered while shards are worked on.
 
     Raises RunError (an input is missing, or another process is running the instance), StageFailed (also for a bug in
     the stage, whose traceback is in the attempt's log) and any TreadleError of the stage. After any failure the next
@@ -58,18 +58,20 @@ def execute(
             inputs = bind_inputs(instance, run)
             warn_of_stale(inputs, run)
             fingerprint = fingerprint_of(instance, inputs)
-            plan, record = ("run", run.record(instance.address)) if force else _planned(instance, fingerprint, run)
+            plan, record = (
+                ("run", run.record(instance.address)) if force else _planned_action(instance, fingerprint, run)
+            )
             retried = None
             if retry:
                 retried = check_retry(instance, run.record(instance.address), fingerprint, retry)
                 plan, record = ("run" if num_with_status(retried, retry) else "reuse"), retried
             if record is not None and plan == "reuse":
-                _log.info("%s is already done, with artifacts %s", instance.address, record.outputs_in_words())
-                tidy(record, run, instance, lease)
+                _log.info("%s is already done, with artifacts %s", instance.address, record.describe_outputs())
+                clean_up(record, run, instance, lease)
                 return record.model_copy(update={"reused": True})
             if record is not None and plan == "take over":
-                return _take_over(record, instance, inputs, run, lease)
-            fills_gaps = not force and not retry and record is not None and _is_there(record, fingerprint, run)
+                return _reuse_earlier(record, instance, inputs, run, lease)
+            fills_gaps = not force and not retry and record is not None and _is_available(record, fingerprint, run)
             attempt = Attempt(
                 instance,
                 run,
@@ -80,12 +82,12 @@ def execute(
                 fills_gaps=fills_gaps,
                 retried=retried,
                 retry=retry,
-                helped=helped,
+                helper_scope=helper_scope,
             )
             attempt.open()
         try:
             return attempt.make(accept_failures, progress)
-        except (RolloutsOwed, EndpointUnavailable) as error:
+        except (JobsPending, EndpointUnavailable) as error:
             if retry:
                 _log.warning("%s is unchanged; run again with --retry to retry these rows", instance.address)
                 raise
@@ -95,23 +97,23 @@ def execute(
             return record.model_copy(update={"reused": True})
 
 
-def state_of(instance: Instance, run: Run) -> Plan:
+def planned_action(instance: Instance, run: Run) -> Plan:
     """Return what `execute` would do now, without doing it."""
     try:
         inputs = bind_inputs(instance, run)
     except RunError:
         return "missing input"
-    return _planned(instance, fingerprint_of(instance, inputs), run)[0]
+    return _planned_action(instance, fingerprint_of(instance, inputs), run)[0]
 
 
-def _planned(instance: Instance, fingerprint: str, run: Run) -> tuple[Plan, StageRecord | None]:
+def _planned_action(instance: Instance, fingerprint: str, run: Run) -> tuple[Plan, StageRecord | None]:
     """Return what to do with an instance without `force`, and the result that is reused, copied or replaced.
 
     A result that was made here is kept, even with gaps, which are filled here. A result that was reused from an earlier
     iteration follows its origin.
     """
     record = run.record(instance.address)
-    has_own = record is not None and not record.same_as and _is_there(record, fingerprint, run)
+    has_own = record is not None and not record.reused_from and _is_available(record, fingerprint, run)
     if not has_own and (same := _equal_result(instance, fingerprint, run)) is not None:
         return ("take over", same) if record is None or record.outputs != same.outputs else ("reuse", record)
     is_done = record is not None and is_current(record, instance.stage, fingerprint, run)
@@ -125,19 +127,19 @@ def equal_result(instance: Instance, run: Run) -> StageRecord | None:
 
 def _equal_result(instance: Instance, fingerprint: str, run: Run) -> StageRecord | None:
     records = (run.record(address) for address in counterparts(instance))
-    return next((one for one in records if one is not None and _is_there(one, fingerprint, run)), None)
+    return next((one for one in records if one is not None and _is_available(one, fingerprint, run)), None)
 
 
-def _take_over(
+def _reuse_earlier(
     same: StageRecord, instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]], run: Run, lease: Lease
 ) -> StageRecord:
     """Make the result of an equal instance the current result of this one."""
     now = utc_now()
     own = {"address": str(instance.address), "inputs": dict(inputs), "attempt": 0, "token": lease.token}
-    origin = shown_at(same, run.record) or same.address
-    record = same.model_copy(update={**own, "same_as": origin, "started_at": now, "finished_at": now})
+    origin = result_origin(same, run.record) or same.address
+    record = same.model_copy(update={**own, "reused_from": origin, "started_at": now, "finished_at": now})
     run.write_record(record, lease)
-    _log.info("%s reuses the result of %s, with artifacts %s", instance.address, origin, record.outputs_in_words())
+    _log.info("%s reuses the result of %s, with artifacts %s", instance.address, origin, record.describe_outputs())
     return record
 
 
@@ -162,10 +164,10 @@ def work_digest(instance: Instance, inputs: Mapping[str, Sequence[str]]) -> str:
 
 def is_current(record: StageRecord, stage: Stage, fingerprint: str, run: Run) -> bool:
     """Return whether the result matches the fingerprint, has no gaps, and its artifacts exist."""
-    return stage.is_whole(record.metrics) and _is_there(record, fingerprint, run)
+    return stage.is_complete(record.metrics) and _is_available(record, fingerprint, run)
 
 
-def _is_there(record: StageRecord, fingerprint: str, run: Run) -> bool:
+def _is_available(record: StageRecord, fingerprint: str, run: Run) -> bool:
     if record.fingerprint != fingerprint:
         return False
     return all(artifact_exists(run.storage, ref) for ref in record.outputs.values())

@@ -14,8 +14,8 @@ from pathlib import Path
 from treadle.core.errors import RunError, StorageError
 from treadle.core.runs.attempt_log import log_to
 from treadle.core.runs.bound_inputs import bind_inputs, open_inputs
-from treadle.core.runs.context import Context, NullProgress, work_at_shards
-from treadle.core.runs.earlier_jobs import recalling
+from treadle.core.runs.context import Context, NullProgress, run_on_shards
+from treadle.core.runs.earlier_jobs import reused_jobs
 from treadle.core.runs.execute import fingerprint_of, is_current
 from treadle.core.runs.run import Run
 from treadle.core.runs.shards import ShardPlan, Shards
@@ -26,11 +26,11 @@ from treadle.core.store.locks import LeaseWatch
 _log = logging.getLogger(__name__)
 
 
-class NotUnderWay(RunError):
+class NoOpenShards(RunError):
     """Instance that is not currently divided into shards: nothing to help with now, but there may be later."""
 
 
-def check_shared(instance: Instance) -> None:
+def check_sharded(instance: Instance) -> None:
     """Raise RunError if the instance's stage is not sharded."""
     if instance.stage.work is None:
         raise RunError(
@@ -40,11 +40,11 @@ def check_shared(instance: Instance) -> None:
 
 def has_free_shards(instance: Instance, run: Run, watch: LeaseWatch) -> bool:
     """Return whether `help_instance` has anything to do now; raise RunError as it does."""
-    check_shared(instance)
+    check_sharded(instance)
     try:
         inputs = bind_inputs(instance, run)
     except RunError as error:
-        raise NotUnderWay(str(error)) from error
+        raise NoOpenShards(str(error)) from error
     fingerprint = fingerprint_of(instance, inputs)
     shards, plan = _plan_of(instance, run, fingerprint)
     if plan is not None:
@@ -52,7 +52,7 @@ def has_free_shards(instance: Instance, run: Run, watch: LeaseWatch) -> bool:
     record = run.record(instance.address)
     if record is not None and is_current(record, instance.stage, fingerprint, run):
         return False
-    raise NotUnderWay(f"{shards.what} is not divided into shards; start it with `shards` above 1 first")
+    raise NoOpenShards(f"{shards.what} is not divided into shards; start it with `shards` above 1 first")
 
 
 def _plan_of(instance: Instance, run: Run, fingerprint: str) -> tuple[Shards, ShardPlan | None]:
@@ -72,8 +72,8 @@ def help_instance(
     """Work on open shards as long as one is free of living holders; return the number finished by this process.
 
     Another process starts the instance and writes its rows with `execute`; it may have ended meanwhile. Raises
-    NotUnderWay if the instance is not divided into shards, and whatever its stage raises, in which case the shard stays
-    open.
+    NoOpenShards if the instance is not divided into shards, and whatever its stage raises, in which case the shard
+    stays open.
     """
     watch, work = watch or watch_leases(run.storage), instance.stage.work
     if not has_free_shards(instance, run, watch) or work is None:
@@ -83,9 +83,9 @@ def help_instance(
     if plan is None:
         return 0
     with (
-        _log_beside(run, instance, plan) as log,
+        _log_next_to_attempt(run, instance, plan) as log,
         tempfile.TemporaryDirectory(prefix="treadle-") as scratch,
-        recalling(instance, run, Path(scratch), from_nothing=not plan.recalls) as recall,
+        reused_jobs(instance, run, Path(scratch), from_scratch=not plan.reuses) as reused,
     ):
 
         def context_of(journal: JournalView) -> Context:
@@ -95,7 +95,7 @@ def help_instance(
                 settings=instance.settings,
                 inputs=open_inputs(run, inputs),
                 producers=instance.inputs,
-                journal=recall.over(journal),
+                journal=reused.over(journal),
                 progress=progress or NullProgress(),
                 accept_failures=False,
                 scratch=Path(scratch),
@@ -104,11 +104,11 @@ def help_instance(
             )
 
         shown = progress or NullProgress()
-        return work_at_shards(shards, work, context_of, progress=shown, wait=False, growing=(log,), watch=watch)
+        return run_on_shards(shards, work, context_of, progress=shown, wait=False, growing=(log,), watch=watch)
 
 
 @contextlib.contextmanager
-def _log_beside(run: Run, instance: Instance, plan: ShardPlan) -> Iterator[str]:
+def _log_next_to_attempt(run: Run, instance: Instance, plan: ShardPlan) -> Iterator[str]:
     """Log this process to a file next to the attempt's log, and yield its key."""
     name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{socket.gethostname()}-{os.getpid()}")
     key = run.attempt_key(instance.address, plan.attempt, f"workers/{name}.txt")

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from treadle.core.config import differing_keys
 from treadle.core.errors import RunError
-from treadle.core.runs.record_files import as_json, as_read_back, parse_record
+from treadle.core.runs.record_files import as_json, json_round_trip, parse_record
 from treadle.core.runs.records import RunInfo
 from treadle.core.runs.run import Run, checked_id
 from treadle.core.store.roots import open_storage
@@ -45,7 +45,7 @@ def create_or_open_run(
             if (before := storage.get(key)) is None:
                 raise
     run = Run(storage, parse_record(before, key, RunInfo))
-    semantic = as_read_back(semantic_json)
+    semantic = json_round_trip(semantic_json)
     differences = differing_keys(run.info.semantic, semantic, schema)
     if differences and not is_untouched(run):
         raise _refusal(run, differences)
@@ -55,14 +55,14 @@ def create_or_open_run(
         # If two processes with different configurations do this at once, one wins and the other gets the differences.
         if not storage.put_if(key, as_json(run.info), before):
             return create_or_open_run(root, run_id, config_json, semantic_json, config_input, seed=seed, schema=schema)
-    if run.readable_config() != as_read_back(config_json):
+    if run.readable_config() != json_round_trip(config_json):
         run.write_config(config_json, config_input)
     return run
 
 
 def check_config(run: Run, semantic_json: Mapping[str, Any], schema: type[BaseModel] | None = None) -> None:
     """Raise RunError, listing the keys, if a configuration would give other results than this run's."""
-    if differences := differing_keys(run.info.semantic, as_read_back(semantic_json), schema):
+    if differences := differing_keys(run.info.semantic, json_round_trip(semantic_json), schema):
         raise _refusal(run, differences)
 
 

@@ -18,7 +18,7 @@ T_Record = TypeVar("T_Record", bound=StoredRecord)
 _DIGEST = "digest"
 
 
-def as_read_back(value: Mapping[str, Any]) -> Any:
+def json_round_trip(value: Mapping[str, Any]) -> Any:
     """Convert a value as if written to JSON and read back, so that tuples and paths compare equal to stored ones."""
     return orjson.loads(orjson.dumps(value, default=str))
 
@@ -27,7 +27,7 @@ def as_json(value: BaseModel | dict[str, Any], exclude: set[str] | None = None) 
     """Return the content of the file, with a digest if it is a stored record; `exclude` are keys to leave out."""
     data = value.model_dump(mode="json", exclude=exclude) if isinstance(value, BaseModel) else value
     if isinstance(value, StoredRecord):
-        data = _sealed(as_read_back(data))
+        data = _with_digest(json_round_trip(data))
     return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -61,11 +61,11 @@ def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
     return loaded
 
 
-def _sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+def _with_digest(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON-able content of a stored record with the digest of its other keys."""
     return {**data, _DIGEST: digest_json({key: value for key, value in data.items() if key != _DIGEST})}
 
 
 def _is_unchanged(data: Mapping[str, Any]) -> bool:
     """Return whether a stored record is unchanged; also true without a digest, which earlier versions did not write."""
-    return _DIGEST not in data or _sealed(data) == data
+    return _DIGEST not in data or _with_digest(data) == data

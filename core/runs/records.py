@@ -74,13 +74,13 @@ class StageRecord(StoredRecord):
     started_at: str
     finished_at: str
     versions: dict[str, str]
-    same_as: str = ""
+    reused_from: str = ""
     """Address of the earlier iteration whose result is reused, because the work would have been the same. `attempt` is
     then 0. Telemetry and metrics are those of the original result, so sums over a run skip this record."""
     reused: bool = False
     """Whether nothing had to be done; set only on the copy that `execute` returns, never stored."""
 
-    def outputs_in_words(self) -> str:
+    def describe_outputs(self) -> str:
         """Return the artifacts with their numbers of rows, for a log."""
         return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in self.outputs.values())
 
@@ -142,10 +142,10 @@ class InstanceStatus(_Record):
     """State of a later attempt to retry rows with certain statuses that did not complete."""
     retried: tuple[str, ...] = ()
     """Statuses of those rows."""
-    same_as: str = ""
+    reused_from: str = ""
     """Address of an earlier iteration with the same result; empty if the result was made here or now exists only
     here."""
-    was_same_as: str = ""
+    was_reused_from: str = ""
     """Address of the earlier iteration that the result was reused from, if that one has since been rerun."""
     imported_from: str = ""
     """Name of the other program's file that the result was imported from; empty if a stage made it."""

@@ -16,13 +16,13 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.stage import Instance
 
 
-def shown_at(record: StageRecord, record_of: Callable[[Address], StageRecord | None]) -> str:
+def result_origin(record: StageRecord, record_of: Callable[[Address], StageRecord | None]) -> str:
     """Return the address of the first earlier iteration that has this reused result now.
 
     Returns "" if none has it, or if the result was made here. `record_of` returns the current result of an instance; an
     instance whose record cannot be read (RunError) is skipped.
     """
-    if not record.same_as:
+    if not record.reused_from:
         return ""
     address = Address.parse(record.address)
     for number in range(1, address.iteration):
@@ -36,11 +36,11 @@ def shown_at(record: StageRecord, record_of: Callable[[Address], StageRecord | N
 def own_results(records: Iterable[StageRecord]) -> list[StageRecord]:
     """Return the records that are not shown at an earlier iteration; `records` are all readable ones of a run."""
     known = {record.address: record for record in records}
-    return [record for record in known.values() if not shown_at(record, lambda address: known.get(str(address)))]
+    return [record for record in known.values() if not result_origin(record, lambda address: known.get(str(address)))]
 
 
 def counterparts(instance: Instance) -> list[Address]:
     """Return the instances of earlier iterations whose results can be reused for this one."""
-    if instance.stage.names_itself:
+    if instance.stage.depends_on_address:
         return []
     return [replace(instance.address, iteration=number) for number in range(1, instance.address.iteration)]

@@ -34,13 +34,13 @@ from treadle.core.runs.records import (
     RunInfo,
     StageRecord,
 )
-from treadle.core.runs.reused import shown_at
+from treadle.core.runs.reused import result_origin
 from treadle.core.runs.shards import Shards
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef, verify_artifact
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.leases import hold_key, holder_of
-from treadle.core.store.locks import Lease, living_holder, write_fenced
+from treadle.core.store.locks import Lease, live_holder, write_fenced
 from treadle.core.store.roots import open_storage
 from treadle.core.store.storage import LocalStorage, Storage
 
@@ -279,7 +279,7 @@ class Run:
         state: InstanceState = "completed" if record else "absent"
         if last is not None:
             state = last.state
-            if record and (record.attempt == last.number or (record.same_as and record.token > last.token)):
+            if record and (record.attempt == last.number or (record.reused_from and record.token > last.token)):
                 # Also if the process was stopped after writing the record and before writing the attempt's last state.
                 state = "completed"
             elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
@@ -299,7 +299,7 @@ class Run:
         num_finished = 0
         if last is not None and unfinished:
             num_finished = self.shards(address, last.journal_name).count_finished()
-        same_as = shown_at(record, self.record) if record else ""
+        reused_from = result_origin(record, self.record) if record else ""
         return InstanceStatus(
             address=str(address),
             state=state,
@@ -311,9 +311,9 @@ class Run:
             gaps_state=gaps_state,
             retry_state=retry_state,
             retried=retried,
-            same_as=same_as,
-            was_same_as=record.same_as if record and not same_as else "",
-            waits_for=waiting.doing if (waiting := living_holder(self.waiting_path(address))) else "",
+            reused_from=reused_from,
+            was_reused_from=record.reused_from if record and not reused_from else "",
+            waits_for=waiting.doing if (waiting := live_holder(self.waiting_path(address))) else "",
             imported_from=(record.imported_from if record else None) or "",
             log=self.attempt_key(address, last.number, "log.txt") if last else None,
             started_at=last.started_at if last else None,

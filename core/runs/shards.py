@@ -1,8 +1,8 @@
 """Divide the jobs of a stage instance into shards, so that several processes can work on them.
 
-    <journal key>/shards.json                  number of shards: fixed until the instance is done, or forced
-    <journal key>/shards/<begun>/<n>/          journal of a shard; `begun` is the attempt that divided the jobs
-    <journal key>/shards/<begun>/<n>/result.json    result of the shard, written when it is finished
+    <journal key>/shards.json                  number of shards: fixed until the instance is done, or forced <journal
+    key>/shards/<first_attempt>/<n>/          journal of a shard; `first_attempt` is the attempt that divided the jobs
+    <journal key>/shards/<first_attempt>/<n>/result.json    result of the shard, written when it is finished
 
 Each shard has a lease, and only its holder works on the shard. A shard is finished when every job of it is finished or
 left pending for a later attempt; until that attempt, no process writes to its journal any more. The rules are in
@@ -27,7 +27,7 @@ from treadle.core.errors import RunError, StorageError
 from treadle.core.journal.journal import Journal, finished_owners, finished_rows
 from treadle.core.journal.segments import segments
 from treadle.core.journal.upload import count_recorded, fetch_journal, last_token, open_journal
-from treadle.core.runs.stage import JournalView, Worked
+from treadle.core.runs.stage import JournalView, WorkResult
 from treadle.core.store.leases import hold_key, watch_leases
 from treadle.core.store.locks import Lease, LeaseWatch, write_fenced
 from treadle.core.store.storage import Storage, storage_errors
@@ -51,7 +51,7 @@ class ShardPlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     num_shards: int
-    begun: int
+    first_attempt: int
     """Number of the attempt that divided the jobs."""
     attempt: int
     """Number of the latest attempt, which works again on the jobs that earlier ones left pending."""
@@ -59,7 +59,7 @@ class ShardPlan(BaseModel):
     """Fencing token of that attempt."""
     fingerprint: str
     """Fingerprint of that attempt; another fingerprint may mean other jobs."""
-    recalls: bool
+    reuses: bool
     """Whether jobs in earlier results count as finished."""
 
 
@@ -78,14 +78,14 @@ class ShardResult(BaseModel):
     retryable: bool
     facts: dict[str, object]
 
-    def worked(self) -> Worked:
+    def work_result(self) -> WorkResult:
         """Return the result in the form in which the stage returned it."""
-        return Worked(self.causes, self.first, self.retryable, self.facts)
+        return WorkResult(self.causes, self.first, self.retryable, self.facts)
 
 
-Work = Callable[[JournalView, ShardPlan, int], Worked]
+Work = Callable[[JournalView, ShardPlan, int], WorkResult]
 """Function that works on one shard, given its journal, the plan and the shard's index in it."""
-Tell = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Callback while waiting for other processes, with the number of finished shards and of all shards."""
 
 
@@ -110,22 +110,22 @@ class Shards:
         return _load(self.storage, f"{self.key}/shards.json", ShardPlan)
 
     def begin(
-        self, num_shards: int, *, attempt: int, fingerprint: str, lease: Lease, from_nothing: bool, recalls: bool
+        self, num_shards: int, *, attempt: int, fingerprint: str, lease: Lease, from_scratch: bool, reuses: bool
     ) -> ShardPlan | None:
         """Return the plan of a new attempt, which holds the instance's lease; None if it uses a single journal.
 
         Work that was started in a single journal, or with another number of shards, continues that way unless
-        `from_nothing`.
+        `from_scratch`.
         """
         plan = self.plan()
-        if from_nothing:
+        if from_scratch:
             self.delete(lease.token)
             plan = None
-        latest = {"attempt": attempt, "token": lease.token, "fingerprint": fingerprint, "recalls": recalls}
+        latest = {"attempt": attempt, "token": lease.token, "fingerprint": fingerprint, "reuses": reuses}
         if plan is not None:
             plan = plan.model_copy(update=latest)
-        elif num_shards > 1 and (from_nothing or not self.has_one_journal()):
-            plan = ShardPlan.model_validate({"num_shards": num_shards, "begun": attempt, **latest})
+        elif num_shards > 1 and (from_scratch or not self.has_one_journal()):
+            plan = ShardPlan.model_validate({"num_shards": num_shards, "first_attempt": attempt, **latest})
         if plan is None:
             return None
         if plan.num_shards != num_shards:
@@ -139,7 +139,7 @@ class Shards:
         *,
         wait: bool,
         growing: Sequence[str] = (),
-        tell: Tell | None = None,
+        on_progress: OnProgress | None = None,
         watch: LeaseWatch | None = None,
     ) -> int:
         """Work on open shards, one after the other, until none is left; return the number finished by this process.
@@ -148,7 +148,7 @@ class Shards:
         shards of processes that have died, and returns when all shards are finished. For `growing` see `open_journal`.
         `watch` is a watch that has already observed the leases of these shards.
         """
-        return _Round(self, work, growing, watch or watch_leases(self.storage)).run(wait, tell or _silent)
+        return _ShardWorker(self, work, growing, watch or watch_leases(self.storage)).run(wait, on_progress or _silent)
 
     def open(self, plan: ShardPlan) -> Iterator[int]:
         """Iterate over the indices of the unfinished shards; each is looked up when it is reached."""
@@ -175,11 +175,11 @@ class Shards:
             return None
         return None if result.first and result.attempt < plan.attempt else result
 
-    def worked(self, plan: ShardPlan) -> Worked:
+    def work_result(self, plan: ShardPlan) -> WorkResult:
         """Return the combined result of all shards, once all are finished."""
         results = [self.result(plan, index) for index in range(plan.num_shards)]
-        parts = [result.worked() for result in results if result is not None]
-        return Worked(
+        parts = [result.work_result() for result in results if result is not None]
+        return WorkResult(
             causes={key: cause for part in parts for key, cause in part.causes.items()},
             first=next((part.first for part in parts if part.first), ""),
             retryable=any(part.retryable for part in parts),
@@ -229,7 +229,7 @@ class Shards:
 
     def shard_key(self, plan: ShardPlan, index: int) -> str:
         """Return the key of a shard's journal."""
-        return f"{self.key}/shards/{plan.begun}/{index}"
+        return f"{self.key}/shards/{plan.first_attempt}/{index}"
 
     def lock_key(self, index: int) -> str:
         """Return the key of a shard's lease."""
@@ -254,7 +254,7 @@ def _silent(num_through: int, num_shards: int) -> None:
     """Ignore the progress."""
 
 
-class _Round:
+class _ShardWorker:
     """One process that works on the shards of an instance."""
 
     def __init__(self, shards: Shards, work: Work, growing: Sequence[str], watch: LeaseWatch) -> None:
@@ -263,7 +263,7 @@ class _Round:
         self._plan: ShardPlan | None = None
         self._num_done = 0
 
-    def run(self, wait: bool, tell: Tell) -> int:
+    def run(self, wait: bool, on_progress: OnProgress) -> int:
         told = -1
         while (plan := self._shards.plan()) is not None:
             if plan != self._plan:
@@ -277,7 +277,7 @@ class _Round:
                 self._num_done += self._claim(plan, free)
             elif wait or "unknown" in looks.values():
                 if told != (told := len(self._through)):
-                    tell(told, plan.num_shards)
+                    on_progress(told, plan.num_shards)
                 time.sleep(POLL_S)
             else:
                 break

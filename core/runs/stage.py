@@ -79,7 +79,7 @@ class JournalView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Worked:
+class WorkResult:
     """The result of `Stage.work`, apart from what is in the journal."""
 
     causes: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class StageContext(Protocol):
     inputs: Mapping[str, tuple[Rows, ...]]
     producers: Mapping[str, tuple[Address, ...]]
     """Addresses of the instances that produced the tables of each bound input, in order. They are not part of the
-    fingerprint; a stage whose results depend on them sets `Stage.names_itself`."""
+    fingerprint; a stage whose results depend on them sets `Stage.depends_on_address`."""
     journal: JournalView
     progress: Progress
     accept_failures: bool
@@ -112,7 +112,7 @@ class StageContext(Protocol):
     engines. It exists only on this machine, and is deleted when the work is done or started from nothing."""
     num_shards: int
     """Number of shards that the jobs are divided into, each of which one process at a time works on."""
-    worked: Worked
+    work_result: WorkResult
     """Result of `Stage.work` if the stage has it; for `Stage.run`."""
 
     def owns(self, key: str) -> bool:
@@ -179,7 +179,7 @@ class StageJobs:
     """Function that yields the same owners, each with the final record that its journal had."""
     statuses: frozenset[str] = frozenset()
     """Statuses whose rows can be retried alone; the metric `status_<status>` counts the rows of each."""
-    ended_in: Callable[[EarlierResult, Set[str]], Iterator[str]] | None = None
+    with_status: Callable[[EarlierResult, Set[str]], Iterator[str]] | None = None
     """Function that yields the owners of the jobs whose rows ended in one of these statuses; for stages with
     `statuses`."""
     gaps: Callable[[EarlierResult], Iterator[tuple[int, str, bytes]]] | None = None
@@ -220,7 +220,7 @@ class Stage:
     produces: tuple[Table, ...]
     telemetry: tuple[Table, ...] = ()
     run: Callable[[StageContext], Mapping[str, Any]]
-    work: Callable[[StageContext], Worked] | None = None
+    work: Callable[[StageContext], WorkResult] | None = None
     num_shards: Callable[[Any], int] = _one_shard
     """Function from settings to the number of shards of a new instance; used with `work`."""
     jobs: StageJobs | None = None
@@ -232,10 +232,10 @@ class Stage:
     journal_format: int = 1
     """Version of the records in the journal. Raise it if the records of an unfinished attempt can no longer be read.
     With `jobs` or `keeps_journal`, raising only `version` leaves them valid."""
-    names_itself: bool = False
+    depends_on_address: bool = False
     """Whether results name the instance that they are of or made from, so that no result can be reused for another
     instance."""
-    is_whole: Callable[[Mapping[str, Any]], bool] = _always
+    is_complete: Callable[[Mapping[str, Any]], bool] = _always
     """Function from metrics to whether the result is complete. A result with accepted gaps is not; each run of the
     instance tries to fill them."""
 

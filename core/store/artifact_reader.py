@@ -181,10 +181,10 @@ class ArtifactReader:
         if not entries:
             raise ArtifactError(f"{self._ref.folder} has no folder {name!r}; it has {', '.join(self.file_names())}")
         for entry in entries:
-            path = self._storage.bring(f"{self._ref.folder}/{entry.name}")
+            path = self._storage.local_copy(f"{self._ref.folder}/{entry.name}")
             with storage_errors("read", path), path.open("rb") as file:
                 self._check(entry, file)
-        return self._storage.bring(f"{self._ref.folder}/{entries[0].name}").parents[entries[0].name.count("/") - 1]
+        return self._storage.local_copy(f"{self._ref.folder}/{entries[0].name}").parents[entries[0].name.count("/") - 1]
 
     def file_names(self) -> list[str]:
         """Return the names of the data files."""

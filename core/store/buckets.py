@@ -11,13 +11,13 @@ from typing import IO, Self
 
 from treadle.core.store.storage import storage_errors
 
-MOST_BUCKETS = 256
+MAX_BUCKETS = 256
 """Maximum number of buckets, and so of files open at once."""
 
 
 def bucket_count(num_lines: int, lines_per_bucket: int) -> int:
-    """Return the number of buckets for `num_lines` lines, at most MOST_BUCKETS."""
-    return max(1, min(MOST_BUCKETS, -(-num_lines // lines_per_bucket)))
+    """Return the number of buckets for `num_lines` lines, at most MAX_BUCKETS."""
+    return max(1, min(MAX_BUCKETS, -(-num_lines // lines_per_bucket)))
 
 
 def draw(seed: int, *parts: str) -> int:

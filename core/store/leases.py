@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from treadle.core.store.locks import FileLeaseWatch, Holder, Lease, LeaseWatch, hold, living_holder
+from treadle.core.store.locks import FileLeaseWatch, Holder, Lease, LeaseWatch, hold, live_holder
 from treadle.core.store.object_storage import ObjectStorage
 from treadle.core.store.storage import Storage
 
@@ -42,7 +42,7 @@ def hold_key(
 def holder_of(storage: Storage, key: str) -> Holder | None:
     """Return the current holder of a lease of a root, or None."""
     if not isinstance(storage, ObjectStorage):
-        return living_holder(storage.directory(key))
+        return live_holder(storage.directory(key))
     from treadle.core.store.object_lease import holder_on
 
     return holder_on(storage, key)

@@ -23,13 +23,13 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
-from treadle.core.store.place import identity_of, moved
 from treadle.core.store.storage import Storage, storage_errors, write_all
+from treadle.core.store.watched_path import file_identity, moved
 from treadle.core.untrusted.sanitize import one_line
 
 _HOLDER_BYTES = 512
 _DOING_CHARS = 80
-# `living_holder` takes a shared lock for an instant, which must not make taking the lease fail.
+# `live_holder` takes a shared lock for an instant, which must not make taking the lease fail.
 _TRIES = 5
 _PAUSE_S = 0.02
 _BRIEF_TRIES = 3000
@@ -89,9 +89,9 @@ class FileLease:
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 self._lock(what)
-                self._identity = identity_of(self._descriptor)
+                self._identity = file_identity(self._descriptor)
                 self._check_file()
-                self.token = self._announce()
+                self.token = self._write_holder()
             except BaseException:
                 self.release()
                 raise
@@ -104,10 +104,10 @@ class FileLease:
             except BlockingIOError:
                 holder = _read(self._path)
                 if number >= (_BRIEF_TRIES if holder and holder.brief else _TRIES):
-                    raise busy(what, holder) from None
+                    raise held_error(what, holder) from None
             time.sleep(_PAUSE_S)
 
-    def _announce(self) -> int:
+    def _write_holder(self) -> int:
         assert self._descriptor is not None
         last = _read(self._path)
         holder = Holder(
@@ -126,7 +126,7 @@ class FileLease:
     def _check_file(self) -> None:
         """Raise StorageError if the path of the lock file no longer leads to the file that is locked."""
         with storage_errors("look up the lease", self._path):
-            if identity_of(self._path) != self._identity:
+            if file_identity(self._path) != self._identity:
                 raise moved(f"the lock file of {self._what},", self._path)
 
     def is_held(self) -> bool:
@@ -150,7 +150,7 @@ class FileLease:
             os.close(descriptor)
 
 
-def busy(what: str, holder: Holder | None) -> RunError:
+def held_error(what: str, holder: Holder | None) -> RunError:
     """Return the error for a lease that a living process holds."""
     who = f"process {holder.pid} on {holder.host} since {holder.started_at}" if holder else "another process"
     return RunError(f"{what} is being run by {who}; wait until it ends, or stop it, then try again")
@@ -166,7 +166,7 @@ def hold(path: Path, what: str, *, brief: bool = False) -> Iterator[Lease]:
         lease.release()
 
 
-def living_holder(path: Path) -> Holder | None:
+def live_holder(path: Path) -> Holder | None:
     """Return the current holder of the lease on `path`, or None."""
     with storage_errors("look up the lease", path):
         try:
@@ -210,14 +210,14 @@ def _token_in(content: bytes | None) -> int:
     return token if isinstance(token, int) else 0
 
 
-Look = Literal["free", "held", "unknown"]
+LeaseStatus = Literal["free", "held", "unknown"]
 """State of a lease: available or expired, held by a living process, or not yet known."""
 
 
 class LeaseWatch(Protocol):
     """Repeated observation of leases by a process that tries to get one of them; no observation waits."""
 
-    def look(self, key: str) -> Look:
+    def look(self, key: str) -> LeaseStatus:
         """Return the state of a lease."""
         ...
 
@@ -232,9 +232,9 @@ class FileLeaseWatch:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    def look(self, key: str) -> Look:
+    def look(self, key: str) -> LeaseStatus:
         """Return the state of a lease."""
-        return "free" if living_holder(self._storage.directory(key)) is None else "held"
+        return "free" if live_holder(self._storage.directory(key)) is None else "held"
 
     def seen(self, key: str) -> None:
         """Return None: no earlier observation is needed."""

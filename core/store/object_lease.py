@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from treadle.core.errors import RunError, StorageError
-from treadle.core.store.locks import FileLease, Holder, Look, busy, living_holder
-from treadle.core.store.object_storage import ObjectStorage, Patience
+from treadle.core.store.locks import FileLease, Holder, LeaseStatus, held_error, live_holder
+from treadle.core.store.object_storage import ObjectStorage, RetryPolicy
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE = Patience(connect_s=3.0, request_s=6.0, retries=1, retrying_s=4.0)
+_RETRY_POLICY = RetryPolicy(connect_s=3.0, request_s=6.0, retries=1, retrying_s=4.0)
 """Short retry policy, because a renewal that hangs is useless."""
 _POLL_S = 1.0
 
@@ -84,14 +84,14 @@ class ObjectLease:
         until it has not been renewed for its length, counted from the first observation (`seen`). Raises StorageError
         if the endpoint fails.
         """
-        self._storage, self._key, self._what = storage.patient(_PATIENCE), key, what
+        self._storage, self._key, self._what = storage.with_retry_policy(_RETRY_POLICY), key, what
         self._times = times or TIMES
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._valid_until = -1.0
         self._lost = False
-        self._trouble = "it could not be renewed in time"
+        self._last_error = "it could not be renewed in time"
         self._local = FileLease(storage.directory(key), what, brief=brief)
         try:
             self._state, self._content = self._acquire(above, seen)
@@ -116,7 +116,7 @@ class ObjectLease:
                 continue
             if content != seen:
                 if seen is not None:
-                    raise busy(self._what, holder)
+                    raise held_error(self._what, holder)
                 seen, seen_at = content, clock()
                 _log.info("waiting to see if %s is still in use: another machine held its lease last", self._what)
             self._times.sleep(_POLL_S)
@@ -160,7 +160,7 @@ class ObjectLease:
                 renewed = self._storage.put_if(self._key, data, self._content)
                 found = None if renewed else self._storage.get(self._key)
             except StorageError as error:
-                self._trouble = f"it could not be renewed in time: {error}"
+                self._last_error = f"it could not be renewed in time: {error}"
                 return False
             if renewed:
                 self._state, self._content = state, data
@@ -173,7 +173,7 @@ class ObjectLease:
                 return False
             self._lost = True
             who = f"process {holder.pid} on {holder.host} has it" if holder else f"{self._key} was deleted"
-            self._trouble = f"meanwhile {who}"
+            self._last_error = f"meanwhile {who}"
             return False
 
     def is_held(self) -> bool:
@@ -190,7 +190,7 @@ class ObjectLease:
         """See `Lease.guard`; decided by the local clock alone, so it works while a renewal hangs."""
         if not self.is_held():
             raise RunError(
-                f"this process no longer holds {self._what} ({self._trouble}); what was recorded is kept: "
+                f"this process no longer holds {self._what} ({self._last_error}); what was recorded is kept: "
                 "run the same command again"
             )
 
@@ -219,7 +219,7 @@ class ObjectLeaseWatch:
         self._seen: dict[str, tuple[bytes, float]] = {}
         self._living: set[str] = set()
 
-    def look(self, key: str) -> Look:
+    def look(self, key: str) -> LeaseStatus:
         """See `LeaseWatch.look`; also `held` if an earlier look saw a renewal and the lease has not expired since."""
         asked_at = self._times.clock()
         content = self._storage.get(key)
@@ -227,7 +227,7 @@ class ObjectLeaseWatch:
         if content is None or state is None or state.released:
             return "free"
         if state.machine == self._storage.machine():
-            return "held" if living_holder(self._storage.directory(key)) else "free"
+            return "held" if live_holder(self._storage.directory(key)) else "free"
         seen = self._seen.get(key)
         if seen is not None and content == seen[0]:
             if asked_at - seen[1] >= state.length_s:
@@ -255,7 +255,7 @@ def holder_on(storage: ObjectStorage, key: str, times: LeaseTimes | None = None)
     if state is None or state.released:
         return None
     if state.machine == storage.machine():
-        return living_holder(storage.directory(key))
+        return live_holder(storage.directory(key))
     end = times.clock() + 2 * state.renew_s
     while times.clock() < end:
         times.sleep(_POLL_S)

@@ -30,12 +30,12 @@ _PARTS_AT_ONCE = 4
 _READ_AHEAD_BYTES = 4 * 1024 * 1024
 _MACHINE_FILE = "machine-id"
 _BOOT_FILE = "/proc/sys/kernel/random/boot_id"
-_MOST_REFUSALS = 10
+_MAX_CONFLICTS = 10
 _MISSING_BUCKET = "<Code>NoSuchBucket</Code>"
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """Timeouts and retries of requests to an endpoint."""
 
     connect_s: float = 5.0
@@ -47,14 +47,14 @@ class Patience:
     """Time after which no retry begins."""
 
 
-PATIENCE = Patience()
+RETRY_POLICY = RetryPolicy()
 
 
 class ObjectStorage:
     """A root below `s3://bucket/prefix`, with a working folder on this machine; see `core.storage.Storage`."""
 
     def __init__(
-        self, bucket: str, prefix: str = "", *, patience: Patience | None = None, work: Path | None = None
+        self, bucket: str, prefix: str = "", *, retry_policy: RetryPolicy | None = None, work: Path | None = None
     ) -> None:
         """Connect to a bucket; `work` is the working folder.
 
@@ -63,7 +63,7 @@ class ObjectStorage:
         """
         self._checked_names(bucket, prefix)
         self._bucket, self._prefix = bucket, prefix
-        self._store = _connect(bucket, prefix, patience or PATIENCE)
+        self._store = _connect(bucket, prefix, retry_policy or RETRY_POLICY)
         self._machine: str | None = None
         self._local = LocalStorage(work or _work_folder(f"{_endpoint() or ''} {self.location()}"))
 
@@ -91,9 +91,9 @@ class ObjectStorage:
             self._machine = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
         return self._machine
 
-    def patient(self, patience: Patience) -> ObjectStorage:
+    def with_retry_policy(self, retry_policy: RetryPolicy) -> ObjectStorage:
         """Return the same root with another retry policy."""
-        return ObjectStorage(self._bucket, self._prefix, patience=patience, work=self.work)
+        return ObjectStorage(self._bucket, self._prefix, retry_policy=retry_policy, work=self.work)
 
     def location(self, key: str = "") -> str:
         """See `Storage.location`."""
@@ -125,7 +125,7 @@ class ObjectStorage:
                 except (refused.AlreadyExistsError, refused.PreconditionError):
                     # S3 also refuses (409) while another put is in progress, which may still fail.
                     refusals += 1
-                    if refusals == _MOST_REFUSALS:
+                    if refusals == _MAX_CONFLICTS:
                         raise
 
     def get(self, key: str) -> bytes | None:
@@ -229,8 +229,8 @@ class ObjectStorage:
         """See `Storage.directory`: returns a path in the working folder of this machine."""
         return self._local.directory(key)
 
-    def bring(self, key: str) -> Path:
-        """See `Storage.bring`: fetches into the working folder, where the file stays until the cache is cleared."""
+    def local_copy(self, key: str) -> Path:
+        """See `Storage.local_copy`: fetches into the working folder, where it stays until the cache is cleared."""
         path = self._local.path(key)
         if not path.is_file():
             self.fetch(key)
@@ -315,7 +315,7 @@ def _obstore() -> Any:
     return obstore
 
 
-def _connect(bucket: str, prefix: str, patience: Patience) -> S3Store:
+def _connect(bucket: str, prefix: str, retry_policy: RetryPolicy) -> S3Store:
     try:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store
@@ -324,7 +324,7 @@ def _connect(bucket: str, prefix: str, patience: Patience) -> S3Store:
     endpoint = _endpoint()
     if endpoint is not None and not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]+(/[^\s?#]*)?", endpoint):
         raise ConfigError("AWS_ENDPOINT_URL must be the address of a server, such as https://host:9000")
-    options: Any = {"timeout": f"{patience.request_s:g}s", "connect_timeout": f"{patience.connect_s:g}s"}
+    options: Any = {"timeout": f"{retry_policy.request_s:g}s", "connect_timeout": f"{retry_policy.connect_s:g}s"}
     if endpoint is not None and endpoint.lower().startswith("http://"):
         options["allow_http"] = True
     # The client does not accept None for the provider's default endpoint.
@@ -335,7 +335,10 @@ def _connect(bucket: str, prefix: str, patience: Patience) -> S3Store:
             prefix=prefix or None,
             **place,
             client_options=options,
-            retry_config={"max_retries": patience.retries, "retry_timeout": timedelta(seconds=patience.retrying_s)},
+            retry_config={
+                "max_retries": retry_policy.retries,
+                "retry_timeout": timedelta(seconds=retry_policy.retrying_s),
+            },
         )
     except (BaseError, ValueError) as error:
         raise ConfigError(f"s3://{bucket} cannot be used: {_first_line(error)}; see the AWS_ variables") from None

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from treadle.core.errors import StorageError
 from treadle.core.os_errors import meaning_of
-from treadle.core.store.place import Place
+from treadle.core.store.watched_path import WatchedPath
 
 _TEMPORARY = ".tmp-"
 _ABANDONED = re.compile(re.escape(_TEMPORARY) + "[0-9a-f]{32}")
@@ -90,7 +90,7 @@ class Storage(Protocol):
         """Return the path of a local directory, which may not exist yet, for files that grow: journals, logs, locks."""
         ...
 
-    def bring(self, key: str) -> Path:
+    def local_copy(self, key: str) -> Path:
         """Return the local path of an object, fetching it if necessary; treat it as read-only. Raises StorageError."""
         ...
 
@@ -108,7 +108,7 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))
-        self._place = Place(self.root, "the root")
+        self._place = WatchedPath(self.root, "the root")
 
     def path(self, key: str) -> Path:
         """Return the file of a key.
@@ -238,8 +238,8 @@ class LocalStorage:
         """See `Storage.directory`."""
         return self.path(key)
 
-    def bring(self, key: str) -> Path:
-        """See `Storage.bring`."""
+    def local_copy(self, key: str) -> Path:
+        """See `Storage.local_copy`."""
         return self.path(key)
 
     def keep(self, key: str) -> None:

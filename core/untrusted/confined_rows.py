@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from treadle.core.parent import FROM_OUTSIDE
+from treadle.core.parent_watch import FROM_OUTSIDE
 from treadle.core.untrusted.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 MEMORY_LIMIT_BYTES = 2 * 1024**3
 """Address space of the child, of which libraries take some 0.3 GiB."""
-KEPT_BYTES = 1024**3
+MAX_UNPACKED_BYTES = 1024**3
 """What the values of a file may take in Python if the caller keeps them."""
-STREAMED_BYTES = 8 * KEPT_BYTES
+STREAMED_BYTES = 8 * MAX_UNPACKED_BYTES
 """What they may take in all if the caller keeps one batch at a time: a bound on time. Harmless files that repeat
 themselves unpack to many times their size."""
 _MAX_GROWTH = 200

@@ -38,7 +38,7 @@ def load_json(data: bytes, *, keep_surrogates: bool = False) -> Any:
         try:
             if keep_surrogates:
                 return json.loads(data.decode("utf-8", "surrogateescape"), parse_int=_number)
-            text = _ESCAPE.sub(_whole, data).decode("utf-8", "replace")
+            text = _ESCAPE.sub(_matched_text, data).decode("utf-8", "replace")
             return json.loads(text, parse_int=_number)
         except (ValueError, RecursionError):
             raise error from None
@@ -54,5 +54,5 @@ def _number(digits: str) -> int | float:
     return number if number is not None and -(2**63) <= number < 2**64 else float(digits)
 
 
-def _whole(escape: re.Match[bytes]) -> bytes:
+def _matched_text(escape: re.Match[bytes]) -> bytes:
     return b"\\ufffd" if escape[1] else escape[0]

@@ -45,12 +45,12 @@ def find_refusal(
     host = hosts[0] if len(hosts) == 1 else b""
     if not any_host and _LOOPBACK_NAME.fullmatch(host) is None:
         return 421, f"This {name} answers to loopback addresses and localhost alone."
-    if _is_foreign(dict(sent), host, method, has_query):
+    if _is_cross_origin(dict(sent), host, method, has_query):
         return 403, f"This {name} answers to no other page. Open its address by itself."
     return None
 
 
-def _is_foreign(sent: dict[bytes, bytes], host: bytes, method: str, has_query: bool) -> bool:
+def _is_cross_origin(sent: dict[bytes, bytes], host: bytes, method: str, has_query: bool) -> bool:
     """Return whether a request comes from a page of another origin; a link to a page without a query is allowed."""
     if b"origin" in sent and sent[b"origin"].partition(b"://")[2] != (host or None):
         return True

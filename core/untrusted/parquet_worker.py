@@ -14,11 +14,11 @@ import signal
 import sys
 from typing import Any, BinaryIO
 
-from treadle.core.untrusted.process_confinement import confine, give_up_files, limit_memory
+from treadle.core.untrusted.process_confinement import confine, drop_file_access, limit_memory
 
 _READ_BYTES = 1 << 20
 _BATCH_BYTES = 4 * 2**20
-_FEWEST_ROWS, _MOST_ROWS = 16, 1024
+_MIN_ROWS, _MAX_ROWS = 16, 1024
 """More would not be faster, and texts in dictionaries take more than their row group tells."""
 
 
@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> int:
     limit_memory(job["memory_bytes"])
     from treadle.core.untrusted import row_frames, row_sending
 
-    _try_out()
-    give_up_files()
+    _warm_up()
+    drop_file_access()
     confine()  # Without the filter the limits and the parent's checks still hold.
     try:
         _send_rows(file, frames, job["columns"])
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     os._exit(0)
 
 
-def _try_out() -> None:
+def _warm_up() -> None:
     """Load all that reading needs: nothing can be imported, and no thread started, once files are given up."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -74,7 +74,7 @@ def _send_rows(file: BinaryIO, frames: BinaryIO, columns: list[str] | None) -> N
     fields = [field for field in parquet.schema_arrow if names is None or field.name in names]
     schema = row_sending.send_schema(frames, pa.schema(fields))
     num_rows = 0
-    for batch in parquet.iter_batches(_rows_at_once(parquet.metadata), columns=names, use_threads=False):
+    for batch in parquet.iter_batches(_batch_rows(parquet.metadata), columns=names, use_threads=False):
         row_sending.send_rows(frames, batch, schema)
         num_rows += batch.num_rows
     if num_rows != parquet.metadata.num_rows:
@@ -82,12 +82,12 @@ def _send_rows(file: BinaryIO, frames: BinaryIO, columns: list[str] | None) -> N
     row_sending.send(frames, row_frames.END, b"")
 
 
-def _rows_at_once(metadata: Any) -> int:
+def _batch_rows(metadata: Any) -> int:
     """Return how many rows make a batch of a few MiB if the first row group is like the others, and says the truth."""
     first = metadata.row_group(0) if metadata.num_row_groups else None
     if first is None or first.num_rows < 1 or first.total_byte_size < 1:
-        return _FEWEST_ROWS
-    return int(min(max(_BATCH_BYTES * first.num_rows // first.total_byte_size, _FEWEST_ROWS), _MOST_ROWS))
+        return _MIN_ROWS
+    return int(min(max(_BATCH_BYTES * first.num_rows // first.total_byte_size, _MIN_ROWS), _MAX_ROWS))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import signal
 import struct
 
 from treadle.core.errors import SandboxError
-from treadle.core.untrusted.computing_filter import computing_program
 from treadle.core.untrusted.landlock_rights import CREATE_RULESET, handled_rights
+from treadle.core.untrusted.seccomp_filter import seccomp_program
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _RESTRICT_SELF = 446
@@ -29,7 +29,7 @@ def limit_memory(address_space_bytes: int, *, may_write: bool = False) -> None:
     _limit(resource.RLIMIT_CORE, 0)
 
 
-def give_up_files() -> None:
+def drop_file_access() -> None:
     """Drop privileges, and access to files by path if the kernel has Landlock, for this process and its children."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Root privileges lift resource limits.
@@ -43,7 +43,7 @@ def give_up_files() -> None:
             os.close(ruleset)
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent ends; exit at once if it already has."""
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -60,7 +60,7 @@ def confine(cpu_limit_s: int | None = None) -> str:
         _limit(resource.RLIMIT_CPU, cpu_limit_s, cpu_limit_s + 1)
     _limit(resource.RLIMIT_NOFILE, 0)
     try:
-        code = computing_program(os.getpid())
+        code = seccomp_program(os.getpid())
     except SandboxError as error:
         return str(error)
     buffer = ctypes.create_string_buffer(code, len(code))

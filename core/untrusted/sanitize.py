@@ -19,12 +19,12 @@ _CONTROL = re.compile(
 _CONTROLS = re.compile(f"({_CONTROL.pattern}+)")
 
 
-def harmless(text: str) -> str:
+def sanitize(text: str) -> str:
     """Replace control characters and direction marks by their escapes, so that text cannot drive a terminal."""
     return _CONTROL.sub(lambda match: _escape(match.group()), text)
 
 
-def harmless_parts(text: str) -> Iterator[tuple[str, bool]]:
+def sanitized_parts(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the non-empty pieces of the sanitized text, each with whether it is an escape rather than literal text."""
     for place, part in enumerate(_CONTROLS.split(text)):
         if part:
@@ -36,11 +36,11 @@ def _escape(characters: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `harmless` text on one line, with each run of white space replaced by one space."""
-    return harmless(" ".join(text.split()))
+    """Return `sanitize` text on one line, with each run of white space replaced by one space."""
+    return sanitize(" ".join(text.split()))
 
 
-def harmless_json(value: Any, *, indent: bool = False) -> str:
+def sanitized_json(value: Any, *, indent: bool = False) -> str:
     """Return JSON with such characters written as escapes, so that parsing it restores them unchanged."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode()
     return _CONTROL.sub(lambda match: _json_escape(match.group()), text)
@@ -51,9 +51,9 @@ def _json_escape(character: str) -> str:
     return "".join(f"\\u{units[place : place + 4]}" for place in range(0, len(units), 4))
 
 
-class HarmlessFormatter(logging.Formatter):
+class SanitizingFormatter(logging.Formatter):
     """A formatter of log lines that are safe to print; continuation lines are indented, so no record can be forged."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        return harmless(super().format(record)).replace("\n", "\n    ")
+        return sanitize(super().format(record)).replace("\n", "\n    ")

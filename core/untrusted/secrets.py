@@ -27,9 +27,9 @@ _COUNTS_OF_TOKENS = frozenset({"MAX", "MIN", "NUM", "TOTAL", "COUNT", "PER"})
 _CONNECTION_STRING = re.compile(r"CONN(?:ECTION)?_?STR(?:ING)?(?![A-Z])")
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "TOKENS"})
 _NOT_SECRET_ENDINGS = ("_FILE", "_PATH", "_DIR", "_SOCK", "PUBLIC_KEY")
-_SHORTEST_ANYWHERE = 12
+_MIN_CHARS_ANYWHERE = 12
 """Minimum length of a value that is searched for anywhere in a text; a shorter one must be a separate word."""
-_SHORTEST = 8
+_MIN_CHARS = 8
 
 _KEY_FORMS = {
     "an OpenAI-style key": r"sk-(?:[A-Za-z]{2,8}-)*(?=[\w-]*\d)[\w-]{20,}",
@@ -126,10 +126,10 @@ def _password_of(url: str) -> str:
 
 
 def _holds(text: str, value: str) -> bool:
-    if len(value) >= _SHORTEST_ANYWHERE:
+    if len(value) >= _MIN_CHARS_ANYWHERE:
         return value in text
     # A short value counts only if it mixes letters and digits, as no plain word does.
     is_mixed = any(one.isdigit() for one in value) and any(one.isalpha() for one in value)
-    if len(value) < _SHORTEST or not is_mixed:
+    if len(value) < _MIN_CHARS or not is_mixed:
         return False
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None

@@ -21,11 +21,11 @@ SHIPPED = {
 }
 """Short name -> class; the name is the operator's `name` and is stored in the rows."""
 
-GROUP = "treadle.operators"
+ENTRY_POINT_GROUP = "treadle.operators"
 """Entry point group of operators; an entry point's name is the operator's name in the configuration."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_TAKEN = ("initial", "locate_flaw")
+_RESERVED_NAMES = ("initial", "locate_flaw")
 """Names in the rows for initial rollouts and for the finding of the shipped operators."""
 
 
@@ -60,14 +60,19 @@ def _load(name: str) -> Operator:
     for attribute, kind in (("name", str), ("version", int), ("branch", str)):
         if not isinstance(getattr(operator, attribute, None), kind):
             raise ConfigError(f"pools.operators: {name!r} has no {attribute} ({kind.__name__})")
-    if not _NAME.fullmatch(operator.name) or operator.name in _TAKEN or operator.branch not in ("correct", "incorrect"):
+    if (
+        not _NAME.fullmatch(operator.name)
+        or operator.name in _RESERVED_NAMES
+        or operator.branch not in ("correct", "incorrect")
+    ):
         raise ConfigError(
             f"pools.operators: {name!r} has the name {operator.name!r} and the branch {operator.branch!r}; "
-            f"a name must be a lower-case identifier (not {' or '.join(_TAKEN)}), a branch `correct` or `incorrect`"
+            f"a name must be a lower-case identifier (not {' or '.join(_RESERVED_NAMES)}), a branch `correct` or "
+            f"`incorrect`"
         )
     return operator
 
 
 def _entry_point(name: str) -> str | None:
-    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    found = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
     return found.get(name)

@@ -1,8 +1,8 @@
 """Define the interface of an operator, which makes a new trajectory from one trajectory of a pool, or rejects it.
 
 An operator is a class without constructor arguments, named in `pools.operators` by its short name, by an entry point of
-the group `treadle.operators`, or as `module:Class`. It gets everything from its `Workbench` and keeps no state. All its
-random choices derive from the workbench's seed, so that a resumed run repeats it exactly.
+the group `treadle.operators`, or as `module:Class`. It gets everything from its `OperatorContext` and keeps no state.
+All its random choices derive from the workbench's seed, so that a resumed run repeats it exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from treadle.agent.rollout import Trajectory
 
 if TYPE_CHECKING:
-    from treadle.datagen.operators.context import Workbench
+    from treadle.datagen.operators.context import OperatorContext
 
 Branch = Literal["correct", "incorrect"]
 
@@ -43,7 +43,7 @@ class Edit:
             raise TypeError("Edit needs a Trajectory, a step number or None, and a text")
 
 
-class Rejected(Exception):
+class EditRejected(Exception):
     """Exception for an operator without a result because of the model's reply or the trajectory; not an error.
 
     Attributes:
@@ -54,7 +54,7 @@ class Rejected(Exception):
     def __init__(self, reason: str, reply: str = "") -> None:
         super().__init__(reason)
         if not all(isinstance(text, str) for text in (reason, reply)):
-            raise TypeError("Rejected needs a reason code and a reply, both as text")
+            raise TypeError("EditRejected needs a reason code and a reply, both as text")
         self.reason = reason
         self.reply = reply
 
@@ -69,8 +69,8 @@ class Operator(Protocol):
     branch: ClassVar[Branch]
     """Branch of the operator: whether it applies to trajectories with a right answer or to the others."""
 
-    async def apply(self, bench: Workbench) -> Edit:
-        """Make a trajectory from `bench.parent`; raise Rejected if that is not possible.
+    async def apply(self, context: OperatorContext) -> Edit:
+        """Make a trajectory from `context.parent`; raise EditRejected if that is not possible.
 
         Any other exception, or another result, fails only this operator: it is logged, and the question ends as
         `partial`. Errors of models and tools (ModelError, ToolError) propagate and leave the question pending.

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from treadle.agent.call_cache import Memory, Scoped
-from treadle.agent.dialect import Protocol
+from treadle.agent.call_cache import CallCache, ScopedCache
+from treadle.agent.dialect import Dialect
 from treadle.agent.edit import empty_prefix, extended
 from treadle.agent.environment import Question
 from treadle.agent.role import Reply, RoleModel
@@ -16,24 +16,24 @@ from treadle.agent.rollout import Trajectory
 from treadle.agent.transcript import Codec, Prefix
 from treadle.core.errors import ContextTooLong
 from treadle.core.seeds import derive_seed
-from treadle.datagen.operators.rejection import Rejected
-from treadle.datagen.pools.pool import Entry, RoleUsage, count_rollout
-from treadle.datagen.pools.spending import Tracked
+from treadle.datagen.operators.rejection import EditRejected
+from treadle.datagen.pools.pool import PoolEntry, RoleUsage, count_rollout
 from treadle.datagen.pools.steps import Step, steps_of
+from treadle.datagen.pools.usage_tracking import TrackedCache
 from treadle.datagen.prompts import PromptSet
 
 T = TypeVar("T")
 
 
-Play = Callable[[Prefix | None, int, Memory], Awaitable[Trajectory]]
-"""Function that runs a rollout from a prefix (None: from the start) with a seed and a memory."""
+RunRollout = Callable[[Prefix | None, int, CallCache], Awaitable[Trajectory]]
+"""Function that runs a rollout from a prefix (None: from the start) with a seed and a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A result about a parent that several operators share."""
 
-    bench: Workbench
+    context: OperatorContext
     task: asyncio.Task[Any]
 
 
@@ -41,18 +41,18 @@ class Finding:
 class Parent:
     """State that the operators of one expansion share: the trajectory and the findings about it, by name."""
 
-    entry: Entry
+    entry: PoolEntry
     steps: list[Step]
     findings: dict[str, Finding] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entry: Entry) -> Parent:
+    def of(cls, entry: PoolEntry) -> Parent:
         """Return the parent for an entry of the pool."""
         return cls(entry, steps_of(entry.trajectory.segments))
 
 
 @dataclass(slots=True, kw_only=True)
-class Workbench:
+class OperatorContext:
     """Context of one operator applied to one trajectory.
 
     Attributes:
@@ -62,15 +62,15 @@ class Workbench:
         roles: Model of each role (`critic`, `refiner`).
         hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        protocol: Table of tags.
+        dialect: Table of tags.
         seed: Seed of this application, in [0, 2**31).
-        play: Function that runs a rollout; use `continue_from` and `roll_out`.
-        memory: Stored answers of models and tools of this application.
+        run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
+        cache: Stored answers of models and tools of this application.
         deadline: Deadline of model requests, in work-clock time.
         used_prompts: Digest of each prompt used so far, by name.
         usage: Usage so far, by role.
-        num_asked: Number of model requests so far.
-        num_played: Number of rollouts so far.
+        num_requests: Number of model requests so far.
+        num_rollouts: Number of rollouts so far.
     """
 
     question: Question
@@ -79,16 +79,16 @@ class Workbench:
     roles: Mapping[str, RoleModel]
     hints: Sequence[str]
     codec: Codec | None
-    protocol: Protocol
+    dialect: Dialect
     seed: int
-    play: Play
-    memory: Memory
+    run_rollout: RunRollout
+    cache: CallCache
     deadline: float
-    beside: Callable[[str], Workbench]
+    new_finding_context: Callable[[str], OperatorContext]
     used_prompts: dict[str, str] = field(default_factory=dict)
     usage: dict[str, RoleUsage] = field(default_factory=dict)
-    num_asked: int = 0
-    num_played: int = 0
+    num_requests: int = 0
+    num_rollouts: int = 0
 
     @property
     def trajectory(self) -> Trajectory:
@@ -105,7 +105,7 @@ class Workbench:
     ) -> Reply:
         """Render a prompt, ask the model of a role, and store the reply.
 
-        `values` are inserted as data: see `PromptSet.messages`. Raises Rejected (`prompt_too_long`) if the prompt
+        `values` are inserted as data: see `PromptSet.messages`. Raises EditRejected (`prompt_too_long`) if the prompt
         exceeds the context window.
         """
         messages = self.prompts.messages(prompt, values)
@@ -117,13 +117,13 @@ class Workbench:
     ) -> Reply:
         """Ask the model of a role with an operator's own messages, and store the reply.
 
-        Insert other texts into the messages with `as_data`. Raises Rejected (`prompt_too_long`) like `ask`.
+        Insert other texts into the messages with `as_data`. Raises EditRejected (`prompt_too_long`) like `ask`.
         """
-        number, self.num_asked = self.num_asked, self.num_asked + 1
+        number, self.num_requests = self.num_requests, self.num_requests + 1
         try:
             reply = await self.roles[role].ask(
                 messages,
-                memory=self.memory,
+                cache=self.cache,
                 unit=f"ask-{number}",
                 seed=derive_seed(self.seed, "ask", number),
                 session=self.question.key,
@@ -132,20 +132,20 @@ class Workbench:
                 stop=stop,
             )
         except ContextTooLong:
-            raise Rejected("prompt_too_long") from None
+            raise EditRejected("prompt_too_long") from None
         self.usage.setdefault(role, RoleUsage()).add(reply.prompt_tokens, reply.completion_tokens)
         return reply
 
-    async def once(self, name: str, find: Callable[[Workbench], Awaitable[T]]) -> T:
+    async def once(self, name: str, find: Callable[[OperatorContext], Awaitable[T]]) -> T:
         """Return the result of `find` for the parent, computed once for all operators of the expansion.
 
-        `find` gets a separate context; its usage is counted for the expansion. If it raises Rejected, every operator
-        that calls this gets the exception.
+        `find` gets a separate context; its usage is counted for the expansion. If it raises EditRejected, every
+        operator that calls this gets the exception.
         """
         finding = self.parent.findings.get(name)
         if finding is None:
-            bench = self.beside(name)
-            finding = Finding(bench, asyncio.ensure_future(find(bench)))
+            context = self.new_finding_context(name)
+            finding = Finding(context, asyncio.ensure_future(find(context)))
             self.parent.findings[name] = finding
         return await asyncio.shield(finding.task)
 
@@ -156,15 +156,15 @@ class Workbench:
     def prefix(self, num_steps: int) -> Prefix:
         """Return the parent's first steps with their exact token ids."""
         end = self.steps[num_steps - 1].end_segment if num_steps else 0
-        return self.trajectory.prefix(end, self.codec, self.protocol) if end else empty_prefix()
+        return self.trajectory.prefix(end, self.codec, self.dialect) if end else empty_prefix()
 
     def prefix_of_segments(self, num_segments: int) -> Prefix:
         """Return the parent's first segments with their exact token ids."""
-        return self.trajectory.prefix(num_segments, self.codec, self.protocol) if num_segments else empty_prefix()
+        return self.trajectory.prefix(num_segments, self.codec, self.dialect) if num_segments else empty_prefix()
 
     def extend(self, prefix: Prefix, text: str) -> Prefix:
         """Return a prefix with model text appended; a call at its end runs before the model continues."""
-        return extended(prefix, text, self.codec, self.protocol)
+        return extended(prefix, text, self.codec, self.dialect)
 
     async def continue_from(self, prefix: Prefix) -> Trajectory:
         """Continue a rollout of the policy from a prefix.
@@ -172,20 +172,20 @@ class Workbench:
         Calls in the prefix do not run again but count towards the limits, which grow by
         `environment.continuation_calls`. The returned trajectory includes the prefix.
         """
-        return await self._played(prefix)
+        return await self._run_and_count(prefix)
 
     async def roll_out(self) -> Trajectory:
         """Return a new rollout of the policy."""
-        return await self._played(None)
+        return await self._run_and_count(None)
 
-    async def _played(self, prefix: Prefix | None) -> Trajectory:
-        number, self.num_played = self.num_played, self.num_played + 1
-        # An operator may run several rollouts; each has a separate seed and memory.
-        seed = derive_seed(self.seed, "play", number) if number else self.seed
-        memory = Scoped(self.memory, f"play-{number}") if number else self.memory
-        tracked = Tracked(memory)
+    async def _run_and_count(self, prefix: Prefix | None) -> Trajectory:
+        number, self.num_rollouts = self.num_rollouts, self.num_rollouts + 1
+        # An operator may run several rollouts; each has a separate seed and cache.
+        seed = derive_seed(self.seed, "run_rollout", number) if number else self.seed
+        cache = ScopedCache(self.cache, f"run_rollout-{number}") if number else self.cache
+        tracked = TrackedCache(cache)
         try:
-            trajectory = await self.play(prefix, seed, tracked)
+            trajectory = await self.run_rollout(prefix, seed, tracked)
         except BaseException:
             tracked.count(self.usage)
             raise

@@ -12,11 +12,11 @@ from treadle.agent.dialect import RESULT, TEXT, Segment
 from treadle.agent.edit import Piece, assembled
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.datagen.operators.base import Edit
-from treadle.datagen.operators.context import Workbench
-from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.operators.context import OperatorContext
+from treadle.datagen.operators.rejection import EditRejected
 from treadle.datagen.operators.replies import THINK, read_thought
 
-LONGEST = 1.2
+MAX_LENGTH_RATIO = 1.2
 """Maximum length of a new thought, relative to the old one."""
 
 
@@ -27,44 +27,44 @@ class GlobalRefinement:
     version = 1
     branch = "correct"
 
-    async def apply(self, bench: Workbench) -> Edit:
+    async def apply(self, context: OperatorContext) -> Edit:
         """Rewrite the thoughts one by one and reassemble the trajectory."""
-        parent = bench.trajectory
+        parent = context.trajectory
         if not _actions(parent.segments):
-            raise Rejected("no_actions")
-        if not any(_thought(segment, bench) for segment in parent.segments):
-            raise Rejected("no_thoughts")
+            raise EditRejected("no_actions")
+        if not any(_thought(segment, context) for segment in parent.segments):
+            raise EditRejected("no_thoughts")
         pieces: list[Piece] = []
         for segment in parent.segments:
             written = "".join(text for _, text in pieces)
-            text = await _leaner(bench, written, segment) if _thought(segment, bench) else segment.text
+            text = await _shorten_thought(context, written, segment) if _thought(segment, context) else segment.text
             pieces.append(("system" if segment.kind == RESULT else "model", text))
-        made = assembled(parent, pieces, parent.calls, bench.codec, bench.protocol)
+        made = assembled(parent, pieces, parent.calls, context.codec, context.dialect)
         if _actions(made.segments) != _actions(parent.segments):
-            raise Rejected("actions_changed", made.text)
+            raise EditRejected("actions_changed", made.text)
         if made.text == parent.text:
-            raise Rejected("unchanged")
+            raise EditRejected("unchanged")
         return Edit(made)
 
 
-async def _leaner(bench: Workbench, written: str, segment: Segment) -> str:
+async def _shorten_thought(context: OperatorContext, written: str, segment: Segment) -> str:
     """Return a rewritten thought that continues what was written so far."""
-    think = bench.protocol.by_name[THINK]
-    values = {"question": bench.question.user_message, "trajectory": bench.trajectory.text}
-    reply = await bench.ask(
+    think = context.dialect.by_name[THINK]
+    values = {"question": context.question.user_message, "trajectory": context.trajectory.text}
+    reply = await context.ask(
         "critic", "refine_thoughts", values, prefill=as_data(written + think.opening), stop=(think.closing,)
     )
-    thought = read_thought(reply, LONGEST * len(_inside(segment, bench)), bench.protocol)
+    thought = read_thought(reply, MAX_LENGTH_RATIO * len(_thought_text(segment, context)), context.dialect)
     return f"{think.opening}{thought}{think.closing}"
 
 
-def _thought(segment: Segment, bench: Workbench) -> bool:
+def _thought(segment: Segment, context: OperatorContext) -> bool:
     """Return whether a segment is a thought with text."""
-    return segment.kind == THINK and bool(_inside(segment, bench).strip())
+    return segment.kind == THINK and bool(_thought_text(segment, context).strip())
 
 
-def _inside(segment: Segment, bench: Workbench) -> str:
-    think = bench.protocol.by_name[THINK]
+def _thought_text(segment: Segment, context: OperatorContext) -> str:
+    think = context.dialect.by_name[THINK]
     return segment.text.removeprefix(think.opening).removesuffix(think.closing)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
-from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.flaw_location import flawed_step
-from treadle.datagen.operators.reopening import reopened_prefix
+from treadle.datagen.operators.reopening import reopen_prefix
 from treadle.datagen.operators.replies import THINK
 
 
@@ -16,12 +16,12 @@ class HintAfterStep:
     version = 1
     branch = "incorrect"
 
-    async def apply(self, bench: Workbench) -> Edit:
+    async def apply(self, context: OperatorContext) -> Edit:
         """Start a thought with a hint after the flawed step; withdraw the answer instead if the step has no result."""
-        number = await flawed_step(bench)
-        hint = bench.choose("hint", bench.hints)
-        if bench.steps[number - 1].has_result:
-            prefix = bench.extend(bench.prefix(number), bench.protocol.by_name[THINK].opening + hint)
+        number = await flawed_step(context)
+        hint = context.choose("hint", context.hints)
+        if context.steps[number - 1].has_result:
+            prefix = context.extend(context.prefix(number), context.dialect.by_name[THINK].opening + hint)
         else:
-            prefix = reopened_prefix(bench, hint)
-        return Edit(await bench.continue_from(prefix), number, hint)
+            prefix = reopen_prefix(context, hint)
+        return Edit(await context.continue_from(prefix), number, hint)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
-from treadle.datagen.operators.context import Workbench
-from treadle.datagen.operators.reopening import reopened_prefix
+from treadle.datagen.operators.context import OperatorContext
+from treadle.datagen.operators.reopening import reopen_prefix
 
 
 class HintAtTail:
@@ -14,7 +14,7 @@ class HintAtTail:
     version = 1
     branch = "incorrect"
 
-    async def apply(self, bench: Workbench) -> Edit:
+    async def apply(self, context: OperatorContext) -> Edit:
         """Withdraw the answer, add a hint, and continue with the policy."""
-        hint = bench.choose("hint", bench.hints)
-        return Edit(await bench.continue_from(reopened_prefix(bench, hint)), text=hint)
+        hint = context.choose("hint", context.hints)
+        return Edit(await context.continue_from(reopen_prefix(context, hint)), text=hint)

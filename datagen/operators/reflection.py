@@ -6,9 +6,9 @@ Not among the default operators.
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
-from treadle.datagen.operators.context import Workbench
-from treadle.datagen.operators.rejection import Rejected
-from treadle.datagen.operators.reopening import reopened_prefix
+from treadle.datagen.operators.context import OperatorContext
+from treadle.datagen.operators.rejection import EditRejected
+from treadle.datagen.operators.reopening import reopen_prefix
 from treadle.datagen.operators.replies import read_paragraph
 
 LEAD_IN = "Let me check what I have done so far."
@@ -22,13 +22,13 @@ class Reflection:
     version = 1
     branch = "incorrect"
 
-    async def apply(self, bench: Workbench) -> Edit:
+    async def apply(self, context: OperatorContext) -> Edit:
         """Ask the refiner for a paragraph, withdraw the answer, add the paragraph, and continue with the policy."""
-        if not bench.steps:
-            raise Rejected("no_steps")
-        values = {"question": bench.question.user_message, "trajectory": bench.trajectory.text}
-        reply = await bench.ask("refiner", "reflect", values, prefill=LEAD_IN, stop=bench.protocol.stops)
-        paragraph = read_paragraph(reply, LEAD_IN, "reflection", bench.protocol)
-        if bench.protocol.markers.search(paragraph):
-            raise Rejected("marker_in_reflection", reply.text)
-        return Edit(await bench.continue_from(reopened_prefix(bench, paragraph)), text=paragraph)
+        if not context.steps:
+            raise EditRejected("no_steps")
+        values = {"question": context.question.user_message, "trajectory": context.trajectory.text}
+        reply = await context.ask("refiner", "reflect", values, prefill=LEAD_IN, stop=context.dialect.stops)
+        paragraph = read_paragraph(reply, LEAD_IN, "reflection", context.dialect)
+        if context.dialect.markers.search(paragraph):
+            raise EditRejected("marker_in_reflection", reply.text)
+        return Edit(await context.continue_from(reopen_prefix(context, paragraph)), text=paragraph)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     pass
 
 
-class Rejected(Exception):
+class EditRejected(Exception):
     """Exception for an operator without a result because of the model's reply or the trajectory; not an error.
 
     Attributes:
@@ -19,6 +19,6 @@ class Rejected(Exception):
     def __init__(self, reason: str, reply: str = "") -> None:
         super().__init__(reason)
         if not all(isinstance(text, str) for text in (reason, reply)):
-            raise TypeError("a Rejected has a code and the text of a reply")
+            raise TypeError("a EditRejected has a code and the text of a reply")
         self.reason = reason
         self.reply = reply

@@ -5,26 +5,26 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from treadle.agent.dialect import RESULT, Protocol
+from treadle.agent.dialect import RESULT, Dialect
 from treadle.agent.transcript import Prefix
 from treadle.datagen.operators.replies import THINK
 
 if TYPE_CHECKING:
-    from treadle.datagen.operators.context import Workbench
+    from treadle.datagen.operators.context import OperatorContext
 
 
-def reopened(tail: str, protocol: Protocol, thought: str) -> str:
+def reopen_thought(tail: str, dialect: Dialect, thought: str) -> str:
     """Return the text after the last result, without markers, as one open thought that ends with `thought`.
 
     All words are kept. The text contains no marker at which the engine would act, and joining its parts creates none. A
     call that was written but never run becomes plain words.
     """
-    runs = re.compile(f"(?:{protocol.markers.pattern})+")
+    runs = re.compile(f"(?:{dialect.markers.pattern})+")
     words = runs.sub(_gap, tail)
     body = words.lstrip()
     space = words[: len(words) - len(body)]
     gap = "\n" if body and not body[-1].isspace() else ""
-    return f"{space}{protocol.by_name[THINK].opening}{body}{gap}{thought}"
+    return f"{space}{dialect.by_name[THINK].opening}{body}{gap}{thought}"
 
 
 def _gap(match: re.Match[str]) -> str:
@@ -34,12 +34,12 @@ def _gap(match: re.Match[str]) -> str:
     return "\n" if between else ""
 
 
-def reopened_prefix(bench: Workbench, thought: str) -> Prefix:
+def reopen_prefix(context: OperatorContext, thought: str) -> Prefix:
     """Return the parent as a prefix whose last part is an open thought that ends with `thought`.
 
     Everything up to the last result keeps its exact token ids.
     """
-    segments = bench.trajectory.segments
+    segments = context.trajectory.segments
     end = max((index + 1 for index, segment in enumerate(segments) if segment.kind == RESULT), default=0)
     tail = "".join(segment.text for segment in segments[end:])
-    return bench.extend(bench.prefix_of_segments(end), reopened(tail, bench.protocol, thought))
+    return context.extend(context.prefix_of_segments(end), reopen_thought(tail, context.dialect, thought))

@@ -1,8 +1,8 @@
 """Parse the replies of critics and refiners: step numbers, corrected steps, new steps, paragraphs and thoughts.
 
 Tolerant of variations of the format (case, brackets, bold labels, blank lines, leading words), strict about the
-content. The only exception raised is Rejected, with the raw reply. Time is linear in the reply's length. The rules are
-in docs/behaviour/flywheel.md.
+content. The only exception raised is EditRejected, with the raw reply. Time is linear in the reply's length. The rules
+are in docs/behaviour/flywheel.md.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, Protocol, cut_after_first_close
+from treadle.agent.dialect import RESULT, Dialect, cut_after_first_close
 from treadle.agent.role import Reply
-from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.operators.rejection import EditRejected
 
 THINK = "think"
 """Name of the tag of thoughts."""
@@ -33,7 +33,7 @@ _ECHO = re.compile(
     re.I,
 )
 _PARAGRAPH_END = re.compile(r"\n[ \t]{0,16}\n")
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,53 +46,53 @@ class Redundancy:
 
 
 def read_step_number(reply: Reply, num_steps: int) -> int:
-    """Return the number after the first `Step:` before the first `Analysis:`; raise Rejected without a valid one."""
+    """Return the number after the first `Step:` before the first `Analysis:`; raise EditRejected if it is invalid."""
     found = _find_number(reply.text)
     if found is None:
-        raise Rejected("no_step_number", reply.text)
+        raise EditRejected("no_step_number", reply.text)
     return _in_range(found[1], num_steps, reply)
 
 
-def read_redundancy(reply: Reply, num_steps: int, protocol: Protocol) -> Redundancy:
-    """Return the redundancy that a reply describes; raise Rejected if there is none or the reply is malformed.
+def read_redundancy(reply: Reply, num_steps: int, dialect: Dialect) -> Redundancy:
+    """Return the redundancy that a reply describes; raise EditRejected if there is none or the reply is malformed.
 
     The reason is `no_redundancy` if the reply says that there is none.
     """
-    text = cut_after_first_close(reply.text, protocol)
+    text = cut_after_first_close(reply.text, dialect)
     number, none = _find_number(text), _NO_STEP.search(text)
     if none is not None and (number is None or none.start() < number[0]):
-        raise Rejected("no_redundancy", reply.text)
+        raise EditRejected("no_redundancy", reply.text)
     if number is None:
-        raise Rejected("no_step_number", reply.text)
+        raise EditRejected("no_step_number", reply.text)
     step = _in_range(number[1], num_steps, reply)
     label = _CORRECTED_LINE.search(text) or _CORRECTED.search(text)
     if label is None or not text[label.end() :].strip():
-        raise Rejected("no_corrected_step", reply.text)
+        raise EditRejected("no_corrected_step", reply.text)
     analysis = _ANALYSIS.search(text, 0, label.start())
     why = text[analysis.end() : label.start()].strip() if analysis else ""
-    return Redundancy(step, why, complete_step(text[label.end() :], reply, protocol))
+    return Redundancy(step, why, complete_step(text[label.end() :], reply, dialect))
 
 
-def read_new_step(reply: Reply, protocol: Protocol) -> str:
-    """Return the step that a refiner wrote, completed; raise Rejected if it is unusable."""
-    return complete_step(reply.text, reply, protocol)
+def read_new_step(reply: Reply, dialect: Dialect) -> str:
+    """Return the step that a refiner wrote, completed; raise EditRejected if it is unusable."""
+    return complete_step(reply.text, reply, dialect)
 
 
-def complete_step(text: str, reply: Reply, protocol: Protocol) -> str:
+def complete_step(text: str, reply: Reply, dialect: Dialect) -> str:
     """Return a step that starts with a closed thought, cut after its first call or answer.
 
     Missing markers of the thought are added; a step that has them is unchanged except for surrounding whitespace. In a
-    step without call or answer the thought stays open, and the policy continues it. Raises Rejected if the step is
+    step without call or answer the thought stays open, and the policy continues it. Raises EditRejected if the step is
     empty, unfinished or malformed.
     """
-    text = cut_after_first_close(text, protocol)
+    text = cut_after_first_close(text, dialect)
     text = text[_end_of_echo(text) :].strip()
-    if not protocol.markers.sub("", text).strip():
-        raise Rejected("empty_step", reply.text)
-    if any(match[2] == RESULT for match in protocol.markers.finditer(text)):
-        raise Rejected("result_in_step", reply.text)
-    think = protocol.by_name[THINK]
-    start = _start_of_action(text, reply, protocol)
+    if not dialect.markers.sub("", text).strip():
+        raise EditRejected("empty_step", reply.text)
+    if any(match[2] == RESULT for match in dialect.markers.finditer(text)):
+        raise EditRejected("result_in_step", reply.text)
+    think = dialect.by_name[THINK]
+    start = _start_of_action(text, reply, dialect)
     thought, action = text[:start], text[start:]
     if not thought.startswith(think.opening):
         thought = think.opening + thought
@@ -101,31 +101,31 @@ def complete_step(text: str, reply: Reply, protocol: Protocol) -> str:
     return thought + action
 
 
-def read_paragraph(reply: Reply, lead_in: str, what: str, protocol: Protocol) -> str:
-    """Return the first paragraph of a reply, with its lead-in; raise Rejected (`empty_<what>`) if it is empty."""
-    said = cut_after_first_close(reply.text, protocol).strip()
-    end = _PARAGRAPH_END.search(said)
-    said = said[: end.start()].rstrip() if end else said
-    if not said:
-        raise Rejected(f"empty_{what}", reply.text)
-    return f"{lead_in} {said}"
+def read_paragraph(reply: Reply, lead_in: str, what: str, dialect: Dialect) -> str:
+    """Return the first paragraph of a reply, with its lead-in; raise EditRejected (`empty_<what>`) if it is empty."""
+    text = cut_after_first_close(reply.text, dialect).strip()
+    end = _PARAGRAPH_END.search(text)
+    text = text[: end.start()].rstrip() if end else text
+    if not text:
+        raise EditRejected(f"empty_{what}", reply.text)
+    return f"{lead_in} {text}"
 
 
-def read_thought(reply: Reply, most_chars: float, protocol: Protocol) -> str:
-    """Return the text of a prefilled thought up to its closing marker; raise Rejected if it is unusable."""
-    think = protocol.by_name[THINK]
+def read_thought(reply: Reply, max_chars: float, dialect: Dialect) -> str:
+    """Return the text of a prefilled thought up to its closing marker; raise EditRejected if it is unusable."""
+    think = dialect.by_name[THINK]
     thought, closing, _ = reply.text.partition(think.closing)
     if not closing:
-        raise Rejected("unclosed_thought", reply.text)
+        raise EditRejected("unclosed_thought", reply.text)
     # Models may repeat the prefilled marker.
     if thought.lstrip().startswith(think.opening):
         thought = thought.lstrip().removeprefix(think.opening)
     if not thought.strip():
-        raise Rejected("empty_thought", reply.text)
-    if protocol.markers.search(thought):
-        raise Rejected("marker_in_thought", reply.text)
-    if len(thought) > most_chars:
-        raise Rejected("longer_thought", reply.text)
+        raise EditRejected("empty_thought", reply.text)
+    if dialect.markers.search(thought):
+        raise EditRejected("marker_in_thought", reply.text)
+    if len(thought) > max_chars:
+        raise EditRejected("longer_thought", reply.text)
     return thought
 
 
@@ -139,8 +139,8 @@ def _find_number(text: str) -> tuple[int, str] | None:
 def _in_range(digits: str, num_steps: int, reply: Reply) -> int:
     digits = digits.lstrip("0")
     # Python refuses to parse integers of thousands of digits.
-    if not digits or len(digits) > _MOST_DIGITS or int(digits) > num_steps:
-        raise Rejected("step_out_of_range", reply.text)
+    if not digits or len(digits) > _MAX_DIGITS or int(digits) > num_steps:
+        raise EditRejected("step_out_of_range", reply.text)
     return int(digits)
 
 
@@ -150,24 +150,24 @@ def _end_of_echo(text: str) -> int:
     return match.end() if match else 0
 
 
-def _start_of_action(text: str, reply: Reply, protocol: Protocol) -> int:
+def _start_of_action(text: str, reply: Reply, dialect: Dialect) -> int:
     """Return where the call or answer at the end of a step starts; the length of the text if there is none."""
-    closed = protocol.closing_stops.search(text)
-    opening = next((match for match in protocol.markers.finditer(text) if _opens_action(match, protocol)), None)
+    closed = dialect.closing_stops.search(text)
+    opening = next((match for match in dialect.markers.finditer(text) if _opens_action(match, dialect)), None)
     if closed is None:
-        if opening is not None or reply.cut:
-            raise Rejected("unfinished_step", reply.text)
+        if opening is not None or reply.is_truncated:
+            raise EditRejected("unfinished_step", reply.text)
         return len(text)
-    if opening is None or not text.endswith(protocol.by_name[opening[2]].closing):
-        raise Rejected("broken_markers", reply.text)
-    inside = text[opening.end() : -len(protocol.by_name[opening[2]].closing)]
-    if protocol.markers.search(inside):
+    if opening is None or not text.endswith(dialect.by_name[opening[2]].closing):
+        raise EditRejected("broken_markers", reply.text)
+    inside = text[opening.end() : -len(dialect.by_name[opening[2]].closing)]
+    if dialect.markers.search(inside):
         # The engine would take everything after the first opening marker as the argument.
-        raise Rejected("broken_markers", reply.text)
+        raise EditRejected("broken_markers", reply.text)
     if not inside.strip():
-        raise Rejected("empty_call", reply.text)
+        raise EditRejected("empty_call", reply.text)
     return opening.start()
 
 
-def _opens_action(match: re.Match[str], protocol: Protocol) -> bool:
-    return not match[1] and protocol.by_name[match[2]].stop
+def _opens_action(match: re.Match[str], dialect: Dialect) -> bool:
+    return not match[1] and dialect.by_name[match[2]].stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
-from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.context import OperatorContext
 
 
 class Rerollout:
@@ -13,6 +13,6 @@ class Rerollout:
     version = 1
     branch = "correct"
 
-    async def apply(self, bench: Workbench) -> Edit:
+    async def apply(self, context: OperatorContext) -> Edit:
         """Return a new rollout."""
-        return Edit(await bench.roll_out())
+        return Edit(await context.roll_out())

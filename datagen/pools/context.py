@@ -19,7 +19,7 @@ from treadle.datagen.prompts import PromptSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
+class PoolContext:
     """Resources that all questions of a stage share.
 
     Attributes:
@@ -42,15 +42,15 @@ class Kit:
     seed: int
     final: bool = False
 
-    def without_models(self, cause: str) -> Kit:
-        """Return a kit that replays stored answers; any other request fails with this cause, except to the judge."""
-        nobody = Nobody(cause)
+    def for_replay(self, cause: str) -> PoolContext:
+        """Return a context that replays stored answers; requests to others than the judge fail with this cause."""
+        null_model = NullModel(cause)
         return replace(
             self,
-            fresh=replace(self.fresh, model=nobody),
-            continuing=replace(self.continuing, model=nobody),
-            tools=dict.fromkeys(self.tools, nobody),
-            roles={name: replace(role, model=nobody) for name, role in self.roles.items()},
+            fresh=replace(self.fresh, model=null_model),
+            continuing=replace(self.continuing, model=null_model),
+            tools=dict.fromkeys(self.tools, null_model),
+            roles={name: replace(role, model=null_model) for name, role in self.roles.items()},
             final=True,
         )
 
@@ -61,13 +61,13 @@ class Kit:
 
 
 @dataclass(slots=True)
-class Nobody:
+class NullModel:
     """Null model and null tool; every request raises EndpointUnavailable."""
 
     cause: str
     name: str = ""
 
-    async def __aenter__(self) -> Nobody:
+    async def __aenter__(self) -> NullModel:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from treadle.agent.call_cache import Memory, Scoped
+from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.job_runner import cause_of, is_owed
+from treadle.agent.job_runner import cause_of, leaves_job_pending
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.rollout import Trajectory
 from treadle.agent.transcript import Prefix
@@ -26,11 +26,11 @@ from treadle.core.errors import DeadlineExceeded, ModelError, TreadleError
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work, work_clock
 from treadle.datagen.operators.base import Edit, Operator
-from treadle.datagen.operators.context import Parent, Workbench
-from treadle.datagen.operators.rejection import Rejected
-from treadle.datagen.pools.context import Kit
-from treadle.datagen.pools.pool import Entry, RoleUsage, best_unexpanded, count_rollout, is_twin, ranked
-from treadle.datagen.pools.spending import Tracked
+from treadle.datagen.operators.context import OperatorContext, Parent
+from treadle.datagen.operators.rejection import EditRejected
+from treadle.datagen.pools.context import PoolContext
+from treadle.datagen.pools.pool import PoolEntry, RoleUsage, best_unexpanded, count_rollout, is_near_duplicate, ranked
+from treadle.datagen.pools.usage_tracking import TrackedCache
 
 T = TypeVar("T")
 
@@ -41,17 +41,17 @@ INITIAL = "initial"
 _GRACE_S = 1.0
 """Seconds by which deadlines inside a question are later than the question's own, which cancels everything in
 flight."""
-_END_S = 5.0
+_CANCEL_TIMEOUT_S = 5.0
 """Seconds that cancelled tasks get to end; after that they are abandoned."""
 
 
 @dataclass(slots=True)
-class Event:
+class PoolEvent:
     """Outcome of an operator or a finding; for an initial rollout only if it gave no trajectory."""
 
     round: int
     operator: str
-    parent: Entry | None
+    parent: PoolEntry | None
     """The expanded trajectory; None for initial rollouts."""
     outcome: str
     reason: str = ""
@@ -62,11 +62,11 @@ class Event:
 
 
 @dataclass(slots=True)
-class _Applied:
+class _OperatorRun:
     """An operator's work on one parent, and its result; None if it ran out of time."""
 
     operator: Operator
-    bench: Workbench
+    context: OperatorContext
     result: Edit | BaseException | None = None
 
 
@@ -81,15 +81,15 @@ class Evolution:
         num_rounds: Number of finished rounds.
     """
 
-    def __init__(self, kit: Kit, row: Mapping[str, Any], memory: Memory) -> None:
-        self._kit = kit
+    def __init__(self, pool_context: PoolContext, row: Mapping[str, Any], cache: CallCache) -> None:
+        self._pool_context = pool_context
         self._row = row
         self._question = Question.from_row(row)
-        self._memory = memory
+        self._cache = cache
         self._expanded: set[int] = set()
         self._deadline = 0.0
-        self.pool: list[Entry] = []
-        self.events: list[Event] = []
+        self.pool: list[PoolEntry] = []
+        self.events: list[PoolEvent] = []
         self.status = "ok"
         self.error: str | None = None
         self.num_rounds = 0
@@ -98,70 +98,73 @@ class Evolution:
         """Make the pool; raise errors that leave the question pending (ModelError, ToolError) or stop the stage."""
         # The question and all its rollouts share one clock: a hold in one rollout also stops the question's time.
         with timed_work() as clock:
-            self._deadline = clock.time() + self._kit.options.question_time_s
-            await self._begin()
-            for number in range(1, self._kit.options.rounds + 1):
+            self._deadline = clock.time() + self._pool_context.options.question_time_s
+            await self._run_initial_rollouts()
+            for number in range(1, self._pool_context.options.rounds + 1):
                 if self.status == "timeout" or self._is_enough() or not await self._round(number):
                     break
 
     def _is_enough(self) -> bool:
-        enough = self._kit.options.enough_correct
+        enough = self._pool_context.options.enough_correct
         return not self.pool or (enough is not None and sum(entry.correct for entry in self.pool) >= enough)
 
-    async def _begin(self) -> None:
-        number = self._kit.options.initial_rollouts
-        memories = [Tracked(Scoped(self._memory, f"0-{INITIAL}-{index}")) for index in range(number)]
-        jobs = [self._play(None, self._seed(INITIAL, 0, index), memories[index]) for index in range(number)]
-        for index, result in enumerate(await self._together(jobs)):
-            await self._settle_initial(index, result, memories[index])
+    async def _run_initial_rollouts(self) -> None:
+        number = self._pool_context.options.initial_rollouts
+        caches = [TrackedCache(ScopedCache(self._cache, f"0-{INITIAL}-{index}")) for index in range(number)]
+        jobs = [self._run_rollout(None, self._seed(INITIAL, 0, index), caches[index]) for index in range(number)]
+        for index, result in enumerate(await self._run_concurrently(jobs)):
+            await self._record_initial_rollout(index, result, caches[index])
         if not self.pool and self.status != "timeout":
             self.status = "failed"
 
-    async def _settle_initial(self, index: int, result: Trajectory | BaseException | None, memory: Tracked) -> None:
+    async def _record_initial_rollout(
+        self, index: int, result: Trajectory | BaseException | None, cache: TrackedCache
+    ) -> None:
         """Add an initial rollout to the pool, or record an event if it gave no trajectory.
 
         A rollout with empty text is added too, because it can be repaired.
         """
-        event = Event(0, INITIAL, None, "failed")
+        event = PoolEvent(0, INITIAL, None, "failed")
         if isinstance(result, Trajectory):
             count_rollout(event.usage, result)
-            if (twin := self._twin(result)) is None:
+            if (duplicate := self._find_duplicate(result)) is None:
                 key, seed = self._key(INITIAL, 0, str(index)), self._seed(INITIAL, 0, index)
-                await self._admit(key, 0, INITIAL, None, seed, Edit(result), {}, event.usage)
+                await self._add_entry(key, 0, INITIAL, None, seed, Edit(result), {}, event.usage)
                 return
-            event.outcome, event.rollout_key = "duplicate", twin.key
+            event.outcome, event.rollout_key = "duplicate", duplicate.key
         else:
-            memory.count(event.usage)
+            cache.count(event.usage)
             event.reason = "timeout"
         if isinstance(result, BaseException):
-            self._refuse(result)
+            self._raise_if_fatal(result)
             event.reason, event.error = _code(result), cause_of(_plain(result))
-            self._note("partial", event.error)
+            self._set_status("partial", event.error)
         self.events.append(event)
 
     async def _round(self, number: int) -> bool:
         """Run one round; return whether the pool grew."""
-        parents = [Parent.of(entry) for entry in self._taken_up()]
+        parents = [Parent.of(entry) for entry in self._select_parents()]
         self._expanded.update(parent.entry.index for parent in parents)
         work = [
-            [_Applied(one, self._bench(number, parent, one.name)) for one in self._of(parent)] for parent in parents
+            [_OperatorRun(one, self._operator_context(number, parent, one.name)) for one in self._operators_of(parent)]
+            for parent in parents
         ]
         try:
-            done = await self._together([self._apply(one) for applied in work for one in applied])
+            done = await self._run_concurrently([self._apply(one) for applied in work for one in applied])
         finally:
-            await self._end([finding.task for parent in parents for finding in parent.findings.values()])
+            await self._cancel([finding.task for parent in parents for finding in parent.findings.values()])
         before = len(self.pool)
         results = iter(done)
         for parent, applied in zip(parents, work, strict=True):
-            self._note_findings(number, parent)
+            self._record_findings(number, parent)
             for one in applied:
                 one.result = next(results)
-                await self._settle(number, parent, one)
+                await self._record_result(number, parent, one)
         if self.status != "timeout":
             self.num_rounds = number
         return len(self.pool) > before
 
-    async def _together(self, jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException | None]:
+    async def _run_concurrently(self, jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException | None]:
         """Run coroutines concurrently; return each result or exception, or None for those that ran out of time."""
         tasks = [asyncio.ensure_future(job) for job in jobs]
         if not tasks:
@@ -172,37 +175,39 @@ class Evolution:
                     await asyncio.wait(tasks)
             late = {task for task in tasks if not task.done()}
         finally:
-            await self._end(tasks)
+            await self._cancel(tasks)
         if late:
-            self._note("timeout", f"the question's time limit ({self._kit.options.question_time_s:g} s) was reached")
+            self._set_status(
+                "timeout", f"the question's time limit ({self._pool_context.options.question_time_s:g} s) was reached"
+            )
         return [None if task in late else task.exception() or task.result() for task in tasks]
 
-    async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    async def _cancel(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
         """Cancel running tasks; abandon those that do not end in time, so that they do not block the stage."""
         for task in tasks:
             task.cancel()
         if not tasks:
             return
-        _, left = await asyncio.wait(tasks, timeout=_END_S)
+        _, left = await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
         for task in left:
             _log.error("question %s: an operator did not stop after its cancellation: %r", self._question.key, task)
             # At its end, `asyncio.run` waits for all registered tasks.
             asyncio.tasks._unregister_task(task)
 
-    def _taken_up(self) -> list[Entry]:
-        if self._kit.options.selection == "all":
+    def _select_parents(self) -> list[PoolEntry]:
+        if self._pool_context.options.selection == "all":
             fresh = [entry for entry in self.pool if entry.index not in self._expanded]
             return fresh or ranked(self.pool)[:1]
         return [best_unexpanded(self.pool, self._expanded)]
 
-    def _of(self, parent: Parent) -> Iterator[Operator]:
+    def _operators_of(self, parent: Parent) -> Iterator[Operator]:
         """Return the operators of the parent's branch, in their order."""
         branch = "correct" if parent.entry.correct else "incorrect"
-        return (operator for operator in self._kit.operators if operator.branch == branch)
+        return (operator for operator in self._pool_context.operators if operator.branch == branch)
 
-    async def _apply(self, one: _Applied) -> Edit | Exception:
+    async def _apply(self, one: _OperatorRun) -> Edit | Exception:
         try:
-            edit: object = await one.operator.apply(one.bench)
+            edit: object = await one.operator.apply(one.context)
             if not isinstance(edit, Edit):
                 raise TypeError(f"apply returned {type(edit).__name__} instead of an Edit")
             return edit
@@ -215,101 +220,105 @@ class Evolution:
         except Exception as error:  # noqa: BLE001 - an error in a user's operator fails only that operator
             return error
 
-    def _bench(self, number: int, parent: Parent, name: str) -> Workbench:
-        kit = self._kit
-        return Workbench(
+    def _operator_context(self, number: int, parent: Parent, name: str) -> OperatorContext:
+        pool_context = self._pool_context
+        return OperatorContext(
             question=self._question,
             parent=parent,
-            prompts=kit.prompts,
-            roles=kit.roles,
-            hints=kit.hints(self._row["domain"]),
-            codec=kit.continuing.codec,
-            protocol=kit.environment.protocol,
+            prompts=pool_context.prompts,
+            roles=pool_context.roles,
+            hints=pool_context.hints(self._row["domain"]),
+            codec=pool_context.continuing.codec,
+            dialect=pool_context.environment.dialect,
             seed=self._seed(name, number, parent.entry.index),
-            play=self._play,
-            memory=Scoped(self._memory, f"{number}-{name}-{parent.entry.index}"),
+            run_rollout=self._run_rollout,
+            cache=ScopedCache(self._cache, f"{number}-{name}-{parent.entry.index}"),
             deadline=self._deadline + _GRACE_S,
-            # Operator names contain no hyphen, so a finding and an operator never share a memory.
-            beside=lambda finding: self._bench(number, parent, f"find-{finding}"),
+            # Operator names contain no hyphen, so a finding and an operator never share a cache.
+            new_finding_context=lambda finding: self._operator_context(number, parent, f"find-{finding}"),
         )
 
-    async def _play(self, prefix: Prefix | None, seed: int, memory: Memory) -> Trajectory:
-        kit = self._kit
-        additional = 0 if prefix is None else kit.environment.continuation_calls
-        until = work_clock().time() + kit.environment.rollout_time_s
-        engine = kit.fresh if prefix is None else kit.continuing
+    async def _run_rollout(self, prefix: Prefix | None, seed: int, cache: CallCache) -> Trajectory:
+        pool_context = self._pool_context
+        additional = 0 if prefix is None else pool_context.environment.continuation_calls
+        until = work_clock().time() + pool_context.environment.rollout_time_s
+        engine = pool_context.fresh if prefix is None else pool_context.continuing
         return await engine.roll_out(
-            ToolEnvironment(kit.environment, kit.tools, additional_calls=additional),
+            ToolEnvironment(pool_context.environment, pool_context.tools, additional_calls=additional),
             self._question,
             seed=seed,
             deadline=min(until, self._deadline + _GRACE_S),
-            memory=memory,
+            cache=cache,
             prefix=prefix,
         )
 
-    def _note_findings(self, number: int, parent: Parent) -> None:
+    def _record_findings(self, number: int, parent: Parent) -> None:
         for name, finding in sorted(parent.findings.items()):
-            event = Event(number, name, parent.entry, "found", usage=finding.bench.usage)
+            event = PoolEvent(number, name, parent.entry, "found", usage=finding.context.usage)
             if not finding.task.done() or finding.task.cancelled():
                 event.outcome, event.reason = "failed", "unfinished"
                 if event.usage:
                     self.events.append(event)
                 continue
             error = finding.task.exception()
-            if isinstance(error, Rejected):
+            if isinstance(error, EditRejected):
                 event.outcome, event.reason, event.reply = "rejected", error.reason, error.reply
             elif error is not None:
                 event.outcome, event.reason, event.error = "failed", _code(error), cause_of(_plain(error))
             self.events.append(event)
 
-    async def _settle(self, number: int, parent: Parent, applied: _Applied) -> None:
+    async def _record_result(self, number: int, parent: Parent, applied: _OperatorRun) -> None:
         """Add an operator's trajectory to the pool, or record why there is none."""
-        name, result, bench = applied.operator.name, applied.result, applied.bench
-        event = Event(number, name, parent.entry, "produced", usage=bench.usage)
+        name, result, context = applied.operator.name, applied.result, applied.context
+        event = PoolEvent(number, name, parent.entry, "produced", usage=context.usage)
         if isinstance(result, Edit):
-            twin = self._twin(result.trajectory)
+            duplicate = self._find_duplicate(result.trajectory)
             if not result.trajectory.text.strip():
                 event.outcome, event.reason = "rejected", "empty_trajectory"
-            elif twin is not None:
-                event.outcome, event.rollout_key = "duplicate", twin.key
+            elif duplicate is not None:
+                event.outcome, event.rollout_key = "duplicate", duplicate.key
             else:
                 key = self._key(name, number, parent.entry.key)
-                await self._admit(key, number, name, parent.entry, bench.seed, result, bench.used_prompts, bench.usage)
+                await self._add_entry(
+                    key, number, name, parent.entry, context.seed, result, context.used_prompts, context.usage
+                )
                 event.rollout_key = key
         elif result is None:
             event.outcome, event.reason = "failed", "timeout"
-        elif isinstance(result, Rejected):
+        elif isinstance(result, EditRejected):
             event.outcome, event.reason, event.reply = "rejected", result.reason, result.reply
         else:
-            self._refuse(result)
+            self._raise_if_fatal(result)
             event.outcome, event.reason, event.error = "failed", _code(result), cause_of(_plain(result))
-            self._note("partial", f"{name}: {event.error}")
+            self._set_status("partial", f"{name}: {event.error}")
             if event.reason == "operator_error":
                 _log.error("question %s: operator %s failed", self._question.key, name, exc_info=result)
         self.events.append(event)
 
-    def _refuse(self, error: BaseException) -> None:
+    def _raise_if_fatal(self, error: BaseException) -> None:
         """Raise an error that is not the operator's own failure: it leaves the question pending, or stops the stage."""
         if not isinstance(error, Exception):
             raise error
-        if isinstance(error, TreadleError) and not (self._kit.final and is_owed(error)):
+        if isinstance(error, TreadleError) and not (self._pool_context.final and leaves_job_pending(error)):
             raise error
 
-    def _note(self, status: str, error: str) -> None:
+    def _set_status(self, status: str, error: str) -> None:
         if self.status != "timeout":
             self.status = status
         self.error = self.error or error
 
-    def _twin(self, trajectory: Trajectory) -> Entry | None:
-        least = self._kit.options.near_duplicate
-        return next((one for one in self.pool if is_twin(one.trajectory.text, trajectory.text, least)), None)
+    def _find_duplicate(self, trajectory: Trajectory) -> PoolEntry | None:
+        threshold = self._pool_context.options.near_duplicate
+        return next(
+            (one for one in self.pool if is_near_duplicate(one.trajectory.text, trajectory.text, threshold)), None
+        )
 
-    async def _admit(
+    async def _add_entry(
         self,
         key: str,
         number: int,
         operator: str,
-        parent: Entry | None,
+        parent: PoolEntry | None,
         seed: int,
         edit: Edit,
         prompts: dict[str, str],
@@ -318,13 +327,13 @@ class Evolution:
         trajectory = edit.trajectory
         prediction = extract_prediction([{"kind": one.kind, "text": one.text} for one in trajectory.segments])
         verdict = await self._judge(trajectory, prediction)
-        judged_anew = all(entry.prediction != prediction for entry in self.pool if entry.verdict.raw)
-        if verdict.raw and judged_anew:
+        is_new_verdict = all(entry.prediction != prediction for entry in self.pool if entry.verdict.raw)
+        if verdict.raw and is_new_verdict:
             usage.setdefault("judge", RoleUsage()).add(
                 verdict.prompt_tokens, verdict.completion_tokens, len(verdict.raw)
             )
         self.pool.append(
-            Entry(
+            PoolEntry(
                 key=key,
                 index=len(self.pool),
                 round=number,
@@ -355,18 +364,18 @@ class Evolution:
             deadline=self._deadline + _GRACE_S,
         )
         try:
-            return await self._kit.judge.verdict(case, self._memory)
+            return await self._pool_context.judge.verdict(case, self._cache)
         except ModelError as error:
             in_time = self.status != "timeout" and not isinstance(error, DeadlineExceeded)
-            if in_time and not self._kit.final:
+            if in_time and not self._pool_context.final:
                 raise
             return Verdict(None, None, "model", error=str(error))
 
     def _seed(self, *parts: str | int) -> int:
-        return derive_seed(self._kit.seed, self._question.key, "pools", *parts)
+        return derive_seed(self._pool_context.seed, self._question.key, "pools", *parts)
 
     def _key(self, operator: str, number: int, parent: str) -> str:
-        return digest_json([self._question.key, self._kit.policy_name, "pools", operator, number, parent])[:16]
+        return digest_json([self._question.key, self._pool_context.policy_name, "pools", operator, number, parent])[:16]
 
 
 def _plain(error: BaseException) -> Exception:

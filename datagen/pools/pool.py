@@ -35,7 +35,7 @@ def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PoolEntry:
     """A trajectory in a pool.
 
     Attributes:
@@ -79,28 +79,28 @@ class Entry:
         return self.verdict.correct is True
 
 
-def ranked(pool: Sequence[Entry]) -> list[Entry]:
+def ranked(pool: Sequence[PoolEntry]) -> list[PoolEntry]:
     """Return the entries, best first: by higher score (math and choice: 1 or 0; qa: F1), then fewer calls, then age."""
     return sorted(pool, key=lambda entry: (-(entry.verdict.score or 0.0), entry.num_calls, entry.index))
 
 
-def best_unexpanded(pool: Sequence[Entry], expanded: Collection[int]) -> Entry:
+def best_unexpanded(pool: Sequence[PoolEntry], expanded: Collection[int]) -> PoolEntry:
     """Return the best trajectory that was not expanded yet; if all were, the best one."""
     order = ranked(pool)
     return next((entry for entry in order if entry.index not in expanded), order[0])
 
 
-def is_twin(first: str, second: str, least: float) -> bool:
+def is_near_duplicate(first: str, second: str, threshold: float) -> bool:
     """Return whether two texts are equal or similar, with whitespace folded.
 
-    Similar means that the Jaccard similarity of their 5-character runs is at least `least`.
+    Similar means that the Jaccard similarity of their 5-character runs is at threshold `threshold`.
     """
     first, second = " ".join(first.split()), " ".join(second.split())
-    if first == second or least >= 1.0:
+    if first == second or threshold >= 1.0:
         return first == second
-    ones, others = _runs_of_five(first), _runs_of_five(second)
-    return len(ones & others) >= least * len(ones | others)
+    ones, others = _character_shingles(first), _character_shingles(second)
+    return len(ones & others) >= threshold * len(ones | others)
 
 
-def _runs_of_five(text: str) -> set[str]:
+def _character_shingles(text: str) -> set[str]:
     return {text[start : start + 5] for start in range(max(len(text) - 4, 1))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.dialect import RESULT, TOOL_DIALECT, Dialect, Segment
 from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
 
 REASONS = {
@@ -49,7 +49,7 @@ class Candidate:
 
 
 def reasons_against(
-    candidate: Candidate, *, cutoff_tokens: int, num_end_ids: int, protocol: Protocol = TOOL_PROTOCOL
+    candidate: Candidate, *, cutoff_tokens: int, num_end_ids: int, dialect: Dialect = TOOL_DIALECT
 ) -> list[str]:
     """Return the codes of all rules that a trajectory breaks, in the order of REASONS; empty if it may be trained on.
 
@@ -61,8 +61,8 @@ def reasons_against(
     reasons = [] if candidate.status == "answered" else ["unfinished"]
     if candidate.correct is not True:
         reasons.append("unknown_verdict" if candidate.correct is None else "wrong_answer")
-    reasons += format_faults(candidate.segments, protocol)
-    reasons += call_faults(candidate.segments, candidate.calls, protocol)
+    reasons += format_faults(candidate.segments, dialect)
+    reasons += call_faults(candidate.segments, candidate.calls, dialect)
     if not ids_fit(candidate):
         reasons.append("ids_differ")
     if candidate.num_output_ids and num_tokens(candidate, num_end_ids) > cutoff_tokens:

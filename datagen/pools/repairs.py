@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment, render, tokenise
+from treadle.agent.dialect import RESULT, TEXT, TOOL_DIALECT, Dialect, Segment, render, tokenise
 from treadle.agent.transcript import ORIGIN_REENCODED, Codec
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RepairedTurn:
     """A repaired turn with its ids; `segments` are as in a rollout."""
 
     segments: list[Segment]
@@ -30,85 +30,87 @@ class Mended:
         return render(self.segments)
 
 
-def mend(
+def repair_turn(
     segments: Sequence[Segment],
     ids: Sequence[int],
     origins: Sequence[int],
     codec: Codec | None,
-    protocol: Protocol = TOOL_PROTOCOL,
-) -> Mended | None:
+    dialect: Dialect = TOOL_DIALECT,
+) -> RepairedTurn | None:
     """Return the repaired turn; None if no span needs a repair. In text mode there are no ids and no codec."""
-    mended = Mended([], [], [])
+    repaired_turn = RepairedTurn([], [], [])
     changed = False
-    for stretch in _stretches(segments):
-        new = stretch[0].kind != RESULT and _mended_text(stretch, protocol)
-        if new and new != render(stretch):
+    for span in _spans(segments):
+        new = span[0].kind != RESULT and _repaired_text(span, dialect)
+        if new and new != render(span):
             changed = True
-            _append_text(mended, new, codec, protocol)
+            _append_text(repaired_turn, new, codec, dialect)
         else:
-            _append_as_is(mended, stretch, ids, origins)
-    return mended if changed else None
+            _append_as_is(repaired_turn, span, ids, origins)
+    return repaired_turn if changed else None
 
 
-def _stretches(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    stretch: list[Segment] = []
+def _spans(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    span: list[Segment] = []
     for segment in segments:
         if segment.kind == RESULT:
-            if stretch:
-                yield stretch
+            if span:
+                yield span
             yield [segment]
-            stretch = []
+            span = []
         else:
-            stretch.append(segment)
-    if stretch:
-        yield stretch
+            span.append(segment)
+    if span:
+        yield span
 
 
-def _mended_text(stretch: Sequence[Segment], protocol: Protocol) -> str:
+def _repaired_text(span: Sequence[Segment], dialect: Dialect) -> str:
     """Return the span with one closed thought before its call or answer.
 
     The text is unchanged if the span ends with neither, or if no thought would remain.
     """
-    *before, last = stretch
-    text = render(stretch)
-    if last.kind not in (*protocol.tools, protocol.answer) or any(
+    *before, last = span
+    text = render(span)
+    if last.kind not in (*dialect.tools, dialect.answer) or any(
         segment.kind not in (TEXT, "think") for segment in before
     ):
         return text
-    if _is_whole(before):
+    if _is_complete(before):
         return text
     thoughts = [segment.text.replace(_OPEN, "").replace(_CLOSE, "").strip() for segment in before]
     thought = "\n".join(filter(None, thoughts))
     return f"{_OPEN}{thought}{_CLOSE}{last.text}" if thought else text
 
 
-def _is_whole(before: Sequence[Segment]) -> bool:
+def _is_complete(before: Sequence[Segment]) -> bool:
     """Return whether there is exactly one closed thought and otherwise only whitespace."""
     blocks = [segment for segment in before if segment.kind != TEXT or not segment.text.isspace()]
     return len(blocks) == 1 and blocks[0].text.startswith(_OPEN) and blocks[0].text.endswith(_CLOSE)
 
 
-def _append_as_is(mended: Mended, stretch: Sequence[Segment], ids: Sequence[int], origins: Sequence[int]) -> None:
-    shift = len(mended.ids) - stretch[0].start
-    mended.ids.extend(ids[stretch[0].start : stretch[-1].end])
-    mended.origins.extend(origins[stretch[0].start : stretch[-1].end])
-    for segment in stretch:
-        mended.segments.append(Segment(segment.kind, segment.text, segment.start + shift, segment.end + shift))
+def _append_as_is(
+    repaired_turn: RepairedTurn, span: Sequence[Segment], ids: Sequence[int], origins: Sequence[int]
+) -> None:
+    shift = len(repaired_turn.ids) - span[0].start
+    repaired_turn.ids.extend(ids[span[0].start : span[-1].end])
+    repaired_turn.origins.extend(origins[span[0].start : span[-1].end])
+    for segment in span:
+        repaired_turn.segments.append(Segment(segment.kind, segment.text, segment.start + shift, segment.end + shift))
 
 
-def _append_text(mended: Mended, text: str, codec: Codec | None, protocol: Protocol) -> None:
+def _append_text(repaired_turn: RepairedTurn, text: str, codec: Codec | None, dialect: Dialect) -> None:
     if codec is None:
-        mended.segments.extend(
-            Segment(piece.kind, piece.text, 0, 0) for piece in tokenise(text, protocol, model_text=True)
+        repaired_turn.segments.extend(
+            Segment(piece.kind, piece.text, 0, 0) for piece in tokenise(text, dialect, model_text=True)
         )
         return
-    start = len(mended.ids)
+    start = len(repaired_turn.ids)
     new = codec.encode(text)
     # Use the decoded ids, because a tokenizer may normalise characters.
     text = codec.decode(new)
-    pieces = tokenise(text, protocol, model_text=True)
+    pieces = tokenise(text, dialect, model_text=True)
     ends = [*codec.counts_before(new, text, [piece.end for piece in pieces[:-1]]), len(new)]
     for piece, begin, end in zip(pieces, [0, *ends[:-1]], ends, strict=True):
-        mended.segments.append(Segment(piece.kind, piece.text, start + begin, start + end))
-    mended.ids.extend(new)
-    mended.origins.extend([ORIGIN_REENCODED] * len(new))
+        repaired_turn.segments.append(Segment(piece.kind, piece.text, start + begin, start + end))
+    repaired_turn.ids.extend(new)
+    repaired_turn.origins.extend([ORIGIN_REENCODED] * len(new))

@@ -12,15 +12,15 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.rollout_report import unread_sentences
+from treadle.agent.rollout_report import unreadable_output_warnings
 from treadle.core.figures import Figures, money, render_figures
 from treadle.datagen.pools.evolution import INITIAL
 from treadle.datagen.pools.rows import tokens_of, total_usage
 
 Row = Mapping[str, Any]
 
-_COLUMNS = ("tried", "produced", "duplicate", "rejected", "failed", "right", "turned_right")
-_TITLES = {"turned_right": "wrong to right", "duplicate": "repeats", "produced": "made"}
+_COLUMNS = ("tried", "produced", "duplicate", "rejected", "failed", "right", "corrected")
+_TITLES = {"corrected": "wrong to right", "duplicate": "repeats", "produced": "made"}
 _YIELD_NOTE = (
     "wrong to right: right trajectories made from a wrong parent; calls: means over trajectories made from a parent, "
     "for the parent and for the new trajectory"
@@ -53,7 +53,7 @@ class PoolReport:
     reasons: Counter[str] = field(default_factory=Counter)
     usage: dict[str, dict[str, int]] = field(default_factory=dict)
     calls_initial: _Mean = field(default_factory=_Mean)
-    calls_right: _Mean = field(default_factory=_Mean)
+    calls_correct: _Mean = field(default_factory=_Mean)
 
     def add(self, question: Row, pool: Sequence[Row], events: Sequence[Row]) -> None:
         """Count one question: its row, its trajectories and its events."""
@@ -61,21 +61,21 @@ class PoolReport:
         self.counts["trajectories"] += len(pool)
         self.counts["correct"] += question["num_correct"]
         self.counts["unknown_verdicts"] += sum(row["correct"] is None for row in pool)
-        self.counts["questions_right_at_first"] += question["initial_correct"]
-        self.counts["questions_right_at_last"] += question["num_correct"] > 0
+        self.counts["questions_correct_initially"] += question["initial_correct"]
+        self.counts["questions_correct_finally"] += question["num_correct"] > 0
         self.usage = total_usage([self.usage, orjson.loads(question["usage"])])
         by_key = {row["rollout_key"]: row for row in pool}
         for row in pool:
             self.counts["answered"] += row["status"] == "answered"
             self.counts["calls"] += row["calls_requested"]
             if row["operator"] == INITIAL:
-                self._tried(INITIAL, "produced", row, None)
+                self._count_attempt(INITIAL, "produced", row, None)
                 self.calls_initial.add(row["calls_requested"])
             if row["correct"]:
-                self.calls_right.add(row["calls_requested"])
+                self.calls_correct.add(row["calls_requested"])
         for event in events:
             made = by_key.get(event["rollout_key"]) if event["outcome"] == "produced" else None
-            self._tried(event["operator"], event["outcome"], made, by_key.get(event["parent"]))
+            self._count_attempt(event["operator"], event["outcome"], made, by_key.get(event["parent"]))
         self._count_reasons(events)
 
     def _count_reasons(self, events: Sequence[Row]) -> None:
@@ -92,7 +92,7 @@ class PoolReport:
                 found.add(cause)
             self.reasons[f"{event['operator']}.{event['reason']}"] += 1
 
-    def _tried(self, operator: str, outcome: str, made: Row | None, parent: Row | None) -> None:
+    def _count_attempt(self, operator: str, outcome: str, made: Row | None, parent: Row | None) -> None:
         counts = self.operators.setdefault(operator, Counter())
         counts["tried"] += 1
         counts[outcome] += 1
@@ -100,7 +100,7 @@ class PoolReport:
             return
         counts["right"] += made["correct"] is True
         if parent is not None:
-            counts["turned_right"] += made["correct"] is True and parent["correct"] is not True
+            counts["corrected"] += made["correct"] is True and parent["correct"] is not True
             counts["calls_before"] += parent["calls_requested"]
             counts["calls_after"] += made["calls_requested"]
 
@@ -113,7 +113,7 @@ class PoolReport:
             **{f"status_{name}": self.statuses[name] for name in sorted(self.statuses)},
             **{f"num_{name}": self.counts[name] for name in sorted(self.counts)},
             "calls_initial": self.calls_initial.value,
-            "calls_right": self.calls_right.value,
+            "calls_correct": self.calls_correct.value,
             "tokens_per_correct": tokens_of(self.usage) / correct if correct else 0.0,
             "operators": {name: dict(self.operators[name]) for name in sorted(self.operators)},
             "reasons": dict(sorted(self.reasons.items())),
@@ -133,10 +133,11 @@ def pool_sentences(metrics: Mapping[str, Any]) -> list[str]:
     unknown = metrics["num_unknown_verdicts"]
     return [
         *pool_warnings(metrics),
-        f"{metrics['num_questions']:,} questions: {metrics['num_questions_right_at_first']:,} right initially, "
-        f"{metrics['num_questions_right_at_last']:,} at the end. {metrics['num_trajectories']:,} trajectories, "
+        f"{metrics['num_questions']:,} questions: {metrics['num_questions_correct_initially']:,} right initially, "
+        f"{metrics['num_questions_correct_finally']:,} at the end. {metrics['num_trajectories']:,} trajectories, "
         f"{metrics['num_correct']:,} right" + (f", {unknown:,} without a verdict." if unknown else "."),
-        f"Tool calls per trajectory: {metrics['calls_initial']:.2f} in initial rollouts, {metrics['calls_right']:.2f} "
+        f"Tool calls per trajectory: {metrics['calls_initial']:.2f} in initial rollouts, "
+        f"{metrics['calls_correct']:.2f} "
         "in right ones.",
     ]
 
@@ -151,7 +152,7 @@ def pool_warnings(metrics: Mapping[str, Any]) -> list[str]:
         "calls_requested": num_calls,
         "status_answered": metrics["num_answered"],
     }
-    return unread_sentences(counts, "trajectories")
+    return unreadable_output_warnings(counts, "trajectories")
 
 
 def pool_figures(

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from treadle.agent.rows import row_of
-from treadle.datagen.pools.evolution import INITIAL, Event, Evolution
-from treadle.datagen.pools.pool import Entry, RoleUsage
+from treadle.datagen.pools.evolution import INITIAL, Evolution, PoolEvent
+from treadle.datagen.pools.pool import PoolEntry, RoleUsage
 
 Usage = Mapping[str, Mapping[str, int]]
 """Calls, prompt_tokens and completion_tokens by role."""
@@ -19,7 +19,7 @@ Usage = Mapping[str, Mapping[str, int]]
 
 def pool_rows(
     question: Mapping[str, Any],
-    pool: Sequence[Entry],
+    pool: Sequence[PoolEntry],
     models: Mapping[str, str],
     environment_digest: str,
     tokenizer_digest: str,
@@ -58,7 +58,7 @@ def pool_rows(
     return rows
 
 
-def event_rows(question_key: str, events: Sequence[Event]) -> list[dict[str, Any]]:
+def event_rows(question_key: str, events: Sequence[PoolEvent]) -> list[dict[str, Any]]:
     """Return the rows of `pool_events`."""
     return [
         {

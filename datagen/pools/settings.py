@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section
@@ -96,7 +96,7 @@ class PoolHints(Section):
     @classmethod
     def _check(cls, hints: tuple[str, ...]) -> tuple[str, ...]:
         for hint in hints:
-            marker = TOOL_PROTOCOL.markers.search(hint)
+            marker = TOOL_DIALECT.markers.search(hint)
             if marker is not None:
                 raise ValueError(
                     f"the hint {hint!r} contains the marker {marker[0]}; a hint must be plain text within a thought"
@@ -149,9 +149,9 @@ class PoolOptions(Section):
     """Maximum share of failed questions with which the stage may finish if failures are accepted."""
     max_concurrent: Operational[int] = Field(default=32, ge=1)
     """Maximum number of questions in progress at once."""
-    owed_retries: Operational[int] = Field(default=2, ge=0)
+    pending_retries: Operational[int] = Field(default=2, ge=0)
     """Number of further passes over questions that infrastructure errors left pending."""
-    owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
+    pending_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
     """Pause in seconds before the first such pass; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Maximum number of prompt and completion tokens of all roles. Exceeding it stops the run, which can be resumed

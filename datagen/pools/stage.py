@@ -16,15 +16,15 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.call_cache import Counted, JournalMemory, Memory
+from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
 from treadle.agent.config import ENVIRONMENT_VERSION
-from treadle.agent.job_runner import Crew, begin, settle
+from treadle.agent.job_runner import JobRunner, check_pending, start_progress
 from treadle.agent.jobs import QuestionJob, job_key, shared_digest
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
 from treadle.agent.metering import Meter, TokenBudget
-from treadle.agent.model_session import Opening, OpenModel, check_api, load_tokenizer
-from treadle.agent.role import AskedModel
+from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
+from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
 from treadle.agent.rollout_settings import JOB_COLUMNS, selected_questions
 from treadle.agent.rows import telemetry_of
@@ -34,11 +34,11 @@ from treadle.core import schemas, steady_loop
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
-from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, Worked
+from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
 from treadle.datagen.operators import load_operators
-from treadle.datagen.pools.context import Kit, Nobody
+from treadle.datagen.pools.context import NullModel, PoolContext
 from treadle.datagen.pools.evolution import Evolution
-from treadle.datagen.pools.exit import PoolExit
+from treadle.datagen.pools.exit_check import PoolExitCheck
 from treadle.datagen.pools.report import PoolReport, pool_warnings
 from treadle.datagen.pools.rows import event_rows, failed_question_row, pool_rows, question_row
 from treadle.datagen.pools.settings import PoolsSettings
@@ -67,59 +67,61 @@ class PoolsRun:
         self._budget = TokenBudget(
             self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
         )
-        self._crew = Crew(self._options, self._open_jobs, self._make, noun="questions")
+        self._job_runner = JobRunner(self._options, self._open_jobs, self._make, noun="questions")
         self._prompts = PromptSet(self._options.prompts)
         self._prompts.check()
         self._operators = load_operators(self._options.operators)
-        self._kit: Kit | None = None
+        self._pool_context: PoolContext | None = None
         self._counted: dict[str, set[str]] = {}
         self._facts: Counter[str] = Counter()
         self._found: dict[str, Any] = {}
         """Facts that `run` needs in addition to the journal."""
 
-    async def work(self) -> Worked:
+    async def work(self) -> WorkResult:
         """Make the pools that are not finished yet, within the shards of this process."""
-        num_open = begin(self._context, self._own_jobs(), "questions")
+        num_open = start_progress(self._context, self._own_jobs(), "questions")
         if not num_open:
-            return Worked()
+            return WorkResult()
         await self._finish_open(num_open)
-        return self._crew.worked(self._found)
+        return self._job_runner.work_result(self._found)
 
     async def _finish_open(self, num_open: int) -> None:
         settings = self._settings
         for name, role in settings.roles.items():
             check_api(name, role.name, role.model)
         try:
-            async with Opening(self._budget) as opening:
-                models: dict[str, OpenModel] = {}
+            async with ModelSessions(self._budget) as opening:
+                models: dict[str, ModelSession] = {}
                 servers = self._found["servers"] = {}
                 for name, role in settings.roles.items():
                     models[name] = await opening.model(role.name, role.model, role.tokenizer_digest)
                     servers[name] = asdict(models[name].facts)
                 tools = await opening.tools(settings.environment, models.get("summarizer"), self._context.store)
                 self._found["sandbox"] = sandbox_facts(settings.environment)
-                models["policy"].check_ids()
+                models["policy"].check_token_ids()
                 if self._budget.is_limited:
                     self._count_finished()
                 async with self._judge(models) as judge:
-                    self._kit = self._make_kit(models, tools, judge)
-                    await self._crew.work(num_open)
+                    self._pool_context = self._make_pool_context(models, tools, judge)
+                    await self._job_runner.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
-            self._crew.last.first = self._crew.last.first or str(error)
+            self._job_runner.last.first = self._job_runner.last.first or str(error)
 
-    def _make_kit(self, models: Mapping[str, OpenModel], tools: Mapping[str, Tool], judge: Judge) -> Kit:
+    def _make_pool_context(
+        self, models: Mapping[str, ModelSession], tools: Mapping[str, Tool], judge: Judge
+    ) -> PoolContext:
         settings, policy = self._settings, models["policy"]
         sampling, environment = settings.roles["policy"].sampling, settings.environment
         self._tokenizer_digest = policy.codec.digest if policy.codec else ""
-        return Kit(
+        return PoolContext(
             options=self._options,
             environment=environment,
             fresh=policy.engine(environment, sampling),
             continuing=policy.engine(environment, sampling, additional_calls=environment.continuation_calls),
             tools=tools,
-            roles={name: models[name].in_role(name, settings.roles[name].sampling) for name in ("critic", "refiner")},
+            roles={name: models[name].for_role(name, settings.roles[name].sampling) for name in ("critic", "refiner")},
             judge=judge,
             operators=self._operators,
             prompts=self._prompts,
@@ -127,17 +129,17 @@ class PoolsRun:
             seed=settings.seed,
         )
 
-    def _judge(self, models: Mapping[str, OpenModel], instead: AskedModel | None = None) -> AnswerJudge:
+    def _judge(self, models: Mapping[str, ModelSession], instead: RoleBackend | None = None) -> AnswerJudge:
         """Return the judge; `instead` replaces its model."""
         model = None
         if self._options.judge_math:
-            model = models["judge"].in_role("judge", self._settings.roles["judge"].sampling)
+            model = models["judge"].for_role("judge", self._settings.roles["judge"].sampling)
             model = replace(model, model=instead or model.model)
         return AnswerJudge(f1_threshold=self._options.f1_threshold, model=model)
 
     async def _make(self, job: QuestionJob) -> None:
-        assert self._kit is not None
-        stored = await self._evolve(job, self._kit)
+        assert self._pool_context is not None
+        stored = await self._evolve(job, self._pool_context)
         self._journal.finish(job.key, orjson.dumps(stored))
         self._counted.pop(job.key, None)
         self._facts["trajectories"] += stored["question"]["num_trajectories"]
@@ -146,12 +148,12 @@ class PoolsRun:
             self._facts[status] += 1
         self._context.progress.advance(1, **self._facts)
 
-    async def _evolve(self, job: QuestionJob, kit: Kit) -> dict[str, Any]:
+    async def _evolve(self, job: QuestionJob, pool_context: PoolContext) -> dict[str, Any]:
         """Make a question's pool and return its rows."""
-        memory: Memory = JournalMemory(self._journal, job.key)
+        cache: CallCache = JournalCache(self._journal, job.key)
         if self._budget.is_limited:
-            memory = Counted(memory, self._count_unit, self._counted.setdefault(job.key, set()))
-        evolution = Evolution(kit, job.question, memory)
+            cache = CountingCache(cache, self._count_unit, self._counted.setdefault(job.key, set()))
+        evolution = Evolution(pool_context, job.question, cache)
         await evolution.run()
         models = {name: role.name for name, role in self._settings.roles.items()}
         return {
@@ -175,18 +177,18 @@ class PoolsRun:
             ],
         }
 
-    async def _from_memory(self, job: QuestionJob) -> dict[str, Any]:
+    async def _replay_unfinished(self, job: QuestionJob) -> dict[str, Any]:
         """Return the rows of a question that stays unfinished, by replaying its stored answers.
 
         A request without a stored answer counts as failed.
         """
-        worked = self._context.worked
+        worked = self._context.work_result
         cause = worked.causes.get(job.key, worked.first)
-        if self._kit is None:
+        if self._pool_context is None:
             return {"pool": [], "events": [], "question": failed_question_row(job.question, cause), "telemetry": []}
-        return await self._evolve(job, self._kit.without_models(cause))
+        return await self._evolve(job, self._pool_context.for_replay(cause))
 
-    def _known_models(self, servers: Mapping[str, Any]) -> dict[str, OpenModel]:
+    def _replay_models(self, servers: Mapping[str, Any]) -> dict[str, ModelSession]:
         """Return the models of all roles for replaying stored answers without requests.
 
         The policy gets the facts that its server reported when the questions were processed; the facts of other roles
@@ -198,7 +200,7 @@ class PoolsRun:
             facts = ServerFacts(**servers[name]) if name in servers else unknown
             meter = Meter(ModelPool(role.name, role.model), self._budget)
             tokenizer = load_tokenizer(role.name, role.model, role.tokenizer_digest)
-            models[name] = OpenModel(role.name, meter, facts, tokenizer)
+            models[name] = ModelSession(role.name, meter, facts, tokenizer)
         return models
 
     def _count_finished(self) -> None:
@@ -213,29 +215,29 @@ class PoolsRun:
         """Charge the budget with a stored answer, at the price of the most expensive role that may have given it."""
         if prompt_tokens or completion_tokens:
             roles = self._settings.roles
-            models = [roles[name].model for name in _roles_behind(unit) if name in roles] or [roles["policy"].model]
-            dearest = max(models, key=lambda model: model.cost(prompt_tokens, completion_tokens))
-            self._budget.count(dearest, prompt_tokens, completion_tokens)
+            models = [roles[name].model for name in _roles_of_unit(unit) if name in roles] or [roles["policy"].model]
+            most_expensive = max(models, key=lambda model: model.cost(prompt_tokens, completion_tokens))
+            self._budget.count(most_expensive, prompt_tokens, completion_tokens)
 
     async def write(self) -> dict[str, Any]:
         """Replay and judge unfinished questions, and write all rows."""
-        _, num_owed = settle(self._context, self._options, self._jobs(), "questions")
-        servers: Any = self._context.worked.facts.get("servers", {})
-        if not num_owed or "policy" not in servers:
+        _, num_pending = check_pending(self._context, self._options, self._jobs(), "questions")
+        servers: Any = self._context.work_result.facts.get("servers", {})
+        if not num_pending or "policy" not in servers:
             return await self._write()
-        models, nobody = self._known_models(servers), Nobody(self._context.worked.first)
-        tools = dict.fromkeys(self._settings.environment.enabled_tools, nobody)
+        models, null_model = self._replay_models(servers), NullModel(self._context.work_result.first)
+        tools = dict.fromkeys(self._settings.environment.enabled_tools, null_model)
         # Rules need no model, and verdicts of models are stored; without the judge, the wrong branch would be replayed.
-        async with self._judge(models, nobody) as judge:
-            self._kit = self._make_kit(models, tools, judge)
+        async with self._judge(models, null_model) as judge:
+            self._pool_context = self._make_pool_context(models, tools, judge)
             return await self._write()
 
     async def _write(self) -> dict[str, Any]:
-        report, exit_check = PoolReport([operator.name for operator in self._operators]), PoolExit()
+        report, exit_check = PoolReport([operator.name for operator in self._operators]), PoolExitCheck()
         tables: dict[str, list[dict[str, Any]]] = {"pool": [], "events": [], "question": [], "telemetry": []}
         for number, job in enumerate(self._jobs(), 1):
             finished = self._journal.is_finished(job.key)
-            stored = self._found_rows(job) if finished else await self._from_memory(job)
+            stored = self._finished_rows(job) if finished else await self._replay_unfinished(job)
             stored["question"]["job"] = job.key if finished else None
             report.add(stored["question"], stored["pool"], stored["events"])
             exit_check.add(stored["question"], stored["pool"])
@@ -251,9 +253,9 @@ class PoolsRun:
         metrics = report.metrics()
         for sentence in pool_warnings(metrics):
             _log.warning("%s: %s", self._context.address, sentence)
-        return {**metrics, **self._context.worked.facts.get("sandbox", {})}
+        return {**metrics, **self._context.work_result.facts.get("sandbox", {})}
 
-    def _found_rows(self, job: QuestionJob) -> dict[str, Any]:
+    def _finished_rows(self, job: QuestionJob) -> dict[str, Any]:
         """Return the rows of a finished question, which may have been in another data set when it was finished."""
         stored = self._stored(job.key)
         for row in (stored["question"], *stored["pool"]):
@@ -285,7 +287,7 @@ class PoolsRun:
 _ROLES = {"llm": ("policy",), "tool": ("summarizer",), "ask": ("critic", "refiner")}
 
 
-def _roles_behind(unit: str) -> tuple[str, ...]:
+def _roles_of_unit(unit: str) -> tuple[str, ...]:
     """Return the roles that may have given the answer stored under this unit."""
     if unit.startswith("verdict-"):
         return ("judge",)
@@ -336,7 +338,7 @@ def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
             yield key, orjson.dumps({**parts, "question": question})
 
 
-def work(context: StageContext) -> Worked:
+def work(context: StageContext) -> WorkResult:
     """Make the unfinished pools of one stage instance."""
     with rare_collections():
         return steady_loop.run(PoolsRun(context).work())

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby
 
-from treadle.datagen.questions.likeness import tokenize
+from treadle.datagen.questions.question_similarity import tokenize
 
-RUN = 13
+RUN_TOKENS = 13
 """Length in tokens of a run that counts as copied."""
-SHORTEST = 8
+MIN_CONTAINED_TOKENS = 8
 """Minimum number of tokens of a benchmark question that may match inside a training question. A shorter one must
 equal the whole question, because it may occur in unrelated questions."""
-_COMMON = 8
+_MAX_RARE_OCCURRENCES = 8
 """Number of occurrences in the benchmarks above which a run is common."""
 _MAX_REMEMBERED = 4_096
 
@@ -34,7 +34,7 @@ class Contamination:
 
     benchmark: str
     row: int
-    how: str
+    match: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class BenchmarkIndex:
     def __init__(self, overlap: float = 0.5) -> None:
         self._overlap = overlap
         self._rows: list[_Row] = []
-        self._whole: dict[tuple[str, ...], int] = {}
+        self._exact: dict[tuple[str, ...], int] = {}
         self._with_run: dict[int, list[int]] = defaultdict(list)
         self._short_lengths: set[int] = set()
         self._within_reach: dict[int, list[int]] | None = None
@@ -69,8 +69,8 @@ class BenchmarkIndex:
         number = len(self._rows)
         runs = _runs(tokens)
         self._rows.append(_Row(benchmark, row, len(tokens), runs))
-        self._whole.setdefault(tuple(tokens), number)
-        if SHORTEST <= len(tokens) < RUN:
+        self._exact.setdefault(tuple(tokens), number)
+        if MIN_CONTAINED_TOKENS <= len(tokens) < RUN_TOKENS:
             self._short_lengths.add(len(tokens))
         for run in runs:
             self._with_run[run].append(number)
@@ -80,16 +80,16 @@ class BenchmarkIndex:
     def find(self, question: str) -> Contamination | None:
         """Return the first benchmark row that the question repeats, or None."""
         tokens = _folded(question)
-        if (number := self._whole.get(tuple(tokens))) is not None:
+        if (number := self._exact.get(tuple(tokens))) is not None:
             return self._found(number, "equals it")
         for length in sorted(self._short_lengths):
             for start in range(len(tokens) - length + 1):
-                if (number := self._whole.get(tuple(tokens[start : start + length]))) is not None:
+                if (number := self._exact.get(tuple(tokens[start : start + length]))) is not None:
                     return self._found(number, "contains it")
         return self._find_runs(frozenset(run for run in _runs(tokens) if run in self._with_run))
 
     def _find_runs(self, shared: frozenset[int]) -> Contamination | None:
-        common = frozenset(run for run in shared if len(self._with_run[run]) > _COMMON)
+        common = frozenset(run for run in shared if len(self._with_run[run]) > _MAX_RARE_OCCURRENCES)
         rows = {number for run in shared - common for number in self._with_run[run]}
         found = [number for number in rows if self._share(number, shared) >= self._overlap]
         if common and (number := self._first_of_common(common)) is not None:
@@ -97,7 +97,7 @@ class BenchmarkIndex:
         if not found:
             return None
         share = self._share(min(found), shared)
-        return self._found(min(found), f"shares runs of {RUN} words that cover {share:.0%} of it")
+        return self._found(min(found), f"shares runs of {RUN_TOKENS} words that cover {share:.0%} of it")
 
     def _first_of_common(self, common: frozenset[int]) -> int | None:
         """Return the first row that common runs alone cover sufficiently, or None."""
@@ -113,7 +113,7 @@ class BenchmarkIndex:
     def _rows_within_reach(self) -> Mapping[int, list[int]]:
         """Return, by common run, the rows that all common runs together cover sufficiently."""
         if self._within_reach is None:
-            common = {run for run, numbers in self._with_run.items() if len(numbers) > _COMMON}
+            common = {run for run, numbers in self._with_run.items() if len(numbers) > _MAX_RARE_OCCURRENCES}
             self._within_reach = {run: [] for run in common}
             for number, row in enumerate(self._rows):
                 if self._share(number, common) >= self._overlap:
@@ -127,17 +127,17 @@ class BenchmarkIndex:
         covered = end = 0
         for start, run in enumerate(row.runs):
             if run in shared:
-                covered += start + RUN - max(start, end)
-                end = start + RUN
+                covered += start + RUN_TOKENS - max(start, end)
+                end = start + RUN_TOKENS
         return covered / row.num_tokens
 
-    def _found(self, number: int, how: str) -> Contamination:
+    def _found(self, number: int, match: str) -> Contamination:
         row = self._rows[number]
-        return Contamination(row.benchmark, row.row, how)
+        return Contamination(row.benchmark, row.row, match)
 
 
 def _runs(tokens: Sequence[str]) -> tuple[int, ...]:
-    return tuple(hash(tuple(tokens[start : start + RUN])) for start in range(len(tokens) - RUN + 1))
+    return tuple(hash(tuple(tokens[start : start + RUN_TOKENS])) for start in range(len(tokens) - RUN_TOKENS + 1))
 
 
 def _folded(question: str) -> list[str]:

@@ -19,7 +19,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from treadle.datagen.questions.likeness import Reading, asks_the_same, jaccard, normalize, tokenize
+from treadle.datagen.questions.question_similarity import (
+    QuestionFeatures,
+    is_same_question,
+    jaccard,
+    normalize,
+    tokenize,
+)
 from treadle.datagen.questions.spellings import Spellings
 from treadle.datagen.questions.word_index import WordIndex
 
@@ -27,10 +33,10 @@ _NUM_PERMUTATIONS = 128
 _LSH_MARGIN = 0.15
 """Amount by which the LSH threshold is lower than the Jaccard threshold, because LSH finds only about half of the
 pairs at its own threshold."""
-_MANY = 64
+_MAX_LSH_CANDIDATES = 64
 """Number of entries in a question's LSH buckets above which candidates are looked up by their words."""
-_CACHED_READINGS = 1_024
-_CACHED_CHARS = 2_000
+_MAX_CACHED_TEXTS = 1_024
+_MAX_CACHED_CHARS = 2_000
 
 
 def identity(question: str, choices: Sequence[str] = ()) -> str:
@@ -49,34 +55,34 @@ class Duplicate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptQuestion:
     key: str
     text: str
     answers: frozenset[str]
     is_heldout: bool
 
 
-def _may_repeat(new: _Kept, kept: _Kept) -> bool:
+def _may_repeat(new: _KeptQuestion, kept: _KeptQuestion) -> bool:
     return new.answers == kept.answers or not (new.is_heldout and kept.is_heldout)
 
 
-class _Readings:
+class _FeatureCache:
     """Cache of the tokenized texts; only short texts that were compared recently are kept."""
 
     def __init__(self) -> None:
-        self._cache: OrderedDict[str, Reading] = OrderedDict()
+        self._cache: OrderedDict[str, QuestionFeatures] = OrderedDict()
 
-    def __call__(self, text: str) -> Reading:
-        if len(text) > _CACHED_CHARS:
-            return Reading(tokenize(text))
-        reading = self._cache.get(text)
-        if reading is None:
-            reading = self._cache[text] = Reading(tokenize(text))
-            if len(self._cache) > _CACHED_READINGS:
+    def __call__(self, text: str) -> QuestionFeatures:
+        if len(text) > _MAX_CACHED_CHARS:
+            return QuestionFeatures(tokenize(text))
+        features = self._cache.get(text)
+        if features is None:
+            features = self._cache[text] = QuestionFeatures(tokenize(text))
+            if len(self._cache) > _MAX_CACHED_TEXTS:
                 self._cache.popitem(last=False)
         else:
             self._cache.move_to_end(text)
-        return reading
+        return features
 
 
 class _Buckets:
@@ -91,12 +97,12 @@ class _Buckets:
         # Most buckets hold one number, and a list for each would take most of the memory.
         self._numbers: dict[int, int | list[int]] = {}
 
-    def keys(self, reading: Reading) -> list[int]:
+    def keys(self, features: QuestionFeatures) -> list[int]:
         """Return the keys of the question's buckets."""
         sketch = self._empty.copy()
-        sketch.update_batch([" ".join(gram).encode("utf-8") for gram in reading.grams])
+        sketch.update_batch([" ".join(gram).encode("utf-8") for gram in features.grams])
         values = sketch.hashvalues
-        signature = hash(reading.signature)
+        signature = hash(features.signature)
         return [hash((start, values[start:end].tobytes(), signature)) for start, end in self._ranges]
 
     def add(self, keys: Iterable[int], number: int) -> None:
@@ -116,7 +122,7 @@ class _Buckets:
         return [(numbers,) if isinstance(numbers, int) else numbers for numbers in found]
 
 
-def _holds(numbers: Sequence[int], number: int) -> bool:
+def _contains(numbers: Sequence[int], number: int) -> bool:
     place = bisect_left(numbers, number)
     return place < len(numbers) and numbers[place] == number
 
@@ -126,11 +132,11 @@ class DuplicateIndex:
 
     def __init__(self, threshold: float = 0.9) -> None:
         self._threshold = threshold
-        self._kept: list[_Kept] = []
+        self._kept: list[_KeptQuestion] = []
         self._exact: dict[bytes, int] = {}
         self._exact_heldout: dict[tuple[bytes, frozenset[str]], int] = {}
         self._buckets = _Buckets(max(0.3, threshold - _LSH_MARGIN))
-        self._readings = _Readings()
+        self._feature_cache = _FeatureCache()
         self._by_signature: dict[int, list[int]] = {}
         self._by_words: dict[int, WordIndex] = {}
         self._spellings = Spellings()
@@ -143,21 +149,21 @@ class DuplicateIndex:
         Two held-out questions with different answers do not repeat each other: `x` and `X` may be different things
         there.
         """
-        new = _Kept(key, "\n".join((question, *choices)), frozenset(map(normalize, answers)), heldout)
+        new = _KeptQuestion(key, "\n".join((question, *choices)), frozenset(map(normalize, answers)), heldout)
         digest = hashlib.blake2b(identity(question, choices).encode(), digest_size=16).digest()
         if (same := self._find_exact(digest, new)) is not None:
             return Duplicate("exact_duplicate", same.key, same.answers == new.answers)
         # Compare near duplicates as written, because case distinguishes names from words.
-        reading = self._readings(new.text)
-        keys = self._buckets.keys(reading)
-        for number in self._candidates(new, reading, keys):
-            if (similarity := self._similarity(new, reading, self._kept[number])) is not None:
+        features = self._feature_cache(new.text)
+        keys = self._buckets.keys(features)
+        for number in self._candidates(new, features, keys):
+            if (similarity := self._similarity(new, features, self._kept[number])) is not None:
                 kept = self._kept[number]
                 return Duplicate("near_duplicate", kept.key, kept.answers == new.answers, similarity)
-        self._keep(new, digest, reading, keys)
+        self._keep(new, digest, features, keys)
         return None
 
-    def _find_exact(self, digest: bytes, new: _Kept) -> _Kept | None:
+    def _find_exact(self, digest: bytes, new: _KeptQuestion) -> _KeptQuestion | None:
         """Return the earliest kept question with the same text that the new one repeats."""
         number = self._exact.get(digest)
         if number is not None and not _may_repeat(new, self._kept[number]):
@@ -165,43 +171,43 @@ class DuplicateIndex:
             number = self._exact_heldout.get((digest, new.answers))
         return None if number is None else self._kept[number]
 
-    def _candidates(self, new: _Kept, reading: Reading, keys: Sequence[int]) -> list[int]:
+    def _candidates(self, new: _KeptQuestion, features: QuestionFeatures, keys: Sequence[int]) -> list[int]:
         """Return the numbers of the kept questions to compare with, ascending."""
         lists = self._buckets.lists(keys)
-        if sum(map(len, lists)) <= _MANY:
+        if sum(map(len, lists)) <= _MAX_LSH_CANDIDATES:
             return sorted({number for numbers in lists for number in numbers})
-        found = self._word_index(reading).candidates(reading, new.answers)
-        return sorted(number for number in found if any(_holds(numbers, number) for numbers in lists))
+        found = self._word_index(features).candidates(features, new.answers)
+        return sorted(number for number in found if any(_contains(numbers, number) for numbers in lists))
 
-    def _word_index(self, reading: Reading) -> WordIndex:
+    def _word_index(self, features: QuestionFeatures) -> WordIndex:
         """Return the index of the kept questions with the same signature, built on first use."""
-        signature = hash(reading.signature)
+        signature = hash(features.signature)
         index = self._by_words.get(signature)
         if index is None:
             index = self._by_words[signature] = WordIndex(self._spellings)
             for number in self._by_signature[signature]:
                 kept = self._kept[number]
-                index.add(number, self._readings(kept.text), kept.answers)
+                index.add(number, self._feature_cache(kept.text), kept.answers)
         return index
 
-    def _similarity(self, new: _Kept, reading: Reading, kept: _Kept) -> float | None:
+    def _similarity(self, new: _KeptQuestion, features: QuestionFeatures, kept: _KeptQuestion) -> float | None:
         """Return the similarity to a kept question that the new one repeats; None if it does not repeat it."""
         if new.answers.isdisjoint(kept.answers) or not _may_repeat(new, kept):
             return None
-        theirs = self._readings(kept.text)
-        if not asks_the_same(reading, theirs):
+        theirs = self._feature_cache(kept.text)
+        if not is_same_question(features, theirs):
             return None
-        similarity = jaccard(reading.grams, theirs.grams)
+        similarity = jaccard(features.grams, theirs.grams)
         return similarity if similarity >= self._threshold else None
 
-    def _keep(self, new: _Kept, digest: bytes, reading: Reading, keys: Sequence[int]) -> None:
+    def _keep(self, new: _KeptQuestion, digest: bytes, features: QuestionFeatures, keys: Sequence[int]) -> None:
         number = len(self._kept)
         self._kept.append(new)
         self._exact.setdefault(digest, number)
         if new.is_heldout:
             self._exact_heldout[digest, new.answers] = number
         self._buckets.add(keys, number)
-        signature = hash(reading.signature)
+        signature = hash(features.signature)
         self._by_signature.setdefault(signature, []).append(number)
         if (index := self._by_words.get(signature)) is not None:
-            index.add(number, reading, new.answers)
+            index.add(number, features, new.answers)

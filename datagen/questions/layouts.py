@@ -17,7 +17,7 @@ from treadle.core.config import Section, read_toml, validate
 from treadle.datagen.questions.benchmarks import AnswerForm, Names
 
 
-class Rejected(Exception):
+class RowRejected(Exception):
     """Exception for a row that does not become a question: `reason` is a code, the message one sentence."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -112,7 +112,7 @@ LAYOUTS = validate(Layouts, read_toml(Path(__file__).with_name("layouts.toml")))
 _PICTURE_FIELD = re.compile(LAYOUTS.pictures.fields, re.IGNORECASE)
 _PICTURE_WORD = re.compile(LAYOUTS.pictures.words, re.IGNORECASE)
 _PICTURE_FILE = re.compile(LAYOUTS.pictures.file, re.IGNORECASE)
-_NO = frozenset({"", "false", "no", "none", "null", "nan", "n/a", "0", "[]", "{}"})
+_EMPTY_VALUES = frozenset({"", "false", "no", "none", "null", "nan", "n/a", "0", "[]", "{}"})
 _DATA = re.compile(r"\s*(?:\[\s*[\[{\"']|\{\s*[\"'])")
 _STORY = re.compile(r"(?=\S+\s+\S+\s+\S).*(?:\d|[.!?])", re.DOTALL)
 _PICTURE_TEXT = re.compile(LAYOUTS.pictures.text, re.IGNORECASE)
@@ -140,11 +140,11 @@ def names_of(fields: Mapping[str, Any]) -> str:
 
 
 def check_not_encrypted(fields: Mapping[str, Any], question: str) -> None:
-    """Raise Rejected if the question is encrypted."""
+    """Raise RowRejected if the question is encrypted."""
     known = LAYOUTS.encrypted
     marker = next((name for name in fields if name.lower() == known.requires and fields[name]), None)
     if marker is not None and re.fullmatch(known.text, question):
-        raise Rejected(
+        raise RowRejected(
             "encrypted",
             f"the question is encrypted (base64, with a marker field {marker!r}); provide decrypted rows; "
             f"the row has {names_of(fields)}",
@@ -152,36 +152,36 @@ def check_not_encrypted(fields: Mapping[str, Any], question: str) -> None:
 
 
 def check_is_text(fields: Mapping[str, Any], texts: Sequence[str]) -> None:
-    """Raise Rejected if the question needs more than text: a picture, a sound or a file."""
+    """Raise RowRejected if the question needs more than text: a picture, a sound or a file."""
     for name in fields:
-        is_flag = _PICTURE_FIELD.fullmatch(name.strip()) and _holds_something(fields[name])
+        is_flag = _PICTURE_FIELD.fullmatch(name.strip()) and _has_content(fields[name])
         if is_flag or (_PICTURE_WORD.fullmatch(name.strip()) and _is_picture(fields[name])):
-            raise Rejected("needs_picture", f"the question needs the picture or sound in field {name[:40]!r}")
+            raise RowRejected("needs_picture", f"the question needs the picture or sound in field {name[:40]!r}")
     for text in texts:
         if match := _PICTURE_TEXT.search(text):
-            raise Rejected("needs_picture", f"the text embeds a picture or sound: {match[0][:60]!r}")
+            raise RowRejected("needs_picture", f"the text embeds a picture or sound: {match[0][:60]!r}")
     attachments = LAYOUTS.attachments
     if all(name in fields for name in attachments.requires):
         for name in attachments.fields:
-            if _holds_something(fields.get(name)):
-                raise Rejected("needs_file", f"the question needs an attached file: {str(fields[name])[:60]!r}")
+            if _has_content(fields.get(name)):
+                raise RowRejected("needs_file", f"the question needs an attached file: {str(fields[name])[:60]!r}")
 
 
-def _holds_something(value: Any) -> bool:
+def _has_content(value: Any) -> bool:
     """Return whether a field has any content: an image may be an object whose values are all null."""
     if isinstance(value, Mapping):
-        return any(_holds_something(part) for part in value.values())
+        return any(_has_content(part) for part in value.values())
     if isinstance(value, list | tuple):
-        return any(_holds_something(part) for part in value)
+        return any(_has_content(part) for part in value)
     if isinstance(value, str):
-        return value.strip().rstrip(".").casefold() not in _NO
+        return value.strip().rstrip(".").casefold() not in _EMPTY_VALUES
     return bool(value) and not (isinstance(value, float) and math.isnan(value))
 
 
 def _is_picture(value: Any) -> bool:
     """Return whether a value is a picture or the path of one, or a list with one."""
     if isinstance(value, Mapping):
-        return any(_holds_something(value.get(name)) for name in ("bytes", "path"))
+        return any(_has_content(value.get(name)) for name in ("bytes", "path"))
     if isinstance(value, list | tuple):
         return any(map(_is_picture, value))
     if isinstance(value, str):
@@ -190,15 +190,15 @@ def _is_picture(value: Any) -> bool:
 
 
 def question_of(value: Any) -> str:
-    """Return the question from a text, an object with a text or chat messages; raise Rejected otherwise."""
+    """Return the question from a text, an object with a text or chat messages; raise RowRejected otherwise."""
     if isinstance(value, list) and value and all(isinstance(item, Mapping) and "role" in item for item in value):
         return _without_instructions(_of_messages(value))
     if isinstance(value, Mapping) and "text" in value:
         value = value["text"]
     if not isinstance(value, str):
-        raise Rejected("wrong_type", f"the question is of type {type(value).__name__}, not text")
+        raise RowRejected("wrong_type", f"the question is of type {type(value).__name__}, not text")
     if not value.strip():
-        raise Rejected("empty_question", "the question is empty")
+        raise RowRejected("empty_question", "the question is empty")
     return value.strip()
 
 
@@ -218,7 +218,7 @@ def passage_of(fields: Mapping[str, Any]) -> tuple[str, str]:
 def _texts(fields: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, str]]:
     for name in names:
         value = fields.get(name)
-        if isinstance(value, str) and _holds_something(value) and not _DATA.match(value):
+        if isinstance(value, str) and _has_content(value) and not _DATA.match(value):
             yield name, value.strip()
 
 
@@ -227,7 +227,7 @@ def _of_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     asked = [message for message in messages if message["role"] != "system"]
     if len(asked) != 1 or asked[0]["role"] != "user":
         roles = ", ".join(str(message["role"])[:20] for message in messages[:8])
-        raise Rejected("wrong_type", f"the question is a conversation, not a single user message: {roles}")
+        raise RowRejected("wrong_type", f"the question is a conversation, not a single user message: {roles}")
     content = asked[0].get("content")
     text = "\n".join(_parts(content)) if isinstance(content, list) else content
     return question_of(text if isinstance(text, str) else None)
@@ -237,7 +237,7 @@ def _parts(content: Sequence[Any]) -> Iterator[str]:
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
-            raise Rejected("needs_picture", f"a message has a part that is not text: {str(part)[:60]!r}")
+            raise RowRejected("needs_picture", f"a message has a part that is not text: {str(part)[:60]!r}")
         yield text
 
 

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.core.config import canonical_json
-from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.layouts import RowRejected
 
 _LETTER = re.compile(r"\(?([A-Z])[).]?")
 _MAX_CHOICES = len(string.ascii_uppercase)
 
 
 def as_text(value: Any, what: str) -> str:
-    """Return text, a number or a boolean as stripped text; raise Rejected for anything else."""
+    """Return text, a number or a boolean as stripped text; raise RowRejected for anything else."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    raise Rejected("wrong_type", f"the {what} holds a value of type {type(value).__name__}: {str(value)[:60]!r}")
+    raise RowRejected("wrong_type", f"the {what} holds a value of type {type(value).__name__}: {str(value)[:60]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Options:
     right: str = ""
     """Letter of the right option, if the row has it in a separate field."""
 
-    def letter_of_place(self, place: str) -> str:
-        """Return the letter of an option by its 0-based position; raise Rejected if there is none."""
+    def letter_of_index(self, place: str) -> str:
+        """Return the letter of an option by its 0-based position; raise RowRejected if there is none."""
         if not place.isdecimal() or int(place) >= len(self.texts):
-            raise Rejected("bad_answer", f"{place[:20]!r} is not an index into {len(self.texts)} options")
+            raise RowRejected("bad_answer", f"{place[:20]!r} is not an index into {len(self.texts)} options")
         return string.ascii_uppercase[int(place)]
 
     def letter(self, answer: str) -> str:
-        """Return the letter of an option by its label, its letter or its text; raise Rejected if there is none."""
+        """Return the letter of an option by its label, its letter or its text; raise RowRejected if there is none."""
         letters = string.ascii_uppercase[: len(self.texts)]
         match = _LETTER.fullmatch(answer)
         if answer in self.labels:
@@ -54,7 +54,7 @@ class Options:
             return match[1]
         if answer in self.texts:
             return letters[self.texts.index(answer)]
-        raise Rejected("bad_answer", f"{answer[:60]!r} matches none of the {len(self.texts)} options")
+        raise RowRejected("bad_answer", f"{answer[:60]!r} matches none of the {len(self.texts)} options")
 
 
 def may_be_options(value: Any) -> bool:
@@ -66,7 +66,7 @@ def read_options(value: Any) -> Options:
     """Return the options in a field: a list, or an object of labels and texts in one of the usual forms.
 
     Objects: label -> text; `label` and `text` (or `labels` and `texts`) with a list each; or a list of objects `{label,
-    text}`. Nulls after the last option are ignored. A list may be JSON text. Raises Rejected for anything else.
+    text}`. Nulls after the last option are ignored. A list may be JSON text. Raises RowRejected for anything else.
     """
     if isinstance(value, str) and may_be_options(value):
         value = _json_of(value)
@@ -77,13 +77,13 @@ def read_options(value: Any) -> Options:
         labels = [item.get("label", item.get("key", "")) for item in value]
         value = [item.get("text", item.get("value")) for item in value]
     if not isinstance(value, list | tuple):
-        raise Rejected("wrong_type", f"the options are of type {type(value).__name__}, not a list")
+        raise RowRejected("wrong_type", f"the options are of type {type(value).__name__}, not a list")
     values = list(value)
     while values and values[-1] is None:
         values.pop()
     texts = tuple(as_text(item, "list of options") for item in values)
     if texts and not (2 <= len(texts) <= _MAX_CHOICES and all(texts)):
-        raise Rejected("bad_choices", f"{len(texts)} options, of which {texts.count('')} empty; 2 to 26 are needed")
+        raise RowRejected("bad_choices", f"{len(texts)} options, of which {texts.count('')} empty; 2 to 26 are needed")
     known = tuple(as_text(label, "labels of the options") for label in labels[: len(texts)])
     are_labels = len(set(known)) == len(texts) and all(known)
     return Options(texts, known if are_labels else (), all(isinstance(item, str) for item in values))
@@ -93,7 +93,7 @@ def _json_of(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Rejected("wrong_type", f"the options are text, but not valid JSON: {text[:60]!r}") from None
+        raise RowRejected("wrong_type", f"the options are text, but not valid JSON: {text[:60]!r}") from None
 
 
 def _of_object(value: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
@@ -104,11 +104,11 @@ def _of_object(value: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
 
 
 def columns_with_options(fields: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
-    """Return the columns with an option, from the first on; raise Rejected for a gap, which would shift letters."""
+    """Return the columns with an option, from the first on; raise RowRejected for a gap, which would shift letters."""
     has_option = [fields.get(name) is not None for name in names]
     count = sum(has_option)
     if not all(has_option[:count]):
-        raise Rejected(
+        raise RowRejected(
             "bad_choices", f"option {names[has_option.index(False)]!r} is missing or null, but a later one is not"
         )
     return names[:count]
@@ -117,7 +117,7 @@ def columns_with_options(fields: Mapping[str, Any], names: Sequence[str]) -> Seq
 def shuffled(question: str, right: str, wrong: Sequence[str]) -> Options:
     """Return the options in an order that depends on the question and their texts, so that no position is favoured."""
     if right in wrong:
-        raise Rejected("bad_choices", f"the answer {right[:60]!r} is also among the wrong options")
+        raise RowRejected("bad_choices", f"the answer {right[:60]!r} is also among the wrong options")
     texts = sorted((right, *wrong), key=lambda text: hashlib.sha256(canonical_json([question, text])).digest())
     options = read_options(texts)
     return replace(options, right=string.ascii_uppercase[options.texts.index(right)])

@@ -13,7 +13,7 @@ from treadle.datagen.questions.benchmarks import AnswerForm, Benchmark
 from treadle.datagen.questions.layouts import (
     LAYOUTS,
     AnswerLayout,
-    Rejected,
+    RowRejected,
     at,
     check_not_encrypted,
     names_of,
@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"(-?)\$?(-?[0-9][0-9.,]*)")
 _SENTENCES = re.compile(r"[.!?]\s|\n")
 _LONGEST_SHORT_ANSWER_CHARS = 80
 _MAX_ANSWERS = 1_000
-_NAMES_TOLD = 4
+_MAX_NAMES_SHOWN = 4
 _KNOWN_ANSWERS = tuple(layout.field for layout in LAYOUTS.answers)
 
 
@@ -59,7 +59,7 @@ class RowReader:
 
     def __init__(self, fields: Mapping[str, Any], source: SourceSettings, rule: Benchmark, is_own: bool) -> None:
         self._fields, self._source, self._rule = fields, source, rule
-        self._may_look_further = not is_own
+        self._uses_known_layouts = not is_own
         self.used = {name for name in (source.source_field, source.split_field) if name}
         """Fields that are not copied into `meta`."""
 
@@ -67,18 +67,18 @@ class RowReader:
         """Return the question, preceded by its story and, if wanted, by the text that it is to be read with."""
         if self._source.question_field:
             return self._text((self._source.question_field,), "question")
-        if not self._may_look_further:
+        if not self._uses_known_layouts:
             text = self._text(self._rule.question, "question")
             return f"{self._text(self._rule.prefix, 'story')} {text}" if self._rule.prefix else text
-        text = self._requested(tuple(dict.fromkeys((*self._rule.question, *LAYOUTS.question))))
+        text = self._question_with_request(tuple(dict.fromkeys((*self._rule.question, *LAYOUTS.question))))
         if self._rule.prefix:
             return f"{self._text(self._rule.prefix, 'story')} {text}"
-        text = self._behind(story_of(self._fields), " ", text)
+        text = self._prepend(story_of(self._fields), " ", text)
         if with_passage and self._rule.search != "local":
-            text = self._behind(passage_of(self._fields), "\n\n", text)
+            text = self._prepend(passage_of(self._fields), "\n\n", text)
         return text
 
-    def _requested(self, names: Sequence[str]) -> str:
+    def _question_with_request(self, names: Sequence[str]) -> str:
         """Return the question; if it is the input of a request, both."""
         texts = LAYOUTS.texts
         request = self._fields.get(texts.request)
@@ -90,7 +90,7 @@ class RowReader:
             return question_of(request)
         return f"{request.strip()}\n\n{question_of(given)}"
 
-    def _behind(self, named: tuple[str, str], separator: str, question: str) -> str:
+    def _prepend(self, named: tuple[str, str], separator: str, question: str) -> str:
         """Return the question behind a text from the field of that name, unless it has the text or that answers it."""
         name, text = named
         if not text or text in question or text.casefold() in self._answers():
@@ -101,12 +101,12 @@ class RowReader:
     def _answers(self) -> set[str]:
         try:
             gold = self.gold()
-        except Rejected:
+        except RowRejected:
             return set()
         return {item.strip().casefold() for item in _items(gold.value, gold.form) if isinstance(item, str)}
 
     def gold(self) -> Gold:
-        """Return the field with the answers; raise Rejected if there is none."""
+        """Return the field with the answers; raise RowRejected if there is none."""
         named, form = self._source.answer_field, self._source.answer_form
         names = (named,) if named else self._rule.answer
         name = self._first(names)
@@ -115,8 +115,8 @@ class RowReader:
                 form = self._rule.answer_form
             aliases = LAYOUTS.aliases_of(name) if form in (None, "plain") else ()
             layout = AnswerLayout(field=name, aliases=aliases)
-        elif named or not self._may_look_further or (found := LAYOUTS.answer_of(self._fields)) is None:
-            raise self._missing(names if named or not self._may_look_further else (*names, *_KNOWN_ANSWERS), "answer")
+        elif named or not self._uses_known_layouts or (found := LAYOUTS.answer_of(self._fields)) is None:
+            raise self._missing(names if named or not self._uses_known_layouts else (*names, *_KNOWN_ANSWERS), "answer")
         else:
             layout = found
             form = form or (None if layout.form == "plain" else layout.form)
@@ -127,13 +127,13 @@ class RowReader:
         """Return the options; empty if the row has none."""
         if self._source.choices_field:
             return self._options_in(self._source.choices_field)
-        if wrong := _flat([at(self._fields, name) for name in gold.layout.wrong]):
+        if wrong := _flatten([at(self._fields, name) for name in gold.layout.wrong]):
             return shuffled(question, as_text(gold.value, "answer"), [as_text(text, "option") for text in wrong])
         if columns := columns_with_options(self._fields, gold.layout.choice_columns or self._rule.choice_columns):
             self.used.update(columns)
             return read_options([self._fields[name] for name in columns])
         name = self._first(self._rule.choices)
-        if name is None and self._may_look_further and not self._source.answer_field:
+        if name is None and self._uses_known_layouts and not self._source.answer_field:
             name = next((name for name in LAYOUTS.choices if may_be_options(self._fields.get(name))), None)
         return self._options_in(name)
 
@@ -155,19 +155,19 @@ class RowReader:
     def _first(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if at(self._fields, name) is not None), None)
 
-    def _missing(self, names: Sequence[str], what: str) -> Rejected:
+    def _missing(self, names: Sequence[str], what: str) -> RowRejected:
         if null := next((name for name in names if name in self._fields), None):
-            return Rejected("null_field", f"the {what} in field {null!r} is null")
-        if len(names) <= _NAMES_TOLD:
+            return RowRejected("null_field", f"the {what} in field {null!r} is null")
+        if len(names) <= _MAX_NAMES_SHOWN:
             where = f"in field {' or '.join(repr(name) for name in names)}"
         else:
             where = "in any known field"
         advice = f"set {what}_field of the source to its name"
         detail = f"the row has no {what} {where}; it has {names_of(self._fields)}; {advice}"
-        return Rejected("missing_field", detail)
+        return RowRejected("missing_field", detail)
 
 
-def _flat(values: Sequence[Any]) -> list[Any]:
+def _flatten(values: Sequence[Any]) -> list[Any]:
     """Return the values that are not null, with lists flattened."""
     return [one for value in values for one in (value if isinstance(value, list) else [value]) if one is not None]
 
@@ -178,15 +178,15 @@ def answers_of(fields: Mapping[str, Any], gold: Gold, options: Options) -> tuple
         return (options.right,)
     items = _items(gold.value, gold.form)
     if not options.texts:
-        items += _flat([at(fields, name) for name in gold.layout.aliases])
+        items += _flatten([at(fields, name) for name in gold.layout.aliases])
     if len(items) > _MAX_ANSWERS:
-        raise Rejected("too_long", f"{len(items):,} gold answers; at most {_MAX_ANSWERS:,} are allowed")
-    texts = [_formed(item, gold.form, options) for item in items]
+        raise RowRejected("too_long", f"{len(items):,} gold answers; at most {_MAX_ANSWERS:,} are allowed")
+    texts = [_convert_answer(item, gold.form, options) for item in items]
     answers = tuple(dict.fromkeys(text for text in texts if text))
     if not answers:
-        raise Rejected("empty_answer", "the row has no non-empty gold answer")
+        raise RowRejected("empty_answer", "the row has no non-empty gold answer")
     if LAYOUTS.is_placeholder(fields, answers[0]):
-        raise Rejected("no_gold_answer", f"the answer {answers[0]!r} is a placeholder for a missing answer")
+        raise RowRejected("no_gold_answer", f"the answer {answers[0]!r} is a placeholder for a missing answer")
     return answers
 
 
@@ -210,13 +210,13 @@ def _list_of_strings(text: str) -> Any:
     return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else text
 
 
-def _formed(item: Any, form: AnswerForm | None, options: Options) -> str:
+def _convert_answer(item: Any, form: AnswerForm | None, options: Options) -> str:
     """Return one answer as it is compared: the letter of an option, or a text."""
     text = as_text(item, "answer")
     if options.texts and text:
         is_place = form is None and isinstance(item, int) and not isinstance(item, bool) and options.are_text
         if form == "choice_index" or (is_place and text not in options.labels):
-            return options.letter_of_place(text)
+            return options.letter_of_index(text)
         return options.letter(_text_of(text, form))
     return _text_of(text, form)
 
@@ -225,7 +225,7 @@ def _text_of(text: str, form: AnswerForm | None) -> str:
     if form == "gsm8k":
         worked = _plain_number(text.rpartition("#### ")[2].partition("\n")[0]) if "#### " in text else ""
         if not any(character.isdigit() for character in worked):
-            raise Rejected("bad_answer", "the worked solution has no number after '#### '")
+            raise RowRejected("bad_answer", "the worked solution has no number after '#### '")
         return worked
     if form is None:
         return _worked_answer(text) or text
@@ -234,12 +234,12 @@ def _text_of(text: str, form: AnswerForm | None) -> str:
             return found
         is_short = len(text) <= _LONGEST_SHORT_ANSWER_CHARS and not _SENTENCES.search(text)
         if form == "last_box" or not is_short:
-            raise Rejected("no_gold_answer", "the solution has neither a box nor a last line '#### ' with an answer")
+            raise RowRejected("no_gold_answer", "the solution has neither a box nor a last line '#### ' with an answer")
         return text
     if form == "before_parenthesis":
         return text.partition(" (")[0].strip()
     if form == "choice_index":
-        raise Rejected("bad_answer", f"{text[:20]!r} is the number of an option, but the row has no options")
+        raise RowRejected("bad_answer", f"{text[:20]!r} is the number of an option, but the row has no options")
     return text
 
 

@@ -21,7 +21,7 @@ from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, Scorer
-from treadle.datagen.questions.layouts import Rejected, check_is_text
+from treadle.datagen.questions.layouts import RowRejected, check_is_text
 from treadle.datagen.questions.row_reader import RowReader, answers_of
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split
 
@@ -41,7 +41,7 @@ _KNOWN_FORMATS = ", ".join(FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ParsedQuestion:
     """A validated question; texts are stripped, answers are non-empty and unique."""
 
     dataset: str
@@ -75,19 +75,19 @@ def _nfc(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
-def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> Question:
-    """Return the question in a row of a source; raise Rejected if there is none."""
+def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> ParsedQuestion:
+    """Return the question in a row of a source; raise RowRejected if there is none."""
     if row.value is None:
-        raise Rejected(row.reason, row.detail)
+        raise RowRejected(row.reason, row.detail)
     try:
         return _parse_fields(row.value, row.number, source, settings)
     except RecursionError:
-        raise Rejected("bad_json", "the row is nested too deeply") from None
+        raise RowRejected("bad_json", "the row is nested too deeply") from None
 
 
 def _parse_fields(
     fields: Mapping[str, Any], number: int, source: SourceSettings, settings: QuestionsSettings
-) -> Question:
+) -> ParsedQuestion:
     dataset = _dataset(fields, source)
     rule = settings.benchmark_of(dataset)
     reader = RowReader(fields, source, rule, settings.is_own(rule))
@@ -101,7 +101,7 @@ def _parse_fields(
     for text in (question, *answers, *options.texts):
         check_text(text)
     meta = {name: value for name, value in fields.items() if name not in reader.used}
-    return Question(
+    return ParsedQuestion(
         dataset,
         domain,
         question,
@@ -120,10 +120,10 @@ def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
     name = fields.get(source.source_field) if source.source_field else None
     if name is None:
         if source.source_field and not source.dataset:
-            raise Rejected("missing_field", f"the row has no field {source.source_field!r} that names its data set")
+            raise RowRejected("missing_field", f"the row has no field {source.source_field!r} that names its data set")
         return source.dataset_name
     if not isinstance(name, str) or not _DATASET_NAME.fullmatch(name.strip()):
-        raise Rejected("bad_source", f"{str(name)[:60]!r} cannot be the name of a data set")
+        raise RowRejected("bad_source", f"{str(name)[:60]!r} cannot be the name of a data set")
     return name.strip()
 
 
@@ -132,14 +132,14 @@ def _domain(dataset: str, source: SourceSettings, settings: QuestionsSettings, h
         return "choice"
     domain = settings.domain_of(dataset, source)
     if domain is None:
-        raise Rejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
+        raise RowRejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
     return domain
 
 
 def _format(fields: Mapping[str, Any], rule: Benchmark, has_choices: bool) -> Format | None:
     """Return the format in the row, else the benchmark's, else multiple choice if the question has options.
 
-    Raises Rejected for an unknown format.
+    Raises RowRejected for an unknown format.
     """
     for name in rule.format_field:
         value = fields.get(name)
@@ -147,7 +147,7 @@ def _format(fields: Mapping[str, Any], rule: Benchmark, has_choices: bool) -> Fo
             continue
         words = _NO_LETTERS.sub("_", value.strip().lower()) if isinstance(value, str) else ""
         if words not in FORMATS:
-            raise Rejected(
+            raise RowRejected(
                 "bad_format", f"{str(value)[:40]!r} in field {name!r} is not a format; known: {_KNOWN_FORMATS}"
             )
         return FORMATS[words]
@@ -157,10 +157,10 @@ def _format(fields: Mapping[str, Any], rule: Benchmark, has_choices: bool) -> Fo
 def benchmark_questions(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> tuple[str, ...]:
     """Return the question of a benchmark row, and the question behind the text that it is to be read with, if any.
 
-    Raises Rejected if the row has no usable question.
+    Raises RowRejected if the row has no usable question.
     """
     if row.value is None:
-        raise Rejected(row.reason, row.detail)
+        raise RowRejected(row.reason, row.detail)
     rule = settings.benchmark_of(source.dataset_name)
     reader = RowReader(row.value, source, rule, settings.is_own(rule))
     return tuple(dict.fromkeys((reader.question(with_passage=False), reader.question())))
@@ -170,25 +170,25 @@ def _check_lengths(question: str, answers: Sequence[str], choices: Sequence[str]
     length = len(question) + sum(map(len, choices))
     if length > settings.max_question_chars:
         limit = settings.max_question_chars
-        raise Rejected("too_long", f"the question has {length:,} characters; the limit is {limit:,}")
+        raise RowRejected("too_long", f"the question has {length:,} characters; the limit is {limit:,}")
     longest = max(map(len, answers))
     if longest > settings.max_answer_chars:
         limit = settings.max_answer_chars
-        raise Rejected("too_long", f"a gold answer has {longest:,} characters; the limit is {limit:,}")
+        raise RowRejected("too_long", f"a gold answer has {longest:,} characters; the limit is {limit:,}")
 
 
 def check_text(text: str) -> None:
-    """Raise Rejected for characters that tokenizers or files cannot represent."""
+    """Raise RowRejected for characters that tokenizers or files cannot represent."""
     if "\0" in text:
-        raise Rejected("nul_character", f"NUL at character {text.index(chr(0)) + 1} of {text[:40]!r}")
+        raise RowRejected("nul_character", f"NUL at character {text.index(chr(0)) + 1} of {text[:40]!r}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        raise Rejected("lone_surrogate", f"lone surrogate U+{code:04X} at character {error.start + 1}") from None
+        raise RowRejected("lone_surrogate", f"lone surrogate U+{code:04X} at character {error.start + 1}") from None
 
 
-def noting_splits(rows: Iterable[InputRow], source: SourceSettings) -> Iterator[InputRow]:
+def with_split_warning(rows: Iterable[InputRow], source: SourceSettings) -> Iterator[InputRow]:
     """Yield the rows of a source; warn once if an ignored split column would have kept a row out of training."""
     is_settled = source.split is not None or source.split_field is not None
     for row in rows:
@@ -222,7 +222,7 @@ def _split(fields: Mapping[str, Any], source: SourceSettings) -> Split | None:
         return None
     split = _SPLITS.get(value.strip().lower()) if isinstance(value, str) else None
     if split is None:
-        raise Rejected("bad_split", f"{str(value)[:40]!r} is not a split; known: {', '.join(_SPLITS)}")
+        raise RowRejected("bad_split", f"{str(value)[:40]!r} is not a split; known: {', '.join(_SPLITS)}")
     return split
 
 

@@ -73,7 +73,7 @@ class SourceSettings(Section):
     """Digest of the file's content; filled in when the run starts, so that an edited file is read again."""
 
     @model_validator(mode="after")
-    def _has_one_origin(self) -> Self:
+    def _check_one_origin(self) -> Self:
         if (self.path is None) == (self.hub is None):
             raise ValueError("give either path or hub")
         return self
@@ -120,7 +120,7 @@ class QuestionsSettings(Section):
     """Maximum share of unusable rows; above it the stage fails. Duplicates do not count."""
 
     @model_validator(mode="after")
-    def _knows_the_domains(self) -> Self:
+    def _check_domains(self) -> Self:
         for source in self.sources:
             name = source.dataset_name
             if source.source_field is None and self.domain_of(name, source) is None:
@@ -131,7 +131,7 @@ class QuestionsSettings(Section):
 
     @field_validator("benchmarks")
     @classmethod
-    def _are_lower_case(cls, benchmarks: dict[str, Benchmark]) -> dict[str, Benchmark]:
+    def _check_lower_case(cls, benchmarks: dict[str, Benchmark]) -> dict[str, Benchmark]:
         for name in benchmarks:
             if name != name.lower():
                 raise ValueError(f"name {name!r} must be in lower case; write {name.lower()!r}")
@@ -139,7 +139,7 @@ class QuestionsSettings(Section):
 
     @field_validator("search")
     @classmethod
-    def _are_told_apart(cls, search: dict[str, SearchRoute]) -> dict[str, SearchRoute]:
+    def _check_unique_names(cls, search: dict[str, SearchRoute]) -> dict[str, SearchRoute]:
         if doubled := [name for name, number in Counter(map(str.lower, search)).items() if number > 1]:
             raise ValueError(f"{doubled[0]!r} is listed twice; case is ignored")
         return search

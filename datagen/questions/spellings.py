@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from treadle.datagen.questions.likeness import MIN_SPELLING_LENGTH, fewest_shared_letters, is_misspelling
+from treadle.datagen.questions.question_similarity import MIN_SPELLING_LENGTH, fewest_shared_letters, is_misspelling
 
 _MAX_INDEXED_LENGTH = 11
 """Length of the longest words that are found by sequences; a word of 11 letters has at most 232 of them, one of 12 has

@@ -22,8 +22,8 @@ from treadle.core.untrusted.input_files import InputRow
 from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.questions.contamination import BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex, identity
-from treadle.datagen.questions.layouts import Rejected
-from treadle.datagen.questions.rows import Question, benchmark_questions, noting_splits, parse_row
+from treadle.datagen.questions.layouts import RowRejected
+from treadle.datagen.questions.rows import ParsedQuestion, benchmark_questions, parse_row, with_split_warning
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, source_rows
 
 _log = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ _CHUNK_ROWS = 500
 _SHOWN_CHARS = 500
 """Number of characters of a raw row that are written to the file of unusable rows."""
 _NAMES_SHOWN = 10
-_REPEATS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
+_DUPLICATE_REASONS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
 """Reasons to leave out a usable row."""
-_NOT_FOR_US = frozenset({"needs_picture", "needs_file", "no_gold_answer"})
+_UNSUPPORTED_REASONS = frozenset({"needs_picture", "needs_file", "no_gold_answer"})
 """Reasons that make a valid row unusable here; they do not count towards the error rate."""
 
 
 @dataclass(slots=True)
-class _Tally:
+class _SourceTally:
     """Counts of one source, with its first unusable row for the error message."""
 
     rows: int = 0
@@ -49,11 +49,11 @@ class _Tally:
 
     @property
     def unusable(self) -> int:
-        return sum(count for reason, count in self.reasons.items() if reason not in _REPEATS)
+        return sum(count for reason, count in self.reasons.items() if reason not in _DUPLICATE_REASONS)
 
     @property
     def errors(self) -> int:
-        return self.unusable - sum(self.reasons[reason] for reason in _NOT_FOR_US)
+        return self.unusable - sum(self.reasons[reason] for reason in _UNSUPPORTED_REASONS)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{reason} {count:,}" for reason, count in self.reasons.most_common())
@@ -86,7 +86,7 @@ class _Rejections:
         self.path = folder / "unusable_rows.jsonl"
         self._file: IO[str] | None = None
 
-    def add(self, source: str, row: InputRow, rejection: Rejected) -> None:
+    def add(self, source: str, row: InputRow, rejection: RowRejected) -> None:
         """Append a row; raise StorageError if that fails."""
         line = {
             "source_file": source,
@@ -108,7 +108,7 @@ class _Rejections:
         return str(self.path)
 
 
-class _Intake:
+class _QuestionsRun:
     """State of one run of the stage: the questions kept so far, and counts."""
 
     def __init__(self, context: StageContext, settings: QuestionsSettings) -> None:
@@ -129,7 +129,7 @@ class _Intake:
         for row in source_rows(source):
             try:
                 questions = benchmark_questions(row, source, self._settings)
-            except Rejected as rejection:
+            except RowRejected as rejection:
                 self.benchmark_rows_skipped += 1
                 problem = problem or f"row {row.number}: {rejection}"
             else:
@@ -141,15 +141,15 @@ class _Intake:
                 f"questions.decontaminate; {problem}"
             )
 
-    def add_source(self, source: SourceSettings) -> _Tally:
+    def add_source(self, source: SourceSettings) -> _SourceTally:
         """Read one source; raise StageFailed if none of its rows is usable."""
-        tally = _Tally()
-        for row in noting_splits(source_rows(source), source):
+        tally = _SourceTally()
+        for row in with_split_warning(source_rows(source), source):
             tally.rows += 1
             try:
                 question = parse_row(row, source, self._settings)
                 split = self._admit(question)
-            except Rejected as rejection:
+            except RowRejected as rejection:
                 self._reject(row, source, rejection, tally)
             else:
                 tally.kept += 1
@@ -157,16 +157,16 @@ class _Intake:
         if tally.unusable == tally.rows:
             raise StageFailed(f"no row of {source.label} can be used: {tally}; full list: {self.unusable.close()}")
         if tally.unusable > tally.errors:
-            left_out = sorted(_NOT_FOR_US & tally.reasons.keys())
+            left_out = sorted(_UNSUPPORTED_REASONS & tally.reasons.keys())
             counts = ", ".join(f"{reason} {tally.reasons[reason]:,}" for reason in left_out)
             _log.warning("%s: rows that cannot be asked as text or scored are left out: %s", source.label, counts)
         return tally
 
-    def _admit(self, question: Question) -> Split:
-        """Return the question's split; raise Rejected for a duplicate or a contaminated training question."""
-        split = question.split or self._drawn_split(question)
+    def _admit(self, question: ParsedQuestion) -> Split:
+        """Return the question's split; raise RowRejected for a duplicate or a contaminated training question."""
+        split = question.split or self._draw_split(question)
         if split == "train" and (found := self._benchmarks.find(question.question)):
-            raise Rejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.how}")
+            raise RowRejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.match}")
         duplicate = self._duplicates.add(
             question.key, question.question, question.answers, question.choices, heldout=split == "heldout"
         )
@@ -174,15 +174,15 @@ class _Intake:
             detail = f"repeats question {duplicate.key}"
             if duplicate.kind == "near_duplicate":
                 detail += f" with similarity {duplicate.similarity:.3f}"
-            raise Rejected(duplicate.kind, detail + ("" if duplicate.same_answers else ", but with other answers"))
+            raise RowRejected(duplicate.kind, detail + ("" if duplicate.same_answers else ", but with other answers"))
         return split
 
-    def _drawn_split(self, question: Question) -> Split:
+    def _draw_split(self, question: ParsedQuestion) -> Split:
         text = identity(question.question, question.choices)
         share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         return "heldout" if share < self._settings.heldout_share else "train"
 
-    def _keep(self, question: Question, split: Split, source: SourceSettings) -> None:
+    def _keep(self, question: ParsedQuestion, split: Split, source: SourceSettings) -> None:
         self.datasets[question.dataset] += 1
         self.splits[split] += 1
         self._questions.add(
@@ -203,9 +203,9 @@ class _Intake:
             }
         )
 
-    def _reject(self, row: InputRow, source: SourceSettings, rejection: Rejected, tally: _Tally) -> None:
+    def _reject(self, row: InputRow, source: SourceSettings, rejection: RowRejected, tally: _SourceTally) -> None:
         tally.reasons[rejection.reason] += 1
-        if rejection.reason not in _REPEATS:
+        if rejection.reason not in _DUPLICATE_REASONS:
             tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
             self.unusable.add(source.label, row, rejection)
         self._quarantine.add(
@@ -231,8 +231,8 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
     if not settings.sources:
         raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
     context.progress.start(total=len(settings.sources), done=0, unit="sources")
-    _note_routes(settings)
-    intake = _Intake(context, settings)
+    _warn_about_web_routes(settings)
+    intake = _QuestionsRun(context, settings)
     for benchmark in settings.decontaminate:
         intake.add_benchmark(benchmark)
     tallies = {}
@@ -240,13 +240,13 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
         tallies[source.label] = intake.add_source(source)
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
     intake.flush()
-    _note_unused_routes(settings, intake.datasets)
+    _warn_about_unused_routes(settings, intake.datasets)
     _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
     _check_any_left(tallies)
     return _metrics(intake, tallies)
 
 
-def _note_routes(settings: QuestionsSettings) -> None:
+def _warn_about_web_routes(settings: QuestionsSettings) -> None:
     """Warn about custom benchmarks that need web search, because the environment is not known here."""
     for name, benchmark in settings.benchmarks.items():
         if "search" in benchmark.model_fields_set and benchmark.search != "local":
@@ -258,7 +258,7 @@ def _note_routes(settings: QuestionsSettings) -> None:
             )
 
 
-def _note_unused_routes(settings: QuestionsSettings, datasets: Collection[str]) -> None:
+def _warn_about_unused_routes(settings: QuestionsSettings, datasets: Collection[str]) -> None:
     """Warn about names in `questions.search` that match no data set, because they are probably misspelt."""
     known = {name.lower() for name in datasets}
     if unused := sorted(name for name in settings.search if name.lower() not in known):
@@ -270,7 +270,7 @@ def _note_unused_routes(settings: QuestionsSettings, datasets: Collection[str]) 
 
 
 def _check_error_rate(
-    tallies: Mapping[str, _Tally], settings: QuestionsSettings, accept_failures: bool, unusable: str
+    tallies: Mapping[str, _SourceTally], settings: QuestionsSettings, accept_failures: bool, unusable: str
 ) -> None:
     rows = sum(tally.rows for tally in tallies.values())
     errors = sum(tally.errors for tally in tallies.values())
@@ -283,18 +283,19 @@ def _check_error_rate(
         )
 
 
-def _check_any_left(tallies: Mapping[str, _Tally]) -> None:
+def _check_any_left(tallies: Mapping[str, _SourceTally]) -> None:
     """Raise StageFailed if no question is left, which can happen even if every source has usable rows."""
     if any(tally.kept for tally in tallies.values()):
         return
     reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
-    told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+    counts_text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
     raise StageFailed(
-        f"no question is left of {reasons.total():,} rows ({told}); add questions, or check questions.decontaminate"
+        f"no question is left of {reasons.total():,} rows ({counts_text}); add questions, or check "
+        f"questions.decontaminate"
     )
 
 
-def _metrics(intake: _Intake, tallies: Mapping[str, _Tally]) -> dict[str, Any]:
+def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally]) -> dict[str, Any]:
     reasons: Counter[str] = Counter()
     for tally in tallies.values():
         reasons.update(tally.reasons)

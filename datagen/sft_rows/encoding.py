@@ -88,16 +88,18 @@ def result_spans(origins: bytes) -> list[tuple[int, int]]:
 
 
 def id_columns(
-    prompt: Sequence[int], output: Sequence[int], results: Sequence[Span], turn_end: Sequence[int], num_said: int
+    prompt: Sequence[int], output: Sequence[int], results: Sequence[Span], turn_end: Sequence[int], num_generated: int
 ) -> dict[str, Any]:
     """Return the id columns of a row; `results` are the spans without loss.
 
-    The loss covers only the first `num_said` ids of the turn's end, because generation stops there.
+    The loss covers only the first `num_generated` ids of the turn's end, because generation stops there.
     """
     labels = list(output)
     for start, stop in results:
         labels[start:stop] = [NO_LOSS] * (stop - start)
-    labels = [NO_LOSS] * len(prompt) + labels + [*turn_end[:num_said], *[NO_LOSS] * (len(turn_end) - num_said)]
+    labels = (
+        [NO_LOSS] * len(prompt) + labels + [*turn_end[:num_generated], *[NO_LOSS] * (len(turn_end) - num_generated)]
+    )
     return {
         "input_ids": [*prompt, *output, *turn_end],
         "labels": labels,
@@ -107,6 +109,6 @@ def id_columns(
     }
 
 
-def num_said(turn_end: Sequence[int], eos_ids: frozenset[int]) -> int:
+def num_generated(turn_end: Sequence[int], eos_ids: frozenset[int]) -> int:
     """Return how many ids of a turn's end the model must generate: those up to the first end-of-sequence id."""
     return next((index + 1 for index, token in enumerate(turn_end) if token in eos_ids), 0)

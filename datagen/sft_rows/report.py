@@ -9,24 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from treadle.datagen.pools.quality import REASONS
-from treadle.datagen.sft_rows.selection import FATES, ROW
+from treadle.datagen.sft_rows.selection import DECISIONS, ROW
 
 
-class Parent(NamedTuple):
+class ParentFacts(NamedTuple):
     """Facts about a trajectory that are kept for the trajectories made from it."""
 
     correct: bool
     calls: int
 
 
-class Parents:
+class ParentIndex:
     """Trajectories of the question that is being read; a parent precedes its children, in the same table."""
 
     def __init__(self) -> None:
         self._question = ""
-        self._known: dict[str, Parent] = {}
+        self._known: dict[str, ParentFacts] = {}
 
-    def of(self, row: Mapping[str, Any]) -> Parent | None:
+    def of(self, row: Mapping[str, Any]) -> ParentFacts | None:
         """Return the trajectory that a row was made from; None for an initial one."""
         if row["question_key"] != self._question:
             return None
@@ -36,7 +36,7 @@ class Parents:
         """Remember a row as a possible parent, and drop the trajectories of other questions."""
         if row["question_key"] != self._question:
             self._question, self._known = row["question_key"], {}
-        self._known[row["rollout_key"]] = Parent(row["correct"] is True, row["calls_requested"])
+        self._known[row["rollout_key"]] = ParentFacts(row["correct"] is True, row["calls_requested"])
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class OperatorTally:
 
     trajectories: int = 0
     accepted: int = 0
-    turned_right: int = 0
+    corrected: int = 0
     rows: int = 0
     edited: int = 0
     """Number of accepted trajectories with a parent; `calls_before` and `calls_after` sum over these."""
@@ -54,7 +54,7 @@ class OperatorTally:
 
 
 @dataclass(slots=True)
-class Tally:
+class SftRowsTally:
     """All counts of the stage."""
 
     num_read: int = 0
@@ -70,13 +70,13 @@ class Tally:
     rules: Counter[str] = field(default_factory=Counter)
     """Rejected trajectories by each reason that applies."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Accepted trajectories that are not rows, by fate."""
+    """Accepted trajectories that are not rows, by decision."""
     operators: dict[str, OperatorTally] = field(default_factory=dict)
     datasets: Counter[str] = field(default_factory=Counter)
     calls_initial: Counter[int] = field(default_factory=Counter)
     calls_rows: Counter[int] = field(default_factory=Counter)
 
-    def count_judged(self, row: Mapping[str, Any], reasons: Sequence[str], parent: Parent | None) -> None:
+    def count_judged(self, row: Mapping[str, Any], reasons: Sequence[str], parent: ParentFacts | None) -> None:
         """Count a trajectory after the quality gate."""
         self.num_read += 1
         operator = self.operators.setdefault(row["operator"], OperatorTally())
@@ -91,7 +91,7 @@ class Tally:
         operator.accepted += 1
         if parent is not None:
             operator.edited += 1
-            operator.turned_right += not parent.correct
+            operator.corrected += not parent.correct
             operator.calls_before += parent.calls
             operator.calls_after += row["calls_requested"]
 
@@ -126,14 +126,14 @@ class Tally:
             **_prefixed("rule", self.rules),
             **_prefixed("left_out", self.left_out),
             **_prefixed("accepted", {name: one.accepted for name, one in self.operators.items()}),
-            **_prefixed("turned_right", {name: one.turned_right for name, one in self.operators.items() if one.edited}),
+            **_prefixed("corrected", {name: one.corrected for name, one in self.operators.items() if one.edited}),
             **_prefixed("dataset", self.datasets),
             **_prefixed("calls.initial", self.calls_initial),
             **_prefixed("calls.rows", self.calls_rows),
         }
 
 
-def render_report(tally: Tally) -> str:
+def render_report(tally: SftRowsTally) -> str:
     """Return the page `report.md`."""
     share = tally.num_target_tokens / tally.num_tokens if tally.num_tokens else 0.0
     parts = [
@@ -153,7 +153,7 @@ def render_report(tally: Tally) -> str:
         ),
         "`first`: trajectories counted under this reason; `applies`: all to which it applies.",
         "## Accepted but not selected",
-        _table(("why", "trajectories"), [(code, f"{tally.left_out[code]:,}") for code in FATES[ROW + 1 :]]),
+        _table(("why", "trajectories"), [(code, f"{tally.left_out[code]:,}") for code in DECISIONS[ROW + 1 :]]),
         "## Operators",
         _table(
             ("operator", "trajectories", "accepted", "wrong to right", "rows", "calls of parents", "calls"),
@@ -180,7 +180,7 @@ def _operator_cells(name: str, one: OperatorTally) -> tuple[str, ...]:
     before, after = (
         f"{calls / one.edited:.2f}" if one.edited else "-" for calls in (one.calls_before, one.calls_after)
     )
-    turned = f"{one.turned_right:,}" if one.edited else "-"
+    turned = f"{one.corrected:,}" if one.edited else "-"
     return (_escaped(name), f"{one.trajectories:,}", f"{one.accepted:,}", turned, f"{one.rows:,}", before, after)
 
 

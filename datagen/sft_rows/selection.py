@@ -18,11 +18,11 @@ import numpy as np
 import orjson
 
 from treadle.core.store.buckets import Buckets, bucket_count, draw
-from treadle.datagen.pools.pool import is_twin
+from treadle.datagen.pools.pool import is_near_duplicate
 
-FATES = ("row", "duplicate", "near_duplicate", "over_question_limit", "over_row_limit")
+DECISIONS = ("row", "duplicate", "near_duplicate", "over_question_limit", "over_row_limit")
 """Possible outcomes for an accepted trajectory; only one with the first outcome becomes a row."""
-ROW, DUPLICATE, NEAR_DUPLICATE, OVER_QUESTION_LIMIT, OVER_ROW_LIMIT = range(len(FATES))
+ROW, DUPLICATE, NEAR_DUPLICATE, OVER_QUESTION_LIMIT, OVER_ROW_LIMIT = range(len(DECISIONS))
 
 K = TypeVar("K", bound=Hashable)
 Stratum = tuple[str, str, int]
@@ -41,8 +41,8 @@ class Accepted(NamedTuple):
     text: str
 
 
-class Fates(NamedTuple):
-    """Outcomes of the accepted trajectories, by ascending `numbers` (int64); `codes` (uint8) index FATES."""
+class Decisions(NamedTuple):
+    """Outcomes of the accepted trajectories, by ascending `numbers` (int64); `codes` (uint8) index DECISIONS."""
 
     numbers: np.ndarray
     codes: np.ndarray
@@ -78,7 +78,7 @@ def spread(strata: Mapping[K, Sequence[int]], limit: int) -> list[int]:
     return [number for members, share in zip(strata.values(), shares, strict=True) for number in members[:share]]
 
 
-class Selection:
+class TrajectorySelector:
     """Selector that takes accepted trajectories one by one, then decides on all of them.
 
     Of repeated trajectories of a question, the one with the lowest number is kept.
@@ -105,7 +105,7 @@ class Selection:
         self._of_stratum = array("i")
         self._draws = array("Q")
 
-    def __enter__(self) -> Selection:
+    def __enter__(self) -> TrajectorySelector:
         self._buckets.__enter__()
         return self
 
@@ -121,7 +121,7 @@ class Selection:
         line = orjson.dumps([question_key, number, rollout_key, index, digest, kept])
         self._buckets.add(self._buckets.of(draw(0, question_key)), line)
 
-    def fates(self) -> Fates:
+    def decisions(self) -> Decisions:
         """Return the outcomes of all added trajectories."""
         for lines in self._buckets:
             questions: dict[str, list[Accepted]] = defaultdict(list)
@@ -135,7 +135,7 @@ class Selection:
         if self._max_rows is not None and int((codes == ROW).sum()) > self._max_rows:
             self._apply_row_limit(numbers, codes)
         order = np.argsort(numbers, kind="stable")
-        return Fates(numbers[order], codes[order])
+        return Decisions(numbers[order], codes[order])
 
     def _decide(self, question_key: str, ones: Sequence[Accepted]) -> None:
         kept: list[Accepted] = []
@@ -157,7 +157,9 @@ class Selection:
     def _repeats(self, one: Accepted, kept: Sequence[Accepted]) -> int:
         if any(one.digest == other.digest or one.rollout_key == other.rollout_key for other in kept):
             return DUPLICATE
-        if self._near_duplicate < 1.0 and any(is_twin(one.text, other.text, self._near_duplicate) for other in kept):
+        if self._near_duplicate < 1.0 and any(
+            is_near_duplicate(one.text, other.text, self._near_duplicate) for other in kept
+        ):
             return NEAR_DUPLICATE
         return ROW
 

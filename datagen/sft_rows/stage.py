@@ -28,15 +28,15 @@ from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.schemas import SFT_REJECTIONS, SFT_ROWS
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.datagen.pools.quality import Candidate, num_tokens, reasons_against
-from treadle.datagen.pools.repairs import mend
-from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, id_columns, num_said, result_spans
-from treadle.datagen.sft_rows.report import Parents, Tally, render_report
-from treadle.datagen.sft_rows.selection import FATES, ROW, Fates, Selection
+from treadle.datagen.pools.repairs import repair_turn
+from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, id_columns, num_generated, result_spans
+from treadle.datagen.sft_rows.report import ParentIndex, SftRowsTally, render_report
+from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 
 _log = logging.getLogger(__name__)
 
-MENDABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
+REPAIRABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
 """Reasons that a repair may remove; it is tried only if no other reason applies."""
 
 _REJECTED = ("rollout_key", "question_key", "dataset", "domain", "operator", "round", "status", "calls_requested")
@@ -72,7 +72,7 @@ class _Selected(NamedTuple):
     results: Sequence[Sequence[int]]
 
 
-class _Making:
+class _SftRowsRun:
     """State of one run of the stage."""
 
     def __init__(self, context: StageContext) -> None:
@@ -83,24 +83,24 @@ class _Making:
         self._pools = context.inputs["pools"]
         self._num_read = sum(table.num_rows for table in self._pools)
         self._environment_digests = settings.environment.digests()
-        self._protocol = settings.environment.protocol
+        self._dialect = settings.environment.dialect
         self._tokenizer = tokenizer = _load_tokenizer(settings)
         self._turn_end = tokenizer.turn_end_ids if tokenizer else ()
-        self._num_said = num_said(self._turn_end, tokenizer.eos_ids) if tokenizer else 0
+        self._num_generated = num_generated(self._turn_end, tokenizer.eos_ids) if tokenizer else 0
         self._rejections: list[dict[str, Any]] = []
-        self.tally = Tally()
+        self.tally = SftRowsTally()
 
     def run(self) -> None:
         """Run both passes, sort the rows and write the report."""
         if not self._num_read:
             raise StageFailed("the pools have no trajectories; check the result of the stage `pools`")
         self._context.progress.start(2 * self._num_read, 0, "trajectories")
-        fates = self._select()
-        num_rows = int((fates.codes == ROW).sum())
+        decisions = self._select()
+        num_rows = int((decisions.codes == ROW).sum())
         buckets = Buckets(self._context.scratch / "rows", bucket_count(num_rows, _ROWS_PER_BUCKET))
         asked = Buckets(self._context.scratch / "asked", buckets.count)
         with buckets, asked:
-            self._spread_questions(self._spread_rows(fates, buckets), asked)
+            self._spread_questions(self._spread_rows(decisions, buckets), asked)
             self._write_sorted(buckets, asked)
         if self.tally.num_text_mode:
             _log.warning(
@@ -113,10 +113,10 @@ class _Making:
 
     # First pass: apply the quality gate, then select.
 
-    def _select(self) -> Fates:
-        """Return the fate of each accepted trajectory; raise StageFailed if there is none."""
+    def _select(self) -> Decisions:
+        """Return the decision of each accepted trajectory; raise StageFailed if there is none."""
         options = self._options
-        selection = Selection(
+        selection = TrajectorySelector(
             self._context.scratch / "questions",
             self._num_read,
             seed=self._settings.seed,
@@ -129,12 +129,12 @@ class _Making:
             if not self.tally.num_accepted:
                 counts = self.tally.reasons_in_words()
                 raise StageFailed(f"none of the {self._num_read:,} trajectories passed the quality gate: {counts}")
-            return selection.fates()
+            return selection.decisions()
 
-    def _judge_all(self, selection: Selection) -> None:
+    def _judge_all(self, selection: TrajectorySelector) -> None:
         number = 0
         for table in self._pools:
-            parents = Parents()
+            parents = ParentIndex()
             for batch in table.batches([*_JUDGED, *IdColumns.NAMES, *_DIGESTS]):
                 self._check_digests(batch)
                 ids = IdColumns(batch)
@@ -163,13 +163,18 @@ class _Making:
             origins=ids.origins(index),
         )
         reasons = self._reasons(candidate)
-        if not self._options.repair or not reasons or not MENDABLE.issuperset(reasons):
+        if not self._options.repair or not reasons or not REPAIRABLE.issuperset(reasons):
             return candidate, reasons
-        mended = mend(candidate.segments, ids.output(index), candidate.origins, self._tokenizer, self._protocol)
-        if mended is None:
+        repaired_turn = repair_turn(
+            candidate.segments, ids.output(index), candidate.origins, self._tokenizer, self._dialect
+        )
+        if repaired_turn is None:
             return candidate, reasons
         other = replace(
-            candidate, segments=mended.segments, num_output_ids=len(mended.ids), origins=bytes(mended.origins)
+            candidate,
+            segments=repaired_turn.segments,
+            num_output_ids=len(repaired_turn.ids),
+            origins=bytes(repaired_turn.origins),
         )
         return other, self._reasons(other)
 
@@ -178,7 +183,7 @@ class _Making:
             candidate,
             cutoff_tokens=self._options.cutoff_tokens,
             num_end_ids=len(self._turn_end),
-            protocol=self._protocol,
+            dialect=self._dialect,
         )
 
     def _check_digests(self, batch: pa.RecordBatch) -> None:
@@ -204,7 +209,7 @@ class _Making:
 
     # Second pass: put rows into buckets by position, then the questions, then write each bucket.
 
-    def _spread_rows(self, fates: Fates, buckets: Buckets) -> np.ndarray:
+    def _spread_rows(self, decisions: Decisions, buckets: Buckets) -> np.ndarray:
         """Put selected trajectories into their buckets.
 
         Returns the unique pairs of a question and a bucket that needs it.
@@ -217,7 +222,7 @@ class _Making:
         for table in self._pools:
             for batch in table.batches(columns):
                 ids = IdColumns(batch)
-                decided = list(fates.between(start, start + batch.num_rows))
+                decided = list(decisions.between(start, start + batch.num_rows))
                 taken = batch.drop_columns([*IdColumns.NAMES]).take(
                     pa.array([n - start for n, _ in decided], pa.int64())
                 )
@@ -229,7 +234,7 @@ class _Making:
                         places.append(bucket)
                         buckets.add(bucket, _line(place, self._selected(row, ids, number - start)))
                     else:
-                        self._leave_out(row, FATES[code], ids, number - start)
+                        self._leave_out(row, DECISIONS[code], ids, number - start)
                 start += batch.num_rows
                 self._end_batch(batch.num_rows)
         wanted = np.empty(len(places), [("question", np.uint64), ("bucket", np.uint8)])
@@ -240,10 +245,15 @@ class _Making:
         text, output, origins, repaired = row["text"], ids.output(index), ids.origins(index), False
         if self._options.repair:
             segments = _segments(row["segments"])
-            if format_faults(segments, self._protocol):
-                mended = mend(segments, output, origins, self._tokenizer, self._protocol)
-                assert mended is not None
-                text, output, origins, repaired = mended.text, mended.ids, bytes(mended.origins), True
+            if format_faults(segments, self._dialect):
+                repaired_turn = repair_turn(segments, output, origins, self._tokenizer, self._dialect)
+                assert repaired_turn is not None
+                text, output, origins, repaired = (
+                    repaired_turn.text,
+                    repaired_turn.ids,
+                    bytes(repaired_turn.origins),
+                    True,
+                )
         head = {name: row[name] for name in _COPIED}
         return _Selected(head, repaired, text, ids.prompt_digest(index), output, result_spans(origins))
 
@@ -305,7 +315,7 @@ class _Making:
             "assistant": selected.assistant,
             "num_result_tokens": sum(stop - start for start, stop in selected.results),
             **(
-                id_columns(prompt.ids, selected.output_ids, masked, self._turn_end, self._num_said)
+                id_columns(prompt.ids, selected.output_ids, masked, self._turn_end, self._num_generated)
                 if has_ids
                 else id_columns((), (), (), (), 0)
             ),
@@ -327,9 +337,9 @@ def run_sft_rows(context: StageContext) -> Mapping[str, Any]:
     Raises StageFailed if no trajectory is accepted, or if they were made in another environment or with another
     tokenizer.
     """
-    making = _Making(context)
-    making.run()
-    return making.tally.metrics()
+    stage_run = _SftRowsRun(context)
+    stage_run.run()
+    return stage_run.tally.metrics()
 
 
 def _load_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:

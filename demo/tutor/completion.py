@@ -12,9 +12,9 @@ import orjson
 from treadle.core.chat import ChatTokenizer
 from treadle.demo.tutor import roles
 from treadle.demo.tutor.conversation import Conversation, read_messages, read_prompt
-from treadle.demo.tutor.critic import perform
-from treadle.demo.tutor.draws import Draws
+from treadle.demo.tutor.critic import reply_to_task
 from treadle.demo.tutor.policy import next_turn
+from treadle.demo.tutor.seeded_draws import Draws
 from treadle.demo.tutor.settings import MODELS, TutorSettings
 from treadle.demo.tutor.tasks import guess_task
 
@@ -22,7 +22,7 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _NOT_CONTENT = frozenset({"stream", "stream_options", "user", "request_id", "return_token_ids"})
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """Error status in response to a request."""
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError") -> None:
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TutorReply:
     """An answer: text, its token ids, and how it ended."""
 
     text: str
@@ -48,20 +48,20 @@ def request_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
 
 
-class Writer:
-    """Writer of answers for one set of settings and one tokenizer. Equal requests get equal answers."""
+class ReplyWriter:
+    """ReplyWriter of answers for one set of settings and one tokenizer. Equal requests get equal answers."""
 
     def __init__(self, settings: TutorSettings, tokenizer: ChatTokenizer) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
 
-    def write(self, body: Mapping[str, Any], *, chat: bool) -> Written:
-        """Answer a completion or chat request; raise Refused."""
+    def write(self, body: Mapping[str, Any], *, chat: bool) -> TutorReply:
+        """Answer a completion or chat request; raise RequestError."""
         model = body.get("model", MODELS[0])
         if model not in MODELS:
-            raise Refused(404, f"The model `{model}` does not exist.", "NotFoundError")
+            raise RequestError(404, f"The model `{model}` does not exist.", "NotFoundError")
         if body.get("n", 1) != 1:
-            raise Refused(400, "n must be 1: the tutor gives one answer per request")
+            raise RequestError(400, "n must be 1: the tutor gives one answer per request")
         prompt, conversation, num_prompt = self._read_chat(body) if chat else self._read_prompt(body)
         limit = self._limit(body, num_prompt, chat=chat)
         draws = Draws("reply", prompt, body.get("seed"), self._settings.persona, model)
@@ -74,21 +74,21 @@ class Writer:
             return prompt, read_prompt(prompt), len(self._tokenizer.encode(prompt))
         size = self._tokenizer.vocab_size
         if not isinstance(prompt, list) or not prompt or set(map(type, prompt)) != {int}:
-            raise Refused(400, "prompt must be one text or one non-empty list of token ids")
+            raise RequestError(400, "prompt must be one text or one non-empty list of token ids")
         if min(prompt) < 0 or max(prompt) >= size:
-            raise Refused(400, f"Token id {max(prompt)} is out of vocabulary")
+            raise RequestError(400, f"Token id {max(prompt)} is out of vocabulary")
         text = self._tokenizer.decode(prompt)
         return text, read_prompt(text), len(prompt)
 
     def _read_chat(self, body: Mapping[str, Any]) -> tuple[str, Conversation, int]:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise Refused(400, "messages must be a non-empty list")
+            raise RequestError(400, "messages must be a non-empty list")
         for message in messages:
             if not isinstance(message, dict) or not all(
                 isinstance(message.get(key), str) for key in ("role", "content")
             ):
-                raise Refused(400, "every message needs role and content, both text")
+                raise RequestError(400, "every message needs role and content, both text")
         text = self._tokenizer.render(messages)
         return text, read_messages(messages), len(self._tokenizer.prompt_ids(messages))
 
@@ -97,9 +97,9 @@ class Writer:
         given = body.get("max_completion_tokens") or body.get("max_tokens")
         limit = given if given is not None else max(1, window - num_prompt) if chat else _DEFAULT_COMPLETION_TOKENS
         if type(limit) is not int or limit < 1:
-            raise Refused(400, f"max_tokens must be at least 1, got {limit!r}")
+            raise RequestError(400, f"max_tokens must be at least 1, got {limit!r}")
         if num_prompt + limit > window:
-            raise Refused(
+            raise RequestError(
                 400,
                 f"This model's maximum context length is {window} tokens. However, you requested "
                 f"{num_prompt + limit} tokens ({num_prompt} in the messages, {limit} in the completion). "
@@ -112,27 +112,27 @@ class Writer:
         if role == "policy":
             return next_turn(conversation, self._settings.rates_for(model), draws)
         if role in ("critic", "refiner"):
-            return perform(guess_task(conversation), conversation, self._settings.rates_for(model), draws)
+            return reply_to_task(guess_task(conversation), conversation, self._settings.rates_for(model), draws)
         if role == "summarizer":
             return roles.summarize(conversation.user)
         return roles.judge(conversation.user, gullible=role == "gullible-judge")
 
-    def _finish(self, text: str, stop: str | None, limit: int, num_prompt: int) -> Written:
+    def _finish(self, text: str, stop: str | None, limit: int, num_prompt: int) -> TutorReply:
         ids = self._tokenizer.encode(text)
         if len(ids) > limit:
             ids = ids[:limit]
-            return Written(self._tokenizer.decode(ids), tuple(ids), "length", None, num_prompt)
+            return TutorReply(self._tokenizer.decode(ids), tuple(ids), "length", None, num_prompt)
         if stop is None and len(ids) < limit and self._tokenizer.eos_ids:
             ids.append(min(self._tokenizer.eos_ids))
-        return Written(text, tuple(ids), "stop", stop, num_prompt)
+        return TutorReply(text, tuple(ids), "stop", stop, num_prompt)
 
 
 def _cut(text: str, body: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Cut a text at its first stop string, which is kept if the request asks for it; raise Refused."""
+    """Cut a text at its first stop string, which is kept if the request asks for it; raise RequestError."""
     given = body.get("stop") or []
     stops = [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise Refused(400, "stop must be a text or a list of texts")
+        raise RequestError(400, "stop must be a text or a list of texts")
     found = min(((text.find(stop), stop) for stop in stops if stop in text), default=None)
     if found is None:
         return text, None

@@ -21,8 +21,8 @@ from treadle.demo.tutor.diagnosis import (
     read_question,
     read_steps,
 )
-from treadle.demo.tutor.draws import Draws
 from treadle.demo.tutor.policy import ErrorRates
+from treadle.demo.tutor.seeded_draws import Draws
 from treadle.demo.tutor.tasks import Task
 
 _BLOCK = re.compile(r"(?s)<(search|python|answer)>.*?</\1>")
@@ -45,7 +45,7 @@ _LEAN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 
-def perform(task: Task, conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:
+def reply_to_task(task: Task, conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:
     """Return the reply to a task."""
     careless = draws.happens("careless", rates.careless)
     if task == "thoughts":
@@ -55,7 +55,7 @@ def perform(task: Task, conversation: Conversation, rates: ErrorRates, draws: Dr
     steps = read_steps(conversation.user)
     if not steps:
         return "Step: no" if task == "redundancy" else "There are no steps to look at."
-    return _PERFORMERS[task](conversation, steps, draws, careless)
+    return _TASK_HANDLERS[task](conversation, steps, draws, careless)
 
 
 def _find_redundancy(conversation: Conversation, steps: list[Step], draws: Draws, careless: bool) -> str:
@@ -100,7 +100,7 @@ def _replace(conversation: Conversation, steps: list[Step], draws: Draws, carele
     return f"<think>{flaw.thought}</think>{flaw.action}"
 
 
-_PERFORMERS: Mapping[Task, Callable[[Conversation, list[Step], Draws, bool], str]] = {
+_TASK_HANDLERS: Mapping[Task, Callable[[Conversation, list[Step], Draws, bool], str]] = {
     "redundancy": _find_redundancy,
     "locate": _locate,
     "analyse": _analyse,

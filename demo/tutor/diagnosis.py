@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from treadle.demo.tutor.conversation import Call, Conversation, read_calls
-from treadle.demo.tutor.draws import Draws
 from treadle.demo.tutor.policy import STRONG, boxed, next_facts, plan
+from treadle.demo.tutor.seeded_draws import Draws
 from treadle.demo.world_templates import recognise
 
-Kind = Literal["redundant", "broken", "idle", "early", "wrong", "unfinished", "wordy"]
+FlawKind = Literal["redundant", "broken", "idle", "early", "wrong", "unfinished", "wordy"]
 
 _HEADED = re.compile(r"(?ms)^#### Step (\d+): ?(.*?)(?=^#### Step \d+:|\Z)")
 _THOUGHT = re.compile(r"(?s)<think>(.*?)</think>")
@@ -27,7 +27,7 @@ _QUESTION = re.compile(r"(?is)<(question\w*)>\s*(.*?)\s*</\1>")
 _QUESTION_LINE = re.compile(r"(?im)^\W*question\W*:\s*(\S[^\n]*)$")
 _MAX_THOUGHT_CHARS = 240
 
-REASONS: dict[Kind, str] = {
+REASONS: dict[FlawKind, str] = {
     "redundant": "the call asks for what the earlier results already say",
     "broken": "the call brings nothing: it is empty or cannot run; it has to be made properly",
     "idle": "the call does not ask for what is needed next and brings nothing new",
@@ -57,7 +57,7 @@ class Flaw:
     """A flawed step, the kind of flaw, and the thought and action that would be right instead."""
 
     step: Step
-    kind: Kind
+    kind: FlawKind
     thought: str
     action: str
 
@@ -121,13 +121,13 @@ def is_broken(call: Call) -> bool:
     return bool(_SEARCH_FAILED.match(call.result or ""))
 
 
-def _kind(question: str, step: Step, before: Sequence[Step], right: str) -> Kind | None:
+def _kind(question: str, step: Step, before: Sequence[Step], right: str) -> FlawKind | None:
     kind = _kind_of_call(question, step, before, right) if step.calls else _kind_of_answer(step.text, right)
     wordy = len(step.thought) > _MAX_THOUGHT_CHARS or boxed(step.thought) is not None
     return kind or ("wordy" if wordy else None)
 
 
-def _kind_of_call(question: str, step: Step, before: Sequence[Step], right: str) -> Kind | None:
+def _kind_of_call(question: str, step: Step, before: Sequence[Step], right: str) -> FlawKind | None:
     call = step.calls[-1]
     earlier = [other for previous in before for other in previous.calls]
     if is_broken(call):
@@ -146,7 +146,7 @@ def _kind_of_call(question: str, step: Step, before: Sequence[Step], right: str)
     return "idle" if next_facts(question, earlier) == next_facts(question, [*earlier, call]) else None
 
 
-def _kind_of_answer(text: str, right: str) -> Kind | None:
+def _kind_of_answer(text: str, right: str) -> FlawKind | None:
     answer = _ANSWER.search(text)
     if answer is None:
         return "unfinished"

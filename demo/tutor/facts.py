@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from treadle.demo.tutor.conversation import Call
-from treadle.demo.world import SENTENCES, Kind
+from treadle.demo.world import SENTENCES, EntityKind
 from treadle.demo.world_templates import KIND_OF
 
 
@@ -19,7 +19,7 @@ def _sentence_pattern(sentence: str) -> re.Pattern[str]:
 _PATTERNS = [_sentence_pattern(sentence) for sentence in SENTENCES.values()]
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
-_LEADS: Mapping[Kind, str] = {
+_LEADS: Mapping[EntityKind, str] = {
     "town": "town of {}",
     "person": "{} born",
     "river": "river {}",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from treadle.demo.tutor.draws import Draws
+from treadle.demo.tutor.seeded_draws import Draws
 from treadle.demo.tutor.settings import FAULT_KINDS, FaultKind
 
 

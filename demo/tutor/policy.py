@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from treadle.demo.names import NUM_NAMES, name
 from treadle.demo.tutor.conversation import Call, Conversation
-from treadle.demo.tutor.draws import Draws
 from treadle.demo.tutor.facts import label, queries, read_facts, read_number
+from treadle.demo.tutor.seeded_draws import Draws
 from treadle.demo.world import RELATIONS
-from treadle.demo.world_templates import Asked, recognise
+from treadle.demo.world_templates import RecognizedQuestion, recognise
 
 _MAX_TRIES = 2
 _HINTED = 0.3
@@ -120,7 +120,7 @@ class _Planner:
     """Policy for questions of the sample world."""
 
     def __init__(
-        self, conversation: Conversation, asked: Asked, rates: ErrorRates, draws: Draws, doubting: bool
+        self, conversation: Conversation, asked: RecognizedQuestion, rates: ErrorRates, draws: Draws, doubting: bool
     ) -> None:
         self._calls = conversation.calls
         self._asked = asked
@@ -128,14 +128,14 @@ class _Planner:
         self._draws = draws
         self._facts = read_facts(conversation.calls)
         self._max_tries = _MAX_TRIES + doubting
-        self._believes = rates != STRONG and not doubting
+        self._trusts_any_program = rates != STRONG and not doubting
 
     def turn(self) -> tuple[str, str]:
         """Return the thought and the action."""
         missing, values = self.resolve()
         if missing:
             wanted, attribute = missing[0]
-            if len(missing) == 1 and self._left(missing[0]) == 1 and self._tries(wanted) == 0 and self._hurries():
+            if len(missing) == 1 and self._left(missing[0]) == 1 and self._tries(wanted) == 0 and self._answers_early():
                 return self._draws.choose("guess", _GUESSES), self._say(self._guess())
             if self._tries(wanted) >= self._max_tries:
                 return f"The documents do not give the {label(attribute)} of {wanted}.", self._say("unknown")
@@ -148,11 +148,11 @@ class _Planner:
             return self._repeat() or (self._draws.choose("done", _DONE), self._say(number))
         if self._programs(expression) >= self._max_tries:
             return "The program gave no number.", self._say("unknown")
-        if not self._calls and self._hurries():
+        if not self._calls and self._answers_early():
             return self._draws.choose("guess", _GUESSES), self._say(self._guess())
         return self._program(expression)
 
-    def _hurries(self) -> bool:
+    def _answers_early(self) -> bool:
         """Return whether to answer too early. Drawn once per trajectory, so never after a broken call."""
         return all(call.argument for call in self._calls) and self._draws.happens("early", self._rates.early)
 
@@ -202,12 +202,14 @@ class _Planner:
         """Return the number that the right program printed; the noisy policy trusts any program unless it doubts."""
         for call in reversed(self._calls):
             number = read_number(call)
-            if number is not None and (self._believes or computes(call, expression)):
+            if number is not None and (self._trusts_any_program or computes(call, expression)):
                 return number
         return None
 
     def _programs(self, expression: str) -> int:
-        return sum(call.tool == "python" and (self._believes or computes(call, expression)) for call in self._calls)
+        return sum(
+            call.tool == "python" and (self._trusts_any_program or computes(call, expression)) for call in self._calls
+        )
 
     def _program(self, expression: str) -> tuple[str, str]:
         thought = self._draws.choose("compute", _COMPUTES).format(expression)

@@ -16,10 +16,10 @@ from aiohttp.typedefs import Handler
 from treadle.core.chat import ChatTokenizer
 from treadle.core.untrusted.origin_guard import find_refusal, is_loopback_name
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.tutor.completion import Refused, Writer, Written, request_digest
-from treadle.demo.tutor.draws import Draws
+from treadle.demo.tutor.completion import ReplyWriter, RequestError, TutorReply, request_digest
 from treadle.demo.tutor.faults import RateLimit, choose_fault, error_response, fail
-from treadle.demo.tutor.requestlog import RequestLog
+from treadle.demo.tutor.request_log import RequestLog
+from treadle.demo.tutor.seeded_draws import Draws
 from treadle.demo.tutor.settings import DESCRIPTION, MODELS, TutorSettings
 
 _MAX_BODY_BYTES = 64 * 2**20
@@ -35,7 +35,7 @@ class TutorServer:
         self._host = host
         self._port = port
         self._tokenizer = _load_tokenizer(settings.tokenizer)
-        self._writer = Writer(settings, self._tokenizer)
+        self._writer = ReplyWriter(settings, self._tokenizer)
         self._log = RequestLog(settings.request_log)
         self._limit = RateLimit(settings.rate_limit_per_s, time.monotonic)
         self._closing = asyncio.Event()
@@ -134,12 +134,12 @@ class TutorServer:
             await asyncio.sleep(self._settings.latency_s + jitter)
         chat = request.path.endswith("/chat/completions")
         try:
-            written = self._writer.write(body, chat=chat)
-        except Refused as refused:
+            reply = self._writer.write(body, chat=chat)
+        except RequestError as refused:
             return str(refused.status), error_response(refused.status, str(refused), refused.kind)
         if body.get("stream"):
-            return "200", await self._stream(request, body, written, digest, chat=chat)
-        payload = _payload(body, written, digest, chat=chat)
+            return "200", await self._stream(request, body, reply, digest, chat=chat)
+        payload = _payload(body, reply, digest, chat=chat)
         if body.get("return_token_ids") and not chat:
             prompt = body["prompt"]
             given = prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
@@ -147,35 +147,35 @@ class TutorServer:
         return "200", web.Response(body=orjson.dumps(payload), content_type="application/json")
 
     async def _stream(
-        self, request: web.Request, body: dict[str, Any], written: Written, digest: str, *, chat: bool
+        self, request: web.Request, body: dict[str, Any], reply: TutorReply, digest: str, *, chat: bool
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         head = _head(body, digest, "chat.completion.chunk" if chat else "text_completion")
-        pieces = list(self._pieces(written))
+        pieces = list(self._pieces(reply))
         for place, (text, ids) in enumerate(pieces):
             last = place == len(pieces) - 1
             choice = _choice(body, text, ids, chat=chat, key="delta")
-            choice["finish_reason"] = written.finish_reason if last else None
-            choice["stop_reason"] = written.stop_reason if last else None
+            choice["finish_reason"] = reply.finish_reason if last else None
+            choice["stop_reason"] = reply.stop_reason if last else None
             await response.write(b"data: " + orjson.dumps({**head, "choices": [choice]}) + b"\n\n")
         if (body.get("stream_options") or {}).get("include_usage"):
-            usage = {**head, "choices": [], "usage": _usage(written)}
+            usage = {**head, "choices": [], "usage": _usage(reply)}
             await response.write(b"data: " + orjson.dumps(usage) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
 
-    def _pieces(self, written: Written) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _pieces(self, reply: TutorReply) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield an answer in chunks of a few tokens whose texts join to its text."""
         sent, start = 0, 0
-        for end in range(4, len(written.ids), 4):
-            text = self._tokenizer.decode(written.ids[:end])
-            if text.endswith("\ufffd") or not written.text.startswith(text):
+        for end in range(4, len(reply.ids), 4):
+            text = self._tokenizer.decode(reply.ids[:end])
+            if text.endswith("\ufffd") or not reply.text.startswith(text):
                 continue  # inside a character
-            yield text[sent:], written.ids[start:end]
+            yield text[sent:], reply.ids[start:end]
             sent, start = len(text), end
-        yield written.text[sent:], written.ids[start:]
+        yield reply.text[sent:], reply.ids[start:]
 
 
 def _load_tokenizer(folder: Path | None) -> ChatTokenizer:
@@ -201,17 +201,17 @@ def _choice(body: dict[str, Any], text: str, ids: tuple[int, ...], *, chat: bool
     return choice
 
 
-def _usage(written: Written) -> dict[str, int]:
-    num_new = len(written.ids)
+def _usage(reply: TutorReply) -> dict[str, int]:
+    num_new = len(reply.ids)
     return {
-        "prompt_tokens": written.prompt_tokens,
+        "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": num_new,
-        "total_tokens": written.prompt_tokens + num_new,
+        "total_tokens": reply.prompt_tokens + num_new,
     }
 
 
-def _payload(body: dict[str, Any], written: Written, digest: str, *, chat: bool) -> dict[str, Any]:
-    choice = _choice(body, written.text, written.ids, chat=chat, key="message")
-    choice |= {"finish_reason": written.finish_reason, "stop_reason": written.stop_reason}
+def _payload(body: dict[str, Any], reply: TutorReply, digest: str, *, chat: bool) -> dict[str, Any]:
+    choice = _choice(body, reply.text, reply.ids, chat=chat, key="message")
+    choice |= {"finish_reason": reply.finish_reason, "stop_reason": reply.stop_reason}
     head = _head(body, digest, "chat.completion" if chat else "text_completion")
-    return {**head, "choices": [choice], "usage": _usage(written)}
+    return {**head, "choices": [choice], "usage": _usage(reply)}

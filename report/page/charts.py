@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from treadle.core.figures import plain
-from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
+from treadle.core.plots import COLOUR, LIGHT, WARM, draw_svg
 from treadle.core.untrusted.sanitize import one_line
 from treadle.report.page.document import Chart
 from treadle.report.page.inline_svg import GRID, INK, MUTED, PAPER, SERIES
 from treadle.report.radar import Axis
-from treadle.report.radar_picture import MOST_DRAWN, draw_radar
+from treadle.report.radar_chart import MAX_DRAWN, draw_radar
 
 _WIDTH = 10.0
-_LONGEST_NAME = 48
-_LONGEST_IN_LEGEND = 26
+_MAX_NAME_CHARS = 48
+_MAX_LEGEND_CHARS = 26
 _FAINT = "#c8c8c8"
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class IntervalRow:
     """A value with its interval, shown in a row of its own."""
 
     group: str
@@ -39,13 +39,13 @@ class Estimate:
     high: float
 
 
-def short(text: str, num_chars: int = _LONGEST_NAME) -> str:
+def shorten(text: str, num_chars: int = _MAX_NAME_CHARS) -> str:
     """Return a name shortened to what fits into a chart."""
     shown = plain(one_line(text))
     return shown if len(shown) <= num_chars else f"{shown[: num_chars - 1]}…"
 
 
-def brief(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a non-negative number with about three digits."""
     return f"{value:,.{0 if value >= 100 or not value else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
 
@@ -55,7 +55,7 @@ def colour_of(series: int) -> str:
     return SERIES[series % len(SERIES)]
 
 
-def interval_chart(title: str, estimates: Sequence[Estimate], *, around_zero: bool = False, note: str = "") -> Chart:
+def interval_chart(title: str, estimates: Sequence[IntervalRow], *, around_zero: bool = False, note: str = "") -> Chart:
     """Draw shares with their intervals, one per row; values are fractions and shown in per cent.
 
     `around_zero`: the values are differences. `note`: what is not drawn.
@@ -70,13 +70,13 @@ def interval_chart(title: str, estimates: Sequence[Estimate], *, around_zero: bo
         place = 0.0
         for name, rows in groups:
             if name:
-                axes.text(0.0, place, short(name), transform=axes.get_yaxis_transform(), ha="left", va="center",
+                axes.text(0.0, place, shorten(name), transform=axes.get_yaxis_transform(), ha="left", va="center",
                           fontweight="bold", clip_on=False)  # fmt: skip
                 place += 1.0
             for row in rows:
                 _draw_estimate(axes, row, place, around_zero)
                 places.append(place)
-                labels.append(short(row.name))
+                labels.append(shorten(row.name))
                 place += 1.0
             place += 0.35
         _finish_rows(axes, places, labels, place)
@@ -92,7 +92,7 @@ def interval_chart(title: str, estimates: Sequence[Estimate], *, around_zero: bo
     return Chart(title, words, draw_svg(draw, width=_WIDTH, height=0.75 + 0.27 * num_rows), note)
 
 
-def _draw_estimate(axes: Any, row: Estimate, place: float, signed: bool) -> None:
+def _draw_estimate(axes: Any, row: IntervalRow, place: float, signed: bool) -> None:
     colour = colour_of(row.series)
     axes.plot([100.0 * row.low, 100.0 * row.high], [place, place], color=colour, linewidth=2.2, alpha=0.55,
               solid_capstyle="butt")  # fmt: skip
@@ -101,7 +101,7 @@ def _draw_estimate(axes: Any, row: Estimate, place: float, signed: bool) -> None
                   textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
 
 
-def _estimate_words(row: Estimate, signed: bool) -> str:
+def _estimate_words(row: IntervalRow, signed: bool) -> str:
     sign = "+" if signed else ""
     low, value, high = (f"{100.0 * one:{sign}.1f}" for one in (row.low, row.value, row.high))
     return f"{row.group}{', ' if row.group else ''}{row.name}: {value} % ({low} to {high})"
@@ -126,14 +126,16 @@ def _quiet(axes: Any, grid: str) -> None:
     axes.yaxis.label.set_color(MUTED)
 
 
-def calls_chart(title: str, shares: Mapping[tuple[str, int], Sequence[float]], *, and_more: bool = False) -> Chart:
+def calls_chart(
+    title: str, shares: Mapping[tuple[str, int], Sequence[float]], *, is_last_open_ended: bool = False
+) -> Chart:
     """Draw the distribution of tool calls: (model, colour number) -> share of its rollouts with 0, 1, 2, … calls.
 
-    `and_more`: the last bin also contains all higher numbers of calls.
+    `is_last_open_ended`: the last bin also contains all higher numbers of calls.
     """
     num_places = max(len(values) for values in shares.values())
     names = [str(number) for number in range(num_places)]
-    names[-1] += "+" if and_more else ""
+    names[-1] += "+" if is_last_open_ended else ""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -142,7 +144,7 @@ def calls_chart(title: str, shares: Mapping[tuple[str, int], Sequence[float]], *
             values = [100.0 * share for share in of_model]
             at = np.arange(len(values)) - 0.4 + width * (number + 0.5)
             bars = axes.bar(
-                at, values, width=width * 0.92, color=colour_of(series), label=short(name, _LONGEST_IN_LEGEND)
+                at, values, width=width * 0.92, color=colour_of(series), label=shorten(name, _MAX_LEGEND_CHARS)
             )
             if len(shares) * num_places <= 24:
                 axes.bar_label(bars, [f"{one:.0f}" if one >= 0.5 else "" for one in values], padding=2, fontsize=8)
@@ -193,7 +195,7 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
             axes.plot([p50, p50], [place - 0.25, place + 0.25], color=colour, linewidth=2.6, solid_capstyle="butt")
             axes.annotate(f"{p50:,.0f}", (p95, place), xytext=(6, 0), textcoords="offset points", va="center",
                           fontsize=8.5)  # fmt: skip
-        _finish_rows(axes, range(len(spreads)), [short(spread.name) for spread in spreads], len(spreads))
+        _finish_rows(axes, range(len(spreads)), [shorten(spread.name) for spread in spreads], len(spreads))
         axes.set_xlim(0.0, 1.08 * max(spread.percentiles[4] for spread in spreads) or 1.0)
         axes.set_xlabel(unit)
 
@@ -208,17 +210,17 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
 def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
     """Draw models as polygons over axes with a range each; a missing value leaves a gap.
 
-    Only the first `MOST_DRAWN` models are drawn; a note says so if there are more.
+    Only the first `MAX_DRAWN` models are drawn; a note says so if there are more.
     """
     models = list(axes[0].values)
-    note = "" if len(models) <= MOST_DRAWN else f"Drawn are the first {MOST_DRAWN} of {len(models)} models."
+    note = "" if len(models) <= MAX_DRAWN else f"Drawn are the first {MAX_DRAWN} of {len(models)} models."
     words = "; ".join(
         f"{model}: "
         + ", ".join(
             f"{axis.title} {'unknown' if (value := axis.values[model]) is None else format(value, '.3g')}"
             for axis in axes
         )
-        for model in models[:MOST_DRAWN]
+        for model in models[:MAX_DRAWN]
     )
     return Chart(title, words, draw_radar(axes), note)
 
@@ -239,11 +241,11 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
             shares = 100.0 * np.array([of_model.get(status, 0) for of_model in counts.values()]) / totals
             colour = _ENDINGS[(number - 1) % len(_ENDINGS)] if number else _FIRST_ENDING
             bars = axes.barh(range(len(counts)), shares, left=left, height=0.62, edgecolor=PAPER, linewidth=0.8,
-                             color=colour, label=short(status, _LONGEST_IN_LEGEND))  # fmt: skip
+                             color=colour, label=shorten(status, _MAX_LEGEND_CHARS))  # fmt: skip
             texts = [f"{share:.0f}" if share >= 4.0 else "" for share in shares]
             axes.bar_label(bars, texts, label_type="center", color=INK if colour == LIGHT else PAPER, fontsize=8.5)
             left += shares
-        _finish_rows(axes, range(len(counts)), [short(name) for name in counts], len(counts))
+        _finish_rows(axes, range(len(counts)), [shorten(name) for name in counts], len(counts))
         axes.set(xlim=(0.0, 100.0), xlabel="% of rollouts")
         _legend(axes, len(statuses) + 1)
 
@@ -255,14 +257,14 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StackedSum:
     """A sum with the values it consists of."""
 
     name: str
     values: tuple[float, ...]
 
 
-def parts_chart(title: str, unit: str, names: Sequence[str], sums: Sequence[Parts]) -> Chart:
+def parts_chart(title: str, unit: str, names: Sequence[str], sums: Sequence[StackedSum]) -> Chart:
     """Draw a stacked bar per sum, with up to four parts that `names` labels."""
 
     def draw(figure: Any) -> None:
@@ -273,16 +275,16 @@ def parts_chart(title: str, unit: str, names: Sequence[str], sums: Sequence[Part
             axes.barh(range(len(sums)), values, left=left, height=0.62, color=colour, label=name)
             left += values
         for place, total in enumerate(left.tolist()):
-            axes.annotate(brief(total), (total, place), xytext=(6, 0), textcoords="offset points", va="center",
+            axes.annotate(format_number(total), (total, place), xytext=(6, 0), textcoords="offset points", va="center",
                           fontsize=8.5)  # fmt: skip
-        _finish_rows(axes, range(len(sums)), [short(one.name) for one in sums], len(sums))
+        _finish_rows(axes, range(len(sums)), [shorten(one.name) for one in sums], len(sums))
         axes.set_xlim(0.0, 1.08 * float(left.max()) or 1.0)
         axes.set_xlabel(unit)
         _legend(axes, len(names))
 
     words = "; ".join(
         f"{one.name}: "
-        + ", ".join(f"{name} {brief(value)}" for name, value in zip(names, one.values, strict=True))
+        + ", ".join(f"{name} {format_number(value)}" for name, value in zip(names, one.values, strict=True))
         + f" {unit}"
         for one in sums
     )
@@ -314,7 +316,7 @@ def yields_chart(title: str, yields: Sequence[Yield]) -> Chart:
         for place, one in enumerate(yields):
             axes.annotate(f"{one.right:,} of {one.tried:,}", (max(one.tried, one.made), place), xytext=(6, 0),
                           textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
-        _finish_rows(axes, places, [short(one.name) for one in yields], len(yields))
+        _finish_rows(axes, places, [shorten(one.name) for one in yields], len(yields))
         axes.set_xlim(0.0, 1.12 * max(max(one.tried, one.made) for one in yields))
         axes.set_xlabel("times")
         _legend(axes, 3)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LONG_CELL = 44
 """A column wraps its text if one of its cells has more characters than this."""
 
-MOST_TILES = 8
+MAX_TILES = 8
 """Maximum number of tiles; more do not work as a summary."""
 
 GENERATOR = "treadle report"
@@ -43,7 +43,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Paragraph:
     """A paragraph of text."""
 
     text: str
@@ -62,7 +62,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """A row of tiles. Only the first `MOST_TILES` are shown; a note says so if there are more."""
+    """A row of tiles. Only the first `MAX_TILES` are shown; a note says so if there are more."""
 
     tiles: tuple[Tile, ...]
 
@@ -75,7 +75,7 @@ class Fold:
     parts: Sequence[Part]
 
 
-Part = Chart | Text | Tiles | Figures | Fold
+Part = Chart | Paragraph | Tiles | Figures | Fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _parts(parts: Sequence[Part], name: str) -> list[dict[str, Any]]:
             case Chart():
                 svg = inline_svg(part.svg, f"{name}-{number}", plain(part.title), plain(part.description))
                 shown.append({"kind": "chart", "title": plain(part.title), "svg": svg, "note": plain(part.note)})
-            case Text():
+            case Paragraph():
                 shown.append({"kind": "text", "text": plain(one_line(part.text))})
             case Tiles():
                 shown.append({"kind": "tiles", **_tiles(part.tiles)})
@@ -152,9 +152,9 @@ def _parts(parts: Sequence[Part], name: str) -> list[dict[str, Any]]:
 def _tiles(tiles: Sequence[Tile]) -> dict[str, Any]:
     shown = [
         {"series": tile.series, **{name: plain(one_line(getattr(tile, name))) for name in ("name", "value", "note")}}
-        for tile in tiles[:MOST_TILES]
+        for tile in tiles[:MAX_TILES]
     ]
-    note = "" if len(tiles) <= MOST_TILES else f"The first {MOST_TILES} of {len(tiles)}; the table has all."
+    note = "" if len(tiles) <= MAX_TILES else f"The first {MAX_TILES} of {len(tiles)}; the table has all."
     return {"tiles": shown, "note": note}
 
 

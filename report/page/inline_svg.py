@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from html import escape
 
 from treadle.core.errors import DataError
-from treadle.core.pictures import COLOUR, LIGHT, WARM
-from treadle.core.untrusted.sanitize import harmless
-from treadle.report.radar_picture import COLOURS
+from treadle.core.plots import COLOUR, LIGHT, WARM
+from treadle.core.untrusted.sanitize import sanitize
+from treadle.report.radar_chart import COLOURS
 
 SERIES = COLOURS
 """Colours of models in charts and radar; the page's palette has one variable for each."""
@@ -36,8 +36,10 @@ THEME = {
 }
 """Colour as matplotlib writes it -> CSS value in the page, defined in core/colours.css."""
 _SHAPES = frozenset({"g", "path", "rect", "circle", "line", "polyline", "polygon", "text", "tspan", "use", "defs"})
-_PLACES = frozenset({"x", "y", "width", "height", "r", "cx", "cy", "x1", "x2", "y1", "y2", "d", "points", "transform"})
-_LOOKS = frozenset(
+_GEOMETRY_ATTRIBUTES = frozenset(
+    {"x", "y", "width", "height", "r", "cx", "cy", "x1", "x2", "y1", "y2", "d", "points", "transform"}
+)
+_STYLE_ATTRIBUTES = frozenset(
     {
         "fill", "fill-opacity", "font-size", "font-style", "font-weight", "opacity", "stroke", "stroke-dasharray",
         "stroke-dashoffset", "stroke-linecap", "stroke-linejoin", "stroke-miterlimit", "stroke-opacity",
@@ -82,7 +84,7 @@ def _markup(element: ElementTree.Element, name: str, used: set[str]) -> Iterator
         attributes = _identity(element, name, used) | _attributes(element, name)
     else:
         return
-    inner = escape(harmless(element.text or ""), quote=False) if tag in ("text", "tspan") else ""
+    inner = escape(sanitize(element.text or ""), quote=False) if tag in ("text", "tspan") else ""
     inner += "".join(part for child in element for part in _markup(child, name, used))
     if tag == "g" and not attributes:
         yield inner
@@ -96,20 +98,20 @@ def _attributes(element: ElementTree.Element, name: str) -> dict[str, str]:
     kept = {}
     for key, value in element.attrib.items():
         local = _local(key)
-        if local in _PLACES and _POSITIONS.fullmatch(value):
+        if local in _GEOMETRY_ATTRIBUTES and _POSITIONS.fullmatch(value):
             kept[local] = " ".join(_FRACTION.sub(lambda match: f"{float(match[0]):.2f}", value).split())
         elif local in ("href", "clip-path") and (match := _OWN_REFERENCE.fullmatch(value)):
             kept[local] = f"#{name}-{match[1]}" if local == "href" else f"url(#{name}-{match[1]})"
-        elif local in _LOOKS:
-            kept |= _look(local, value)
+        elif local in _STYLE_ATTRIBUTES:
+            kept |= _style_attribute(local, value)
         elif local == "style":
             for declaration in value.split(";"):
-                kept |= _look(*(part.strip() for part in declaration.partition(":")[::2]))
+                kept |= _style_attribute(*(part.strip() for part in declaration.partition(":")[::2]))
     return kept
 
 
-def _look(name: str, value: str) -> dict[str, str]:
-    if name not in _LOOKS or not _PLAIN_VALUE.fullmatch(value):
+def _style_attribute(name: str, value: str) -> dict[str, str]:
+    if name not in _STYLE_ATTRIBUTES or not _PLAIN_VALUE.fullmatch(value):
         return {}
     return {name: THEME.get(value.lower(), value)}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FILE = "vectors.faiss"
 _EXTRA: Final = 16
 """Number of additional candidates, because a different order of summation may swap neighbours."""
-_MOST_TIES: Final = 4_096
+_MAX_TIES: Final = 4_096
 _NOISE: Final = 1e-5
 """Difference of inner products of unit vectors below which they may be equal."""
 _MATRIX_FROM_QUERIES: Final = 4
@@ -96,8 +96,8 @@ def _sample(shards: Sequence[Path], total: int, size: int) -> Vectors:
     parts, start = [], 0
     for shard in shards:
         rows = np.load(shard, mmap_mode="r")
-        here = wanted[(wanted >= start) & (wanted < start + len(rows))] - start
-        parts.append(np.asarray(rows[here]))
+        shard_rows = wanted[(wanted >= start) & (wanted < start + len(rows))] - start
+        parts.append(np.asarray(rows[shard_rows]))
         start += len(rows)
     return np.concatenate(parts)
 
@@ -148,8 +148,8 @@ class VectorRanker:
         faiss sums in another order for another number of queries.
         """
         limit = top_n + _EXTRA
-        while len(rows) == limit < min(self.num_rows, top_n + _MOST_TIES) and scores[top_n - 1] - scores[-1] < _NOISE:
-            limit = min(limit * 4, top_n + _MOST_TIES)
+        while len(rows) == limit < min(self.num_rows, top_n + _MAX_TIES) and scores[top_n - 1] - scores[-1] < _NOISE:
+            limit = min(limit * 4, top_n + _MAX_TIES)
             ((rows, scores),) = self._ask(vector[None], limit)
         import numpy as np
 

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from treadle.core.errors import TreadleError
 from treadle.core.untrusted.origin_guard import OriginGuard
 from treadle.core.untrusted.sanitize import one_line
-from treadle.retriever.batching import Busy, MicroBatcher
+from treadle.retriever.batching import MicroBatcher, QueueFull
 from treadle.retriever.index import Index, Ranking
 from treadle.retriever.service.cache import RankingCache
 from treadle.retriever.service.config import ServiceSettings
@@ -74,7 +74,7 @@ class RetrieverState(BaseModel):
     available: int
 
 
-class Health(BaseModel):
+class HealthReport(BaseModel):
     """The answer of `GET /health`."""
 
     status: str
@@ -82,7 +82,7 @@ class Health(BaseModel):
     retrievers: RetrieverState
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with an error status."""
 
     def __init__(self, status: int, detail: Any, headers: dict[str, str] | None = None) -> None:
@@ -90,7 +90,7 @@ class Refused(Exception):
         self.status, self.detail, self.headers = status, detail, headers
 
 
-T_Asked = TypeVar("T_Asked", bound=_Options)
+T_Request = TypeVar("T_Request", bound=_Options)
 
 
 class RetrievalService:
@@ -123,15 +123,15 @@ class RetrievalService:
         if self._index is not None:
             self._index.close()
 
-    def health(self) -> tuple[int, Health]:
+    def health(self) -> tuple[int, HealthReport]:
         """Return status code and state."""
         state = RetrieverState(total=self.settings.num_workers, available=int(self._num_free()))
         if self._index is None:
-            return 503, Health(status="loading", retrievers=state)
-        return 200, Health(status="healthy", retrievers=state)
+            return 503, HealthReport(status="loading", retrievers=state)
+        return 200, HealthReport(status="healthy", retrievers=state)
 
     def info(self) -> dict[str, Any]:
-        """Return a description of the index; raise Refused while it is loading."""
+        """Return a description of the index; raise RequestRefused while it is loading."""
         index = self._ready()[0]
         facts = index.info
         return {
@@ -145,33 +145,33 @@ class RetrievalService:
         }
 
     async def search(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
-        """Return the rankings in the order of the queries; raise Refused."""
+        """Return the rankings in the order of the queries; raise RequestRefused."""
         _, batcher = self._ready()
         if top_n > self.settings.max_top_n:
-            raise Refused(422, f"top_n must be at most {self.settings.max_top_n}")
-        asked = [query.strip() for query in queries]
-        rankings = {query: self._cache.get(query, top_n) for query in asked}
+            raise RequestRefused(422, f"top_n must be at most {self.settings.max_top_n}")
+        request_model = [query.strip() for query in queries]
+        rankings = {query: self._cache.get(query, top_n) for query in request_model}
         missing = [query for query, ranking in rankings.items() if ranking is None]
         self.metrics.cached.inc(len(rankings) - len(missing))
         if missing:
             rankings |= zip(missing, await self._ask(batcher, missing, top_n), strict=True)
-        return [ranking for ranking in map(rankings.__getitem__, asked) if ranking is not None]
+        return [ranking for ranking in map(rankings.__getitem__, request_model) if ranking is not None]
 
     async def _ask(self, batcher: MicroBatcher, queries: list[str], top_n: int) -> list[Ranking]:
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 found = await batcher.rank(queries, top_n)
-        except Busy as error:
-            raise Refused(429, str(error), {"Retry-After": str(error.retry_after_s)}) from None
+        except QueueFull as error:
+            raise RequestRefused(429, str(error), {"Retry-After": str(error.retry_after_s)}) from None
         except TimeoutError:
-            raise Refused(504, f"the search took longer than {self.settings.timeout_s:g} s") from None
+            raise RequestRefused(504, f"the search took longer than {self.settings.timeout_s:g} s") from None
         except TreadleError as error:
             _log.error("a search failed: %s", one_line(str(error)))
-            raise Refused(503 if error.retryable else 500, one_line(str(error))) from error
+            raise RequestRefused(503 if error.retryable else 500, one_line(str(error))) from error
         # An unforeseen error must end the request with an answer, and not with a traceback for the operator.
         except Exception as error:
             _log.error("a search failed unexpectedly: %s: %s", type(error).__name__, one_line(str(error)))
-            raise Refused(500, "the search failed; see the service's log") from error
+            raise RequestRefused(500, "the search failed; see the service's log") from error
         for query, ranking in zip(queries, found, strict=True):
             self._cache.put(query, top_n, ranking)
         return found
@@ -184,7 +184,7 @@ class RetrievalService:
 
     def _ready(self) -> tuple[Index, MicroBatcher]:
         if self._index is None or self._batcher is None:
-            raise Refused(503, "the index is being loaded", {"Retry-After": "1"})
+            raise RequestRefused(503, "the index is being loaded", {"Retry-After": "1"})
         return self._index, self._batcher
 
     def _num_waiting(self) -> float:
@@ -238,7 +238,7 @@ async def _load(
 
 
 def _add_routes(app: FastAPI, service: RetrievalService) -> None:
-    @app.get("/health", response_model=Health, responses={503: {"model": Health}})
+    @app.get("/health", response_model=HealthReport, responses={503: {"model": HealthReport}})
     async def health() -> Response:
         """Report whether the service answers searches."""
         status, state = service.health()
@@ -247,7 +247,7 @@ def _add_routes(app: FastAPI, service: RetrievalService) -> None:
     @app.get("/info")
     async def info() -> Response:
         """Return engine, encoder, number of documents and fingerprint of the index."""
-        return await _answered(service, "info", _value(service.info))
+        return await _respond(service, "info", _value(service.info))
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -257,33 +257,33 @@ def _add_routes(app: FastAPI, service: RetrievalService) -> None:
     @app.post("/search", response_model=list[FoundDocument], openapi_extra=_body_of(SearchRequest))
     async def search(request: Request) -> Response:
         """Return the best documents for one query; with `return_score`, `[documents, scores]`."""
-        return await _answered(service, "search", _search(service, request))
+        return await _respond(service, "search", _search(service, request))
 
     @app.post("/batch_search", response_model=list[list[FoundDocument]], openapi_extra=_body_of(BatchSearchRequest))
     async def batch_search(request: Request) -> Response:
         """Return the best documents for each query; with `return_score`, `[documents of all, scores of all]`."""
-        return await _answered(service, "batch_search", _batch_search(service, request))
+        return await _respond(service, "batch_search", _batch_search(service, request))
 
 
 async def _search(service: RetrievalService, request: Request) -> Any:
-    asked = await _parse(service, request, SearchRequest)
-    if not asked.query.strip():
-        raise Refused(400, BLANK_QUERY)
-    (ranking,) = await service.search([asked.query], asked.top_n)
+    request_model = await _parse(service, request, SearchRequest)
+    if not request_model.query.strip():
+        raise RequestRefused(400, BLANK_QUERY)
+    (ranking,) = await service.search([request_model.query], request_model.top_n)
     documents = service.documents(ranking)
-    return [documents, _scores(ranking)] if asked.return_score else documents
+    return [documents, _scores(ranking)] if request_model.return_score else documents
 
 
 async def _batch_search(service: RetrievalService, request: Request) -> Any:
-    asked = await _parse(service, request, BatchSearchRequest)
-    for number, query in enumerate(asked.queries):
+    request_model = await _parse(service, request, BatchSearchRequest)
+    for number, query in enumerate(request_model.queries):
         if not query.strip():
-            raise Refused(400, f"{BLANK_QUERY}: query {number} is blank")
-    if len(asked.queries) > service.settings.max_waiting:
-        raise Refused(422, f"a batch may have at most {service.settings.max_waiting} queries")
-    rankings = await service.search(asked.queries, asked.top_n)
+            raise RequestRefused(400, f"{BLANK_QUERY}: query {number} is blank")
+    if len(request_model.queries) > service.settings.max_waiting:
+        raise RequestRefused(422, f"a batch may have at most {service.settings.max_waiting} queries")
+    rankings = await service.search(request_model.queries, request_model.top_n)
     documents = [service.documents(ranking) for ranking in rankings]
-    return [documents, [_scores(ranking) for ranking in rankings]] if asked.return_score else documents
+    return [documents, [_scores(ranking) for ranking in rankings]] if request_model.return_score else documents
 
 
 def _scores(ranking: Ranking) -> list[float]:
@@ -291,42 +291,42 @@ def _scores(ranking: Ranking) -> list[float]:
 
 
 def require_json(request: Request) -> None:
-    """Raise Refused unless the body is declared as JSON.
+    """Raise RequestRefused unless the body is declared as JSON.
 
     Browsers send other types to other sites without a preflight request.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise Refused(415, "send the body as JSON, with the header 'Content-Type: application/json'")
+        raise RequestRefused(415, "send the body as JSON, with the header 'Content-Type: application/json'")
 
 
-async def _parse(service: RetrievalService, request: Request, model: type[T_Asked]) -> T_Asked:
+async def _parse(service: RetrievalService, request: Request, model: type[T_Request]) -> T_Request:
     require_json(request)
     try:
         async with asyncio.timeout(service.settings.timeout_s):
             body = await read_body(request, service.settings.max_body_bytes)
         return model.model_validate_json(body)
     except BodyTooLarge as error:
-        raise Refused(413, str(error)) from None
+        raise RequestRefused(413, str(error)) from None
     except TimeoutError:
-        raise Refused(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
+        raise RequestRefused(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
     except ClientDisconnect:
-        raise Refused(_CLIENT_CLOSED, "the client disconnected before its body was complete") from None
+        raise RequestRefused(_CLIENT_CLOSED, "the client disconnected before its body was complete") from None
     except ValidationError as error:
-        raise Refused(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
+        raise RequestRefused(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
 
 
 async def _value(make: Callable[[], Any]) -> Any:
     return make()
 
 
-async def _answered(service: RetrievalService, route: str, answer: Awaitable[Any]) -> Response:
+async def _respond(service: RetrievalService, route: str, answer: Awaitable[Any]) -> Response:
     """Await the answer of a route and return it as a response, updating the metrics."""
     started = time.perf_counter()
     status, headers = 200, None
     try:
         content = await answer
-    except Refused as refused:
+    except RequestRefused as refused:
         status, content, headers = refused.status, {"detail": refused.detail}, refused.headers
     service.metrics.requests.labels(route, status).inc()
     service.metrics.seconds.labels(route).observe(time.perf_counter() - started)

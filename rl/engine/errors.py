@@ -7,7 +7,7 @@ import traceback
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
 class BadPlan(Exception):
@@ -22,7 +22,7 @@ class Diverged(Exception):
     """Error for a loss, a gradient or policy logits that are nan or inf."""
 
 
-class Unmoved(Exception):
+class NothingLearned(Exception):
     """Error for a training that ended with unchanged weights, or without any gradient."""
 
 
@@ -33,14 +33,14 @@ _KINDS: dict[type[Exception], str] = {
     ToolError: "tools",
     EndpointUnavailable: "tools",
     Diverged: "diverged",
-    Unmoved: "unmoved",
+    NothingLearned: "nothing_learned",
 }
 
 
 def kind_of(error: BaseException) -> str:
     """Return the kind of an error; `other` if it has none."""
     text = str(error).lower()
-    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY_TEXTS):
         return "no_memory"
     return next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "other")
 

@@ -21,13 +21,13 @@ from treadle.core.errors import ConfigError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.engine.attention import Layout, packed, require_supported
 from treadle.rl.engine.key_value_store import Decode, KeyValueStore, Prefill
-from treadle.rl.engine.sampling import Draw, draw
+from treadle.rl.engine.sampling import TokenSampler, draw
 
 _PREFILL_TOKENS = 4096
 """Maximum number of tokens in one prefill pass; a single longer context gets a pass of its own."""
-_KEPT_BYTES = 4 * 1024**3
+_MAX_CACHE_BYTES = 4 * 1024**3
 """Memory budget for keys and values, in bytes."""
-_MOST_SEQUENCES = 256
+_MAX_SEQUENCES = 256
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Sequence:
 
     request: CompletionRequest
     slot: int
-    draw: Draw
+    draw: TokenSampler
     finish_reason: str = ""
     stop_reason: str | None = None
 
@@ -69,13 +69,13 @@ class PolicyGenerator:
         self._store = KeyValueStore(config, dtype or self._inner.dtype, self._inner.device)
         self._stop_ends: dict[tuple[str, ...], _StopEnds] = {}
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop all keys and values; call it when the weights have changed."""
         self._store.clear()
 
     def num_sequences(self, longest: int) -> int:
         """Return how many sequences of this length fit in a batch, limited by the memory for keys and values."""
-        return max(1, min(_MOST_SEQUENCES, _KEPT_BYTES // (longest * self._store.bytes_per_token)))
+        return max(1, min(_MAX_SEQUENCES, _MAX_CACHE_BYTES // (longest * self._store.bytes_per_token)))
 
     def generate(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
         """Return completions with log-probabilities, in the order of the requests."""
@@ -95,7 +95,7 @@ class PolicyGenerator:
         room = max(len(context) + request.max_tokens for context, request in zip(contexts, requests, strict=True))
         slots = self._store.assign(contexts, room)
         sequences = [
-            _Sequence(request, slot, Draw(request.sampling, request.seed))
+            _Sequence(request, slot, TokenSampler(request.sampling, request.seed))
             for request, slot in zip(requests, slots, strict=True)
         ]
         logits = self._prefill(contexts, slots)
@@ -103,7 +103,7 @@ class PolicyGenerator:
         while live:
             draw(logits, [sequence.draw for sequence in live], self._vocab_size, with_entropies=self._with_entropies)
             for sequence in live:
-                self._judge(sequence)
+                self._check_finished(sequence)
             live = [sequence for sequence in live if not sequence.finish_reason]
             if live:
                 logits = self._step(live)
@@ -168,7 +168,7 @@ class PolicyGenerator:
         logits: torch.Tensor = answer.logits[0]
         return logits
 
-    def _judge(self, sequence: _Sequence) -> None:
+    def _check_finished(self, sequence: _Sequence) -> None:
         """Set the finish reason if the newest id ends the completion."""
         ids, request = sequence.draw.ids, sequence.request
         if ids[-1] in self._codec.eos_ids:

@@ -17,7 +17,7 @@ from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.rows import Row
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironment
-from treadle.rl.groups.batching import Attendance, BatchedModel, Generate
+from treadle.rl.groups.batching import BatchedModel, BatchMembership, Generate
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts, require_groups
 from treadle.rl.rewards import Reward
@@ -93,17 +93,17 @@ def open_source(
         top_k=options.top_k,
         max_tokens=options.max_new_tokens or options.max_response_tokens,
     )
-    attendance = Attendance()
+    membership = BatchMembership()
     with (
-        open_scorer(plan, settings.protocol) as scorer,
+        open_scorer(plan, settings.dialect) as scorer,
         _resident(job, settings) as environment,
-        BatchedModel(generate, attendance, max_batch=max_batch) as model,
+        BatchedModel(generate, membership, max_batch=max_batch) as model,
     ):
         engine = environment.open.engine(
             model, codec, sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
         )
         rollouts = environment.open.groups(
-            engine, Branching.from_options(options), vocab_size=codec.vocab_size, attendance=attendance
+            engine, Branching.from_options(options), vocab_size=codec.vocab_size, membership=membership
         )
         yield GroupSource(plan, environment, rollouts, scorer)
 

@@ -39,15 +39,15 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def check_rows(
-    rows: Sequence[Row], num_rows: int, most_tokens: int, environment: EnvironmentSettings, codec: ChatTokenizer
+    rows: Sequence[Row], num_rows: int, max_tokens: int, environment: EnvironmentSettings, codec: ChatTokenizer
 ) -> None:
-    """Raise BadPlan if the number of rows differs from the plan's, or if prompts are longer than `most_tokens`."""
+    """Raise BadPlan if the number of rows differs from the plan's, or if prompts are longer than `max_tokens`."""
     if len(rows) != num_rows:
         raise BadPlan(f"there are {len(rows)} rows, but the plan has {num_rows}")
-    longer = sum(len(prompt_ids(row, environment, codec)) > most_tokens for row in rows)
+    longer = sum(len(prompt_ids(row, environment, codec)) > max_tokens for row in rows)
     if longer:
         raise BadPlan(
-            f"{longer} of {len(rows)} prompts are longer than rl.max_prompt_tokens = {most_tokens}; raise it, or leave "
+            f"{longer} of {len(rows)} prompts are longer than rl.max_prompt_tokens = {max_tokens}; raise it, or leave "
             "such questions out"
         )
 

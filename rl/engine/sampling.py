@@ -11,7 +11,7 @@ from treadle.rl.engine.errors import Diverged
 from treadle.rl.groups.branching import ENTROPY_WINDOW
 
 
-class Draw:
+class TokenSampler:
     """Tokens sampled so far for one request, with the random stream that decides the next one.
 
     The stream depends only on the request's seed, so a result does not depend on the rest of the batch.
@@ -34,7 +34,9 @@ class Draw:
         return float(torch.rand((), dtype=torch.float64, generator=self._stream))
 
 
-def draw(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int, *, with_entropies: bool = True) -> list[int]:
+def draw(
+    logits: torch.Tensor, draws: Sequence[TokenSampler], vocab_size: int, *, with_entropies: bool = True
+) -> list[int]:
     """Sample one token for each sequence and return the ids.
 
     `logits` has the shape (sequences, at least vocab_size); ids from vocab_size on are never sampled. Raises Diverged
@@ -60,7 +62,7 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int, *, with_e
     return ids
 
 
-def _choose(probabilities: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _choose(probabilities: torch.Tensor, draws: Sequence[TokenSampler]) -> torch.Tensor:
     chosen = torch.empty(len(draws), dtype=torch.long)
     plain = [row for row, one in enumerate(draws) if one.sampling.temperature > 0 and _is_plain(one.sampling)]
     if plain:
@@ -77,7 +79,7 @@ def _is_plain(sampling: Sampling) -> bool:
     return sampling.top_p >= 1 and sampling.top_k <= 0 and sampling.min_p <= 0
 
 
-def _choose_one(probabilities: torch.Tensor, one: Draw) -> int:
+def _choose_one(probabilities: torch.Tensor, one: TokenSampler) -> int:
     """Sample one id with `top_p`, `top_k` and `min_p`, or return the most likely id at temperature 0."""
     sampling = one.sampling
     if sampling.temperature == 0:

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 
-from treadle.agent.dialect import TOOL_PROTOCOL, Protocol
+from treadle.agent.dialect import TOOL_DIALECT, Dialect
 from treadle.agent.environment import Question
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.symbolic import SymbolicChecker
@@ -18,11 +18,11 @@ from treadle.rl.training.plan import RlPlan
 class GroupScorer:
     """Scorer of groups, with the plan's reward options and the answer rule of the stage `scores`. Thread-safe."""
 
-    def __init__(self, plan: RlPlan, checker: Checker | None, protocol: Protocol = TOOL_PROTOCOL) -> None:
-        """Use `checker` for computer algebra (None if the plan does not use it) and the environment's `protocol`."""
+    def __init__(self, plan: RlPlan, checker: Checker | None, dialect: Dialect = TOOL_DIALECT) -> None:
+        """Use `checker` for computer algebra (None if the plan does not use it) and the environment's `dialect`."""
         self._plan = plan
         self._checker = checker
-        self._protocol = protocol
+        self._dialect = dialect
 
     def rewards(
         self, items: Sequence[GroupItem], question: Question, answers: Sequence[str], sigmas: tuple[float, float]
@@ -36,22 +36,22 @@ class GroupScorer:
             self._plan.options.reward,
             choices=question.choices,
             checker=self._checker,
-            protocol=self._protocol,
+            dialect=self._dialect,
         )
 
 
 @contextlib.contextmanager
-def open_scorer(plan: RlPlan, protocol: Protocol = TOOL_PROTOCOL) -> Iterator[GroupScorer]:
+def open_scorer(plan: RlPlan, dialect: Dialect = TOOL_DIALECT) -> Iterator[GroupScorer]:
     """Yield the plan's scorer, with computer algebra in confined processes if the plan uses it.
 
     Raises ConfigError if computer algebra is not installed.
     """
     require_algebra(plan)
     if plan.algebra is None:
-        yield GroupScorer(plan, None, protocol)
+        yield GroupScorer(plan, None, dialect)
         return
     with SymbolicChecker(limit_s=plan.algebra.limit_s, memory_mib=plan.algebra.memory_mib) as checker:
-        yield GroupScorer(plan, checker, protocol)
+        yield GroupScorer(plan, checker, dialect)
 
 
 def require_algebra(plan: RlPlan) -> None:

@@ -22,7 +22,7 @@ _LOGIT_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _PackedGroup:
     """Positions in the packed row of a prompt and of the trajectories that share it."""
 
     prompt: slice
@@ -37,7 +37,7 @@ class _Group:
 class SharedPrompts:
     """Layout of groups in sequence, each a prompt followed by its trajectories."""
 
-    def __init__(self, groups: Sequence[_Group]) -> None:
+    def __init__(self, groups: Sequence[_PackedGroup]) -> None:
         self._groups = groups
 
     def attend(
@@ -62,7 +62,7 @@ class SharedPrompts:
         return torch.cat(outs, 1)
 
 
-def _joined(states: torch.Tensor, group: _Group) -> torch.Tensor:
+def _joined(states: torch.Tensor, group: _PackedGroup) -> torch.Tensor:
     """Return the prompt's states followed by each trajectory's own: (trajectories, heads, prompt + longest, size)."""
     prompt = states[None, :, group.prompt].expand(len(group.places), -1, -1, -1)
     return torch.cat([prompt, states[:, group.places].transpose(0, 1)], 2)
@@ -123,7 +123,7 @@ class _Packing:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._offset = 0
-        self._groups: list[_Group] = []
+        self._groups: list[_PackedGroup] = []
         self._prompt = slice(0, 0)
         self._members: list[tuple[int, int]] = []
         self._parts: dict[str, list[torch.Tensor]] = {name: [] for name in PackedBatch.__slots__ if name != "layout"}
@@ -163,7 +163,7 @@ class _Packing:
         return torch.arange(number, device=self._device)
 
 
-def _group(prompt: slice, places: torch.Tensor, counts: torch.Tensor) -> _Group:
+def _group(prompt: slice, places: torch.Tensor, counts: torch.Tensor) -> _PackedGroup:
     longest, device = places.shape[1], places.device
     columns = torch.arange(longest, device=device)
     is_token = columns[None] < counts[:, None]
@@ -171,7 +171,7 @@ def _group(prompt: slice, places: torch.Tensor, counts: torch.Tensor) -> _Group:
     # Padding attends to itself, because a softmax over no token is nan.
     own = own | torch.eye(longest, dtype=torch.bool, device=device)[None]
     ahead = torch.ones(len(places), longest, prompt.stop - prompt.start, dtype=torch.bool, device=device)
-    return _Group(prompt, places, is_token, torch.cat([ahead, own], 2)[:, None])
+    return _PackedGroup(prompt, places, is_token, torch.cat([ahead, own], 2)[:, None])
 
 
 def log_probs(

@@ -21,25 +21,25 @@ Generate = Callable[[Sequence[CompletionRequest]], Sequence[Completion]]
 
 
 @dataclass(slots=True)
-class Attendance:
+class BatchMembership:
     """Counter of rollouts that may still request a completion.
 
     Counted are rollouts in a turn, and groups that are about to start their next turns.
 
     Attributes:
-        num_moving: Their number, including those that wait for a completion.
+        num_active: Their number, including those that wait for a completion.
     """
 
-    num_moving: int = 0
+    num_active: int = 0
     _on_leave: list[Callable[[], None]] = field(default_factory=list)
 
     def enter(self, number: int = 1) -> None:
         """Add `number` to the counter."""
-        self.num_moving += number
+        self.num_active += number
 
     def leave(self, number: int = 1) -> None:
         """Subtract `number` from the counter and notify; the batch may now be complete."""
-        self.num_moving -= number
+        self.num_active -= number
         for notify in self._on_leave:
             notify()
 
@@ -64,15 +64,15 @@ class BatchedModel:
         batch_sizes: Number of requests of each batch so far.
     """
 
-    def __init__(self, generate: Generate, attendance: Attendance, *, max_batch: int | None = None) -> None:
+    def __init__(self, generate: Generate, membership: BatchMembership, *, max_batch: int | None = None) -> None:
         self._generate = generate
-        self._attendance = attendance
+        self._membership = membership
         self._max_batch = max_batch
         self._waiting: list[_Waiting] = []
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="generate")
         self.batch_sizes: list[int] = []
-        attendance.on_leave(self._look)
+        membership.on_leave(self._start_batch_if_ready)
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class BatchedModel:
         """
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        self._look()
+        self._start_batch_if_ready()
         try:
             return await waiting.answer
         finally:
@@ -95,8 +95,8 @@ class BatchedModel:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
-    def _look(self) -> None:
-        if self._task is None and self._waiting and len(self._waiting) >= self._attendance.num_moving:
+    def _start_batch_if_ready(self) -> None:
+        if self._task is None and self._waiting and len(self._waiting) >= self._membership.num_active:
             self._task = asyncio.get_running_loop().create_task(self._answer_all())
 
     async def _answer_all(self) -> None:
@@ -106,7 +106,7 @@ class BatchedModel:
             # A rollout may have been cancelled in the meantime.
             await self._answer([waiting for waiting in batch[start : start + size] if not waiting.answer.done()])
         self._task = None
-        self._look()
+        self._start_batch_if_ready()
 
     async def _answer(self, batch: Sequence[_Waiting]) -> None:
         if not batch:

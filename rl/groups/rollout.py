@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.environment import Environment, Ledger, Question
 from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.tools.outcome import NOT_ON_RECORD
@@ -23,9 +23,9 @@ from treadle.agent.transcript import ORIGIN_SAMPLED
 from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.core.untrusted.sanitize import one_line
-from treadle.rl.groups.batching import Attendance
+from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
-from treadle.rl.groups.session import Recorder, Session, TimedEnvironment
+from treadle.rl.groups.session import GroupSession, Recorder, TimedEnvironment
 from treadle.rl.rewards import GroupItem
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class GroupTrajectory:
         env_mask: 1 for each completion id that the model sampled, else 0.
         logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
         trajectory: The rollout's trajectory.
-        branch_parent: Session of the trajectory that it branched from; None if it started from the question.
+        branch_parent: GroupSession of the trajectory that it branched from; None if it started from the question.
         branch_depth: Number of branchings between the question and this trajectory.
         seed: Seed of the trajectory's turns.
     """
@@ -132,7 +132,7 @@ class GroupRollouts:
         rollout_time_s: Time limit for the calls of one trajectory, including those shared with the one it branched
             from.
         vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
-        attendance: Shared with the `BatchedModel`, if the policy is one.
+        membership: Shared with the `BatchedModel`, if the policy is one.
     """
 
     engine: RolloutEngine
@@ -140,7 +140,7 @@ class GroupRollouts:
     branching: Branching
     rollout_time_s: float
     vocab_size: int
-    attendance: Attendance = field(default_factory=Attendance)
+    membership: BatchMembership = field(default_factory=BatchMembership)
 
     def __post_init__(self) -> None:
         if self.engine.codec is None:
@@ -151,18 +151,18 @@ class GroupRollouts:
 
         Other errors are raised.
         """
-        self.attendance.enter()
+        self.membership.enter()
         try:
             async with contextlib.AsyncExitStack() as environments:
-                making = _Making(self, job, environments)
-                await making.play()
+                group_run = _GroupRun(self, job, environments)
+                await group_run.play()
         except (ModelError, ToolError) as error:
             if isinstance(error, ToolError) and not error.retryable:
                 raise
             return Group(job.group_id, job.question, [], str(error) or type(error).__name__, error.retryable)
         finally:
-            self.attendance.leave()
-        return Group(job.group_id, job.question, making.trajectories())
+            self.membership.leave()
+        return Group(job.group_id, job.question, group_run.trajectories())
 
 
 async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> list[Group]:
@@ -171,7 +171,7 @@ async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> 
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await _end(tasks)
+        await _cancel(tasks)
 
 
 async def require_groups(
@@ -200,13 +200,13 @@ async def require_groups(
     return groups
 
 
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Making:
+class _GroupRun:
     """State of one group while it is rolled out."""
 
     def __init__(self, rollouts: GroupRollouts, job: GroupJob, environments: contextlib.AsyncExitStack) -> None:
@@ -214,27 +214,27 @@ class _Making:
         self._rollouts = rollouts
         self._job = job
         self._environments = environments
-        self._sessions: list[Session] = []
+        self._sessions: list[GroupSession] = []
 
     async def play(self) -> None:
         """Roll out all trajectories, from the question and by branching."""
         size, branching = self._job.size, self._rollouts.branching
-        await self._begin(min(branching.initial_rollouts, size))
-        while live := [session for session in self._sessions if session.goes_on]:
+        await self._start_sessions(min(branching.initial_rollouts, size))
+        while live := [session for session in self._sessions if session.is_active]:
             if len(self._sessions) == size:
-                await self._together(live, Session.play_out)
+                await self._run_concurrently(live, GroupSession.run_to_end)
                 continue
-            await self._together(live, Session.advance)
-            live = [session for session in live if session.goes_on]
+            await self._run_concurrently(live, GroupSession.advance)
+            live = [session for session in live if session.is_active]
             await self._branch(live)
             if not live:
-                await self._begin(size - len(self._sessions))
+                await self._start_sessions(size - len(self._sessions))
 
-    async def _begin(self, number: int) -> None:
+    async def _start_sessions(self, number: int) -> None:
         for _ in range(number):
             await self._add(None)
 
-    async def _branch(self, live: Sequence[Session]) -> None:
+    async def _branch(self, live: Sequence[GroupSession]) -> None:
         """Branch from the unfinished sessions, in their order, until the group is full."""
         branching = self._rollouts.branching
         for session in live:
@@ -244,7 +244,7 @@ class _Making:
                 if branching.branches(draw, session.rise):
                     await self._add(session)
 
-    async def _add(self, parent: Session | None) -> None:
+    async def _add(self, parent: GroupSession | None) -> None:
         rollouts, job = self._rollouts, self._job
         prefix = parent.rollout.prefix() if parent else None
         number = len(self._sessions)
@@ -255,9 +255,9 @@ class _Making:
         inherited = parent.recorder.logprobs(prefix.ids, prefix.origins) if parent and prefix else ()
         recorder = Recorder(rollouts.engine.model, environment, inherited)
         rollout = await replace(rollouts.engine, model=recorder).begin(
-            environment, job.question, seed=seed, deadline=math.inf, memory=Forgetful(), prefix=prefix
+            environment, job.question, seed=seed, deadline=math.inf, cache=NullCache(), prefix=prefix
         )
-        session = Session(
+        session = GroupSession(
             number=number,
             parent=parent.number if parent else None,
             depth=parent.depth + 1 if parent else 0,
@@ -269,33 +269,35 @@ class _Making:
         )
         self._sessions.append(session)
 
-    async def _together(self, sessions: Sequence[Session], play: Callable[[Session], Awaitable[None]]) -> None:
-        """Run sessions concurrently. The last one to end leaves its attendance to the group."""
-        attendance = self._rollouts.attendance
+    async def _run_concurrently(
+        self, sessions: Sequence[GroupSession], play: Callable[[GroupSession], Awaitable[None]]
+    ) -> None:
+        """Run sessions concurrently. The last one to end leaves its membership to the group."""
+        membership = self._rollouts.membership
         num_others = len(sessions) - 1
-        attendance.enter(num_others)
+        membership.enter(num_others)
 
-        async def play_one(session: Session) -> None:
+        async def play_one(session: GroupSession) -> None:
             nonlocal num_others
             try:
                 await play(session)
             finally:
                 if num_others:
                     num_others -= 1
-                    attendance.leave()
+                    membership.leave()
 
         tasks = [asyncio.create_task(play_one(session)) for session in sessions]
         try:
             await asyncio.gather(*tasks)
         finally:
-            await _end(tasks)
-            attendance.leave(num_others)
+            await _cancel(tasks)
+            membership.leave(num_others)
 
     def trajectories(self) -> list[GroupTrajectory]:
         """Return all trajectories; call it when all sessions have ended."""
         return [self._trajectory(session) for session in self._sessions]
 
-    def _trajectory(self, session: Session) -> GroupTrajectory:
+    def _trajectory(self, session: GroupSession) -> GroupTrajectory:
         engine = self._rollouts.engine
         trajectory = session.rollout.finish()
         ids, mask = list(trajectory.output_ids), [int(origin == ORIGIN_SAMPLED) for origin in trajectory.token_origin]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
-from treadle.agent.model_types import Model
+from treadle.agent.model_types import CompletionModel
 from treadle.agent.rollout import Rollout
 from treadle.agent.transcript import ORIGIN_SAMPLED
 from treadle.core.errors import DeadlineExceeded
@@ -70,9 +70,9 @@ class TimedEnvironment:
 
 
 class Recorder:
-    """Model of one trajectory that records the position of each completion and its log-probabilities."""
+    """CompletionModel of one trajectory that records the position of each completion and its log-probabilities."""
 
-    def __init__(self, model: Model, environment: TimedEnvironment, inherited: Sequence[float]) -> None:
+    def __init__(self, model: CompletionModel, environment: TimedEnvironment, inherited: Sequence[float]) -> None:
         """Wrap a model; `inherited` holds the log-probabilities of the ids before the branching point, if any."""
         self._model = model
         self._environment = environment
@@ -120,7 +120,7 @@ class Recorder:
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class GroupSession:
     """One trajectory in progress. `baseline` is the entropy of its first turn, or its parent's baseline."""
 
     number: int
@@ -133,16 +133,16 @@ class Session:
     baseline: float | None
     rise: float = 0.0
     num_rounds: int = 0
-    goes_on: bool = True
+    is_active: bool = True
 
     async def advance(self) -> None:
         """Take one turn."""
-        self.goes_on = await self.rollout.advance()
+        self.is_active = await self.rollout.advance()
         self.num_rounds += 1
 
-    async def play_out(self) -> None:
+    async def run_to_end(self) -> None:
         """Take all remaining turns."""
-        while self.goes_on:
+        while self.is_active:
             await self.advance()
 
     def measure(self, vocab_size: int) -> None:

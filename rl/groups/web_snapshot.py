@@ -45,8 +45,8 @@ def replayed(
     else:
         with contextlib.ExitStack() as stack:
             sources: list[_Pairs] = [((entry, None) for entry in entries_of(store(WEB_STORE)))]
-            if web.record_used is not None:
-                sources.append(stack.enter_context(contextlib.closing(open_record(web.record_used))).entries())
+            if web.active_record is not None:
+                sources.append(stack.enter_context(contextlib.closing(open_record(web.active_record))).entries())
             ref = write_record(LocalStorage(folder), _merged(*sources), made_by="rl", work="work")
         record = folder / ref.folder
     with contextlib.closing(open_record(record)) as opened:

@@ -1,6 +1,6 @@
 """Choose the questions to train on: filter them, rank the rest in Pareto fronts, and take fronts up to the limit.
 
-Pure functions of arrays. The filters apply in the order of `FATES`. Documented in docs/behaviour/selection.md.
+Pure functions of arrays. The filters apply in the order of `DECISIONS`. Documented in docs/behaviour/selection.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treadle.rl.selection.dispersion import Dispersion, is_mixed
 from treadle.rl.selection.pareto import rank_questions
 from treadle.rl.selection.settings import Domain, SelectionOptions
 
-FATES = (
+DECISIONS = (
     "selected",
     "held_out",
     "selected_before",
@@ -28,7 +28,7 @@ FATES = (
     "over_limit",
 )
 """Possible outcomes for a question, in the order of precedence; only a question with the first one becomes a row."""
-SELECTED, HELD_OUT, SELECTED_BEFORE, TOO_FEW, ALL_RIGHT, ALL_WRONG, OVER_QUOTA, OVER_LIMIT = range(len(FATES))
+SELECTED, HELD_OUT, SELECTED_BEFORE, TOO_FEW, ALL_RIGHT, ALL_WRONG, OVER_QUOTA, OVER_LIMIT = range(len(DECISIONS))
 GRADED = "qa"
 """The domain whose correctness is an F1 score; in all other domains correctness is 0 or 1."""
 
@@ -40,8 +40,8 @@ class Choice:
     keys: Sequence[str]
     domains: Sequence[str]
     dispersion: Dispersion
-    fate: np.ndarray
-    """Index into FATES, uint8."""
+    decision: np.ndarray
+    """Index into DECISIONS, uint8."""
     rank: np.ndarray
     """Pareto front, int32; -1 for questions that a filter removed."""
     distance: np.ndarray
@@ -62,9 +62,9 @@ class Choice:
         return self.dispersion.score_corr
 
     def counts(self) -> dict[str, int]:
-        """Return the number of questions for each fate in FATES, zeros included."""
-        counts = np.bincount(self.fate, minlength=len(FATES)).tolist()
-        return dict(zip(FATES, counts, strict=True))
+        """Return the number of questions for each decision in DECISIONS, zeros included."""
+        counts = np.bincount(self.decision, minlength=len(DECISIONS)).tolist()
+        return dict(zip(DECISIONS, counts, strict=True))
 
     def pools(self) -> list[tuple[str, Choice]]:
         """Return the sets of questions that were ranked together, each with its domain.
@@ -78,7 +78,7 @@ class Choice:
 
     def unfilled(self) -> list[tuple[str, int, int]]:
         """Return (domain, number of rows, quota) for each quota that is not full."""
-        taken = Counter(self.domains[number] for number in np.flatnonzero(self.fate == SELECTED).tolist())
+        taken = Counter(self.domains[number] for number in np.flatnonzero(self.decision == SELECTED).tolist())
         return [(name, taken[name], quota) for name, quota in sorted(self.quotas.items()) if taken[name] < quota]
 
     def _of(self, numbers: np.ndarray) -> Choice:
@@ -87,7 +87,7 @@ class Choice:
             keys=[self.keys[number] for number in numbers.tolist()],
             domains=[self.domains[number] for number in numbers.tolist()],
             dispersion=Dispersion(*(values[numbers] for values in self.dispersion)),
-            fate=self.fate[numbers],
+            decision=self.decision[numbers],
             rank=self.rank[numbers],
             distance=self.distance[numbers],
             place=self.place[numbers],
@@ -100,7 +100,7 @@ class Choice:
         return {
             "question_key": self.keys[number],
             "domain": self.domains[number],
-            "reason": FATES[self.fate[number]],
+            "reason": DECISIONS[self.decision[number]],
             "num_rollouts": int(dispersion.num_rollouts[number]),
             "num_usable": int(dispersion.num_usable[number]),
             "mean_correctness": _finite(dispersion.mean[number]),
@@ -127,21 +127,21 @@ def choose(
     """
     domain_names = np.asarray(domains, dtype=np.str_)
     _check_quotas(set(domain_names[~held_out].tolist()), options)
-    fate = _filter(dispersion, domain_names == GRADED, options, held_out, selected_before)
+    decision = _filter(dispersion, domain_names == GRADED, options, held_out, selected_before)
     rank = np.full(len(keys), -1, np.int32)
     distance = np.full(len(keys), np.nan)
     place = np.full(len(keys), -1, np.int64)
     taken = 0
-    for members, limit in _pools(np.flatnonzero(fate >= OVER_QUOTA), domain_names, options):
+    for members, limit in _pools(np.flatnonzero(decision >= OVER_QUOTA), domain_names, options):
         ranking = rank_questions(
             dispersion.score_tool[members], dispersion.score_corr[members], [keys[number] for number in members]
         )
         rank[members], distance[members] = ranking.rank, ranking.distance
         selected = members[ranking.order[:limit]]
-        fate[selected] = SELECTED
+        decision[selected] = SELECTED
         place[selected] = taken + np.arange(len(selected))
         taken += len(selected)
-    return Choice(keys, domains, dispersion, fate, rank, distance, place, options.quotas)
+    return Choice(keys, domains, dispersion, decision, rank, distance, place, options.quotas)
 
 
 def _check_quotas(domains: set[str], options: SelectionOptions) -> None:
@@ -159,19 +159,19 @@ def _filter(
     held_out: np.ndarray,
     selected_before: np.ndarray,
 ) -> np.ndarray:
-    """Return the fate of each question before any is selected; the first filter that matches decides.
+    """Return the decision of each question before any is selected; the first filter that matches decides.
 
     Questions that pass all filters get OVER_QUOTA if quotas are set, else OVER_LIMIT.
     """
     mixed = is_mixed(dispersion.lowest, dispersion.highest, is_graded, options.mixed_f1)
     right = dispersion.lowest >= np.where(is_graded, options.mixed_f1, 1.0)
     left = OVER_QUOTA if options.quotas else OVER_LIMIT
-    fate = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
-    fate[dispersion.num_usable < options.min_rollouts] = TOO_FEW
+    decision = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
+    decision[dispersion.num_usable < options.min_rollouts] = TOO_FEW
     if options.exclude_previous:
-        fate[selected_before] = SELECTED_BEFORE
-    fate[held_out] = HELD_OUT
-    return fate
+        decision[selected_before] = SELECTED_BEFORE
+    decision[held_out] = HELD_OUT
+    return decision
 
 
 def _pools(members: np.ndarray, domains: np.ndarray, options: SelectionOptions) -> list[tuple[np.ndarray, int]]:

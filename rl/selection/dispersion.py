@@ -14,9 +14,9 @@ from treadle.core.errors import DataError
 MILLION = 1_000_000
 """Scale of correctness, which is counted in millionths as integers: sums are exact, so equal outcomes give equal
 points in any order of the rollouts."""
-MOST_ROLLOUTS = 3_000
+MAX_ROLLOUTS = 3_000
 """Maximum number of rollouts per question; more would overflow the integer sums."""
-_START = 1_024
+_INITIAL_SIZE = 1_024
 
 
 class Dispersion(NamedTuple):
@@ -92,12 +92,12 @@ class DispersionSums:
                 setattr(self, name, np.concatenate([values, np.zeros(max(size, num_questions - size), np.int64)]))
 
     def totals(self) -> Dispersion:
-        """Return the statistics of every question; raise DataError if one has more than `MOST_ROLLOUTS` rollouts."""
+        """Return the statistics of every question; raise DataError if one has more than `MAX_ROLLOUTS` rollouts."""
         count = self._num_questions
         usable = self._usable[:count]
-        if (most := int(self._rollouts[:count].max(initial=0))) > MOST_ROLLOUTS:
+        if (most := int(self._rollouts[:count].max(initial=0))) > MAX_ROLLOUTS:
             raise DataError(
-                f"a question has {most:,} rollouts; at most {MOST_ROLLOUTS:,} are allowed: lower samples_per_question"
+                f"a question has {most:,} rollouts; at most {MAX_ROLLOUTS:,} are allowed: lower samples_per_question"
             )
 
         def quotient(values: np.ndarray, divisor: np.ndarray) -> np.ndarray:
@@ -134,4 +134,4 @@ def is_mixed(lowest: np.ndarray, highest: np.ndarray, is_graded: np.ndarray, mix
 
 
 def _zeros() -> np.ndarray:
-    return np.zeros(_START, np.int64)
+    return np.zeros(_INITIAL_SIZE, np.int64)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.core.pictures import COLOUR, LIGHT, draw_svg
+from treadle.core.plots import COLOUR, LIGHT, draw_svg
 from treadle.rl.selection.choice import SELECTED, Choice
 from treadle.rl.selection.report import TENTHS, fronts_of, tenths
 
@@ -40,8 +40,12 @@ def draw_fronts(choice: Choice) -> bytes:
 def _draw_plane(axes: Any, choice: Choice, of_domain: str) -> None:
     groups = (
         ("filtered out", choice.rank < 0, _GREY),
-        ("over the quota" if of_domain else "over the limit", (choice.rank >= 0) & (choice.fate != SELECTED), LIGHT),
-        ("selected", choice.fate == SELECTED, COLOUR),
+        (
+            "over the quota" if of_domain else "over the limit",
+            (choice.rank >= 0) & (choice.decision != SELECTED),
+            LIGHT,
+        ),
+        ("selected", choice.decision == SELECTED, COLOUR),
     )
     for label, mask, colour in groups:
         points, counts = _distinct(choice, mask & ~np.isnan(choice.score_tool))
@@ -82,7 +86,10 @@ def _draw_fronts(axes: Any, choice: Choice, of_domain: str) -> None:
 def _draw_correctness(axes: Any, choice: Choice, of_domain: str) -> None:
     means = choice.dispersion.mean
     middles = (np.arange(TENTHS) + 0.5) / TENTHS
-    for values, colour, label in ((means, LIGHT, "questions"), (means[choice.fate == SELECTED], COLOUR, "selected")):
+    for values, colour, label in (
+        (means, LIGHT, "questions"),
+        (means[choice.decision == SELECTED], COLOUR, "selected"),
+    ):
         axes.bar(middles, tenths(values), width=0.9 / TENTHS, color=colour, label=label)
     title = f"How right the rollouts are{of_domain}"
     axes.set(title=title, xlabel="mean correctness", ylabel="questions", xlim=(0.0, 1.0))

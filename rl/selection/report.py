@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treadle.core.figures import Cell, Figures, plain, render_figures
-from treadle.rl.selection.choice import FATES, SELECTED, Choice
+from treadle.rl.selection.choice import DECISIONS, SELECTED, Choice
 
 MEANINGS = {
     "selected": "a row",
@@ -26,7 +26,7 @@ _GROUPS_SHOWN = 40
 TENTHS = 10
 
 
-class Earlier(NamedTuple):
+class EarlierPhase(NamedTuple):
     """Rows that an earlier phase trained on."""
 
     phase: int
@@ -35,13 +35,13 @@ class Earlier(NamedTuple):
     """Mask of the current questions that are among its rows, bool."""
 
 
-class Findings(NamedTuple):
+class SelectionFindings(NamedTuple):
     """Results of a selection that the report shows."""
 
     choice: Choice
     datasets: Sequence[str]
     """Data set of each question."""
-    earlier: Sequence[Earlier]
+    earlier: Sequence[EarlierPhase]
     num_failed: int
     """Number of rollouts lost to infrastructure; they are not used."""
     num_unscored: int
@@ -61,10 +61,10 @@ class Front(NamedTuple):
     corr: tuple[float, float]
 
 
-def metrics_of(found: Findings) -> dict[str, Any]:
+def metrics_of(found: SelectionFindings) -> dict[str, Any]:
     """Return flat metrics for the stage's record; data set names are escaped by `treadle.core.figures.plain`."""
     choice = found.choice
-    selected = choice.fate == SELECTED
+    selected = choice.decision == SELECTED
     return {
         "questions": len(choice.keys),
         "rollouts": int(choice.dispersion.num_rollouts.sum()),
@@ -80,9 +80,9 @@ def metrics_of(found: Findings) -> dict[str, Any]:
         **_by_name("domain", choice.domains, selected),
         **_by_name("dataset", found.datasets, selected),
         **{
-            f"overlap.{earlier.phase}.{name}": int((earlier.mask & (choice.fate == code)).sum())
+            f"overlap.{earlier.phase}.{name}": int((earlier.mask & (choice.decision == code)).sum())
             for earlier in found.earlier
-            for code, name in enumerate(FATES)
+            for code, name in enumerate(DECISIONS)
         },
         **{
             f"overlap.{earlier.phase}.not_sampled": earlier.num_rows - int(earlier.mask.sum())
@@ -124,7 +124,7 @@ def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
         rank=int(choice.rank[members[0]]),
         domain=domain,
         size=len(members),
-        num_selected=int((choice.fate[members] == SELECTED).sum()),
+        num_selected=int((choice.decision[members] == SELECTED).sum()),
         tool=(float(tool.min()), float(tool.max())),
         corr=(float(corr.min()), float(corr.max())),
     )
@@ -146,7 +146,7 @@ def quota_note(choice: Choice) -> str:
     return f"quotas with too few mixed questions: {', '.join(short)}; other domains do not fill them"
 
 
-def render_report(found: Findings, phase: int) -> str:
+def render_report(found: SelectionFindings, phase: int) -> str:
     """Return the page `report.md`."""
     choice = found.choice
     counts = choice.counts()
@@ -161,7 +161,7 @@ def render_report(found: Findings, phase: int) -> str:
         f"infrastructure, {found.num_unscored:,} without a verdict).{quotas}\n\n![fronts](fronts.svg)"
     )
     tables = [
-        _fates(counts),
+        _decisions(counts),
         _fronts(choice),
         _correctness(choice),
         _groups("Domains", "domain", choice.domains, choice),
@@ -171,10 +171,10 @@ def render_report(found: Findings, phase: int) -> str:
     return f"{intro}\n\n{render_figures(tables)}\n"
 
 
-def _fates(counts: dict[str, int]) -> Figures:
-    rows: tuple[tuple[Cell, ...], ...] = tuple((name, counts[name], MEANINGS[name]) for name in FATES)
+def _decisions(counts: dict[str, int]) -> Figures:
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, counts[name], MEANINGS[name]) for name in DECISIONS)
     note = "Every question is counted once, under the first of these that applies."
-    return Figures("Outcomes of the questions", ("fate", "questions", "meaning"), rows, note)
+    return Figures("Outcomes of the questions", ("decision", "questions", "meaning"), rows, note)
 
 
 def _fronts(choice: Choice) -> Figures:
@@ -197,7 +197,7 @@ def _fronts(choice: Choice) -> Figures:
 
 def _correctness(choice: Choice) -> Figures:
     means = choice.dispersion.mean
-    every, chosen = tenths(means).tolist(), tenths(means[choice.fate == SELECTED]).tolist()
+    every, chosen = tenths(means).tolist(), tenths(means[choice.decision == SELECTED]).tolist()
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (f"{index / TENTHS:.1f} to {(index + 1) / TENTHS:.1f}", every[index], chosen[index]) for index in range(TENTHS)
     )
@@ -208,7 +208,7 @@ def _correctness(choice: Choice) -> Figures:
 def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figures:
     every = Counter(names)
     mixed = Counter(names[number] for number in np.flatnonzero(choice.rank >= 0).tolist())
-    chosen = Counter(names[number] for number in np.flatnonzero(choice.fate == SELECTED).tolist())
+    chosen = Counter(names[number] for number in np.flatnonzero(choice.decision == SELECTED).tolist())
     ranked = sorted(every, key=lambda one: (-every[one], one))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (one, every[one], mixed[one], chosen[one]) for one in ranked[:_GROUPS_SHOWN]
@@ -218,13 +218,13 @@ def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figu
     return Figures(title, (name, "questions", "mixed", "selected"), rows, note)
 
 
-def _overlap(found: Findings) -> Figures:
+def _overlap(found: SelectionFindings) -> Figures:
     rows = []
     for earlier in found.earlier:
-        counts = np.bincount(found.choice.fate[earlier.mask], minlength=len(FATES)).tolist()
+        counts = np.bincount(found.choice.decision[earlier.mask], minlength=len(DECISIONS)).tolist()
         absent = earlier.num_rows - int(earlier.mask.sum())
         rows.append((str(earlier.phase), earlier.num_rows, *counts, absent))
-    header = ("phase", "rows", *(name.replace("_", " ") for name in FATES), "not sampled")
+    header = ("phase", "rows", *(name.replace("_", " ") for name in DECISIONS), "not sampled")
     return Figures("Outcomes of the rows of earlier phases", header, tuple(rows))
 
 

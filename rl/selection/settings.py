@@ -30,7 +30,7 @@ class SelectionOptions(Section):
     """Whether to leave out questions that an earlier phase trained on."""
 
     @model_validator(mode="after")
-    def _quotas_fit(self) -> Self:
+    def _check_quotas_fit(self) -> Self:
         if (total := sum(self.quotas.values())) > self.max_questions:
             raise ValueError(
                 f"quotas ask for {total:,} questions, more than max_questions = {self.max_questions:,}; "

@@ -27,7 +27,7 @@ from treadle.rl.rewards import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.selection.dispersion import DispersionSums
 from treadle.rl.selection.fronts_picture import draw_fronts
-from treadle.rl.selection.report import Earlier, Findings, metrics_of, quota_note, render_report
+from treadle.rl.selection.report import EarlierPhase, SelectionFindings, metrics_of, quota_note, render_report
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.verl.rows import check_domain, verl_row
 
@@ -83,7 +83,7 @@ class _Questions:
         return found
 
 
-class _Making:
+class _SelectionRun:
     """State of one run of the stage."""
 
     def __init__(self, context: StageContext) -> None:
@@ -115,7 +115,9 @@ class _Making:
         self._check_choice(choice)
         self._write_rows(choice)
         self._write_rejections(choice)
-        found = Findings(choice, self._questions.datasets_by_number(), earlier, self._num_failed, self._num_unscored)
+        found = SelectionFindings(
+            choice, self._questions.datasets_by_number(), earlier, self._num_failed, self._num_unscored
+        )
         report = render_report(found, self._settings.phase)
         self._context.add_file(RL_ROWS.kind, "fronts.svg", draw_fronts(choice))
         self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
@@ -190,7 +192,7 @@ class _Making:
             )
         return held_out
 
-    def _earlier(self) -> list[Earlier]:
+    def _earlier(self) -> list[EarlierPhase]:
         """Return the questions of earlier phases that occur among the current ones."""
         found = []
         for table in self._context.inputs.get("previous", ()):
@@ -201,16 +203,18 @@ class _Making:
                 for key in batch["question_key"].to_pylist():
                     if (number := self._questions.numbers.get(key)) is not None:
                         mask[number] = True
-            found.append(Earlier(phase, table.num_rows, mask))
+            found.append(EarlierPhase(phase, table.num_rows, mask))
         return found
 
     def _check_choice(self, choice: Choice) -> None:
         counts = choice.counts()
-        told = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
+        counts_text = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
         if counts["selected"]:
-            _log.info("%s: %s%s", self._context.address, told, f"; {note}" if (note := quota_note(choice)) else "")
+            _log.info(
+                "%s: %s%s", self._context.address, counts_text, f"; {note}" if (note := quota_note(choice)) else ""
+            )
             return
-        without = sorted({choice.domains[number] for number in np.flatnonzero(choice.fate == OVER_QUOTA).tolist()})
+        without = sorted({choice.domains[number] for number in np.flatnonzero(choice.decision == OVER_QUOTA).tolist()})
         hints = {
             "held_out": "all are held out: let the rollouts answer questions of the split train",
             "selected_before": "all were trained on before: add questions, or turn exclude_previous off",
@@ -223,18 +227,18 @@ class _Making:
         # Raising a quota is the smallest change that gives rows, however few questions it affects.
         most = "over_quota" if without else max(counts, key=lambda code: counts[code])
         hint = hints.get(most, "let the rollouts answer questions")
-        raise StageFailed(f"{self._context.address}: no question is left to train on ({told}); {hint}")
+        raise StageFailed(f"{self._context.address}: no question is left to train on ({counts_text}); {hint}")
 
     # Second pass: put the rollouts and texts of the selected questions into buckets by position, then write each
     # bucket.
 
     def _write_rows(self, choice: Choice) -> None:
-        chosen = np.flatnonzero(choice.fate == SELECTED)
+        chosen = np.flatnonzero(choice.decision == SELECTED)
         folder, count = self._context.scratch, bucket_count(len(chosen), _ROWS_PER_BUCKET)
         with Buckets(folder / "rollouts", count) as rollouts, Buckets(folder / "asked", count) as asked:
             keys = self._questions.keys
             places = {keys[number]: draw(self._settings.seed, "order", keys[number]) for number in chosen.tolist()}
-            self._spread_rollouts(choice.fate == SELECTED, places, rollouts)
+            self._spread_rollouts(choice.decision == SELECTED, places, rollouts)
             for table in self._context.inputs["questions"]:
                 for row in table.rows(_ASKED):
                     if (place := places.get(row["question_key"])) is not None:
@@ -307,7 +311,7 @@ class _Making:
     def _write_rejections(self, choice: Choice) -> None:
         datasets = self._questions.datasets_by_number()
         chunk: list[dict[str, Any]] = []
-        for number in np.flatnonzero(choice.fate != SELECTED).tolist():
+        for number in np.flatnonzero(choice.decision != SELECTED).tolist():
             chunk.append({"dataset": datasets[number], **choice.facts(number)})
             if len(chunk) == _CHUNK_ROWS:
                 self._context.write(RL_REJECTIONS.kind, chunk)
@@ -329,7 +333,7 @@ def run_selection(context: StageContext) -> Mapping[str, Any]:
     Raises StageFailed if no question is left or if the rollouts come from several models or another environment. Raises
     ArtifactError if rollouts, scores and questions do not match.
     """
-    return _Making(context).run()
+    return _SelectionRun(context).run()
 
 
 SELECTION = Stage(

@@ -12,7 +12,7 @@ from treadle.core.engines.training import Greedy
 from treadle.core.engines.weight_files import weight_files
 from treadle.core.errors import StageFailed
 
-_MOST_HEADER_BYTES = 100 * 1024 * 1024
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
 """Limit of the safetensors format."""
 _TIED = "lm_head.weight"
 """Tensor that a file may omit if it is the same tensor as the input embeddings."""
@@ -104,7 +104,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
-            if size > _MOST_HEADER_BYTES:
+            if size > _MAX_HEADER_BYTES:
                 raise ValueError(f"its header has {size} bytes")
             header = json.loads(file.read(size))
         if not isinstance(header, dict):

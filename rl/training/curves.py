@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
+from treadle.core.plots import COLOUR, LIGHT, WARM, draw_svg
 from treadle.rl.training.events import RlStep, Validation
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_MEAN_OVER = 8
+_MEAN_WINDOW = 8
 """Number of steps in the moving mean, because single steps of small batches are noisy."""
-_MOST_AT_AN_END = 10
+_MAX_END_STEPS = 10
 """Maximum number of steps at either end of a training that are averaged."""
 
 StepValue = Callable[[RlStep], float | None]
@@ -48,7 +48,7 @@ def sparkline(values: Sequence[float | None], width: int = 12) -> str:
     return "".join(" " if value is None else block(value) for value in newest)
 
 
-def moving_mean(values: Sequence[float | None], width: int = _MEAN_OVER) -> list[float | None]:
+def moving_mean(values: Sequence[float | None], width: int = _MEAN_WINDOW) -> list[float | None]:
     """Return for each position the mean of the known values among the last `width`; None if there is none."""
     means: list[float | None] = []
     for place in range(len(values)):
@@ -63,7 +63,7 @@ def end_steps(num_steps: int) -> int:
     Fewer steps would show which questions were drawn rather than how the policy changed. The two ends overlap only if
     there is a single step.
     """
-    return max(1, min(_MOST_AT_AN_END, num_steps // 3))
+    return max(1, min(_MAX_END_STEPS, num_steps // 3))
 
 
 def unequal_share(step: RlStep) -> float | None:

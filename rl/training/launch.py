@@ -85,7 +85,7 @@ def saved_step(folder: RlFolder) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class EngineJob:
     """Inputs of an engine in addition to its plan and the files in the folder."""
 
     model: str
@@ -139,7 +139,7 @@ class Listener:
 
 
 def reinforce(
-    folder: RlFolder, plan: RlPlan, job: Job, options: EngineOptions, listener: Listener | None = None
+    folder: RlFolder, plan: RlPlan, job: EngineJob, options: EngineOptions, listener: Listener | None = None
 ) -> Reinforcement:
     """Train as planned on the rows in the folder, or resume an interrupted training.
 
@@ -147,7 +147,7 @@ def reinforce(
     hangs, runs out of memory or diverges, and if training took no step, got no reward or had only equal rewards within
     each group.
     """
-    run = _Run(folder, plan, job, options, listener or Listener())
+    run = _ReinforcementRun(folder, plan, job, options, listener or Listener())
     with storage_errors("write", folder.path):
         run.catch_up()
         same = folder.plan.is_file() and folder.plan.read_text(encoding="utf-8") == plan.to_json()
@@ -167,10 +167,12 @@ def reinforce(
     return run.result()
 
 
-class _Run:
+class _ReinforcementRun:
     """State of one call of `reinforce`."""
 
-    def __init__(self, folder: RlFolder, plan: RlPlan, job: Job, options: EngineOptions, listener: Listener) -> None:
+    def __init__(
+        self, folder: RlFolder, plan: RlPlan, job: EngineJob, options: EngineOptions, listener: Listener
+    ) -> None:
         self._folder = folder
         self._plan = plan
         self._job = job
@@ -181,23 +183,23 @@ class _Run:
 
     def catch_up(self) -> None:
         """Read the events of earlier attempts."""
-        self.events.mend()
+        self.events.end_torn_line()
         for _ in self.events.new():
             pass
 
     def process(self, command: str) -> None:
         """Run one command of the engine to its end; raise EngineError or ConfigError if it fails."""
-        self.events.mend()
+        self.events.end_torn_line()
         self.events.last.pop("error", None)
         self._resume = self._folder.newest_state() if command == "train" else None
         child = self._start(command)
-        code = follow(child, self.events, self._options.stall_timeout_s, self._heard)
+        code = follow(child, self.events, self._options.stall_timeout_s, self._on_event)
         if not code:
             return
         error = self.events.last.get("error")
         kind = error["kind"] if error else ""
-        if kind == "unmoved":
-            self._forget()  # Resuming from the last state would look like a finished training.
+        if kind == "nothing_learned":
+            self._delete_outputs()  # Resuming from the last state would look like a finished training.
             if self.events.steps:
                 self._check_rewards()  # If equal rewards are the cause, this raises a more helpful error.
         if kind == "environment":
@@ -243,7 +245,7 @@ class _Run:
             "greedy_tokens": self._options.num_greedy_tokens,
         }
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "begin":
             self._begin(event)
@@ -265,11 +267,11 @@ class _Run:
         if self._resume is not None:
             # A kill may have come after the state was saved and before its event was written.
             self.events.saved[begin["resumed_step"]] = self._resume.name
-        going_on = f", resuming from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
+        resuming = f", resuming from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
         parameters, device = begin["num_trained_parameters"], printable(str(begin["device"]))
         self.listener.notify(
             f"reinforcing {parameters:,} parameters on {device}: {begin['num_steps']:,} steps of "
-            f"{self._plan.trajectories_per_step:,} rollouts{going_on}"
+            f"{self._plan.trajectories_per_step:,} rollouts{resuming}"
         )
         self.listener.begin(begin["num_steps"], begin["resumed_step"])
 
@@ -286,7 +288,7 @@ class _Run:
         """Return the folder of a step's state, if the state is complete."""
         return self._folder.complete_state(self.events.saved[step])
 
-    def _forget(self) -> None:
+    def _delete_outputs(self) -> None:
         for path in (self._folder.output, self._folder.rollouts):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -310,11 +312,11 @@ class _Run:
         steps = self.events.steps
         num_rollouts = sum(step.num_rollouts for step in steps)
         if not num_rollouts or all(step.reward is None for step in steps):
-            self._forget()
+            self._delete_outputs()
             raise self._failure(f"got no reward: in {len(steps):,} steps no rollout was scored")
         num_groups = sum(step.num_groups for step in steps)
         if num_groups == sum(step.num_equal_groups for step in steps):
-            self._forget()
+            self._delete_outputs()
             raise self._failure(_nothing_to_learn(steps, num_groups, num_rollouts))
 
     def _failure(self, what: str) -> EngineError:
@@ -358,5 +360,5 @@ def _advice(engine: str) -> Advice:
         memory=f"{fewer}, set gradient_checkpointing, or lower gpu_memory_share",
         killed=f"{fewer}, or use a machine with more memory",
         diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
-        unmoved="check learning_rate and which weights are trained",
+        nothing_learned="check learning_rate and which weights are trained",
     )

@@ -12,13 +12,13 @@ from typing import Literal
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import PhaseRollouts
-from treadle.rl.selection.dispersion import MOST_ROLLOUTS
+from treadle.rl.selection.dispersion import MAX_ROLLOUTS
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.rl.training.plan import Machine, draft_plan
 from treadle.rl.trl.config import trl_arguments
 from treadle.rl.verl.config import VerlFiles, verl_overrides
 
-_SOMEWHERE = Path("/training")
+_PLACEHOLDER_FOLDER = Path("/training")
 
 
 def check_spread(selection: SelectionOptions, rollouts: PhaseRollouts, where: str) -> None:
@@ -29,9 +29,9 @@ def check_spread(selection: SelectionOptions, rollouts: PhaseRollouts, where: st
             f'{where}: the rollouts of its phase are of split = "heldout", and held-out questions are never trained '
             'on; set split to "train" in curriculum.rollouts'
         )
-    if number > MOST_ROLLOUTS:
+    if number > MAX_ROLLOUTS:
         raise ConfigError(
-            f"{where}: samples_per_question = {number:,} in the rollouts of its phase is more than {MOST_ROLLOUTS:,}, "
+            f"{where}: samples_per_question = {number:,} in the rollouts of its phase is more than {MAX_ROLLOUTS:,}, "
             "the maximum for the selection; lower it in curriculum.rollouts"
         )
     if number < selection.min_rollouts:
@@ -84,6 +84,6 @@ def _check_engine(options: RlOptions) -> None:
     )
     if options.engine == "verl":
         names = ("job", "rows", "validation", "model", "output", "loop", "metrics")
-        verl_overrides(plan, VerlFiles(**{name: _SOMEWHERE / name for name in names}))
+        verl_overrides(plan, VerlFiles(**{name: _PLACEHOLDER_FOLDER / name for name in names}))
     else:
-        trl_arguments(plan, _SOMEWHERE / "output")
+        trl_arguments(plan, _PLACEHOLDER_FOLDER / "output")

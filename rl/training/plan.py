@@ -166,14 +166,14 @@ def plan_phase(
     """Return the plan of one phase.
 
     `num_rows` counts the rows whose prompts fit; `machine` is what is available, not what was requested. Raises
-    ConfigError if the plan cannot be trained, or if both sigmas are 0 without `allow_plain`.
+    ConfigError if the plan cannot be trained, or if both sigmas are 0 without `allow_zero_sigmas`.
     """
     options = settings.options
     if options.sigma_tool is None or options.sigma_length is None:
         raise ConfigError(
             f"{address}: rl.sigma_tool and rl.sigma_length are not set; set them, or the phase's values in curriculum"
         )
-    check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=address)
+    check_sigmas(options.sigma_tool, options.sigma_length, allow_zero_sigmas=options.allow_zero_sigmas, where=address)
     if num_rows < options.prompts_per_step:
         raise ConfigError(
             f"{address}: {num_rows} rows are fewer than rl.prompts_per_step = {options.prompts_per_step}, so there "

@@ -34,7 +34,7 @@ from treadle.rl.groups.web_snapshot import replayed
 from treadle.rl.training.checkpoint_checks import check_greedy, check_tokenizer, check_weights
 from treadle.rl.training.curves import draw_curves, sparkline
 from treadle.rl.training.events import RlStep, Validation
-from treadle.rl.training.launch import Job, Listener, Reinforcement, RlFolder, reinforce
+from treadle.rl.training.launch import EngineJob, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.training.plan import Machine, RlPlan, plan_phase
 from treadle.rl.training.report import engine_of, num_validation_misses, num_web_misses, record_metrics, render_report
 from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, store
@@ -44,7 +44,7 @@ from treadle.rl.verl.rows import validation_rows
 _log = logging.getLogger(__name__)
 
 
-class _Shown:
+class _RlProgress:
     """Reporter of steps and validations to the stage's progress, with sparklines of the latest steps."""
 
     def __init__(self, context: StageContext) -> None:
@@ -98,27 +98,29 @@ class RlRun:
 
     def run(self) -> dict[str, Any]:
         """Train, or resume training, then check the policy, write the outputs and return the metrics."""
-        met, self._web_record = replayed(self._settings.environment, self._context.store, self._folder.web)
-        environment = local_environment(met)
+        replay_environment, self._web_record = replayed(
+            self._settings.environment, self._context.store, self._folder.web
+        )
+        environment = local_environment(replay_environment)
         start = self._start()
         tokenizer = ChatTokenizer.load(start)
         fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
         num_rows, num_validation_rows = self._store_rows(fits), self._store_validation(fits)
         plan = self._plan(num_rows, num_validation_rows)
-        shown = _Shown(self._context)
+        progress = _RlProgress(self._context)
         done = reinforce(
             self._folder,
             plan,
-            Job(model=str(start), environment=environment, interpreter=sys.executable),
+            EngineJob(model=str(start), environment=environment, interpreter=sys.executable),
             EngineOptions(
                 variant=plan.machine.variant,
                 threads=self._options.threads,
                 devices=self._options.devices,
                 stall_timeout_s=self._options.stall_timeout_s,
             ),
-            Listener(begin=shown.begin, step=shown.step, validation=shown.validation, notify=_log.info),
+            Listener(begin=progress.begin, step=progress.step, validation=progress.validation, notify=_log.info),
         )
-        self._check_handover(done, start, tokenizer)
+        self._check_checkpoint(done, start, tokenizer)
         return self._write(done, plan)
 
     def _start(self) -> Path:
@@ -210,7 +212,7 @@ class RlRun:
             machine=machine,
         )
 
-    def _check_handover(self, done: Reinforcement, start: Path, tokenizer: ChatTokenizer) -> None:
+    def _check_checkpoint(self, done: Reinforcement, start: Path, tokenizer: ChatTokenizer) -> None:
         """Raise StageFailed if the exported policy does not match its base model or the policy in training.
 
         The exported folder is then moved aside, so that the next attempt exports the policy again.
@@ -335,13 +337,13 @@ def _absolute(section: Any) -> Any:
         if isinstance(value, Section):
             changed[name] = _absolute(value)
         elif is_operational(field) and isinstance(value, Path):
-            changed[name] = _whole(value)
+            changed[name] = _absolute_path(value)
         elif is_operational(field) and isinstance(value, tuple):
-            changed[name] = tuple(_whole(one) if isinstance(one, Path) else one for one in value)
+            changed[name] = tuple(_absolute_path(one) if isinstance(one, Path) else one for one in value)
     return section.model_copy(update=changed)
 
 
-def _whole(path: Path) -> Path:
+def _absolute_path(path: Path) -> Path:
     """Return an absolute path, or the path itself if it stands for an object store's URL."""
     return path if is_object_store(path) else path.expanduser().absolute()
 
@@ -359,6 +361,6 @@ RL = Stage(
     optional=frozenset({"questions", "checkpoint"}),
     produces=(CHECKPOINTS, RL_ROLLOUTS),
     telemetry=(RL_LOG, RL_VALIDATION),
-    names_itself=True,
+    depends_on_address=True,
     run=run,
 )

@@ -24,13 +24,13 @@ def choose_step(rule: Rule, saved: Collection[int], validations: Mapping[int, Va
     latest. Steps without a validation, or with no scored answer in it, are skipped. If none is left, or the rule is
     `last`, the last step is returned.
     """
-    told = [step for step in saved if step in validations and validations[step].overall.correctness is not None]
-    if rule == "last" or not told:
+    validated = [step for step in saved if step in validations and validations[step].overall.correctness is not None]
+    if rule == "last" or not validated:
         return max(saved)
-    return max(told, key=lambda step: _merit(validations[step]))
+    return max(validated, key=lambda step: _rank_key(validations[step]))
 
 
-def _merit(validation: Validation) -> tuple[float, float, int]:
+def _rank_key(validation: Validation) -> tuple[float, float, int]:
     figures = validation.overall
     return figures.correctness or 0.0, figures.efficiency or 0.0, validation.step
 

@@ -67,9 +67,9 @@ def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     `rl.extra` may add keys and replace those that no option of the plan decides; a key that verl's schema does not have
     needs a leading `+`, as on Hydra's command line. Raises ConfigError for options that verl does not support.
     """
-    _refuse_unable(plan)
+    _check_supported(plan)
     decided = {**_data(plan, files), **_policy(plan, files), **_rollout(plan, files), **_trainer(plan, files)}
-    chosen = _choices(plan)
+    chosen = _defaults(plan)
     for key, value in plan.options.extra.items():
         check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
     return {**decided, **chosen, **plan.options.extra}
@@ -110,7 +110,7 @@ def loop_yaml(job: Path) -> str:
     return json.dumps([entry], indent=2) + "\n"
 
 
-def _refuse_unable(plan: RlPlan) -> None:
+def _check_supported(plan: RlPlan) -> None:
     options = plan.options
     if plan.machine.variant == "cpu":
         raise ConfigError('rl.engine: verl trains on NVIDIA GPUs only; use "trl" on this machine')
@@ -168,7 +168,7 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "optim.weight_decay": options.weight_decay,
         "optim.clip_grad": options.max_grad_norm,
         "fsdp_config.dtype": _DTYPE[options.precision],
-        "checkpoint.save_contents": _saved(options),
+        "checkpoint.save_contents": _checkpoint_contents(options),
     }
     return {
         "algorithm.adv_estimator": "grpo",
@@ -181,7 +181,7 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     }
 
 
-def _saved(options: RlOptions) -> list[JsonValue]:
+def _checkpoint_contents(options: RlOptions) -> list[JsonValue]:
     """Return the contents of a state: `hf_model` is the live policy's own copy, to compare the merged shards with.
 
     With adapters verl writes that copy under names that no program reads, so it is left out.
@@ -255,7 +255,7 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     }
 
 
-def _choices(plan: RlPlan) -> dict[str, JsonValue]:
+def _defaults(plan: RlPlan) -> dict[str, JsonValue]:
     """Return the settings that the plan does not decide; `rl.extra` may replace them."""
     tokens = _tokens_per_device(plan)
     return {

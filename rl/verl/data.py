@@ -44,32 +44,32 @@ def write_verl_rows(
     *,
     split: str = "train",
     phase: int = 0,
-    most: int | None = None,
+    max_rows: int | None = None,
 ) -> int:
     """Convert rows of `TRAINING_SCHEMA` into rows for Treadle's agent loop in verl (`ENGINE_SCHEMA`).
 
-    `split` is `train` or `valid`; `most` limits the number of rows. The file is written atomically. Returns the number
-    of rows written.
+    `split` is `train` or `valid`; `max_rows` limits the number of rows. The file is written atomically. Returns the
+    number of rows written.
     """
     unfinished = target.with_name(target.name + ".tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
-    num_rows = write_verl(_verl_batches(source, environment, split, phase, most), unfinished, ENGINE_SCHEMA)
+    num_rows = write_verl(_verl_batches(source, environment, split, phase, max_rows), unfinished, ENGINE_SCHEMA)
     unfinished.rename(target)
     return num_rows
 
 
 def _verl_batches(
-    source: Path, environment: EnvironmentSettings, split: str, phase: int, most: int | None
+    source: Path, environment: EnvironmentSettings, split: str, phase: int, max_rows: int | None
 ) -> Iterator[pa.RecordBatch]:
     index = 0
-    for rows in _batches(source, most):
+    for rows in _batches(source, max_rows):
         made = [_row(row, index + at, environment, split, phase) for at, row in enumerate(rows)]
         yield pa.RecordBatch.from_pylist(made, ENGINE_SCHEMA)
         index += len(made)
 
 
-def _batches(source: Path, most: int | None) -> Iterator[list[dict[str, Any]]]:
-    left = most
+def _batches(source: Path, max_rows: int | None) -> Iterator[list[dict[str, Any]]]:
+    left = max_rows
     for batch in pq.ParquetFile(source).iter_batches(_BATCH):
         rows = batch.to_pylist()[:left]
         if left is not None:

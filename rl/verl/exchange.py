@@ -95,7 +95,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignRow:
+class ImportedRow:
     """A row of another program's file, as a question."""
 
     question: str
@@ -124,7 +124,7 @@ class ForeignRow:
         return orjson.dumps({**fields, **({"choices": list(self.choices)} if self.choices else {})}) + b"\n"
 
 
-def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ForeignRow]:
+def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ImportedRow]:
     """Yield the rows of a verl-style parquet (or JSON Lines) file as questions.
 
     The question is `extra_info.question`, else the last user message, including any instructions in it. The data set is
@@ -136,18 +136,18 @@ def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[
         if row.value is None:
             raise DataError(f"{where}: {row.detail}")
         try:
-            yield _foreign(row.value, row.number, domains)
+            yield _imported_row(row.value, row.number, domains)
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
 
 
-def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None) -> ForeignRow:
+def _imported_row(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None) -> ImportedRow:
     info, reward = _object(fields, "extra_info"), _object(fields, "reward_model")
     data_source = fields.get("data_source")
     if not isinstance(data_source, str):
         raise DataError("it has no data_source, so it is not a row of verl's schema")
     choices = tuple(texts_of(info.get("choices"), "option"))
-    return ForeignRow(
+    return ImportedRow(
         question=_question(fields, info),
         answers=tuple(gold_answers(reward.get("ground_truth"))),
         choices=choices,

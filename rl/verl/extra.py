@@ -17,7 +17,7 @@ from treadle.core.errors import ConfigError
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
-_FOREIGN_CODE = frozenset(
+_EXTERNAL_CODE_KEYS = frozenset(
     {
         # Any model or tokenizer.
         "trust_remote_code",
@@ -56,7 +56,7 @@ _FOREIGN_CODE = frozenset(
     }
 )
 """Names in a key with which verl would run code that is neither its own nor Treadle's."""
-_OTHER_ROWS = frozenset({"data.train_max_samples", "data.val_max_samples"})
+_ROW_LIMIT_KEYS = frozenset({"data.train_max_samples", "data.val_max_samples"})
 """Keys with which verl would leave out rows that the plan counts."""
 
 
@@ -74,9 +74,9 @@ def check_extra(key: str, value: JsonValue, decided: AbstractSet[str]) -> None:
     if any(name == ours or name.startswith(f"{ours}.") or ours.startswith(f"{name}.") for ours in decided):
         raise ConfigError(f"rl.extra: {key} is set by other keys of [rl] and cannot be replaced")
     parts = name.split(".")
-    if _FOREIGN_CODE.intersection(parts) or parts[0] == "hydra" or _fetches_code(parts[-1], value):
+    if _EXTERNAL_CODE_KEYS.intersection(parts) or parts[0] == "hydra" or _fetches_code(parts[-1], value):
         raise ConfigError(f"rl.extra: {key} is not passed through: external code is never run")
-    if name in _OTHER_ROWS:
+    if name in _ROW_LIMIT_KEYS:
         raise ConfigError(f"rl.extra: {key} would leave out rows that the plan counts; choose them in the selection")
 
 

@@ -55,7 +55,7 @@ TRAINING_COLUMNS = (
     "scorer",
 )
 """Columns of `rl_rows` that `training_rows` needs."""
-_MOST_TEXTS = 1_000
+_MAX_TEXTS = 1_000
 
 
 def training_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -152,8 +152,8 @@ def texts_of(value: object, what: str) -> list[str]:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         return [_text(value, what)]
     items = [_text(item, what) for item in value]
-    if len(items) > _MOST_TEXTS:
-        raise DataError(f"{len(items):,} values as {what}; at most {_MOST_TEXTS:,} are allowed")
+    if len(items) > _MAX_TEXTS:
+        raise DataError(f"{len(items):,} values as {what}; at most {_MAX_TEXTS:,} are allowed")
     return items
 
 

@@ -16,18 +16,18 @@ from treadle.core.engines.events import EventFile
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
 
 _PACKAGES = ("llamafactory", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
-_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
 def prepare(job: dict[str, Any], events: EventFile) -> None:
     """Check the configuration and the availability of the base model, then save the rows; writes event `prepared`."""
     from treadle.core.chat import ChatTokenizer
-    from treadle.core.engines.export_model import commit_of, fetch_small_files
+    from treadle.core.engines.export_model import commit_of, fetch_metadata_files
     from treadle.sft.engine.rows import save_rows
 
     arguments = _pinned(job)
     check_arguments(arguments)
-    base = fetch_small_files(arguments["model_name_or_path"], arguments.get("model_revision", "main"))
+    base = fetch_metadata_files(arguments["model_name_or_path"], arguments.get("model_revision", "main"))
     num_rows = save_rows(Path(job["parquet"]), Path(job["rows"]))
     events.write(
         "prepared",
@@ -94,9 +94,14 @@ def main(name: str, job_path: str) -> int:
 
 def _kind_of(error: Exception) -> str:
     text = str(error).lower()
-    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY_TEXTS):
         return "no_memory"
-    kinds = {"BadArguments": "arguments", "Diverged": "diverged", "Unmoved": "unmoved", "NoModel": "no_model"}
+    kinds = {
+        "BadArguments": "arguments",
+        "Diverged": "diverged",
+        "NothingLearned": "nothing_learned",
+        "BaseModelMissing": "no_model",
+    }
     return "arguments" if isinstance(error, BadArguments) else kinds.get(type(error).__name__, "other")
 
 

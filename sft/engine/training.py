@@ -12,33 +12,33 @@ import torch
 from transformers import TrainerCallback
 
 from treadle.core.engines.events import EventFile, mark_complete
-from treadle.core.engines.motion import LEAST_MOTION, Motion
+from treadle.core.engines.weight_change import MIN_WEIGHT_CHANGE, WeightChange
 
-_BEAT_S = 5.0
+_HEARTBEAT_S = 5.0
 
 
 class Diverged(Exception):
     """Loss, gradient or weight that is not a finite number."""
 
 
-class Unmoved(Exception):
+class NothingLearned(Exception):
     """Training that ended without changing the weights."""
 
 
-class Reporter(TrainerCallback):  # type: ignore[misc]
-    """A callback that writes the events `begin`, `beat`, `step`, `saved` for each state, and `end`."""
+class SftReporter(TrainerCallback):  # type: ignore[misc]
+    """A callback that writes the events `begin`, `heartbeat`, `step`, `saved` for each state, and `end`."""
 
     def __init__(self, events: EventFile) -> None:
         self._events = events
-        self._began = self._beat = time.monotonic()
+        self._began = self._last_heartbeat = time.monotonic()
         self._first_step = 0
-        self._motion: Motion | None = None
+        self._motion: WeightChange | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Keep a sample of the weights, to detect later whether they moved."""
-        self._began = self._beat = time.monotonic()
+        self._began = self._last_heartbeat = time.monotonic()
         self._first_step = state.global_step
-        self._motion = Motion(model)
+        self._motion = WeightChange(model)
         if state.is_world_process_zero:
             self._events.write(
                 "begin",
@@ -52,9 +52,9 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write a heartbeat every few seconds."""
-        if state.is_world_process_zero and time.monotonic() - self._beat > _BEAT_S:
-            self._beat = time.monotonic()
-            self._events.write("beat", step=state.global_step)
+        if state.is_world_process_zero and time.monotonic() - self._last_heartbeat > _HEARTBEAT_S:
+            self._last_heartbeat = time.monotonic()
+            self._events.write("heartbeat", step=state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Write a heartbeat, and log the last step even if it is not a multiple of `logging_steps`."""
@@ -100,10 +100,10 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             self._events.write("saved", step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the end; raise Unmoved if the weights have not changed."""
-        unmoved = self._motion is not None and self._motion.length() <= LEAST_MOTION
-        if state.global_step > self._first_step and unmoved:
-            raise Unmoved(f"the weights did not change in {state.global_step - self._first_step} steps")
+        """Write the end; raise NothingLearned if the weights have not changed."""
+        nothing_learned = self._motion is not None and self._motion.length() <= MIN_WEIGHT_CHANGE
+        if state.global_step > self._first_step and nothing_learned:
+            raise NothingLearned(f"the weights did not change in {state.global_step - self._first_step} steps")
         if state.is_world_process_zero:
             self._events.write("end", step=state.global_step, epoch=state.epoch, seconds=time.monotonic() - self._began)
 
@@ -113,4 +113,4 @@ def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[Trai
     from llamafactory.train.tuner import run_exp
 
     # By default the trainer replaces a NaN by the mean of earlier losses.
-    run_exp({"logging_nan_inf_filter": False, **arguments}, callbacks=[Reporter(events), *callbacks])
+    run_exp({"logging_nan_inf_filter": False, **arguments}, callbacks=[SftReporter(events), *callbacks])

@@ -1,7 +1,7 @@
 """Estimate the calls and tokens of a question in `pools`, a rollout or a phase before any of them has run.
 
 These are expected values, not bounds: how long a model reasons and how often it is right is not known in advance. The
-assumptions are in `ASSUMED` and shown with every estimate. Model: docs/behaviour/command_line.md.
+assumptions are in `ASSUMPTIONS` and shown with every estimate. Model: docs/behaviour/command_line.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Assumed:
+class CostAssumptions:
     """Assumptions of the cost model."""
 
     turns: float = 3.0
@@ -38,15 +38,15 @@ class Assumed:
     """Prompt of critic, refiner or judge, without the trajectory in it."""
     verdict_tokens: int = 4
     vote_tokens: int = 8
-    yielded: float = 0.7
+    yield_rate: float = 0.7
     """Share of operator applications whose trajectory is added to the pool."""
 
 
-ASSUMED = Assumed()
+ASSUMPTIONS = CostAssumptions()
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedUsage:
     """Role -> expected calls, prompt_tokens and completion_tokens."""
 
     roles: dict[str, Counter[str]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def web_searches(environment: EnvironmentSettings, model_calls: float) -> float:
 
     All turns but the last call a tool, and all tools are called equally often.
     """
-    search, turns = environment.search, Rollout(environment).turns
+    search, turns = environment.search, ExpectedRollout(environment).turns
     if not environment.searches_web or search.web is None or search.web.mode == "replay":
         return 0.0
     return model_calls * (turns - 1) / turns / len(environment.enabled_tools)
@@ -95,8 +95,8 @@ def _web_chars(web: WebSettings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """Expected usage of one rollout in an environment."""
+class ExpectedRollout:
+    """ExpectedUsage usage of one rollout in an environment."""
 
     environment: EnvironmentSettings
 
@@ -104,43 +104,45 @@ class Rollout:
     def turns(self) -> float:
         """Number of turns of a fresh rollout."""
         has_tools = any(self.environment.call_limit(name) for name in ("python", "search"))
-        return min(ASSUMED.turns, self.environment.turn_limit()) if has_tools else 1.0
+        return min(ASSUMPTIONS.turns, self.environment.turn_limit()) if has_tools else 1.0
 
     @property
     def tokens(self) -> float:
         """Tokens of a whole trajectory, including tool results."""
-        return self.turns * ASSUMED.sampled_per_turn + (self.turns - 1) * result_tokens(self.environment)
+        return self.turns * ASSUMPTIONS.sampled_per_turn + (self.turns - 1) * result_tokens(self.environment)
 
-    def play(self, expected: Expected, times: float, turns: float, before: float = 0.0) -> None:
+    def add_turns(self, expected: ExpectedUsage, times: float, turns: float, before: float = 0.0) -> None:
         """Add turns of the policy, each prompted with everything before it; `before`: tokens of a prefix."""
         system = len(self.environment.system_text) / _CHARS_PER_TOKEN
-        per_turn = ASSUMED.sampled_per_turn + result_tokens(self.environment)
-        prompt = system + ASSUMED.question_tokens + before + (turns - 1) / 2 * per_turn
-        expected.add("policy", times * turns, prompt, ASSUMED.sampled_per_turn)
+        per_turn = ASSUMPTIONS.sampled_per_turn + result_tokens(self.environment)
+        prompt = system + ASSUMPTIONS.question_tokens + before + (turns - 1) / 2 * per_turn
+        expected.add("policy", times * turns, prompt, ASSUMPTIONS.sampled_per_turn)
         if self.environment.summarizer is not None:
-            documents = result_tokens(self.environment) + ASSUMED.instruction_tokens
-            expected.add("summarizer", times * (turns - 1), documents, ASSUMED.sampled_per_reply)
+            documents = result_tokens(self.environment) + ASSUMPTIONS.instruction_tokens
+            expected.add("summarizer", times * (turns - 1), documents, ASSUMPTIONS.sampled_per_reply)
 
 
-def rollout_cost(environment: EnvironmentSettings) -> Expected:
+def rollout_cost(environment: EnvironmentSettings) -> ExpectedUsage:
     """Return the expected usage of one rollout."""
-    expected = Expected()
-    one = Rollout(environment)
-    one.play(expected, 1.0, one.turns)
+    expected = ExpectedUsage()
+    one = ExpectedRollout(environment)
+    one.add_turns(expected, 1.0, one.turns)
     return expected
 
 
-def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_math: float) -> Expected:
+def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_math: float) -> ExpectedUsage:
     """Return the expected judge usage of one rollout; `share_math`: probability that its question is mathematical."""
-    expected, one = Expected(), Rollout(environment)
-    asked = 1.0 - ASSUMED.share_right
+    expected, one = ExpectedUsage(), ExpectedRollout(environment)
+    asked = 1.0 - ASSUMPTIONS.share_right
     judged = sum({"math": share_math * asked, "qa": (1 - share_math) * asked}[rule] for rule in options.judges.domains)
     for name in options.judges.models if judged else ():
-        prompt = float(ASSUMED.instruction_tokens + ASSUMED.question_tokens)
-        expected.add(f"correctness:{name}", judged, prompt, ASSUMED.verdict_tokens)
+        prompt = float(ASSUMPTIONS.instruction_tokens + ASSUMPTIONS.question_tokens)
+        expected.add(f"correctness:{name}", judged, prompt, ASSUMPTIONS.verdict_tokens)
     if options.redundancy.model is not None and one.turns > 1:
-        prompt = ASSUMED.instruction_tokens + ASSUMED.question_tokens + one.tokens
-        expected.add(f"redundancy:{options.redundancy.model}", options.redundancy.votes, prompt, ASSUMED.vote_tokens)
+        prompt = ASSUMPTIONS.instruction_tokens + ASSUMPTIONS.question_tokens + one.tokens
+        expected.add(
+            f"redundancy:{options.redundancy.model}", options.redundancy.votes, prompt, ASSUMPTIONS.vote_tokens
+        )
     return expected
 
 
@@ -163,38 +165,38 @@ def phase_size(options: RlOptions, num_rows: int, steps_done: int = 0) -> PhaseS
     return PhaseSize(len(left), len(left) * plan.trajectories_per_step, validations * options.validation_questions)
 
 
-def pool_cost(options: PoolOptions, environment: EnvironmentSettings, share_math: float) -> Expected:
+def pool_cost(options: PoolOptions, environment: EnvironmentSettings, share_math: float) -> ExpectedUsage:
     """Return the expected usage of one question; `share_math`: probability that it may go to the judge model."""
-    expected, one = Expected(), Rollout(environment)
-    one.play(expected, options.initial_rollouts, one.turns)
+    expected, one = ExpectedUsage(), ExpectedRollout(environment)
+    one.add_turns(expected, options.initial_rollouts, one.turns)
     operators = load_operators(options.operators)
     made, fresh = float(options.initial_rollouts), float(options.initial_rollouts)
     for _ in range(options.rounds):
         parents = 1.0 if options.selection == "best_unexpanded" else fresh
         fresh = 0.0
-        for branch, share in (("correct", ASSUMED.share_right), ("incorrect", 1 - ASSUMED.share_right)):
+        for branch, share in (("correct", ASSUMPTIONS.share_right), ("incorrect", 1 - ASSUMPTIONS.share_right)):
             names = [operator.name for operator in operators if operator.branch == branch]
             _expand(expected, one, names, parents * share)
-            fresh += parents * share * len(names) * ASSUMED.yielded
+            fresh += parents * share * len(names) * ASSUMPTIONS.yield_rate
         made += fresh
     if options.judge_math and share_math:
-        expected.add("judge", made * share_math, ASSUMED.instruction_tokens, ASSUMED.verdict_tokens)
+        expected.add("judge", made * share_math, ASSUMPTIONS.instruction_tokens, ASSUMPTIONS.verdict_tokens)
     return expected
 
 
-def _expand(expected: Expected, one: Rollout, names: list[str], times: float) -> None:
+def _expand(expected: ExpectedUsage, one: ExpectedRollout, names: list[str], times: float) -> None:
     """Add the usage of applying operators to trajectories."""
-    after, half = ASSUMED.turns_after_edit, one.tokens / 2
+    after, half = ASSUMPTIONS.turns_after_edit, one.tokens / 2
 
     def ask(role: str, calls: float) -> None:
-        prompt = ASSUMED.instruction_tokens + ASSUMED.question_tokens + one.tokens
-        expected.add(role, times * calls, prompt, ASSUMED.sampled_per_reply)
+        prompt = ASSUMPTIONS.instruction_tokens + ASSUMPTIONS.question_tokens + one.tokens
+        expected.add(role, times * calls, prompt, ASSUMPTIONS.sampled_per_reply)
 
     if {"self_correct", "hint_step"}.intersection(names):
         ask("critic", 1.0)  # these operators share one diagnosis of the flaw
     for name in names:
         if name == "rerollout":
-            one.play(expected, times, one.turns)
+            one.add_turns(expected, times, one.turns)
             continue
         if name == "global_refine":
             ask("critic", max(one.turns - 1.0, 1.0))
@@ -203,4 +205,4 @@ def _expand(expected: Expected, one: Rollout, names: list[str], times: float) ->
         role, calls = asked.get(name, ("refiner", 0.0 if name == "hint_tail" else 1.0))
         if calls:
             ask(role, calls)
-        one.play(expected, times, after, half if name != "hint_tail" else one.tokens)
+        one.add_turns(expected, times, after, half if name != "hint_tail" else one.tokens)

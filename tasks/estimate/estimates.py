@@ -10,11 +10,11 @@ from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.eval.config import ScoresSettings
 from treadle.rl.config import RlSettings
+from treadle.tasks.estimate.context import EstimateContext
 from treadle.tasks.estimate.figures import Estimate
 from treadle.tasks.estimate.judges import estimate_of_judges
-from treadle.tasks.estimate.outlook import Outlook
 from treadle.tasks.estimate.phases import estimate_of_phase
-from treadle.tasks.estimate.preview import NOTHING_KNOWN, Preview
+from treadle.tasks.estimate.preview import EMPTY_PREVIEW, Preview
 from treadle.tasks.estimate.trajectories import estimate_of_trajectories
 
 
@@ -24,20 +24,20 @@ def estimates(
     to_run: Sequence[str],
     *,
     force: bool,
-    preview: Preview = NOTHING_KNOWN,
+    preview: Preview = EMPTY_PREVIEW,
 ) -> list[Estimate]:
     """Return estimates of the instances that would run and call models; `run`: None if it does not exist yet."""
-    outlook = Outlook(instances, run, frozenset(to_run), force, preview)
-    wanted = [item for item in instances if str(item.address) in outlook.to_run]
-    return [found for item in wanted if (found := _estimate(item, outlook)) is not None]
+    context = EstimateContext(instances, run, frozenset(to_run), force, preview)
+    wanted = [item for item in instances if str(item.address) in context.to_run]
+    return [found for item in wanted if (found := _estimate(item, context)) is not None]
 
 
-def _estimate(item: Instance, outlook: Outlook) -> Estimate | None:
+def _estimate(item: Instance, context: EstimateContext) -> Estimate | None:
     settings = item.settings
     if isinstance(settings, PoolsSettings | RolloutsSettings):
-        return estimate_of_trajectories(item, settings, outlook)
+        return estimate_of_trajectories(item, settings, context)
     if isinstance(settings, RlSettings):
-        return estimate_of_phase(item, settings, outlook)
+        return estimate_of_phase(item, settings, context)
     if isinstance(settings, ScoresSettings) and (settings.judges or settings.redundancy):
-        return estimate_of_judges(item, settings, outlook)
+        return estimate_of_judges(item, settings, context)
     return None

@@ -38,7 +38,7 @@ class Estimate:
     Attributes:
         unit: "question" or "rollout".
         num_units: Number still to be made; if None, it is unknown and `roles` are for 1,000 questions.
-        counted: Where that number is from.
+        num_units_source: Where that number is from.
         basis: Measurements or model that the estimate is based on.
         assumptions: One per line; empty if it is based on measurements.
     """
@@ -46,7 +46,7 @@ class Estimate:
     address: str
     unit: str
     num_units: int | None
-    counted: str
+    num_units_source: str
     basis: str
     assumptions: list[str]
     roles: list[RoleEstimate]

@@ -6,46 +6,46 @@ from treadle.agent.rollout_settings import RolloutsSettings
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ScoresSettings
-from treadle.tasks.estimate.cost_model import ASSUMED, scores_cost
+from treadle.tasks.estimate.context import EstimateContext
+from treadle.tasks.estimate.cost_model import ASSUMPTIONS, scores_cost
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate
-from treadle.tasks.estimate.measured import Mean, measured
-from treadle.tasks.estimate.outlook import Outlook
-from treadle.tasks.estimate.units import NUM_WHERE_UNKNOWN, questions_of
+from treadle.tasks.estimate.measured import MeanUsage, measured
+from treadle.tasks.estimate.question_counts import DEFAULT_NUM_UNITS, questions_of
 
 
-def estimate_of_judges(item: Instance, settings: ScoresSettings, outlook: Outlook) -> Estimate:
+def estimate_of_judges(item: Instance, settings: ScoresSettings, context: EstimateContext) -> Estimate:
     """Return the estimate for the judges of one model's rollouts."""
     (producer,) = item.inputs["rollouts"]
-    rollouts = next(one for one in outlook.instances if one.address == producer)
+    rollouts = next(one for one in context.instances if one.address == producer)
     made = rollouts.settings
     assert isinstance(made, RolloutsSettings)
-    questions = questions_of(rollouts, made, outlook)
+    questions = questions_of(rollouts, made, context)
     num_rollouts = None if questions.number is None else questions.number * made.options.samples_per_question
-    counted = questions.source
-    if (record := outlook.kept(producer)) is not None:
+    num_units_source = questions.source
+    if (record := context.kept_record(producer)) is not None:
         num_rollouts = record.outputs["rollouts"].num_rows
-        counted = f"{num_rollouts:,} rollouts in {producer}"
-    reckoned = scores_cost(settings.options, made.environment, questions.share_math).roles
-    mean = measured(item, outlook.run)
+        num_units_source = f"{num_rollouts:,} rollouts in {producer}"
+    modelled = scores_cost(settings.options, made.environment, questions.share_math).roles
+    mean = measured(item, context.run)
     if mean is None:
-        mean = Mean(reckoned, "nothing measured yet: a model of a judgement", measured=False)
+        mean = MeanUsage(modelled, "nothing measured yet: a model of a judgement", measured=False)
     models = {f"correctness:{name}": role for name, role in settings.judges.items()}
     if settings.redundancy is not None:
         models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
-    factor = num_rollouts if num_rollouts is not None else NUM_WHERE_UNKNOWN * made.options.samples_per_question
+    factor = num_rollouts if num_rollouts is not None else DEFAULT_NUM_UNITS * made.options.samples_per_question
     # Scores of another model or with other settings may not have used all of these roles.
-    lacking = {name: reckoned[name] for name in models if name in reckoned and name not in mean.roles}
-    used = {**mean.roles, **lacking}
-    assumptions = _assumptions(settings) if lacking or not mean.measured else []
-    if lacking:
-        assumptions.insert(0, f"reckoned by a model, as it was not measured there: {', '.join(lacking)}")
-    if outlook.run is not None and (known := _judged_before(item, outlook.run)):
+    missing_roles = {name: modelled[name] for name in models if name in modelled and name not in mean.roles}
+    used = {**mean.roles, **missing_roles}
+    assumptions = _assumptions(settings) if missing_roles or not mean.measured else []
+    if missing_roles:
+        assumptions.insert(0, f"modelled by a model, as it was not measured there: {', '.join(missing_roles)}")
+    if context.run is not None and (known := _judged_before(item, context.run)):
         assumptions.append(f"{known:,} judgements are there already; those among them are not asked for again")
     return Estimate(
         address=str(item.address),
         unit="rollout",
         num_units=num_rollouts,
-        counted=counted,
+        num_units_source=num_units_source,
         basis=mean.basis,
         assumptions=assumptions,
         roles=[
@@ -59,7 +59,7 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, outlook: Outloo
 def _assumptions(settings: ScoresSettings) -> list[str]:
     lines = []
     if settings.judges:
-        lines.append(f"rules call {ASSUMED.share_right:.0%} of the answers right, and every answer is another one")
+        lines.append(f"rules call {ASSUMPTIONS.share_right:.0%} of the answers right, and every answer is another one")
     if settings.redundancy is not None:
         lines.append("every rollout with tools calls one, and no trajectory comes twice")
     return lines

@@ -17,20 +17,20 @@ from treadle.datagen.pools.settings import PoolsSettings
 from treadle.eval.config import ScoresSettings
 from treadle.rl.curriculum import MAX_PHASES, phase_of
 
-_MOST_SAMPLED = 500
+_MAX_SAMPLED = 500
 """Maximum number of finished units of an unfinished stage that the mean is taken of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
-    """Mean calls and tokens of a unit by role, and their basis."""
+class MeanUsage:
+    """MeanUsage calls and tokens of a unit by role, and their basis."""
 
     roles: Mapping[str, Mapping[str, float]]
     basis: str
     measured: bool = True
 
 
-def measured(item: Instance, run: Run | None) -> Mean | None:
+def measured(item: Instance, run: Run | None) -> MeanUsage | None:
     """Return the means of the same stage in this run: from a record, else from the finished part of an attempt."""
     if run is None:
         return None
@@ -40,7 +40,7 @@ def measured(item: Instance, run: Run | None) -> Mean | None:
         return None  # Written by another version: use the cost model instead.
 
 
-def mean_of_records(item: Instance, run: Run) -> Mean | None:
+def mean_of_records(item: Instance, run: Run) -> MeanUsage | None:
     """Return means of the most similar result; a training is compared with rollouts of phases."""
     stage = "rollouts" if item.stage.name == "rl" else item.stage.name
     same = [record for record in run.records() if record.stage == stage and record.imported_from is None]
@@ -48,23 +48,23 @@ def mean_of_records(item: Instance, run: Run) -> Mean | None:
         # Rollouts of an evaluated model differ: other questions, or greedy sampling.
         same = [record for record in same if phase_of(Address.parse(record.address).qualifier)]
     like = replace(item.address, stage=stage)
-    for record in sorted(same, key=lambda record: _unlike(Address.parse(record.address), like)):
+    for record in sorted(same, key=lambda record: _dissimilarity(Address.parse(record.address), like)):
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")
-        if record.stage == "scores" and metrics.get("usage") and _is_of_all(metrics):
+        if record.stage == "scores" and metrics.get("usage") and _covers_all_judgements(metrics):
             return _mean(metrics["usage"], metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
         if record.stage == "rollouts" and metrics["num_rollouts"]:
             return _mean(_usage_of(metrics), metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
     return None
 
 
-def _is_of_all(metrics: Mapping[str, Any]) -> bool:
+def _covers_all_judgements(metrics: Mapping[str, Any]) -> bool:
     """Return whether the usage covers all judgements; an older version did not count reused ones."""
     return not metrics["num_judgements_missing"] and not metrics.get("num_judgements_reused")
 
 
-def _unlike(address: Address, like: Address) -> tuple[bool, int]:
+def _dissimilarity(address: Address, like: Address) -> tuple[bool, int]:
     """Return a sort key of how dissimilar two instances are: equal addresses first, then near phases."""
     phase, wanted = phase_of(address.qualifier), phase_of(like.qualifier)
     if phase is None or wanted is None:
@@ -72,14 +72,14 @@ def _unlike(address: Address, like: Address) -> tuple[bool, int]:
     return address != like, abs(phase - wanted)
 
 
-def _mean_of_journal(item: Instance, run: Run) -> Mean | None:
+def _mean_of_journal(item: Instance, run: Run) -> MeanUsage | None:
     attempts = run.attempts(item.address)
     if not attempts:
         return None
     if isinstance(item.settings, ScoresSettings):
         return None  # Finished units are judgements; they do not tell how many a rollout needs.
     rows = [
-        orjson.loads(row) for row in run.shards(item.address, attempts[-1].journal_name).finished_rows(_MOST_SAMPLED)
+        orjson.loads(row) for row in run.shards(item.address, attempts[-1].journal_name).finished_rows(_MAX_SAMPLED)
     ]
     if not rows:
         return None
@@ -100,6 +100,6 @@ def _usage_of(counts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     return {"policy": own, "summarizer": {"calls": counts["calls_executed"], **tokens}}
 
 
-def _mean(usage: Mapping[str, Mapping[str, int]], count: int, where: str, units: str) -> Mean:
+def _mean(usage: Mapping[str, Mapping[str, int]], count: int, where: str, units: str) -> MeanUsage:
     roles = {role: {name: value / count for name, value in used.items()} for role, used in usage.items()}
-    return Mean(roles, f"{where} ({count:,} {units})")
+    return MeanUsage(roles, f"{where} ({count:,} {units})")

@@ -5,31 +5,31 @@ from __future__ import annotations
 from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
 from treadle.rl.training.launch import RlFolder, saved_step
+from treadle.tasks.estimate.context import EstimateContext
 from treadle.tasks.estimate.cost_model import PhaseSize, phase_size, rollout_cost
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate
-from treadle.tasks.estimate.measured import Mean, measured
-from treadle.tasks.estimate.outlook import Outlook
+from treadle.tasks.estimate.measured import MeanUsage, measured
+from treadle.tasks.estimate.question_counts import training_rows
 from treadle.tasks.estimate.trajectories import ROLLOUT_ASSUMPTIONS
-from treadle.tasks.estimate.units import training_rows
 
 
-def estimate_of_phase(item: Instance, settings: RlSettings, outlook: Outlook) -> Estimate:
+def estimate_of_phase(item: Instance, settings: RlSettings, context: EstimateContext) -> Estimate:
     """Return the estimate for the rollouts of a training phase."""
-    num_rows, counted = training_rows(item, outlook)
-    done = _steps_done(item, outlook)
+    num_rows, num_units_source = training_rows(item, context)
+    done = _steps_done(item, context)
     if done:
-        counted += f"; {done:,} steps are done"
+        num_units_source += f"; {done:,} steps are done"
     size = phase_size(settings.options, num_rows, done)
-    mean = measured(item, outlook.run)
+    mean = measured(item, context.run)
     if mean is None:
         roles = rollout_cost(settings.environment).roles
-        mean = Mean(roles, "nothing measured yet: a model of a rollout", measured=False)
+        mean = MeanUsage(roles, "nothing measured yet: a model of a rollout", measured=False)
     counts = {"training": size.num_rollouts, "validation": size.num_validation_rollouts}
     return Estimate(
         address=str(item.address),
         unit="rollout",
         num_units=size.num_rollouts + size.num_validation_rollouts,
-        counted=counted,
+        num_units_source=num_units_source,
         basis=mean.basis,
         assumptions=[*_size_lines(settings, size), *(() if mean.measured else ROLLOUT_ASSUMPTIONS)],
         roles=[
@@ -40,9 +40,9 @@ def estimate_of_phase(item: Instance, settings: RlSettings, outlook: Outlook) ->
     )
 
 
-def _steps_done(item: Instance, outlook: Outlook) -> int:
+def _steps_done(item: Instance, context: EstimateContext) -> int:
     """Return the number of saved steps of the last attempt, if this one would resume from them."""
-    run, fingerprint = outlook.run, outlook.goes_on(item)
+    run, fingerprint = context.run, context.resumed_fingerprint(item)
     if run is None or not fingerprint:
         return 0
     return saved_step(RlFolder(run.storage.directory(run.workspace_key(item.address, fingerprint))))

@@ -14,7 +14,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Rows
 from treadle.tasks.estimate.reuse import Reuse, reuse_of
-from treadle.tasks.planning.plan import Step
+from treadle.tasks.planning.plan import PlannedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,13 @@ class Preview:
 
 
 @contextmanager
-def preview(instances: Sequence[Instance], steps: Sequence[Step], run: Run | None, *, force: bool) -> Iterator[Preview]:
+def preview(
+    instances: Sequence[Instance], steps: Sequence[PlannedStep], run: Run | None, *, force: bool
+) -> Iterator[Preview]:
     """Yield what the steps of a plan would find; nothing is written to the run's root.
 
     Questions are made in a temporary folder that is deleted after the block. If no instance that would run has an
-    earlier attempt, yields `NOTHING_KNOWN`.
+    earlier attempt, yields `EMPTY_PREVIEW`.
     """
     items = {str(item.address): item for item in instances}
     begun = [
@@ -44,7 +46,7 @@ def preview(instances: Sequence[Instance], steps: Sequence[Step], run: Run | Non
         and run.attempts(item.address)
     ]
     if run is None or not begun:
-        yield NOTHING_KNOWN
+        yield EMPTY_PREVIEW
         return
     with tempfile.TemporaryDirectory(prefix="treadle-") as folder:
         counter = _Counter(items, steps, run)
@@ -55,7 +57,7 @@ def preview(instances: Sequence[Instance], steps: Sequence[Step], run: Run | Non
 class _Counter:
     """Finds the input tables of instances and counts their finished jobs."""
 
-    def __init__(self, items: Mapping[str, Instance], steps: Sequence[Step], run: Run) -> None:
+    def __init__(self, items: Mapping[str, Instance], steps: Sequence[PlannedStep], run: Run) -> None:
         self._items, self._run = items, run
         self._steps = {step.address: step for step in steps}
         self.questions: dict[str, Rows] = {}
@@ -72,7 +74,7 @@ class _Counter:
             except TreadleError:
                 continue
 
-    def count(self, steps: Sequence[Step], *, force: bool) -> dict[str, Reuse]:
+    def count(self, steps: Sequence[PlannedStep], *, force: bool) -> dict[str, Reuse]:
         """Return address -> finished and open jobs of instances that would run."""
         found = {}
         for step in steps:
@@ -123,5 +125,5 @@ class _Counter:
             return None
 
 
-NOTHING_KNOWN = Preview({}, {})
+EMPTY_PREVIEW = Preview({}, {})
 """Preview of a run without attempts."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treadle.agent.jobs import QuestionJob, changed_settings, made_jobs
+from treadle.agent.jobs import QuestionJob, changed_settings, unique_jobs
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.bound_inputs import bind_inputs, open_inputs
@@ -75,7 +75,7 @@ def reuse_of(
             return None
     known, is_open = known_owners(item, run, fingerprint, force=force), list[QuestionJob]()
     num_jobs = 0
-    for job in made_jobs(item.stage.jobs.of(item.settings, inputs)):
+    for job in unique_jobs(item.stage.jobs.of(item.settings, inputs)):
         num_jobs += 1
         if job.key not in known:
             is_open.append(job)
@@ -95,7 +95,7 @@ class _Reasons:
         record = self._record
         if record is None:
             return
-        if (changed := list(self._changes_of_all(record))) or (changed := list(self._unreadable(record))):
+        if (changed := list(self._global_changes(record))) or (changed := list(self._unreadable(record))):
             yield from changed
             return
         questions, others = self._counted(jobs, record)
@@ -104,7 +104,7 @@ class _Reasons:
         for what, count in others.items():
             yield f"{count:,} {what}" + "s" * (what == _FURTHER and count != 1)
 
-    def _changes_of_all(self, record: StageRecord) -> Iterator[str]:
+    def _global_changes(self, record: StageRecord) -> Iterator[str]:
         """Yield changes that affect every job."""
         keys = changed_settings(record.settings, self._item.settings)
         if keys:

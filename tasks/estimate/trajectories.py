@@ -6,37 +6,40 @@ from treadle.agent.rollout_settings import RolloutsSettings
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.settings import PoolsSettings
-from treadle.tasks.estimate.cost_model import ASSUMED, pool_cost, rollout_cost, web_searches
+from treadle.tasks.estimate.context import EstimateContext
+from treadle.tasks.estimate.cost_model import ASSUMPTIONS, pool_cost, rollout_cost, web_searches
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate
-from treadle.tasks.estimate.measured import Mean, measured
-from treadle.tasks.estimate.outlook import Outlook
-from treadle.tasks.estimate.units import NUM_WHERE_UNKNOWN, Questions, questions_of
+from treadle.tasks.estimate.measured import MeanUsage, measured
+from treadle.tasks.estimate.question_counts import DEFAULT_NUM_UNITS, QuestionCount, questions_of
 
 ROLLOUT_ASSUMPTIONS = (
-    f"a rollout has {ASSUMED.turns:g} turns of {ASSUMED.sampled_per_turn} sampled tokens; results of tools are as "
+    f"a rollout has {ASSUMPTIONS.turns:g} turns of {ASSUMPTIONS.sampled_per_turn} sampled tokens; results of tools "
+    f"are as "
     "long as the environment allows, programs a quarter of that",
     "every turn sends all that stands before it: caches of servers are not taken into account",
 )
 _POOL_ASSUMPTIONS = (
     *ROLLOUT_ASSUMPTIONS,
-    f"{ASSUMED.share_right:.0%} of what is taken up is right; all rounds are made; after an edit come "
-    f"{ASSUMED.turns_after_edit:g} turns; {ASSUMED.yielded:.0%} of the applications give a trajectory",
+    f"{ASSUMPTIONS.share_right:.0%} of what is taken up is right; all rounds are made; after an edit come "
+    f"{ASSUMPTIONS.turns_after_edit:g} turns; {ASSUMPTIONS.yield_rate:.0%} of the applications give a trajectory",
     "the judge is asked once about every answer to a math question, though rules decide some of them",
     "an operator of your own asks once and continues from an edit",
 )
 
 
-def estimate_of_trajectories(item: Instance, settings: PoolsSettings | RolloutsSettings, outlook: Outlook) -> Estimate:
+def estimate_of_trajectories(
+    item: Instance, settings: PoolsSettings | RolloutsSettings, context: EstimateContext
+) -> Estimate:
     """Return the estimate of an instance of `pools` or `rollouts`."""
     samples = settings.options.samples_per_question if isinstance(settings, RolloutsSettings) else 1
-    questions = questions_of(item, settings, outlook)
-    mean = measured(item, outlook.run) or _reckoned(settings, questions)
+    questions = questions_of(item, settings, context)
+    mean = measured(item, context.run) or _modelled_mean(settings, questions)
     num_units, source = questions.number, questions.source
     if num_units is not None:
         num_units *= samples
-        if (reuse := outlook.preview.reuses.get(str(item.address))) is not None and reuse.num_finished:
+        if (reuse := context.preview.reuses.get(str(item.address))) is not None and reuse.num_finished:
             num_units, source = reuse.num_open, f"{source}; {reuse.num_finished:,} are finished"
-    factor = num_units if num_units is not None else NUM_WHERE_UNKNOWN * samples
+    factor = num_units if num_units is not None else DEFAULT_NUM_UNITS * samples
     models = _models(settings)
     policy = mean.roles.get("policy", {}).get("calls", 0.0)
     num_searches, web = round(web_searches(settings.environment, policy) * factor), settings.environment.search.web
@@ -45,7 +48,7 @@ def estimate_of_trajectories(item: Instance, settings: PoolsSettings | RolloutsS
         address=str(item.address),
         unit="rollout" if isinstance(settings, RolloutsSettings) else "question",
         num_units=num_units,
-        counted=source,
+        num_units_source=source,
         basis=mean.basis,
         assumptions=[] if mean.measured else list(assumptions),
         roles=[
@@ -66,8 +69,10 @@ def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, 
     return {"policy": (settings.model_name, settings.model), "summarizer": (helper, settings.summarizer)}
 
 
-def _reckoned(settings: PoolsSettings | RolloutsSettings, questions: Questions) -> Mean:
+def _modelled_mean(settings: PoolsSettings | RolloutsSettings, questions: QuestionCount) -> MeanUsage:
     if isinstance(settings, PoolsSettings):
         roles = pool_cost(settings.options, settings.environment, questions.share_math).roles
-        return Mean(roles, "nothing measured yet: a model of the flywheel", measured=False)
-    return Mean(rollout_cost(settings.environment).roles, "nothing measured yet: a model of a rollout", measured=False)
+        return MeanUsage(roles, "nothing measured yet: a model of the flywheel", measured=False)
+    return MeanUsage(
+        rollout_cost(settings.environment).roles, "nothing measured yet: a model of a rollout", measured=False
+    )

@@ -43,7 +43,7 @@ class Origin:
             found |= {
                 "fingerprint": self.record.fingerprint,
                 "stage_version": self.record.version,
-                "settings": without_places(self.record.settings),
+                "settings": without_paths(self.record.settings),
                 "versions": self.record.versions,
                 "finished_at": self.record.finished_at,
             }
@@ -54,9 +54,9 @@ def origins(run: Run, record: StageRecord, kind: str) -> list[Origin]:
     """Return a table of a result and everything that it was made from, without duplicates, nearest first."""
     records = {made.address: made for made in run.records()}
     found: dict[tuple[str, str], Origin] = {}
-    ahead = [Origin(record.address, record.outputs[kind], record)]
-    while ahead:
-        origin = ahead.pop(0)
+    queue = [Origin(record.address, record.outputs[kind], record)]
+    while queue:
+        origin = queue.pop(0)
         key = origin.artifact.kind, origin.artifact.digest
         if key in found:
             continue
@@ -65,34 +65,34 @@ def origins(run: Run, record: StageRecord, kind: str) -> list[Origin]:
             for ref in refs:
                 made = records.get(ref.address)
                 in_force = made is not None and made.outputs.get(ref.artifact.kind) == ref.artifact
-                ahead.append(Origin(ref.address, ref.artifact, made if in_force else None))
+                queue.append(Origin(ref.address, ref.artifact, made if in_force else None))
     return list(found.values())
 
 
-def without_places(value: Any) -> Any:
+def without_paths(value: Any) -> Any:
     """Return JSON-able data in which each string that is a path is reduced to its last part."""
     if isinstance(value, Mapping):
-        return {str(key): without_places(item) for key, item in value.items()}
+        return {str(key): without_paths(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [without_places(item) for item in value]
+        return [without_paths(item) for item in value]
     if isinstance(value, str) and "\n" not in value and _PATH.fullmatch(value):
         return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
     return value
 
 
-def origin_text(way: Sequence[Origin], *, level: int = 2) -> str:
+def origin_text(chain: Sequence[Origin], *, level: int = 2) -> str:
     """Return the provenance as markdown: the tables it was made from, and the sources of the questions."""
     rows = tuple(
         (origin.address, origin.artifact.kind, f"{origin.artifact.num_rows:,}", origin.artifact.digest)
-        for origin in way
+        for origin in chain
     )
     note = (
         ""
-        if all(origin.record for origin in way)
+        if all(origin.record for origin in chain)
         else "The instance was rerun since, so its former inputs are unknown."
     )
     table = Figures("Made of", ("instance", "table", "rows", "digest"), rows, note)
-    sources = list(dict.fromkeys(source for origin in way for source in _sources(origin)))
+    sources = list(dict.fromkeys(source for origin in chain for source in _sources(origin)))
     text = render_figures([table], level=level)
     if sources:
         text += "\n\nQuestions from: " + ", ".join(map(escape, sources)) + "."
@@ -106,7 +106,7 @@ def _sources(origin: Origin) -> Iterator[str]:
         name = source.get("hub") or source.get("name") or source.get("dataset")
         if isinstance(name, str) and name:
             revision = source.get("revision")
-            yield str(without_places(name)) + (f" at {revision}" if revision else "")
+            yield str(without_paths(name)) + (f" at {revision}" if revision else "")
 
 
 def json_block(value: Any) -> str:

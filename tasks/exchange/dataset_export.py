@@ -16,7 +16,7 @@ from treadle.core.runs.run import Run
 from treadle.core.schemas import CHECKPOINTS
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.export_folder import EXPORT_FILE, new_folder
-from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_places
+from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_paths
 
 CARD = "README.md"
 _LICENCE = (
@@ -36,7 +36,7 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
     if kind == CHECKPOINTS.kind:
         raise RunError(f"{record.address} made a model; write it with `treadle export model`")
     rows = run.rows(record.outputs[kind])
-    way = origins(run, record, kind)
+    chain = origins(run, record, kind)
     facts: dict[str, Any] = {
         "kind": kind,
         "run": run.run_id,
@@ -50,12 +50,12 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
         card = run.storage.get(f"{record.outputs[kind].folder}/{CARD}") or b""
         parts = [
             card.decode("utf-8", "replace").rstrip(),
-            origin_text(way),
-            "## Settings\n\n" + json_block(without_places(record.settings)),
+            origin_text(chain),
+            "## Settings\n\n" + json_block(without_paths(record.settings)),
             _LICENCE,
         ]
         (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-        write_facts(folder, {**facts, "made_of": [origin.as_dict() for origin in way]})
+        write_facts(folder, {**facts, "made_of": [origin.as_dict() for origin in chain]})
     return {**facts, "folder": str(target), "num_files": len(rows.manifest.files)}
 
 

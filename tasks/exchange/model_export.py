@@ -24,16 +24,16 @@ from treadle.eval.metrics import FIGURES
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.report.summary import model_rows
 from treadle.rl.curriculum import phase_of
-from treadle.tasks.exchange.artifact_origin import Origin, json_block, origin_text, origins, without_places
+from treadle.tasks.exchange.artifact_origin import Origin, json_block, origin_text, origins, without_paths
 from treadle.tasks.exchange.dataset_export import CARD, copy_checked, front_matter, write_facts
-from treadle.tasks.planning.models import made_here
+from treadle.tasks.planning.models import named_checkpoint
 
 EMBEDDED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _EMBEDDED_LICENCE = "apache-2.0"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _LICENCE = re.compile(r"^license:[ \t]*([a-z0-9][a-z0-9.-]{0,40})[ \t]*$", re.MULTILINE)
 _CARD_CHARS = 8_192
-_HEADLINE = ("score", "calls_requested", "efficiency", "conciseness")
+_CARD_FIGURES = ("score", "calls_requested", "efficiency", "conciseness")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def export_model(run: Run, record: StageRecord, target: Path, *, replace: bool =
         raise RunError(f"{record.address} made no model; it made {', '.join(record.outputs)}")
     table = run.rows(record.outputs[CHECKPOINTS.kind])
     (row,) = table.rows()
-    way = origins(run, record, CHECKPOINTS.kind)
-    base, (scores, notes) = _base(run, way), _scores(run, record)
+    chain = origins(run, record, CHECKPOINTS.kind)
+    base, (scores, notes) = _base(run, chain), _scores(run, record)
     prefix = f"{MODEL_FOLDER}/"
     names = [name.removeprefix(prefix) for name in table.file_names() if name.startswith(prefix)]
     facts: dict[str, Any] = {
@@ -74,25 +74,25 @@ def export_model(run: Run, record: StageRecord, target: Path, *, replace: bool =
         for name in names:
             if name != CARD:
                 copy_checked(run, table, prefix + name, folder / name)
-        (folder / CARD).write_text(_card(run, record, row, way, base, scores), encoding="utf-8")
+        (folder / CARD).write_text(_card(run, record, row, chain, base, scores), encoding="utf-8")
         write_facts(
-            folder, {**facts, "checkpoint": without_places(row), "made_of": [origin.as_dict() for origin in way]}
+            folder, {**facts, "checkpoint": without_paths(row), "made_of": [origin.as_dict() for origin in chain]}
         )
     return {**facts, "folder": str(target), "num_files": len(names), "num_scored": len(scores)}
 
 
-def _base(run: Run, way: Sequence[Origin]) -> Base:
+def _base(run: Run, chain: Sequence[Origin]) -> Base:
     """Return the base model of the first checkpoint in the provenance."""
-    rows = [next(run.rows(origin.artifact).rows()) for origin in way if origin.artifact.kind == CHECKPOINTS.kind]
-    row = next((row for row in rows if not made_here(row["base_model"])), rows[-1])
+    rows = [next(run.rows(origin.artifact).rows()) for origin in chain if origin.artifact.kind == CHECKPOINTS.kind]
+    row = next((row for row in rows if not named_checkpoint(row["base_model"])), rows[-1])
     model = row["base_model"]
     if model == EMBEDDED:
         return Base(EMBEDDED_MODEL, EMBEDDED_MODEL, _EMBEDDED_LICENCE)
-    if made_here(model):
+    if named_checkpoint(model):
         return Base(f"the earlier {model}, rerun since", None, None)
     folder = Path(model).expanduser()
     if folder.is_dir() or model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model):
-        return Base(str(without_places(str(folder))), None, _licence_of(folder, row["base_digest"]))
+        return Base(str(without_paths(str(folder))), None, _licence_of(folder, row["base_digest"]))
     return Base(model, model, None)
 
 
@@ -121,21 +121,21 @@ def _scores(run: Run, checkpoint: StageRecord) -> tuple[list[dict[str, Any]], li
         and any(ref.artifact == ours for ref in made.inputs.get("checkpoint", ()))
         and _is_agent(made, checkpoint)
     }
-    told = set[ArtifactRef]()
+    counted_tables = set[ArtifactRef]()
     for scored in records:
         read = [ref.artifact for ref in scored.inputs.get("rollouts", ())]
         if scored.stage != "scores" or not any(artifact in sampled for artifact in read):
             continue
-        if (table := scored.outputs["scores"]) in told:
+        if (table := scored.outputs["scores"]) in counted_tables:
             continue  # A result reused by a later iteration is not another measurement.
-        told.add(table)
+        counted_tables.add(table)
         try:
             rollouts = [ScoredRollout.from_row(row) for row in run.rows(table).rows(list(COLUMNS))]
         except TreadleError as error:
             notes.append(f"the scores of {scored.address} are left out: {error}")
             continue
         rows = model_rows(scored.address, dataset_figures(rollouts), ReportSettings())
-        found += [row for row in rows if row["figure"] in _HEADLINE and row["value"] is not None]
+        found += [row for row in rows if row["figure"] in _CARD_FIGURES and row["value"] is not None]
     return found, notes
 
 
@@ -144,7 +144,7 @@ def _is_agent(rollouts: StageRecord, checkpoint: StageRecord) -> bool:
     settings = rollouts.settings if isinstance(rollouts.settings, Mapping) else {}
     server = (settings.get("model") or {}).get("server") or {}
     made = Address.parse(checkpoint.address)
-    if isinstance(server.get("model"), str) and (named := made_here(server["model"])):
+    if isinstance(server.get("model"), str) and (named := named_checkpoint(server["model"])):
         # An address in the configuration may stand for the same stage of a later iteration.
         return (named[0].stage, named[0].qualifier) == (made.stage, made.qualifier)
     if phase_of(Address.parse(rollouts.address).qualifier) is None:
@@ -157,7 +157,7 @@ def _card(
     run: Run,
     record: StageRecord,
     row: Mapping[str, Any],
-    way: Sequence[Origin],
+    chain: Sequence[Origin],
     base: Base,
     scores: Sequence[Mapping[str, Any]],
 ) -> str:
@@ -175,9 +175,9 @@ def _card(
         "their results: a program that runs it has to stop at a call, run it, and put the result in. "
         "`export.json` has everything below in a form for programs.",
         render_figures([_training(row)]),
-        "## Settings\n\n" + json_block(without_places(record.settings)),
+        "## Settings\n\n" + json_block(without_paths(record.settings)),
         *_scores_text(scores),
-        origin_text(way),
+        origin_text(chain),
         _licence_text(base),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

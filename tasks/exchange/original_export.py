@@ -19,7 +19,7 @@ from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
 from treadle.core.store.export_folder import new_folder
 from treadle.tasks.exchange.dataset_export import write_facts
 
-Kind = Literal["pools", "rollouts"]
+ImportKind = Literal["pools", "rollouts"]
 _ASKED = ("question_key", "dataset", "question", "answers", "format")
 _EVENTS = ("question_key", "round", "operator", "outcome", "reason")
 _POOLED = ("question_key", "text", "prediction", "correct")
@@ -27,7 +27,9 @@ _SAMPLED = ("question_key", "rollout_key", "text", "tool_calls", "status")
 Row = Mapping[str, Any]
 
 
-def export_records(run: Run, record: StageRecord, kind: Kind, target: Path, *, replace: bool = False) -> dict[str, Any]:
+def export_records(
+    run: Run, record: StageRecord, kind: ImportKind, target: Path, *, replace: bool = False
+) -> dict[str, Any]:
     """Write a table of `pools` or `rollouts` as a JSON array with one object per question; return a summary.
 
     Raises RunError if its inputs no longer match it, ConfigError if `target` cannot be used (see `new_folder`),

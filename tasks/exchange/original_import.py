@@ -31,19 +31,19 @@ from treadle.core.store.leases import holder_of
 from treadle.core.untrusted.input_files import InputRow, file_sha256
 from treadle.datagen.pools.report import PoolReport
 from treadle.datagen.pools.settings import PoolsSettings
-from treadle.datagen.questions.layouts import Rejected
-from treadle.datagen.questions.rows import Question, parse_row
+from treadle.datagen.questions.layouts import RowRejected
+from treadle.datagen.questions.rows import ParsedQuestion, parse_row
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.exchange.original_records import INITIAL, ForeignRecord, Kind, Refusal, read_records
-from treadle.tasks.exchange.original_rows import ForeignRows
+from treadle.tasks.exchange.original_records import INITIAL, ImportKind, ImportRecord, RejectedRow, read_records
+from treadle.tasks.exchange.original_rows import ImportRows
 from treadle.tasks.planning.models import served_tokenizer, tokenizer_folder
 
 QUESTIONS_FILE = "questions.jsonl"
 SOURCES_FILE = "questions.toml"
 IMPORT_FILE = "imported.json"
-_MOST_TOLD = 10_000
+_MAX_REPORTED = 10_000
 _SOURCE = SourceSettings(
     path=Path(QUESTIONS_FILE), dataset="imported", source_field="source", question_field="question",
     answer_field="answer", answer_form="plain",
@@ -51,7 +51,7 @@ _SOURCE = SourceSettings(
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportResult:
     """Result of reading a file to import."""
 
     num_rows: int = 0
@@ -61,15 +61,15 @@ class Imported:
     """Number of rows whose agent had another system message than this run's."""
     num_selected: int = 0
     """Number of questions that the stage itself would use; those without a row are missing in the result."""
-    refusals: list[Refusal] = field(default_factory=list)
-    """Rejected rows, at most the first 10,000."""
+    rejected_rows: list[RejectedRow] = field(default_factory=list)
+    """RowRejected rows, at most the first 10,000."""
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def reject(self, rejected_row: RejectedRow) -> None:
         """Count a rejected row."""
-        self.reasons[refusal.reason] += 1
-        if len(self.refusals) < _MOST_TOLD:
-            self.refusals.append(refusal)
+        self.reasons[rejected_row.reason] += 1
+        if len(self.rejected_rows) < _MAX_REPORTED:
+            self.rejected_rows.append(rejected_row)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
@@ -80,13 +80,13 @@ class Imported:
             "num_selected": self.num_selected,
             "left_out": dict(sorted(self.reasons.items())),
             "rejected": [
-                {"line": one.number, "reason": one.reason, "detail": one.detail[:300]} for one in self.refusals
+                {"line": one.number, "reason": one.reason, "detail": one.detail[:300]} for one in self.rejected_rows
             ],
         }
 
 
 def write_questions(
-    path: Path, kind: Kind, config: TreadleConfig, domains: Mapping[str, str], target: Path, *, replace_it: bool
+    path: Path, kind: ImportKind, config: TreadleConfig, domains: Mapping[str, str], target: Path, *, replace_it: bool
 ) -> int:
     """Write the questions of a file, and a configuration that reads them, into a new folder; return their number.
 
@@ -94,19 +94,19 @@ def write_questions(
     trajectories, ConfigError if `target` cannot be used (see `new_folder`), StorageError.
     """
     settings = _with_domains(config.questions, domains)
-    found, seen = Imported(), set[str]()
+    found, seen = ImportResult(), set[str]()
     with new_folder(target, replace=replace_it) as folder:
         with (folder / QUESTIONS_FILE).open("wb") as file:
             for record in read_records(path, kind):
-                question = record if isinstance(record, Refusal) else _question_of(record, settings)
-                if isinstance(question, Refusal):
-                    found.refuse(question)
+                question = record if isinstance(record, RejectedRow) else _question_of(record, settings)
+                if isinstance(question, RejectedRow):
+                    found.reject(question)
                 elif question.key not in seen:
                     seen.add(question.key)
                     line = {"question": question.question, "answer": question.answers, "source": question.dataset}
                     file.write(orjson.dumps({**line, "row": record.number}) + b"\n")
         if not seen:
-            raise DataError(_nothing(path, found))
+            raise DataError(_no_usable_rows(path, found))
         (folder / SOURCES_FILE).write_text(_sources_toml(target.absolute(), domains), encoding="utf-8")
         facts = {"version": 1, "kind": "questions", "format": kind, "source": path.name, "num_questions": len(seen)}
         (folder / EXPORT_FILE).write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
@@ -114,8 +114,8 @@ def write_questions(
 
 
 def import_records(
-    path: Path, kind: Kind, config: TreadleConfig, run: Run, address: Address, *, force: bool = False
-) -> tuple[StageRecord, Imported]:
+    path: Path, kind: ImportKind, config: TreadleConfig, run: Run, address: Address, *, force: bool = False
+) -> tuple[StageRecord, ImportResult]:
     """Import the rows of a file as the result of a stage instance whose questions already exist.
 
     Rows that cannot be used are left out, including those whose question the stage itself would not use. Raises
@@ -134,7 +134,7 @@ def import_records(
     job = _Import(path, kind, sha256, config, wanted)
     # The file's content differs from what the stage would make, so equal work of an earlier iteration must not be
     # reused.
-    stage = replace(wanted.stage, run=job.run, work=None, jobs=None, names_itself=True)
+    stage = replace(wanted.stage, run=job.run, work=None, jobs=None, depends_on_address=True)
     record = execute(replace(wanted, stage=stage), run, force=force)
     return record, job.found
 
@@ -159,16 +159,16 @@ def _check_begun(run: Run, address: Address, *, force: bool) -> None:
         )
 
 
-_EXAMPLES: Mapping[Kind, str] = {"pools": "1/pools", "rollouts": "1/rollouts@base or 1/rollouts@phase-1"}
+_EXAMPLES: Mapping[ImportKind, str] = {"pools": "1/pools", "rollouts": "1/rollouts@base or 1/rollouts@phase-1"}
 
 
 class _Import:
     """Replacement of a stage's function that writes the imported rows."""
 
-    def __init__(self, path: Path, kind: Kind, sha256: str, config: TreadleConfig, wanted: Instance) -> None:
+    def __init__(self, path: Path, kind: ImportKind, sha256: str, config: TreadleConfig, wanted: Instance) -> None:
         self._path, self._kind, self._sha256, self._config = path, kind, sha256, config
         self._wanted = wanted
-        self.found = Imported()
+        self.found = ImportResult()
         self._known: set[str] = set()
 
     def run(self, context: StageContext) -> Mapping[str, Any]:
@@ -181,7 +181,7 @@ class _Import:
         write = self._write_pools if self._kind == "pools" else self._write_rollouts
         metrics = write(context, self._taken(rows, questions))
         if not self.found.num_rows:
-            raise DataError(_nothing(self._path, self.found))
+            raise DataError(_no_usable_rows(self._path, self.found))
         told = {"source": self._path.name, "sha256": self._sha256, "kind": self._kind, **self.found.as_dict()}
         context.add_file(self._kind, IMPORT_FILE, orjson.dumps(told, option=orjson.OPT_INDENT_2))
         counts = {f"left_out.{reason}": count for reason, count in sorted(self.found.reasons.items())}
@@ -194,28 +194,28 @@ class _Import:
             **counts,
         }
 
-    def _rows(self) -> ForeignRows:
+    def _rows(self) -> ImportRows:
         settings = self._wanted.settings
         if isinstance(settings, PoolsSettings):
             policy = settings.roles["policy"]
-            return ForeignRows(settings.environment, _tokenizer(policy.model), policy.name)
+            return ImportRows(settings.environment, _tokenizer(policy.model), policy.name)
         assert isinstance(settings, RolloutsSettings)
-        return ForeignRows(settings.environment, _tokenizer(settings.model), settings.model_name)
+        return ImportRows(settings.environment, _tokenizer(settings.model), settings.model_name)
 
     def _taken(
-        self, rows: ForeignRows, questions: Mapping[str, Mapping[str, Any]]
+        self, rows: ImportRows, questions: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
         """Yield questions with their rows, in the order of the file."""
         make = rows.pools if self._kind == "pools" else rows.rollouts
         lines: dict[str, int] = {}
         for record in read_records(self._path, self._kind):
             try:
-                if isinstance(record, Refusal):
-                    raise Rejected(record.reason, record.detail)
+                if isinstance(record, RejectedRow):
+                    raise RowRejected(record.reason, record.detail)
                 question = self._asked(record, questions, lines)
                 made = make(record, question)
-            except Rejected as error:
-                self.found.refuse(Refusal(record.number, error.reason, str(error)))
+            except RowRejected as error:
+                self.found.reject(RejectedRow(record.number, error.reason, str(error)))
                 continue
             lines[question["question_key"]] = record.number
             self.found.num_rows += 1
@@ -224,19 +224,19 @@ class _Import:
             yield question, made
 
     def _asked(
-        self, record: ForeignRecord, questions: Mapping[str, Mapping[str, Any]], lines: Mapping[str, int]
+        self, record: ImportRecord, questions: Mapping[str, Mapping[str, Any]], lines: Mapping[str, int]
     ) -> Mapping[str, Any]:
-        """Return the question of a row, among those that the stage itself would use; raise Rejected.
+        """Return the question of a row, among those that the stage itself would use; raise RowRejected.
 
         `lines`: question key -> number of the row already accepted for it.
         """
         parsed = _question_of(record, self._config.questions)
-        if isinstance(parsed, Refusal):
-            raise Rejected(parsed.reason, parsed.detail)
+        if isinstance(parsed, RejectedRow):
+            raise RowRejected(parsed.reason, parsed.detail)
         if parsed.key in lines:
-            raise Rejected("repeated", f"the same question as row {lines[parsed.key]}")
+            raise RowRejected("repeated", f"the same question as row {lines[parsed.key]}")
         if parsed.key not in questions:
-            raise Rejected(*self._why_not_asked(parsed.key))
+            raise RowRejected(*self._why_not_asked(parsed.key))
         return questions[parsed.key]
 
     def _why_not_asked(self, key: str) -> tuple[str, str]:
@@ -296,13 +296,13 @@ def _tokenizer(model: ModelSettings) -> ChatTokenizer | None:
     return ChatTokenizer.load(embedded_folder("tokenizer") if folder == Path(EMBEDDED) else folder)
 
 
-def _question_of(record: ForeignRecord, settings: QuestionsSettings) -> Question | Refusal:
+def _question_of(record: ImportRecord, settings: QuestionsSettings) -> ParsedQuestion | RejectedRow:
     """Return the question of a row as the stage `questions` parses it, or why it is rejected."""
     try:
         return parse_row(InputRow(record.number, record.fields), _SOURCE, settings)
-    except Rejected as error:
+    except RowRejected as error:
         more = "; or give --domain NAME=DOMAIN" if error.reason == "unknown_source" else ""
-        return Refusal(record.number, error.reason, f"{error}{more}")
+        return RejectedRow(record.number, error.reason, f"{error}{more}")
 
 
 def _with_domains(settings: QuestionsSettings, domains: Mapping[str, str]) -> QuestionsSettings:
@@ -325,7 +325,7 @@ def _toml(text: str) -> str:
     return orjson.dumps(text).decode().replace("\x7f", "\\u007f")
 
 
-def _nothing(path: Path, found: Imported) -> str:
-    first = found.refusals[0] if found.refusals else None
+def _no_usable_rows(path: Path, found: ImportResult) -> str:
+    first = found.rejected_rows[0] if found.rejected_rows else None
     why = f"; row {first.number}: {first.detail}" if first is not None else ""
     return f"none of the {found.reasons.total():,} rows of {path} can be taken{why}"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from treadle.core.untrusted.input_files import InputRow, read_rows
-from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.rows import check_text
 
-Kind = Literal["pools", "rollouts"]
+ImportKind = Literal["pools", "rollouts"]
 
 MAX_TRAJECTORIES = 1_000
 MAX_CHARS = 1_000_000
@@ -50,7 +50,7 @@ _NOTES = ("Timeout", "Error")
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignTrajectory:
+class ImportTrajectory:
     """One trajectory of a row."""
 
     text: str
@@ -73,7 +73,7 @@ class ForeignTrajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignRecord:
+class ImportRecord:
     """One row: a question and its trajectories."""
 
     number: int
@@ -82,11 +82,11 @@ class ForeignRecord:
     """`question`, `answer` and `source`, to be parsed like a row of questions."""
     system: str
     """System message of the agent; empty if the row has none."""
-    trajectories: tuple[ForeignTrajectory, ...]
+    trajectories: tuple[ImportTrajectory, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedRow:
     """A rejected row, and why."""
 
     number: int
@@ -94,30 +94,30 @@ class Refusal:
     detail: str
 
 
-def read_records(path: Path, kind: Kind) -> Iterator[ForeignRecord | Refusal]:
+def read_records(path: Path, kind: ImportKind) -> Iterator[ImportRecord | RejectedRow]:
     """Yield the parsed or rejected rows of a JSON, JSON Lines or parquet file; raise DataError as `read_rows` does."""
     for row in read_rows(path):
         try:
             yield _record(row, kind)
-        except Rejected as error:
-            yield Refusal(row.number, error.reason, str(error))
+        except RowRejected as error:
+            yield RejectedRow(row.number, error.reason, str(error))
         except RecursionError:
-            yield Refusal(row.number, "bad_json", "nested too deeply")
+            yield RejectedRow(row.number, "bad_json", "nested too deeply")
 
 
-def _record(row: InputRow, kind: Kind) -> ForeignRecord:
+def _record(row: InputRow, kind: ImportKind) -> ImportRecord:
     if row.value is None:
-        raise Rejected(row.reason, row.detail)
+        raise RowRejected(row.reason, row.detail)
     fields = row.value
     shape = next((name for name in _SHAPES[kind] if fields.get(name) is not None), None)
     if shape is None:
-        raise Rejected("missing_field", f"the row has none of {', '.join(_SHAPES[kind])}: it holds no {kind}")
+        raise RowRejected("missing_field", f"the row has none of {', '.join(_SHAPES[kind])}: it holds no {kind}")
     trajectories = tuple(_SHAPES[kind][shape](fields))
     if not trajectories:
-        raise Rejected("no_trajectories", _why_empty(fields))
+        raise RowRejected("no_trajectories", _why_empty(fields))
     if len(trajectories) > MAX_TRAJECTORIES:
-        raise Rejected("too_long", f"{len(trajectories):,} trajectories; at most {MAX_TRAJECTORIES:,} are taken")
-    return ForeignRecord(row.number, _question(fields), _system(fields), trajectories)
+        raise RowRejected("too_long", f"{len(trajectories):,} trajectories; at most {MAX_TRAJECTORIES:,} are taken")
+    return ImportRecord(row.number, _question(fields), _system(fields), trajectories)
 
 
 def _question(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _question(fields: Mapping[str, Any]) -> dict[str, Any]:
     found |= {"answer": fields.get("answers", fields.get("answer")), "source": fields.get("source")}
     missing = [name for name, value in found.items() if value is None]
     if missing:
-        raise Rejected("missing_field", f"the row has no {missing[0]}")
+        raise RowRejected("missing_field", f"the row has no {missing[0]}")
     return found
 
 
@@ -143,15 +143,15 @@ def _why_empty(fields: Mapping[str, Any]) -> str:
     return "the list of trajectories is empty"
 
 
-def _evolved(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
+def _evolved(fields: Mapping[str, Any]) -> Iterator[ImportTrajectory]:
     """Yield the pool of a flywheel record with its predictions and verdicts; the first one is the initial rollout."""
     texts = _list(fields, "evolve_trajectories_buffer")
-    predictions = _beside(fields, "evolve_predictions", texts)
-    verdicts = _beside(fields, "evolve_trajectories_llm_judge_results", texts)
+    predictions = _aligned_list(fields, "evolve_predictions", texts)
+    verdicts = _aligned_list(fields, "evolve_trajectories_llm_judge_results", texts)
     for place, (value, prediction, verdict) in enumerate(zip(texts, predictions, verdicts, strict=True)):
         where = f"trajectory {place + 1}"
         text = _text(value, where)
-        yield ForeignTrajectory(
+        yield ImportTrajectory(
             text=text,
             status=_status_of(text),
             operator=INITIAL if place == 0 else IMPORTED,
@@ -161,15 +161,15 @@ def _evolved(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
         )
 
 
-def _sampled(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
+def _sampled(fields: Mapping[str, Any]) -> Iterator[ImportTrajectory]:
     """Yield the rollouts of a record of direct rollouts. An empty one keeps its position as failed."""
     texts = _list(fields, "rollout_outputs")
-    counts = _beside(fields, "tool_counts", texts)
-    ends = _beside(fields, "finish", texts) if fields.get("finish") is not None else [None] * len(texts)
+    counts = _aligned_list(fields, "tool_counts", texts)
+    ends = _aligned_list(fields, "finish", texts) if fields.get("finish") is not None else [None] * len(texts)
     for place, (value, count, end) in enumerate(zip(texts, counts, ends, strict=True)):
         where = f"rollout {place + 1}"
         text = _text(value, where)
-        yield ForeignTrajectory(
+        yield ImportTrajectory(
             text=text,
             status=_status_of(text) if end is None else _known(_STATUSES, end, f"the finish of {where}"),
             operator=IMPORTED,
@@ -177,28 +177,30 @@ def _sampled(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
         )
 
 
-def _pooled(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
+def _pooled(fields: Mapping[str, Any]) -> Iterator[ImportTrajectory]:
     """Yield the trajectories of a pool with an object per trajectory."""
     entries = _list(fields, "pool")
     places: dict[Any, int] = {}
     for place, entry in enumerate(entries):
         where = f"trajectory {place + 1}"
         if not isinstance(entry, Mapping):
-            raise Rejected("wrong_type", f"{where} is of type {type(entry).__name__}, not an object")
+            raise RowRejected("wrong_type", f"{where} is of type {type(entry).__name__}, not an object")
         text = _text(entry.get("trajectory"), where)
         end, parent, operator = entry.get("finish_reason"), entry.get("parent_tid"), entry.get("operator")
         if parent is not None and (not isinstance(parent, str | int) or parent not in places):
-            raise Rejected("bad_parent", f"the parent of {where} is none of those before it")
-        yield ForeignTrajectory(
+            raise RowRejected("bad_parent", f"the parent of {where} is none of those before it")
+        yield ImportTrajectory(
             text=text,
             status=_status_of(text) if end is None else _known(_STATUSES, end, f"the finish_reason of {where}"),
             operator=operator if operator in _OPERATORS else IMPORTED,
             prediction=_text(entry.get("prediction", ""), f"the prediction of {where}"),
             correct=_verdict(entry.get("correct"), where),
             score=_score(entry.get("score"), where),
-            round=_whole(entry.get("round", 0), f"the round of {where}"),
+            round=_non_negative_int(entry.get("round", 0), f"the round of {where}"),
             parent=None if parent is None else places[parent],
-            edit_step=None if (step := entry.get("edit_step")) is None else _whole(step, f"the edit_step of {where}"),
+            edit_step=None
+            if (step := entry.get("edit_step")) is None
+            else _non_negative_int(step, f"the edit_step of {where}"),
             edit_text=_text(entry.get("edit_text") or "", f"the edit_text of {where}"),
             outcomes=_outcomes(entry.get("tool_calls"), where),
         )
@@ -206,7 +208,7 @@ def _pooled(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
             places[tid] = place
 
 
-_SHAPES: Mapping[Kind, Mapping[str, Callable[[Mapping[str, Any]], Iterator[ForeignTrajectory]]]] = {
+_SHAPES: Mapping[ImportKind, Mapping[str, Callable[[Mapping[str, Any]], Iterator[ImportTrajectory]]]] = {
     "pools": {"evolve_trajectories_buffer": _evolved, "pool": _pooled},
     "rollouts": {"rollout_outputs": _sampled},
 }
@@ -215,25 +217,25 @@ _SHAPES: Mapping[Kind, Mapping[str, Callable[[Mapping[str, Any]], Iterator[Forei
 def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
     value = fields.get(name)
     if not isinstance(value, list):
-        raise Rejected("wrong_type", f"{name} is of type {type(value).__name__}, not a list")
+        raise RowRejected("wrong_type", f"{name} is of type {type(value).__name__}, not a list")
     return value
 
 
-def _beside(fields: Mapping[str, Any], name: str, texts: Sequence[Any]) -> list[Any]:
-    """Return a list with one entry per trajectory; raise Rejected if its length differs."""
+def _aligned_list(fields: Mapping[str, Any], name: str, texts: Sequence[Any]) -> list[Any]:
+    """Return a list with one entry per trajectory; raise RowRejected if its length differs."""
     if fields.get(name) is None:
-        raise Rejected("missing_field", f"the row has no {name}")
+        raise RowRejected("missing_field", f"the row has no {name}")
     values = _list(fields, name)
     if len(values) != len(texts):
-        raise Rejected("not_aligned", f"{name} has {len(values):,} entries for {len(texts):,} trajectories")
+        raise RowRejected("not_aligned", f"{name} has {len(values):,} entries for {len(texts):,} trajectories")
     return values
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise Rejected("wrong_type", f"{where} is of type {type(value).__name__}, not text")
+        raise RowRejected("wrong_type", f"{where} is of type {type(value).__name__}, not text")
     if len(value) > MAX_CHARS:
-        raise Rejected("too_long", f"{where} has {len(value):,} characters; at most {MAX_CHARS:,} are taken")
+        raise RowRejected("too_long", f"{where} has {len(value):,} characters; at most {MAX_CHARS:,} are taken")
     check_text(value)
     return value.strip()
 
@@ -247,13 +249,13 @@ def _status_of(text: str) -> str:
 
 def _known(words: Mapping[str, str], value: Any, where: str) -> str:
     if not isinstance(value, str) or value not in words:
-        raise Rejected("bad_value", f"{where} is {str(value)[:40]!r}, not one of {', '.join(words)}")
+        raise RowRejected("bad_value", f"{where} is {str(value)[:40]!r}, not one of {', '.join(words)}")
     return words[value]
 
 
 def _verdict(value: Any, where: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
-        raise Rejected("wrong_type", f"the verdict on {where} is of type {type(value).__name__}, not true or false")
+        raise RowRejected("wrong_type", f"the verdict on {where} is of type {type(value).__name__}, not true or false")
     return value
 
 
@@ -261,24 +263,27 @@ def _score(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise Rejected("bad_value", f"the score of {where} is {str(value)[:40]!r}, not a number from 0 to 1")
+        raise RowRejected("bad_value", f"the score of {where} is {str(value)[:40]!r}, not a number from 0 to 1")
     return float(value)
 
 
-def _whole(value: Any, where: str) -> int:
+def _non_negative_int(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise Rejected("bad_value", f"{where} is {str(value)[:40]!r}, not a whole number")
+        raise RowRejected("bad_value", f"{where} is {str(value)[:40]!r}, not a whole number")
     return value
 
 
 def _counts(value: Any, where: str) -> tuple[int, int]:
     if not isinstance(value, Mapping):
-        raise Rejected("wrong_type", f"the tool_counts of {where} are of type {type(value).__name__}, not an object")
+        raise RowRejected("wrong_type", f"the tool_counts of {where} are of type {type(value).__name__}, not an object")
     search, python, total = (
-        _whole(value.get(name), f"{name} of {where}") for name in ("search_times", "python_times", "total_times")
+        _non_negative_int(value.get(name), f"{name} of {where}")
+        for name in ("search_times", "python_times", "total_times")
     )
     if search + python != total:
-        raise Rejected("bad_value", f"the tool_counts of {where} do not add up: {search} and {python} are not {total}")
+        raise RowRejected(
+            "bad_value", f"the tool_counts of {where} do not add up: {search} and {python} are not {total}"
+        )
     return search, python
 
 
@@ -286,11 +291,11 @@ def _outcomes(value: Any, where: str) -> tuple[tuple[str, str], ...] | None:
     if value is None:
         return None
     if not isinstance(value, list):
-        raise Rejected("wrong_type", f"the tool_calls of {where} are of type {type(value).__name__}, not a list")
+        raise RowRejected("wrong_type", f"the tool_calls of {where} are of type {type(value).__name__}, not a list")
     found = []
     for call in value:
         tool, status = (call.get("tool"), call.get("status")) if isinstance(call, Mapping) else (None, None)
         if not isinstance(tool, str) or status not in _OUTCOMES:
-            raise Rejected("bad_value", f"a call of {where} has no tool and status that are known")
+            raise RowRejected("bad_value", f"a call of {where} has no tool and status that are known")
         found.append((tool, str(status)))
     return tuple(found)

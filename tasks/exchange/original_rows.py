@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import RESULT, TEXT, Protocol, Segment, parse_call, tokenise
+from treadle.agent.dialect import RESULT, TEXT, Dialect, Segment, parse_call, tokenise
 from treadle.agent.environment import CallRecord, Ledger, Question, opening_messages
 from treadle.agent.rollout import Trajectory
 from treadle.agent.rows import failed_row, rollout_key, row_of
@@ -22,11 +22,11 @@ from treadle.agent.tools.python import TIMEOUT_TEXT
 from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, REFUSED, TOO_SLOW
 from treadle.agent.transcript import Transcript
 from treadle.core.chat import ChatTokenizer
-from treadle.datagen.questions.layouts import Rejected
-from treadle.tasks.exchange.original_records import IMPORTED, ForeignRecord, ForeignTrajectory
+from treadle.datagen.questions.layouts import RowRejected
+from treadle.tasks.exchange.original_records import IMPORTED, ImportRecord, ImportTrajectory
 
 _FAILURES = ("Tool execute failed", "Local search failed: ", "Bing search failed: ")
-_SAID: Mapping[str, OutcomeStatus] = {
+_STATUS_BY_TEXT: Mapping[str, OutcomeStatus] = {
     "": "empty",
     "Execution Timeout": "timeout",
     "invalid query": "invalid",
@@ -46,7 +46,7 @@ _RAISED = re.compile(r"(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrup
 _NO_TEXT = "the imported file has no text of it"
 
 
-class ForeignRows:
+class ImportRows:
     """Converter of trajectories to the rows of one instance."""
 
     def __init__(self, environment: EnvironmentSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
@@ -55,17 +55,17 @@ class ForeignRows:
         self._digests = environment.digests()
         self._tokenizer_digest = tokenizer.digest if tokenizer is not None else ""
 
-    def differs(self, record: ForeignRecord, question: Mapping[str, Any]) -> bool:
+    def differs(self, record: ImportRecord, question: Mapping[str, Any]) -> bool:
         """Return whether the agent had another system message than this run has for the question."""
         system = self._environment.system_text_of(question.get("format"))
         return bool(record.system) and record.system.strip() != system.strip()
 
-    def rollouts(self, record: ForeignRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return rows of `rollouts`; raise Rejected if counts of calls do not match the text."""
+    def rollouts(self, record: ImportRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return rows of `rollouts`; raise RowRejected if counts of calls do not match the text."""
         return [self._row(one, place, record, question) for place, one in enumerate(record.trajectories)]
 
-    def pools(self, record: ForeignRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return rows of `pools` with the verdicts of the file; raise Rejected as `rollouts` does."""
+    def pools(self, record: ImportRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return rows of `pools` with the verdicts of the file; raise RowRejected as `rollouts` does."""
         rows = self.rollouts(record, question)
         for one, row in zip(record.trajectories, rows, strict=True):
             row["parents"] = [rows[one.parent]["rollout_key"]] if one.parent is not None else []
@@ -83,7 +83,7 @@ class ForeignRows:
         return rows
 
     def _row(
-        self, one: ForeignTrajectory, place: int, record: ForeignRecord, question: Mapping[str, Any]
+        self, one: ImportTrajectory, place: int, record: ImportRecord, question: Mapping[str, Any]
     ) -> dict[str, Any]:
         head = {
             "rollout_key": rollout_key(question["question_key"], self._model, place, f"{IMPORTED}/{one.operator}"),
@@ -103,26 +103,26 @@ class ForeignRows:
             ledger = Ledger(trajectory.calls).executed
             found = ledger["search"], ledger["python"]
             if found != one.num_executed:
-                raise Rejected(
+                raise RowRejected(
                     "counts_differ",
                     f"tool_counts of rollout {place + 1} say {one.num_executed[0]} searches and {one.num_executed[1]} "
                     f"Python calls, its text has results of {found[0]} and {found[1]}",
                 )
         return row_of(head, trajectory, digest, self._tokenizer_digest) | {
-            "error": "not told by the imported file" if one.status == "failed" else None
+            "error": "not stated by the imported file" if one.status == "failed" else None
         }
 
-    def _trajectory(self, one: ForeignTrajectory, question: Mapping[str, Any]) -> Trajectory:
-        protocol = self._environment.protocol
-        pieces = tokenise(one.text, protocol)
-        calls = _calls(pieces, protocol, one.outcomes)
-        transcript, num_turns = Transcript(protocol, self._tokenizer), 0
-        for is_result, text in _stretches(pieces, protocol):
+    def _trajectory(self, one: ImportTrajectory, question: Mapping[str, Any]) -> Trajectory:
+        dialect = self._environment.dialect
+        pieces = tokenise(one.text, dialect)
+        calls = _calls(pieces, dialect, one.outcomes)
+        transcript, num_turns = Transcript(dialect, self._tokenizer), 0
+        for is_result, text in _spans(pieces, dialect):
             if is_result:
                 transcript.append_block(text)
             else:
                 transcript.insert(text)
-                transcript.close_stretch()
+                transcript.close_span()
                 num_turns += 1
         messages = opening_messages(self._environment, Question.from_row(question))
         return Trajectory(
@@ -137,7 +137,7 @@ class ForeignRows:
         )
 
 
-def _stretches(pieces: Sequence[Segment], protocol: Protocol) -> Iterator[tuple[bool, str]]:
+def _spans(pieces: Sequence[Segment], dialect: Dialect) -> Iterator[tuple[bool, str]]:
     """Yield (True for a result, text) for each span: model text up to and including a call, and results.
 
     White space between a call and its result belongs to the result, as in that program's reinforcement learning.
@@ -152,42 +152,44 @@ def _stretches(pieces: Sequence[Segment], protocol: Protocol) -> Iterator[tuple[
             written = ""
             continue
         written += piece.text
-        if piece.kind in protocol.tools and parse_call(piece.text, protocol):
+        if piece.kind in dialect.tools and parse_call(piece.text, dialect):
             yield False, written
             written = ""
     if written:
         yield False, written
 
 
-def _calls(pieces: Sequence[Segment], protocol: Protocol, told: tuple[tuple[str, str], ...] | None) -> list[CallRecord]:
+def _calls(pieces: Sequence[Segment], dialect: Dialect, stated: tuple[tuple[str, str], ...] | None) -> list[CallRecord]:
     """Return the calls with their status: as stated by the file, else inferred from the result."""
-    solid = [piece for piece in pieces if piece.kind != TEXT or not piece.text.isspace()]
+    visible_pieces = [piece for piece in pieces if piece.kind != TEXT or not piece.text.isspace()]
     found: list[CallRecord] = []
-    for place, piece in enumerate(solid):
-        call = parse_call(piece.text, protocol) if piece.kind in protocol.tools else None
+    for place, piece in enumerate(visible_pieces):
+        call = parse_call(piece.text, dialect) if piece.kind in dialect.tools else None
         if call is None:
             continue
-        after = solid[place + 1] if place + 1 < len(solid) else None
-        tag = protocol.by_name[RESULT]
+        after = visible_pieces[place + 1] if place + 1 < len(visible_pieces) else None
+        tag = dialect.by_name[RESULT]
         text = None
         if after is not None and after.kind == RESULT:
             text = after.text.removeprefix(tag.opening).removesuffix(tag.closing).strip()
         status = "refused" if text is None else status_of_result(call.tool, text)
         found.append(CallRecord(call.tool, call.argument, status, len(found), text or ""))
-    if told is None:
+    if stated is None:
         return found
-    if [call.tool for call in found] != [tool for tool, _ in told]:
-        raise Rejected("counts_differ", f"tool_calls tells of {len(told)} calls, the text holds {len(found)} or others")
+    if [call.tool for call in found] != [tool for tool, _ in stated]:
+        raise RowRejected(
+            "counts_differ", f"tool_calls tells of {len(stated)} calls, the text holds {len(found)} or others"
+        )
     return [
         CallRecord(call.tool, call.argument, status, call.turn, call.text)  # type: ignore[arg-type]
-        for call, (_, status) in zip(found, told, strict=True)
+        for call, (_, status) in zip(found, stated, strict=True)
     ]
 
 
 def status_of_result(tool: str, text: str) -> OutcomeStatus:
     """Infer the status of a call from its result; text that merely mentions errors is not a failure."""
-    if text in _SAID:
-        return _SAID[text]
+    if text in _STATUS_BY_TEXT:
+        return _STATUS_BY_TEXT[text]
     if _NOT_RUN.fullmatch(text):
         return "refused"
     if text.startswith(_FAILURES):
@@ -200,7 +202,7 @@ def status_of_result(tool: str, text: str) -> OutcomeStatus:
     return "error" if text.startswith("Error: ") or last.startswith("[killed: ") or _RAISED.fullmatch(last) else "ok"
 
 
-def _score(one: ForeignTrajectory, domain: str) -> float | None:
+def _score(one: ImportTrajectory, domain: str) -> float | None:
     """Return the score in the file, else one derived from the verdict; None if a verdict is not enough (`qa`)."""
     if one.score is not None or one.correct is None:
         return one.score

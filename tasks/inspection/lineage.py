@@ -17,7 +17,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.tasks.inspection.pool_tree import PoolTree, pool_trees
 from treadle.tasks.inspection.rows import full_key, rows_with
-from treadle.tasks.inspection.trajectory_changes import Changes, changes_between
+from treadle.tasks.inspection.trajectory_changes import TrajectoryChanges, changes_between
 
 _KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
 _ROLLOUTS = ("rollouts", "rollout_key")
@@ -38,7 +38,7 @@ class FoundRollout:
     tool_calls: list[dict[str, Any]]
     parent: dict[str, Any] | None = None
     """Row of the trajectory that it was edited from, with parsed segments."""
-    unread: tuple[str, ...] = ()
+    score_errors: tuple[str, ...] = ()
     """Errors of tables that may hold its score: damaged, or written by another version."""
 
     @property
@@ -47,7 +47,7 @@ class FoundRollout:
         return "edit_step" in self.rollout
 
     @property
-    def changes(self) -> Changes | None:
+    def changes(self) -> TrajectoryChanges | None:
         """Differences from the parent trajectory; None without a parent."""
         return changes_between(self.parent["segments"], self.segments) if self.parent else None
 
@@ -87,12 +87,12 @@ def find_rollout(run: Run, key: str) -> FoundRollout:
     Iterations with equal seeds produce equal keys. `2/<key>` selects the trajectory of the second iteration; a key
     alone selects that of the last iteration that has it.
     """
-    iteration, key = _parted(key)
+    iteration, key = _split_key(key)
     kind, whole = full_key(run, (_ROLLOUTS, _POOLS), key, "trajectory", iteration)
     return _found(run, kind, whole, iteration)
 
 
-def _parted(text: str) -> tuple[int | None, str]:
+def _split_key(text: str) -> tuple[int | None, str]:
     """Split `2/<key>` into iteration and key; the iteration is None if the text names none."""
     match = _KEY_OF_ITERATION.fullmatch(text)
     return (int(match[1]), match[2]) if match else (None, text)
@@ -102,7 +102,7 @@ def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout
     made = rows_with(run, kind, "rollout_key", key, iteration=iteration)
     # The last iteration that has the key.
     address, row = max(made, key=lambda found: found[0].iteration)
-    score, unread = _score(run, key, address.iteration) if kind == "rollouts" else (None, ())
+    score, score_errors = _score(run, key, address.iteration) if kind == "rollouts" else (None, ())
     parent = None
     if kind == "pools" and row["parents"]:
         parents = rows_with(run, kind, "rollout_key", row["parents"][0], _PARENT, iteration=address.iteration)
@@ -116,7 +116,7 @@ def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout
         segments=orjson.loads(row["segments"]),
         tool_calls=orjson.loads(row["tool_calls"]),
         parent=parent,
-        unread=unread,
+        score_errors=score_errors,
     )
 
 
@@ -124,7 +124,7 @@ def _score(run: Run, key: str, iteration: int) -> tuple[dict[str, Any] | None, t
     """Return the `scores` row of a rollout or None, and without a row the errors of unreadable score tables."""
     import pyarrow.compute as pc
 
-    unread = []
+    score_errors = []
     for record in run.records():
         if "scores" in record.outputs and Address.parse(record.address).iteration == iteration:
             try:
@@ -133,8 +133,8 @@ def _score(run: Run, key: str, iteration: int) -> tuple[dict[str, Any] | None, t
                     for row in batch.to_pylist():
                         return row, ()
             except ArtifactError as error:
-                unread.append(f"{record.address}: {error}")
-    return None, tuple(unread)
+                score_errors.append(f"{record.address}: {error}")
+    return None, tuple(score_errors)
 
 
 _PARENT = ("rollout_key", "operator", "round", "status", "correct", "prediction", "calls_requested", "text", "segments")
@@ -152,7 +152,7 @@ def _question(run: Run, key: str) -> dict[str, Any]:
 
 def trace_back(run: Run, key: str) -> list[LineageStep]:
     """Return the lineage of a trajectory or a question, from its source on; raise DataError for an unknown key."""
-    iteration, key = _parted(key)
+    iteration, key = _split_key(key)
     kind, whole = full_key(run, (_ROLLOUTS, _POOLS, _QUESTIONS), key, "trajectory or question", iteration)
     if kind == "rollouts":
         found = _found(run, kind, whole, iteration)
@@ -212,7 +212,7 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
     if found.score is not None:
         verdict = {True: "correct", False: "wrong", None: "no verdict"}[found.score["correct"]]
         steps.append(LineageStep(f"verdict by {found.score['scorer']}: {verdict}", {"score": found.score}))
-    steps += [LineageStep(f"verdict not read: {problem}") for problem in found.unread]
+    steps += [LineageStep(f"verdict not read: {problem}") for problem in found.score_errors]
     return steps
 
 

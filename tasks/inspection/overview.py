@@ -8,9 +8,9 @@ from typing import Any
 
 from treadle.core.errors import RunError
 from treadle.core.runs.run import Run, list_runs
-from treadle.tasks.planning.begin import known_addresses
+from treadle.tasks.planning.run_setup import known_addresses
 
-_GRAVEST_FIRST = ("running", "failed", "crashed", "interrupted")
+_STATES_BY_SEVERITY = ("running", "failed", "crashed", "interrupted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class RunOverview:
 
     run_id: str
     state: str
-    """State of an instance that is running or did not complete, else `completed`, `unfinished`, `not begun` or
+    """State of an instance that is running or did not complete, else `completed`, `unfinished`, `not started` or
     `unreadable`.
     """
     num_completed: int = 0
@@ -50,9 +50,9 @@ def _overview(root: str | Path, run_id: str) -> RunOverview:
     if num_completed == len(states) and states:
         state = "completed"
     elif any(one != "absent" for one in states):
-        state = next((one for one in _GRAVEST_FIRST if one in states), "unfinished")
+        state = next((one for one in _STATES_BY_SEVERITY if one in states), "unfinished")
     else:
-        state = "not begun"
+        state = "not started"
     changes = [time for status in statuses if (time := status.finished_at or status.started_at)]
     return RunOverview(
         run_id, state, num_completed, len(states), run.info.created_at, max(changes, default=run.info.created_at)

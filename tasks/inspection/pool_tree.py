@@ -24,7 +24,7 @@ _COPIED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Barren:
+class EventWithoutResult:
     """An operator application, or a finding shared by several operators, that produced no trajectory."""
 
     round: int
@@ -35,7 +35,7 @@ class Barren:
     reply: str
     """The rejected reply of the model."""
     error: str | None
-    twin: str | None
+    duplicate_of: str | None
     """Key of the trajectory that it duplicates."""
     num_tokens: int
 
@@ -45,7 +45,7 @@ class Barren:
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class SftOutcome:
     """Result of a trajectory in `sft_rows`."""
 
     is_row: bool
@@ -63,11 +63,11 @@ class Node:
     method: str
     """Method that decided the verdict."""
     usage: dict[str, Any]
-    fate: Fate | None
+    sft_outcome: SftOutcome | None
     """None if `sft_rows` did not read the trajectory."""
     chosen: bool
     edits: list[Node] = field(default_factory=list)
-    barren: list[Barren] = field(default_factory=list)
+    without_result: list[EventWithoutResult] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -76,16 +76,20 @@ class Node:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
-        fate = None if self.fate is None else {"row": self.fate.is_row, "reasons": list(self.fate.reasons)}
+        sft_outcome = (
+            None
+            if self.sft_outcome is None
+            else {"row": self.sft_outcome.is_row, "reasons": list(self.sft_outcome.reasons)}
+        )
         return {
             "key": self.key,
             **self.facts,
             "method": self.method,
             "usage": self.usage,
-            "sft": fate,
+            "sft": sft_outcome,
             "chosen": self.chosen,
             "edits": [node.as_dict() for node in self.edits],
-            "without_result": [one.as_dict() for one in self.barren],
+            "without_result": [one.as_dict() for one in self.without_result],
         }
 
 
@@ -97,7 +101,7 @@ class PoolTree:
     outcome: dict[str, Any]
     """Row of `pool_questions`, with parsed usage."""
     roots: list[Node]
-    barren: list[Barren]
+    without_result: list[EventWithoutResult]
     """Initial rollouts that produced no trajectory."""
 
     @property
@@ -115,7 +119,7 @@ class PoolTree:
         return {
             **self.outcome,
             "trajectories": [node.as_dict() for node in self.roots],
-            "without_result": [one.as_dict() for one in self.barren],
+            "without_result": [one.as_dict() for one in self.without_result],
         }
 
 
@@ -128,48 +132,52 @@ def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterat
     events = _by_address(rows_with(run, "pool_events", "question_key", question_key, _EVENT))
     for address, outcome in outcomes.items():
         outcome = {**outcome, "usage": orjson.loads(outcome["usage"])}
-        fates = _fates(run, question_key, address.iteration)
-        roots, barren = _grown(trajectories.get(address, []), events.get(address, []), fates, chosen)
-        yield PoolTree(address, outcome, roots, barren)
+        sft_outcomes = _sft_outcomes(run, question_key, address.iteration)
+        roots, without_result = _build_tree(
+            trajectories.get(address, []), events.get(address, []), sft_outcomes, chosen
+        )
+        yield PoolTree(address, outcome, roots, without_result)
 
 
-def _grown(
-    rows: list[dict[str, Any]], events: list[dict[str, Any]], fates: Mapping[str, Fate], chosen: str | None
-) -> tuple[list[Node], list[Barren]]:
+def _build_tree(
+    rows: list[dict[str, Any]], events: list[dict[str, Any]], sft_outcomes: Mapping[str, SftOutcome], chosen: str | None
+) -> tuple[list[Node], list[EventWithoutResult]]:
     nodes: dict[str, Node] = {}
     roots: list[Node] = []
-    barren: list[Barren] = []
+    without_result: list[EventWithoutResult] = []
     for row in sorted(rows, key=lambda row: row["sample_index"]):
         key = row["rollout_key"]
         facts = {name: row[name] for name in _COPIED} | {"models": orjson.loads(row["models"])}
         method = orjson.loads(row["judge"])["method"]
-        node = Node(key, facts, method, orjson.loads(row["usage"]), fates.get(key), key == chosen)
+        node = Node(key, facts, method, orjson.loads(row["usage"]), sft_outcomes.get(key), key == chosen)
         parent = next((nodes[one] for one in row["parents"] if one in nodes), None)
         (parent.edits if parent else roots).append(node)
         nodes[key] = node
     for event in sorted(events, key=lambda event: event["event_index"]):
         if event["outcome"] != "produced":
             parent = nodes.get(event["parent"])
-            (parent.barren if parent else barren).append(_barren(event))
-    return roots, barren
+            (parent.without_result if parent else without_result).append(_event_without_result(event))
+    return roots, without_result
 
 
-def _barren(event: Mapping[str, Any]) -> Barren:
+def _event_without_result(event: Mapping[str, Any]) -> EventWithoutResult:
     names = ("round", "operator", "outcome", "reason", "reply", "error")
-    return Barren(
+    return EventWithoutResult(
         **{name: event[name] for name in names},
-        twin=event["rollout_key"],
+        duplicate_of=event["rollout_key"],
         num_tokens=_tokens(orjson.loads(event["usage"])),
     )
 
 
-def _fates(run: Run, question_key: str, iteration: int) -> dict[str, Fate]:
+def _sft_outcomes(run: Run, question_key: str, iteration: int) -> dict[str, SftOutcome]:
     """Return trajectory key -> its result in `sft_rows` of the iteration."""
     columns = ("rollout_key", "reason", "reasons")
     rejected = rows_with(run, "sft_rejections", "question_key", question_key, columns, iteration=iteration)
-    fates = {row["rollout_key"]: Fate(False, tuple(row["reasons"]) or (row["reason"],)) for _, row in rejected}
+    sft_outcomes = {
+        row["rollout_key"]: SftOutcome(False, tuple(row["reasons"]) or (row["reason"],)) for _, row in rejected
+    }
     taken = rows_with(run, "sft_rows", "question_key", question_key, ("rollout_key",), iteration=iteration)
-    return fates | {row["rollout_key"]: Fate(True) for _, row in taken}
+    return sft_outcomes | {row["rollout_key"]: SftOutcome(True) for _, row in taken}
 
 
 def _by_address(rows: Iterator[tuple[Address, dict[str, Any]]]) -> dict[Address, list[dict[str, Any]]]:

@@ -10,17 +10,17 @@ from typing import Any, Literal
 from treadle.core.errors import ArtifactError, RunError, StorageError
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
-from treadle.core.runs.reused import shown_at
+from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
 from treadle.core.schemas import SUMMARY
 from treadle.rl.curriculum import phase_of
 from treadle.tasks.catalog import STAGES
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import known_addresses
+from treadle.tasks.planning.run_setup import known_addresses
 
 _TABLES_OF_STAGES = set(STAGES) & set(TreadleConfig.model_fields)
-_OF_PHASES = {"selection", "rl"}
-Verdict = Literal["same", "changed", "only first", "only second"]
+_PHASE_STAGES = {"selection", "rl"}
+DiffVerdict = Literal["same", "changed", "only first", "only second"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class InstanceDiff:
     """Differences between the results at one address."""
 
     address: str
-    verdict: Verdict
+    verdict: DiffVerdict
     tables: tuple[TableChange, ...]
     settings: tuple[Change, ...]
     inputs: tuple[str, ...]
     """Addresses whose results differ as inputs of the two."""
     metrics: tuple[Change, ...]
-    same_as: tuple[str, str] = ("", "")
+    reused_from: tuple[str, str] = ("", "")
     """For each run, the earlier iteration that the result was reused from; empty if it was not reused."""
 
 
@@ -83,7 +83,7 @@ class RunDiff:
     first: str
     second: str
     config: list[Change] = field(default_factory=list)
-    idle_config: list[Change] = field(default_factory=list)
+    unused_config: list[Change] = field(default_factory=list)
     """Differing keys of tables whose stage is in neither run's flow and has a result in neither."""
     software: list[Change] = field(default_factory=list)
     instances: list[InstanceDiff] = field(default_factory=list)
@@ -101,18 +101,18 @@ def run_diff(first: Run, second: Run) -> RunDiff:
     diff = RunDiff(first.run_id, second.run_id)
     diff.software = list(_changes(_software(first), _software(second)))
     one, other = (_records(run, diff.notes) for run in (first, second))
-    idle = _idle_tables((first, one), (second, other))
+    idle = _unused_tables((first, one), (second, other))
     for change in _changes(first.config(), second.config()):
-        (diff.idle_config if change.name.partition(".")[0] in idle else diff.config).append(change)
+        (diff.unused_config if change.name.partition(".")[0] in idle else diff.config).append(change)
     for address in _in_order((first, second), {*one, *other}):
         item = _instance(address, one.get(address), other.get(address))
-        diff.instances.append(replace(item, same_as=(_same_as(address, one), _same_as(address, other))))
+        diff.instances.append(replace(item, reused_from=(_reused_from(address, one), _reused_from(address, other))))
         if address in one and address in other:
             diff.figures += _figures(address, (first, one[address]), (second, other[address]), diff.notes)
     return diff
 
 
-def _idle_tables(*runs: tuple[Run, Mapping[str, StageRecord]]) -> set[str]:
+def _unused_tables(*runs: tuple[Run, Mapping[str, StageRecord]]) -> set[str]:
     """Return the configuration tables that no stage of these runs reads; empty if a run's flow is unknown."""
     used: set[Address] = set()
     for run, records in runs:
@@ -121,7 +121,7 @@ def _idle_tables(*runs: tuple[Run, Mapping[str, StageRecord]]) -> set[str]:
             return set()
         used.update(flow, map(Address.parse, records))
     stages = {address.stage for address in used}
-    has_phases = bool(stages & _OF_PHASES) or any(phase_of(address.qualifier) for address in used)
+    has_phases = bool(stages & _PHASE_STAGES) or any(phase_of(address.qualifier) for address in used)
     return (_TABLES_OF_STAGES - stages) | (set() if has_phases else {"curriculum"})
 
 
@@ -138,9 +138,9 @@ def _in_order(runs: Iterable[Run], addresses: Iterable[str]) -> list[str]:
     return sorted(addresses, key=place)
 
 
-def _same_as(address: str, records: Mapping[str, StageRecord]) -> str:
+def _reused_from(address: str, records: Mapping[str, StageRecord]) -> str:
     record = records.get(address)
-    return shown_at(record, lambda earlier: records.get(str(earlier))) if record is not None else ""
+    return result_origin(record, lambda earlier: records.get(str(earlier))) if record is not None else ""
 
 
 def _software(run: Run) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _instance(address: str, first: StageRecord | None, second: StageRecord | Non
     )
     if first is None or second is None:
         return InstanceDiff(address, "only second" if first is None else "only first", tables, (), (), ())
-    verdict: Verdict = "same" if all(table.is_same for table in tables) else "changed"
+    verdict: DiffVerdict = "same" if all(table.is_same for table in tables) else "changed"
     settings = tuple(
         _changes({"version": first.version, "": first.settings}, {"version": second.version, "": second.settings})
     )

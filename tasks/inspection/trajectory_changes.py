@@ -9,11 +9,11 @@ from itertools import groupby
 from typing import Any, Literal
 
 Side = Literal["same", "removed", "added"]
-Segment = Mapping[str, Any]
+SegmentRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChangedSegment:
     """A segment that is in both trajectories, only in the parent, or only in the edited one."""
 
     side: Side
@@ -24,7 +24,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class TrajectoryChanges:
     """Differences between an edited trajectory and its parent.
 
     Attributes:
@@ -33,7 +33,7 @@ class Changes:
     """
 
     num_steps: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChangedSegment, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
@@ -41,7 +41,7 @@ class Changes:
         return {"steps_as_in_parent": self.num_steps, "pieces": pieces}
 
 
-def changes_between(parent: Sequence[Segment], edited: Sequence[Segment]) -> Changes:
+def changes_between(parent: Sequence[SegmentRow], edited: Sequence[SegmentRow]) -> TrajectoryChanges:
     """Compare two trajectories by their segments."""
     before, after = ([(one["kind"], one["text"]) for one in side] for side in (parent, edited))
     shared = 0
@@ -52,37 +52,39 @@ def changes_between(parent: Sequence[Segment], edited: Sequence[Segment]) -> Cha
     if shared == len(before) == len(after):
         whole = shared
     num_steps = sum(kind == _RESULT for kind, _ in before[:whole])
-    return Changes(num_steps, tuple(_pieces(before[whole:], after[whole:])))
+    return TrajectoryChanges(num_steps, tuple(_pieces(before[whole:], after[whole:])))
 
 
 _RESULT = "result"
 
 
-def _pieces(before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _pieces(before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]]) -> list[ChangedSegment]:
+    pieces: list[ChangedSegment] = []
     for what, start, end, new_start, new_end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if what == "equal":
-            pieces += [Piece("same", kind, text) for kind, text in before[start:end]]
+            pieces += [ChangedSegment("same", kind, text) for kind, text in before[start:end]]
             continue
-        gone, come = before[start:end], after[new_start:new_end]
+        removed, added = before[start:end], after[new_start:new_end]
         # For a segment that was continued, remember the shared prefix, so that only the new part is shown.
-        shared = _shared(gone[0][1], come[0][1]) if gone and come and gone[0][0] == come[0][0] else 0
-        for side, segments in (("removed", gone), ("added", come)):
+        shared = _shared(removed[0][1], added[0][1]) if removed and added and removed[0][0] == added[0][0] else 0
+        for side, segments in (("removed", removed), ("added", added)):
             for index, (kind, text) in enumerate(segments):
-                pieces.append(Piece("added" if side == "added" else "removed", kind, text, 0 if index else shared))
+                pieces.append(
+                    ChangedSegment("added" if side == "added" else "removed", kind, text, 0 if index else shared)
+                )
     return pieces
 
 
-_LEAST_SHARED = 20
+_MIN_SHARED_CHARS = 20
 
 
 def _shared(first: str, second: str) -> int:
     """Return the length of the common prefix, or 0 if it is too short to be worth showing."""
     count = next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
     count = min(len(first), len(second)) if count is None else count
-    return count if count >= _LEAST_SHARED else 0
+    return count if count >= _MIN_SHARED_CHARS else 0
 
 
-def folded(pieces: Sequence[Piece]) -> list[tuple[Side, list[Piece]]]:
+def folded(pieces: Sequence[ChangedSegment]) -> list[tuple[Side, list[ChangedSegment]]]:
     """Group consecutive pieces of the same side."""
     return [(side, list(run)) for side, run in groupby(pieces, key=lambda piece: piece.side)]

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from treadle.core.figures import Figures
 from treadle.report.page.charts import Spread, calls_chart, endings_chart, spread_chart
 from treadle.report.page.document import Part, Section
-from treadle.tasks.page.models import Model
+from treadle.tasks.page.models import EvaluatedModel
 
-_MOST_CALLS_DRAWN = 8
+_MAX_CALLS_DRAWN = 8
 """Rollouts with more calls are drawn as having this many."""
 
 
-def behaviour_section(models: Sequence[Model]) -> list[Section]:
+def behaviour_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     """Return the section on calls and lengths."""
     known = [model for model in models if model.rollouts]
     if not known:
@@ -23,9 +23,9 @@ def behaviour_section(models: Sequence[Model]) -> list[Section]:
     parts: list[Part] = []
     if any(model.behaviour.sums["calls_requested"] for model in known):
         most = max(max(model.behaviour.calls) for model in known)
-        last = min(most, _MOST_CALLS_DRAWN)
+        last = min(most, _MAX_CALLS_DRAWN)
         shares = {(model.label, model.series): _call_shares(model, last) for model in known}
-        parts.append(calls_chart("Calls in a rollout", shares, and_more=most > last))
+        parts.append(calls_chart("Calls in a rollout", shares, is_last_open_ended=most > last))
     spreads = [Spread.of(model.label, model.series, tokens) for model in known if (tokens := _sampled_tokens(model))]
     if spreads:
         parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
@@ -37,7 +37,7 @@ def behaviour_section(models: Sequence[Model]) -> list[Section]:
     return [Section("behaviour", "Calls and lengths", reading, parts)]
 
 
-def _sampled_tokens(model: Model) -> list[int]:
+def _sampled_tokens(model: EvaluatedModel) -> list[int]:
     """Return the sampled tokens of the model's rollouts whose tokens are known."""
     return [rollout.completion_tokens for rollout in model.rollouts if rollout.has_known_tokens]
 
@@ -49,14 +49,14 @@ def _spread_cells(tokens: Sequence[int]) -> tuple[str, str, str]:
     return f"{sum(tokens) / len(tokens):,.0f}", f"{statistics.median(tokens):,.0f}", f"{max(tokens):,}"
 
 
-def _call_shares(model: Model, last: int) -> list[float]:
+def _call_shares(model: EvaluatedModel, last: int) -> list[float]:
     counts = [0] * (last + 1)
     for calls, count in model.behaviour.calls.items():
         counts[min(calls, last)] += count
     return [count / len(model.rollouts) for count in counts]
 
 
-def _calls_and_lengths(models: Sequence[Model]) -> Figures:
+def _calls_and_lengths(models: Sequence[EvaluatedModel]) -> Figures:
     rows = []
     for model in models:
         count, sums = len(model.rollouts), model.behaviour.sums
@@ -86,7 +86,7 @@ def _calls_and_lengths(models: Sequence[Model]) -> Figures:
     return Figures("Means over rollouts", header, tuple(rows), note)
 
 
-def endings_section(models: Sequence[Model]) -> list[Section]:
+def endings_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     """Return the section on how rollouts ended."""
     known = [model for model in models if model.rollouts]
     if not known:

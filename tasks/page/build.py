@@ -11,19 +11,19 @@ from treadle.report.page.inline_svg import SERIES
 from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.cost import cost_section
-from treadle.tasks.page.decided import decided_section
 from treadle.tasks.page.evaluation import headline_section, radar_section
 from treadle.tasks.page.latency import latency_section
 from treadle.tasks.page.manifest import manifest_section
-from treadle.tasks.page.models import Model, evaluated_models
-from treadle.tasks.page.sources import Source
+from treadle.tasks.page.models import EvaluatedModel, evaluated_models
+from treadle.tasks.page.sources import PageRun
 from treadle.tasks.page.training import pools_section, rl_section, selection_section, sft_section
+from treadle.tasks.page.verdict_sources import decided_section
 from treadle.tasks.summaries.report_tables import imported_lines
 
 
 def report_page(runs: Sequence[Run]) -> bytes:
     """Return the page as an HTML file, deterministic for the same runs. Sections without data are left out."""
-    sources = [Source(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
+    sources = [PageRun(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
     models = evaluated_models(sources)
     sections = [
         *headline_section(models),
@@ -49,7 +49,7 @@ def report_page(runs: Sequence[Run]) -> bytes:
     return render_page(Page(_title(runs), _facts(runs, models), sections, notes))
 
 
-def _imported(model: Model) -> list[str]:
+def _imported(model: EvaluatedModel) -> list[str]:
     lines = imported_lines(model.report, model.source.run)
     return [f"{line} ({model.source.label})" if model.source.label else line for line in lines]
 
@@ -66,7 +66,7 @@ def _title(runs: Sequence[Run]) -> str:
     return " and ".join(dict.fromkeys(run.run_id for run in runs))
 
 
-def _facts(runs: Sequence[Run], models: Sequence[Model]) -> list[tuple[str, str]]:
+def _facts(runs: Sequence[Run], models: Sequence[EvaluatedModel]) -> list[tuple[str, str]]:
     datasets = list(dict.fromkeys(name for model in models for name in model.datasets))
     facts = [
         ("Runs" if len(runs) > 1 else "Run", ", ".join(run.run_id for run in runs)),

@@ -10,16 +10,16 @@ from treadle.core.figures import Cell, Figures
 from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES
 from treadle.eval.config import ReportSettings
-from treadle.report.comparison_rows import Side, adjusted, pair_rows
+from treadle.report.comparison_rows import ModelRollouts, adjusted, pair_rows
 from treadle.report.layout import compared_texts, figure_heading, p_text
-from treadle.report.page.charts import Estimate, interval_chart
+from treadle.report.page.charts import IntervalRow, interval_chart
 from treadle.report.page.document import Fold, Part, Section
-from treadle.tasks.page.flips import flips
-from treadle.tasks.page.models import Model
+from treadle.tasks.page.flipped_questions import flips
+from treadle.tasks.page.models import EvaluatedModel
 
 Row = dict[str, Any]
 
-_DRAWN = 24
+_MAX_DRAWN = 24
 _READING = (
     "Each line is the difference between the second model and the first on the same questions, with its 95 % interval; "
     "if it crosses zero, or p is not small, the difference may be chance."
@@ -31,9 +31,9 @@ _NOTE = (
 )
 
 
-def comparisons_section(models: Sequence[Model]) -> list[Section]:
+def comparisons_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     """Return the comparisons of the reports, and those of models of different runs on the questions they share."""
-    rows = _in_order([*_reported(models), *_across(models)], models)
+    rows = _in_order([*_reported(models), *_cross_run_comparisons(models)], models)
     if not rows:
         return []
     of_score = [row for row in rows if row["figure"] == "score"]
@@ -57,7 +57,7 @@ def _drawn(of_score: Sequence[Row], series: Mapping[str, int]) -> list[Part]:
         return []
     is_grouped = len({row["dataset"] for row in known}) > 1
     estimates = [
-        Estimate(
+        IntervalRow(
             row["title"] if is_grouped else "",
             row["pair"],
             series[row["second"]],
@@ -65,13 +65,13 @@ def _drawn(of_score: Sequence[Row], series: Mapping[str, int]) -> list[Part]:
             row["low"],
             row["high"],
         )
-        for row in known[:_DRAWN]
+        for row in known[:_MAX_DRAWN]
     ]
-    note = f"Drawn are the first {_DRAWN} of {len(known)} differences." if len(known) > _DRAWN else ""
+    note = f"Drawn are the first {_MAX_DRAWN} of {len(known)} differences." if len(known) > _MAX_DRAWN else ""
     return [interval_chart("Difference in correctness", estimates, around_zero=True, note=note)]
 
 
-def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
+def _in_order(rows: Sequence[Row], models: Sequence[EvaluatedModel]) -> list[Row]:
     """Return the rows with names of pairs and data sets, in the order of pairs, each pair's averages first.
 
     If the scores of a pair were made in different ways, its notes list the differences.
@@ -86,16 +86,16 @@ def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
     return sorted(named, key=lambda row: (pairs.index(row["pair"]), _place(row["dataset"])))
 
 
-def _note(row: Row, first: Model, second: Model) -> str:
+def _note(row: Row, first: EvaluatedModel, second: EvaluatedModel) -> str:
     """Return how the two differ, according to their rollouts and the records of their scores."""
     notes = [row["note"]] if row["note"] else []
     if first.scoring is not None and second.scoring is not None:
-        differences = first.scoring.unlike(second.scoring, row["figure"])
+        differences = first.scoring.differences_from(second.scoring, row["figure"])
         notes += [f"scored differently: {', '.join(differences)}"] if differences else []
     return "; ".join(notes)
 
 
-def _pair_name(first: Model, second: Model) -> str:
+def _pair_name(first: EvaluatedModel, second: EvaluatedModel) -> str:
     """Return the names of both models, without repeating what they have in common."""
     if first.source is second.source:
         return first.source.named(f"{first.name} → {second.name}")
@@ -108,7 +108,7 @@ def _place(dataset: str) -> int:
     return AVERAGES.index(dataset) if dataset in AVERAGES else len(AVERAGES)
 
 
-def _reported(models: Sequence[Model]) -> list[Row]:
+def _reported(models: Sequence[EvaluatedModel]) -> list[Row]:
     """Return the comparison tables of the reports, with the model labels of the page."""
     rows: list[Row] = []
     for source in dict.fromkeys(model.source for model in models):
@@ -119,24 +119,24 @@ def _reported(models: Sequence[Model]) -> list[Row]:
     return rows
 
 
-def _across(models: Sequence[Model]) -> list[Row]:
+def _cross_run_comparisons(models: Sequence[EvaluatedModel]) -> list[Row]:
     """Return comparisons of models of different runs: those of the same name, and all pairs without a namesake."""
     pairs = [
         (first, second)
         for first, second in combinations([model for model in models if model.rollouts], 2)
-        if first.source is not second.source and _belong(first, second, models)
+        if first.source is not second.source and _are_comparable(first, second, models)
     ]
     compared = {model.label: model for pair in pairs for model in pair}
     settings = {label: ReportSettings.model_validate(model.report.settings) for label, model in compared.items()}
-    sides = {label: Side.of(label, model.rollouts, settings[label].areas) for label, model in compared.items()}
+    sides = {label: ModelRollouts.of(label, model.rollouts, settings[label].areas) for label, model in compared.items()}
     rows: list[Row] = []
     for first, second in pairs:
         rows += pair_rows(sides[first.label], sides[second.label], settings[first.label])
     return adjusted(rows)
 
 
-def _belong(first: Model, second: Model, models: Sequence[Model]) -> bool:
-    def has_namesake(model: Model, other: Model) -> bool:
+def _are_comparable(first: EvaluatedModel, second: EvaluatedModel, models: Sequence[EvaluatedModel]) -> bool:
+    def has_namesake(model: EvaluatedModel, other: EvaluatedModel) -> bool:
         return any(one.source is other.source and one.name == model.name for one in models)
 
     if first.name == second.name:
@@ -169,11 +169,14 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
         "difference [95 %]", "p", "adjusted", *(() if with_figure else ("gained", "lost")),
     )  # fmt: skip
     return Figures(
-        title, header, tuple(body), " ".join(_unlike(rows) if with_figure else [_NOTE, *_unlike(rows), *_dropped(rows)])
+        title,
+        header,
+        tuple(body),
+        " ".join(_pair_notes(rows) if with_figure else [_NOTE, *_pair_notes(rows), *_dropped(rows)]),
     )
 
 
-def _unlike(rows: Sequence[Row]) -> list[str]:
+def _pair_notes(rows: Sequence[Row]) -> list[str]:
     """Return the notes on pairs whose models are not directly comparable."""
     return list(dict.fromkeys(f"{row['pair']}: {one_line(row['note'])}." for row in rows if row["note"]))
 

@@ -14,12 +14,12 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import own_results
 from treadle.report.page.document import Part, Section
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.page.sources import Source
+from treadle.tasks.page.sources import PageRun
 from treadle.tasks.summaries.stage_report import role_models
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class RoleUsage:
     """Usage of one role of one stage instance."""
 
     address: str
@@ -32,13 +32,13 @@ class Use:
     """None if the model has no price."""
 
 
-def cost_section(sources: Sequence[Source]) -> list[Section]:
+def cost_section(sources: Sequence[PageRun]) -> list[Section]:
     """Return the section on tokens and cost of the stages that called models."""
     tables: list[Part] = []
     for source in sources:
         # A reused result is counted once, at the iteration that computed it.
-        if uses := [use for record in own_results(source.by_time()) for use in uses_of(source, record)]:
-            tables += source.named_parts([use_table(uses)])
+        if uses := [use for record in own_results(source.by_time()) for use in role_usages(source, record)]:
+            tables += source.named_parts([usage_table(uses)])
     return [Section("cost", "Cost", _READING, tables)] if tables else []
 
 
@@ -48,7 +48,7 @@ _READING = (
 )
 
 
-def use_table(uses: Sequence[Use]) -> Figures:
+def usage_table(uses: Sequence[RoleUsage]) -> Figures:
     """Return a table with a row per use and a total; with a cost column if any model has prices."""
     is_priced = any(use.cost is not None for use in uses)
     header: tuple[str, ...] = ("stage", "role", "model", "requests", "prompt tokens", "sampled tokens")
@@ -74,7 +74,7 @@ def _cost(cost: float | None) -> str:
     return "?" if cost is None else money(cost)
 
 
-def uses_of(source: Source, record: StageRecord) -> Iterator[Use]:
+def role_usages(source: PageRun, record: StageRecord) -> Iterator[RoleUsage]:
     """Yield the usage of each role of a stage instance; nothing if it called no model."""
     metrics = record.metrics
     models = role_models(record, source.run) if record.stage != "scores" else _judges(source, metrics.get("usage", {}))
@@ -88,7 +88,7 @@ def uses_of(source: Source, record: StageRecord) -> Iterator[Use]:
             yield from _summarizer(source, record, models["summarizer"])
 
 
-def _judges(source: Source, usage: Iterable[str]) -> dict[str, ModelSettings]:
+def _judges(source: PageRun, usage: Iterable[str]) -> dict[str, ModelSettings]:
     """Return role in `scores`, formatted kind:name -> the model of that name."""
     try:
         models = load_config(TreadleConfig, base=source.run.config()).models
@@ -97,7 +97,7 @@ def _judges(source: Source, usage: Iterable[str]) -> dict[str, ModelSettings]:
     return {role: models[name] for role in usage if (name := role.partition(":")[2]) in models}
 
 
-def _summarizer(source: Source, record: StageRecord, model: ModelSettings) -> Iterator[Use]:
+def _summarizer(source: PageRun, record: StageRecord, model: ModelSettings) -> Iterator[RoleUsage]:
     """Yield the usage of the summarizer. Only telemetry has its tokens, and its requests are not counted."""
     log = source.telemetry(record, "rollout_telemetry")
     if log:
@@ -106,10 +106,12 @@ def _summarizer(source: Source, record: StageRecord, model: ModelSettings) -> It
         yield _use(record, "summarizer", model, 0, prompt, sampled)
 
 
-def _use(record: StageRecord, role: str, model: ModelSettings | None, requests: int, prompt: int, sampled: int) -> Use:
+def _use(
+    record: StageRecord, role: str, model: ModelSettings | None, requests: int, prompt: int, sampled: int
+) -> RoleUsage:
     cost = model.cost(prompt, sampled) if model is not None and model.is_priced else None
     name = model.model if model is not None else record.settings.get("model", {}).get("model", "")
-    return Use(record.address, role, name, requests, prompt, sampled, cost)
+    return RoleUsage(record.address, role, name, requests, prompt, sampled, cost)
 
 
 def seconds_of(record: StageRecord) -> float:

@@ -7,65 +7,73 @@ from dataclasses import replace
 
 from treadle.core.figures import Cell, Figures
 from treadle.eval.averages import AVERAGES
-from treadle.eval.metrics import FIGURES, placed
-from treadle.report.layout import Line, all_figures, figure_cell, figure_heading, pass_names
-from treadle.report.page.charts import Estimate, interval_chart, radar_chart
+from treadle.eval.metrics import FIGURES, figures_in
+from treadle.report.layout import SummaryLine, all_figures, figure_cell, figure_heading, pass_names
+from treadle.report.page.charts import IntervalRow, interval_chart, radar_chart
 from treadle.report.page.document import Fold, Part, Section, Tile, Tiles
 from treadle.report.radar import AXES, radar_axes
-from treadle.tasks.page.models import Model, enumerated
+from treadle.tasks.page.models import EvaluatedModel, enumerated
 
-_HEADLINE = tuple(name for name in FIGURES if name in placed("headline") or name in {figure for _, figure in AXES})
+_HEADLINE = tuple(name for name in FIGURES if name in figures_in("headline") or name in {figure for _, figure in AXES})
 """Figures of the headline in text reports, and those that the radar draws."""
-_UNLUCKY = ("undecided", "failed")
+_PROBLEM_COUNTS = ("undecided", "failed")
 _NOTE = (
     "In brackets: 95 % intervals. Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same "
     "divided by calls. Undecided: rollouts without a verdict, left out; open: without a majority of votes, left out of "
     "conciseness. Failed: ended by infrastructure, counted as wrong. Averages give each data set the same weight."
 )
-_UNLIKE = "The models have figures of different data sets, so that these tell nothing of which model is better."
+_DIFFERENT_DATASETS = (
+    "The models have figures of different data sets, so that these tell nothing of which model is better."
+)
 _WITH_INTERVAL = ("accuracy", "score", "efficiency")
-_DATASETS_DRAWN = 12
+_MAX_DATASETS_DRAWN = 12
 
 
-def headline_section(models: Sequence[Model]) -> list[Section]:
+def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     """Return the section with the share of right answers, by model and data set."""
     if not models:
         return []
     figures = [
         name
-        for name in (*_HEADLINE, *pass_names(line for model in models for line in _told(model)))
-        if _is_told(name, models)
+        for name in (*_HEADLINE, *pass_names(line for model in models for line in _shown_lines(model)))
+        if _is_shown(name, models)
     ]
-    unlucky = [name for name in _UNLUCKY if any(_count(line, name) for model in models for line in _told(model))]
-    title, is_alike = _over(models)
+    problem_counts = [
+        name for name in _PROBLEM_COUNTS if any(_count(line, name) for model in models for line in _shown_lines(model))
+    ]
+    title, has_same_datasets = _over(models)
     notes = [_NOTE]
-    if not unlucky:
+    if not problem_counts:
         notes.append("Every rollout has a verdict, and none was ended by infrastructure.")
-    if not is_alike:
-        notes.append(_UNLIKE)
+    if not has_same_datasets:
+        notes.append(_DIFFERENT_DATASETS)
     over_all = Figures(
         title,
         (
             "model",
-            *([] if is_alike else ["data sets"]),
+            *([] if has_same_datasets else ["data sets"]),
             "rollouts",
             *(figure_heading(name, in_percent=True) for name in figures),
-            *unlucky,
+            *problem_counts,
         ),
         tuple(
-            (model.label, *([] if is_alike else [_members(model)]), *_cells(model.headline, figures, unlucky))
+            (
+                model.label,
+                *([] if has_same_datasets else [_members(model)]),
+                *_cells(model.headline, figures, problem_counts),
+            )
             for model in models
         ),
         " ".join(notes),
     )
     parts: list[Part] = [Tiles(tuple(map(_tile, models)))]
-    lines = _lines_told(models)
-    if estimates := _estimates(models, lines[:_DATASETS_DRAWN]):
-        cut = f"Drawn are the first {_DATASETS_DRAWN} of {len(lines)} averages and data sets."
-        parts.append(interval_chart("Right answers", estimates, note=cut if len(lines) > _DATASETS_DRAWN else ""))
+    lines = _shown_names(models)
+    if estimates := _estimates(models, lines[:_MAX_DATASETS_DRAWN]):
+        cut = f"Drawn are the first {_MAX_DATASETS_DRAWN} of {len(lines)} averages and data sets."
+        parts.append(interval_chart("Right answers", estimates, note=cut if len(lines) > _MAX_DATASETS_DRAWN else ""))
     parts.append(over_all)
     if len(lines) > 1:
-        parts.append(Fold("Each data set", [_by_dataset(models, lines, figures, unlucky)]))
+        parts.append(Fold("Each data set", [_by_dataset(models, lines, figures, problem_counts)]))
     parts.append(Fold("All figures", _all_figures(models)))
     reading = (
         "Each line is a 95 % interval around the share of right answers: where two overlap widely, the difference may "
@@ -74,7 +82,7 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
     return [Section("headline", "Headline", reading, parts)]
 
 
-def _over(models: Sequence[Model]) -> tuple[str, bool]:
+def _over(models: Sequence[EvaluatedModel]) -> tuple[str, bool]:
     """Return a title naming the data sets of the main figures, and whether all models have the same ones."""
     if len({tuple(model.over(model.headline.dataset)) for model in models}) > 1:
         return "Figures of different data sets", False
@@ -82,11 +90,11 @@ def _over(models: Sequence[Model]) -> tuple[str, bool]:
     return (f"{title[0].upper()}{title[1:]}" if len(models[0].datasets) > 1 else "Figures"), True
 
 
-def _members(model: Model) -> str:
+def _members(model: EvaluatedModel) -> str:
     return enumerated(model.over(model.headline.dataset))
 
 
-def radar_section(models: Sequence[Model]) -> list[Section]:
+def radar_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     """Return the radar of up to five behaviour figures; empty if fewer than three are known."""
     axes = radar_axes({model.label: _values(model.headline) for model in models})
     known = [axis for axis in axes if any(value is not None for value in axis.values.values())]
@@ -102,26 +110,32 @@ def radar_section(models: Sequence[Model]) -> list[Section]:
     ]
     lines = [model.headline for model in models]
     rows.append(("rollouts without a verdict", "", *(f"{_count(line, 'undecided'):,}" for line in lines)))
-    rows.append(("rollouts without a majority of votes", "", *(f"{line.num_open('conciseness'):,}" for line in lines)))
+    rows.append(
+        (
+            "rollouts without a majority of votes",
+            "",
+            *(f"{line.num_without_majority('conciseness'):,}" for line in lines),
+        )
+    )
     rows.append(("rollouts that failed", "", *(f"{_count(line, 'failed'):,}" for line in lines)))
     reading = (
         "Further out is better on every axis, but each axis has its own range, so compare models on one axis, not "
         "axes with each other."
     )
     unknown = ", ".join(axis.title for axis in axes if axis not in known)
-    title, is_alike = _over(models)
-    notes = ["" if title == "Figures" else f"{title}.", "" if is_alike else _UNLIKE]
+    title, has_same_datasets = _over(models)
+    notes = ["" if title == "Figures" else f"{title}.", "" if has_same_datasets else _DIFFERENT_DATASETS]
     notes.append(f"Not drawn, since no model has it: {unknown}." if unknown else "")
     note = " ".join(filter(None, notes))
     table = Figures("Values", ("axis", "range", *(model.label for model in models)), tuple(rows), note)
     return [Section("radar", "Radar", reading, [radar_chart("Behaviour", known), table])]
 
 
-def _values(line: Line) -> Mapping[str, float | None]:
+def _values(line: SummaryLine) -> Mapping[str, float | None]:
     return {name: line.value(name) for name in line.figures}
 
 
-def _tile(model: Model) -> Tile:
+def _tile(model: EvaluatedModel) -> Tile:
     line = model.headline
     value = line.value("accuracy")
     interval = _interval(line, "accuracy")
@@ -131,14 +145,14 @@ def _tile(model: Model) -> Tile:
     return Tile(model.label, "-" if value is None else f"{100 * value:.1f} %", note, model.series)
 
 
-def _interval(line: Line, figure: str) -> str:
+def _interval(line: SummaryLine, figure: str) -> str:
     row = line.figures.get(figure)
     if row is None or row["low"] is None or row["high"] is None:
         return ""
     return f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %"
 
 
-def _estimates(models: Sequence[Model], lines: Sequence[str]) -> list[Estimate]:
+def _estimates(models: Sequence[EvaluatedModel], lines: Sequence[str]) -> list[IntervalRow]:
     """Return the chart's rows: averages, then data sets, each with all models; a single model needs no groups."""
     found = []
     for name in lines:
@@ -150,11 +164,11 @@ def _estimates(models: Sequence[Model], lines: Sequence[str]) -> list[Estimate]:
             group, label = (title, model.label) if len(models) > 1 and len(lines) > 1 else ("", model.label)
             if len(models) == 1 and len(lines) > 1:
                 label = title
-            found.append(Estimate(group, label, model.series, row["value"], row["low"], row["high"]))
+            found.append(IntervalRow(group, label, model.series, row["value"], row["low"], row["high"]))
     return found
 
 
-def _lines_told(models: Sequence[Model]) -> list[str]:
+def _shown_names(models: Sequence[EvaluatedModel]) -> list[str]:
     """Return averages, then data sets; averages over a single data set are left out as redundant."""
     names = dict.fromkeys(name for model in models for name in model.lines)
     averages = [
@@ -165,27 +179,27 @@ def _lines_told(models: Sequence[Model]) -> list[str]:
     return [*averages, *(name for name in names if any(name in model.datasets for model in models))]
 
 
-def _is_told(name: str, models: Sequence[Model]) -> bool:
+def _is_shown(name: str, models: Sequence[EvaluatedModel]) -> bool:
     """Return whether a column has values, and, for `score`, values that differ from `accuracy`."""
-    lines = [line for model in models for line in _told(model)]
+    lines = [line for model in models for line in _shown_lines(model)]
     if name == "score" and all(line.value(name) == line.value("accuracy") for line in lines):
         return False
     return any(line.value(name) is not None for line in lines)
 
 
-def _cells(line: Line, figures: Sequence[str], unlucky: Sequence[str]) -> list[Cell]:
+def _cells(line: SummaryLine, figures: Sequence[str], problem_counts: Sequence[str]) -> list[Cell]:
     return [
         line.num_rollouts,
         *(figure_cell(line, name, in_percent=True, with_interval=name in _WITH_INTERVAL) for name in figures),
-        *(_count(line, name) for name in unlucky),
+        *(_count(line, name) for name in problem_counts),
     ]
 
 
-def _told(model: Model) -> list[Line]:
+def _shown_lines(model: EvaluatedModel) -> list[SummaryLine]:
     return [model.headline, *(model.lines[name] for name in model.datasets)]
 
 
-def _count(line: Line, name: str) -> int:
+def _count(line: SummaryLine, name: str) -> int:
     """Return the number of undecided or failed rollouts."""
     if name == "undecided":
         return int(line.figures["score"]["num_undecided"]) if "score" in line.figures else 0
@@ -193,40 +207,48 @@ def _count(line: Line, name: str) -> int:
 
 
 def _by_dataset(
-    models: Sequence[Model], datasets: Sequence[str], figures: Sequence[str], unlucky: Sequence[str]
+    models: Sequence[EvaluatedModel], datasets: Sequence[str], figures: Sequence[str], problem_counts: Sequence[str]
 ) -> Figures:
     rows = tuple(
-        (model.title(name), model.label, *_cells(model.lines[name], figures, unlucky))
+        (model.title(name), model.label, *_cells(model.lines[name], figures, problem_counts))
         for name in datasets
         for model in models
         if name in model.lines
     )
     return Figures(
         "Each data set",
-        ("data set", "model", "rollouts", *(figure_heading(name, in_percent=True) for name in figures), *unlucky),
+        (
+            "data set",
+            "model",
+            "rollouts",
+            *(figure_heading(name, in_percent=True) for name in figures),
+            *problem_counts,
+        ),
         rows,
     )
 
 
-def _all_figures(models: Sequence[Model]) -> list[Part]:
+def _all_figures(models: Sequence[EvaluatedModel]) -> list[Part]:
     """Return a table of the main figures, and one per data set and further average; models are columns."""
-    title, is_alike = _over(models)
+    title, has_same_datasets = _over(models)
     main = all_figures(
         "All figures [95 %]" if title == "Figures" else f"All figures: {title[0].lower()}{title[1:]} [95 %]",
         {model.label: model.headline for model in models},
         in_percent=True,
     )
-    if not is_alike:
+    if not has_same_datasets:
         main = replace(main, rows=(("data sets", *map(_members, models)), *main.rows))
     parts: list[Part] = [main]
-    for name in _lines_told(models):
+    for name in _shown_names(models):
         lines = {model.label: model.lines[name] for model in models if name in model.lines}
-        if is_alike and all(line is model.headline for model, line in zip(models, lines.values(), strict=False)):
+        if has_same_datasets and all(
+            line is model.headline for model, line in zip(models, lines.values(), strict=False)
+        ):
             continue
         parts.append(all_figures(f"{_title_of(models, name)} [95 %]", lines, in_percent=True))
     return parts
 
 
-def _title_of(models: Sequence[Model], name: str) -> str:
+def _title_of(models: Sequence[EvaluatedModel], name: str) -> str:
     """Return the title of a data set or average; if models average different data sets, join all titles."""
     return " or ".join(dict.fromkeys(model.title(name) for model in models if name in model.lines))

@@ -11,7 +11,7 @@ from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
 from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.cost import seconds_of
-from treadle.tasks.page.sources import Source
+from treadle.tasks.page.sources import PageRun
 
 _READING = (
     "Digests name tables by what they hold: equal digests are equal tables, and treadle verify compares them with the "
@@ -19,13 +19,13 @@ _READING = (
 )
 
 
-def manifest_section(sources: Sequence[Source]) -> list[Section]:
+def manifest_section(sources: Sequence[PageRun]) -> list[Section]:
     """Return the section for all runs."""
     parts = [part for source in sources for part in source.named_parts(_parts(source))]
     return [Section("manifest", "Manifest", _READING, parts)]
 
 
-def _parts(source: Source) -> list[Part]:
+def _parts(source: PageRun) -> list[Part]:
     info = source.run.info
     facts: list[tuple[Cell, ...]] = [
         ("run", info.run_id),
@@ -66,7 +66,7 @@ def _tables(records: Sequence[StageRecord]) -> Iterator[tuple[Cell, ...]]:
             yield kind, record.address, ref.num_rows, ref.digest
 
 
-def _checkpoints(source: Source, record: StageRecord) -> Iterator[tuple[Cell, ...]]:
+def _checkpoints(source: PageRun, record: StageRecord) -> Iterator[tuple[Cell, ...]]:
     ref = record.outputs.get("checkpoint")
     for row in source.rows(ref, record.address):
         versions = ", ".join(f"{name} {version}" for name, version in sorted(orjson.loads(row["versions"]).items()))

@@ -10,24 +10,24 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES, EVERY, KNOWLEDGE, MATH
+from treadle.eval.judging_differences import Scoring
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
-from treadle.eval.scoring import Scoring
-from treadle.report.layout import Line, by_model, datasets_of, main_line, members, summary_lines
-from treadle.tasks.page.sources import Source
+from treadle.report.layout import SummaryLine, by_model, datasets_of, main_line, members, summary_lines
+from treadle.tasks.page.sources import PageRun
 from treadle.tasks.summaries.report_tables import report_tables
 
 _AREAS = {MATH: "mathematics", KNOWLEDGE: "knowledge"}
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 def enumerated(names: Sequence[str]) -> str:
     """Join names with commas; of many names, show only the first."""
-    shown = [one_line(name) for name in names[:_MOST_NAMED]]
+    shown = [one_line(name) for name in names[:_MAX_NAMED]]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class BehaviourCounts:
     """Counts over the rollouts of one model."""
 
     statuses: Counter[str]
@@ -37,7 +37,7 @@ class Behaviour:
     """Totals over all rollouts of call counts, by field name of `ScoredRollout`."""
 
     @classmethod
-    def of(cls, rollouts: Sequence[ScoredRollout]) -> Behaviour:
+    def of(cls, rollouts: Sequence[ScoredRollout]) -> BehaviourCounts:
         """Count statuses and calls of rollouts."""
         sums: Counter[str] = Counter()
         for rollout in rollouts:
@@ -54,7 +54,7 @@ _SUMMED = ("calls_requested", "calls_executed", "failed_calls", "python_calls", 
 
 
 @dataclass(slots=True)
-class Model:
+class EvaluatedModel:
     """One model of one run."""
 
     name: str
@@ -62,19 +62,19 @@ class Model:
     """Name that is unique on the page: with the run's label if there are several runs."""
     series: int
     """Index of its colour."""
-    source: Source
+    source: PageRun
     report: StageRecord
-    lines: dict[str, Line]
+    lines: dict[str, SummaryLine]
     """Data set or average -> its figures."""
     rollouts: list[ScoredRollout]
     """Empty if the scores that the report was made from no longer exist."""
-    behaviour: Behaviour
+    behaviour: BehaviourCounts
     """Counts over `rollouts`."""
     scoring: Scoring | None
     """How its verdicts and votes were made; None if that is no longer known."""
 
     @property
-    def headline(self) -> Line:
+    def headline(self) -> SummaryLine:
         """Average over the headline data sets, or the figures of the only data set."""
         return main_line(self.lines)
 
@@ -101,9 +101,9 @@ class Model:
         return datasets_of(self.lines)
 
 
-def evaluated_models(sources: Sequence[Source]) -> list[Model]:
+def evaluated_models(sources: Sequence[PageRun]) -> list[EvaluatedModel]:
     """Return the models of the last report of each run, in the report's order."""
-    models: list[Model] = []
+    models: list[EvaluatedModel] = []
     for source in sources:
         for report in source.of_stage("report")[-1:]:
             by_name = by_model(summary_lines(source.rows(report.outputs.get("summary"), report.address)))
@@ -112,11 +112,13 @@ def evaluated_models(sources: Sequence[Source]) -> list[Model]:
                 own = rollouts.get(name, [])
                 label, series = source.named(name), len(models)
                 scoring = scorings.get(name)
-                models.append(Model(name, label, series, source, report, lines, own, Behaviour.of(own), scoring))
+                models.append(
+                    EvaluatedModel(name, label, series, source, report, lines, own, BehaviourCounts.of(own), scoring)
+                )
     return models
 
 
-def _scored(source: Source, report: StageRecord) -> tuple[dict[str, list[ScoredRollout]], dict[str, Scoring]]:
+def _scored(source: PageRun, report: StageRecord) -> tuple[dict[str, list[ScoredRollout]], dict[str, Scoring]]:
     """Return model -> scored rollouts of a report, and model -> how these were scored."""
     found: dict[str, list[ScoredRollout]] = {}
     scorings: dict[str, Scoring] = {}

@@ -15,15 +15,15 @@ from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.report.page.document import Chart, Fold, Part, Text
+from treadle.report.page.document import Chart, Fold, Paragraph, Part
 
 Row = dict[str, Any]
 
-_WITHOUT_PLACE = re.compile(r"^artifacts/\w+/[0-9a-f]+ (holds table)")
+_ARTIFACT_FOLDER = re.compile(r"^artifacts/\w+/[0-9a-f]+ (holds table)")
 """Strips the folder of a table: it means nothing to readers, and would keep equal reasons apart."""
 
 
-class Source:
+class PageRun:
     """One run of a page. What cannot be read is left out and listed in `notes()`."""
 
     def __init__(self, run: Run, label: str = "") -> None:
@@ -50,8 +50,8 @@ class Source:
                 return replace(part, title=self.named(part.title))
             case Fold():
                 return replace(part, summary=self.named(part.summary))
-            case Text() if self.label:
-                return Text(f"{self.label}: {part.text}")
+            case Paragraph() if self.label:
+                return Paragraph(f"{self.label}: {part.text}")
         return part
 
     def of_stage(self, *stages: str) -> list[StageRecord]:
@@ -131,7 +131,7 @@ class Source:
         return f"{', '.join(what)}{f' ({self.label})' if self.label else ''}"
 
     def _note(self, what: str, error: Exception | str) -> None:
-        reason = _WITHOUT_PLACE.sub(r"\1", str(error))
+        reason = _ARTIFACT_FOLDER.sub(r"\1", str(error))
         known = self._problems.setdefault(reason, [])
         if what not in known:
             known.append(what)

@@ -9,8 +9,8 @@ from treadle.core.figures import Figures
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import own_results
 from treadle.report.page.charts import Yield, loss_chart, yields_chart
-from treadle.report.page.document import Chart, Fold, Part, Section, Text
-from treadle.tasks.page.sources import Source
+from treadle.report.page.document import Chart, Fold, Paragraph, Part, Section
+from treadle.tasks.page.sources import PageRun
 from treadle.tasks.summaries.stage_report import stage_report
 
 _POOLS = (
@@ -28,33 +28,33 @@ _RL = (
 )
 
 
-def pools_section(sources: Sequence[Source]) -> list[Section]:
+def pools_section(sources: Sequence[PageRun]) -> list[Section]:
     """Return the section on the yield of operators."""
     return _section(sources, "pools", "Yield of operators", _POOLS, ("pools",), _pool_parts)
 
 
-def selection_section(sources: Sequence[Source]) -> list[Section]:
+def selection_section(sources: Sequence[PageRun]) -> list[Section]:
     """Return the section on the fronts of selections."""
     return _section(sources, "fronts", "Questions selected", _SELECTION, ("selection",), _selection_parts)
 
 
-def sft_section(sources: Sequence[Source]) -> list[Section]:
+def sft_section(sources: Sequence[PageRun]) -> list[Section]:
     """Return the section on fine-tuning rows and the training loss."""
     return _section(sources, "sft", "Fine-tuning", _SFT, ("sft_rows", "sft"), _sft_parts)
 
 
-def rl_section(sources: Sequence[Source]) -> list[Section]:
+def rl_section(sources: Sequence[PageRun]) -> list[Section]:
     """Return the section on reinforcement learning curves."""
     return _section(sources, "rl", "Reinforcement", _RL, ("rl",), _rl_parts)
 
 
 def _section(
-    sources: Sequence[Source],
+    sources: Sequence[PageRun],
     name: str,
     title: str,
     reading: str,
     stages: tuple[str, ...],
-    make: Callable[[Source, StageRecord], list[Part]],
+    make: Callable[[PageRun, StageRecord], list[Part]],
 ) -> list[Section]:
     """Return one section, if any run has a result of these stages."""
     parts = [
@@ -67,7 +67,7 @@ def _section(
     return [Section(name, title, reading, parts)] if parts else []
 
 
-def _pool_parts(source: Source, record: StageRecord) -> list[Part]:
+def _pool_parts(source: PageRun, record: StageRecord) -> list[Part]:
     report = stage_report(record, source.run)
     if report is None:
         return []
@@ -83,7 +83,7 @@ def _pool_parts(source: Source, record: StageRecord) -> list[Part]:
     return [*_texts(record, report.sentences), *charts, *tables, *_folded("Why operators produced nothing", reasons)]
 
 
-def _sft_parts(source: Source, record: StageRecord) -> list[Part]:
+def _sft_parts(source: PageRun, record: StageRecord) -> list[Part]:
     if record.stage == "sft_rows":
         report = stage_report(record, source.run)
         if report is None:
@@ -93,7 +93,7 @@ def _sft_parts(source: Source, record: StageRecord) -> list[Part]:
     log = [step for step in source.telemetry(record, "training_log") if step["loss"] is not None]
     if {"steps", "rows", "first_loss", "last_loss"} <= metrics.keys():
         parts.append(
-            Text(
+            Paragraph(
                 f"{record.address}: {metrics['steps']:,} steps over {metrics['rows']:,} rows; loss "
                 f"{metrics['first_loss']:.3f} at first, {metrics['last_loss']:.3f} at last."
             )
@@ -105,7 +105,7 @@ def _sft_parts(source: Source, record: StageRecord) -> list[Part]:
     return [*parts, *_picture(source, record, ("checkpoint", "rows.svg"), "Rows that were trained on", words)]
 
 
-def _selection_parts(source: Source, record: StageRecord) -> list[Part]:
+def _selection_parts(source: PageRun, record: StageRecord) -> list[Part]:
     report = stage_report(record, source.run)
     if report is None:
         return []
@@ -117,7 +117,7 @@ def _selection_parts(source: Source, record: StageRecord) -> list[Part]:
     ]
 
 
-def _rl_parts(source: Source, record: StageRecord) -> list[Part]:
+def _rl_parts(source: PageRun, record: StageRecord) -> list[Part]:
     report = stage_report(record, source.run)
     if report is None:
         return []
@@ -138,14 +138,14 @@ def _without_curve(figures: Figures) -> Figures:
     return replace(figures, header=tuple(figures.header[index] for index in kept), rows=rows)
 
 
-def _picture(source: Source, record: StageRecord, where: tuple[str, str], title: str, words: str) -> list[Part]:
+def _picture(source: PageRun, record: StageRecord, where: tuple[str, str], title: str, words: str) -> list[Part]:
     """Return a picture that a stage drew; empty if there is none."""
     svg = source.file(record, *where)
     return [Chart(_of(record, title), words, svg)] if svg is not None else []
 
 
 def _texts(record: StageRecord, sentences: Sequence[str]) -> list[Part]:
-    return [Text(f"{record.address}: {' '.join(sentences)}")] if sentences else []
+    return [Paragraph(f"{record.address}: {' '.join(sentences)}")] if sentences else []
 
 
 def _of(record: StageRecord, title: str) -> str:
@@ -159,5 +159,5 @@ def _split(figures: Sequence[Figures], first: str, folded: str) -> tuple[list[Fi
 
 
 def _folded(summary: str, figures: Sequence[Figures]) -> list[Part]:
-    told = [one for one in figures if one.rows]
-    return [Fold(summary, told)] if told else []
+    shown = [one for one in figures if one.rows]
+    return [Fold(summary, shown)] if shown else []

@@ -60,18 +60,20 @@ def flow_part(
     for item in instances:
         address = str(item.address)
         is_wanted = address not in before and address not in without
-        lacking = [str(one) for bound in item.inputs.values() for one in bound if str(one) in part.left_out]
-        if is_wanted and not lacking:
+        missing_inputs = [str(one) for bound in item.inputs.values() for one in bound if str(one) in part.left_out]
+        if is_wanted and not missing_inputs:
             part.instances.append(item)
             continue
         if is_wanted:
-            missing |= {one: address for one in lacking if one in before}
+            missing |= {one: address for one in missing_inputs if one in before}
         if run is not None and run.record(item.address) is not None:
             part.kept[address] = why_not_reused(item, run)
         elif address in before:
             part.left_out[address] = f"it lies before {start_from}"
         else:
-            part.left_out[address] = f"it reads {lacking[0]}, which is not there" if is_wanted else "as it was asked"
+            part.left_out[address] = (
+                f"it reads {missing_inputs[0]}, which is not there" if is_wanted else "as it was asked"
+            )
     if missing:
         named = ", ".join(f"{one} (read by {reader})" for one, reader in missing.items())
         raise RunError(

@@ -13,7 +13,7 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.rl.curriculum import phase_name, phase_of
 from treadle.tasks.config import TreadleConfig, overridden
-from treadle.tasks.planning.models import checkpoints_of, made_here, pool_models, with_weights
+from treadle.tasks.planning.models import checkpoints_of, named_checkpoint, pool_models, with_weights
 
 
 def starting_policy(config: TreadleConfig, iteration: int) -> Address | None:
@@ -51,7 +51,7 @@ def pool_roles(config: TreadleConfig, iteration: int) -> dict[str, tuple[str, Mo
     """
     address = Address(iteration, "pools")
     policy = starting_policy(config, iteration)
-    along = _along(config, address) if policy is not None else ()
+    along = _roles_with_starting_policy(config, address) if policy is not None else ()
     return {
         role: (name, with_weights(config.models[name], str(policy)) if role in along else config.models[name])
         for role, name in pool_models(config, address).items()
@@ -63,12 +63,12 @@ def pool_checkpoints(config: TreadleConfig, iteration: int) -> tuple[Address, ..
     address = Address(iteration, "pools")
     policy = starting_policy(config, iteration)
     names = pool_models(config, address)
-    along = _along(config, address) if policy is not None else set()
+    along = _roles_with_starting_policy(config, address) if policy is not None else set()
     others = checkpoints_of(config, (name for role, name in names.items() if role not in along))
     return tuple(dict.fromkeys((policy, *others) if policy is not None and along else others))
 
 
-def _along(config: TreadleConfig, address: Address) -> set[str]:
+def _roles_with_starting_policy(config: TreadleConfig, address: Address) -> set[str]:
     """Return the `pools` roles that use the iteration's starting policy: the policy and roles that default to it.
 
     Empty if an override names the policy.
@@ -96,13 +96,13 @@ def _own_model(config: TreadleConfig, model: ModelSettings, iteration: int) -> M
 
 def _own(config: TreadleConfig, name: str, iteration: int) -> str:
     """Return the iteration's own checkpoint for a name such as `1/sft`; any other name is returned unchanged."""
-    for made in made_here(name):
-        if made.iteration == 1 and _is_made_in_each(config, made):
+    for made in named_checkpoint(name):
+        if made.iteration == 1 and _is_made_every_iteration(config, made):
             return str(replace(made, iteration=iteration))
     return name
 
 
-def _is_made_in_each(config: TreadleConfig, made: Address) -> bool:
+def _is_made_every_iteration(config: TreadleConfig, made: Address) -> bool:
     """Return whether the flow makes this checkpoint in every iteration."""
     if made.stage not in config.flow.stages:
         return False

@@ -64,7 +64,7 @@ def score_models(config: TreadleConfig, address: Address) -> tuple[str, ...]:
     return tuple(names)
 
 
-def made_here(model: str) -> tuple[Address, ...]:
+def named_checkpoint(model: str) -> tuple[Address, ...]:
     """Return the instance of this run whose checkpoint a model name stands for; empty if it is none."""
     return (Address.parse(model),) if _CHECKPOINT.fullmatch(model) else ()
 
@@ -81,15 +81,15 @@ def with_weights(model: ModelSettings, policy: str, revision: str = "") -> Model
         server = model.server.model_copy(update={"model": policy, "revision": revision})
         # A folder whose files have changed is a different policy.
         return model.model_copy(update={"server": server, "revision": folder_digest(policy) or model.revision})
-    return model.model_copy(update={"model": policy}) if model.server is None and made_here(policy) else model
+    return model.model_copy(update={"model": policy}) if model.server is None and named_checkpoint(policy) else model
 
 
 def is_hub_id(model: str) -> bool:
     """Return whether a model name is a hub id: not made by the run, not embedded, and not a folder."""
-    return not made_here(model) and model != EMBEDDED and not (model and Path(model).expanduser().is_dir())
+    return not named_checkpoint(model) and model != EMBEDDED and not (model and Path(model).expanduser().is_dir())
 
 
-def check_made_here(config: TreadleConfig, made: Address, where: str) -> None:
+def check_named_checkpoint(config: TreadleConfig, made: Address, where: str) -> None:
     """Raise ConfigError if no instance of this configuration makes the checkpoint; `where` is the key that names it."""
     phase, last = phase_of(made.qualifier), config.curriculum.phases
     exists = made.qualifier is None if made.stage == "sft" else phase is not None and phase <= last
@@ -102,7 +102,7 @@ def check_made_here(config: TreadleConfig, made: Address, where: str) -> None:
 
 def checkpoint_of(model: ModelSettings) -> Address | None:
     """Return the instance of this run whose checkpoint the model's server loads; None if there is none."""
-    return next(iter(made_here(model.server.model)), None) if isinstance(model.server, VllmServer) else None
+    return next(iter(named_checkpoint(model.server.model)), None) if isinstance(model.server, VllmServer) else None
 
 
 def checkpoints_of(config: TreadleConfig, names: Iterable[str | None]) -> tuple[Address, ...]:
@@ -110,12 +110,12 @@ def checkpoints_of(config: TreadleConfig, names: Iterable[str | None]) -> tuple[
     found: dict[Address, None] = {}
     for name in names:
         if name is not None and (made := checkpoint_of(config.models[name])) is not None:
-            check_made_here(config, made, f"models.{name}.server.model")
+            check_named_checkpoint(config, made, f"models.{name}.server.model")
             found[made] = None
     return tuple(found)
 
 
-def asked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
+def checked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
     """Return the checked model and its tokenizer's digest (empty without one).
 
     Raises ConfigError if it has neither or both of `server` and `endpoints`, or if its tokenizer is missing.

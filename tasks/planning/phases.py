@@ -22,7 +22,7 @@ from treadle.rl.sigmas import check_sigmas
 from treadle.rl.training.phase_check import check_spread, check_training
 from treadle.rl.training.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
-from treadle.tasks.planning.models import check_made_here, is_hub_id, made_here, pool_models, with_weights
+from treadle.tasks.planning.models import check_named_checkpoint, is_hub_id, named_checkpoint, pool_models, with_weights
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
@@ -64,7 +64,9 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     options = overridden(config, training, own.model_copy(update=filled))
     if options.sigma_tool is None or options.sigma_length is None:
         raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
-    check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
+    check_sigmas(
+        options.sigma_tool, options.sigma_length, allow_zero_sigmas=options.allow_zero_sigmas, where=str(training)
+    )
     _check_start(config, options, training, phase)
     if options.symbolic is None:
         options = options.model_copy(update={"symbolic": _scores(config, address).symbolic})
@@ -81,9 +83,9 @@ def _check_start(config: TreadleConfig, options: RlOptions, training: Address, p
     start = options.start
     earlier = [replace(training, qualifier=phase_name(number)) for number in range(1, phase)]
     known = [Address(training.iteration, "sft"), *earlier]
-    for made in made_here(start):
+    for made in named_checkpoint(start):
         if made.iteration < training.iteration:
-            check_made_here(config, made, f"{training}: rl.start")
+            check_named_checkpoint(config, made, f"{training}: rl.start")
         elif made not in known:
             raise ConfigError(
                 f"{training}: rl.start = {start} is not made before this phase; name {' or '.join(map(str, known))}, "
@@ -138,7 +140,7 @@ def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
 
 def phase_policy(config: TreadleConfig, address: Address) -> tuple[Address, ...]:
     """Return the instance whose checkpoint a phase starts from; empty if this run does not make it."""
-    return made_here(rl_options(config, address).start)
+    return named_checkpoint(rl_options(config, address).start)
 
 
 def selection_settings(config: TreadleConfig, address: Address) -> SelectionSettings:

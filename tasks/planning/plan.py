@@ -12,20 +12,20 @@ import orjson
 from treadle.core.config import differing_keys, semantic_dump
 from treadle.core.errors import RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.execute import Plan, equal_result, state_of, work_digest
+from treadle.core.runs.execute import Plan, equal_result, planned_action, work_digest
 from treadle.core.runs.locked_config import is_untouched
 from treadle.core.runs.reused import counterparts
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.forced import still_to_make
-from treadle.tasks.planning.imported import imported_from, refusal, replaces_import
+from treadle.tasks.planning.forced_runs import pending_forced
+from treadle.tasks.planning.imported_results import imported_from, refusal, replaces_import
 
 _SHOWN_KEYS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     """Planned action for one instance."""
 
     address: str
@@ -43,7 +43,7 @@ def plan(
     part: Sequence[Instance] | None = None,
     force: bool = False,
     by_name: bool = False,
-) -> list[Step]:
+) -> list[PlannedStep]:
     """Return one step per instance of a flow, or of `part` of it, in their order; nothing is changed.
 
     `by_name`: the forced instances were named explicitly, so imported results are replaced too.
@@ -52,9 +52,9 @@ def plan(
     if not run_exists(root, run_id):
         made = {str(item.address) for item in wanted}
         return [
-            Step(text, "take over", f"the same as {equals[text]}", equals[text])
+            PlannedStep(text, "take over", f"the same as {equals[text]}", equals[text])
             if equals.get(text) in made
-            else Step(text, "run", "the run is new")
+            else PlannedStep(text, "run", "the run is new")
             for text in (str(item.address) for item in wanted)
         ]
     planner = _Planner(flow, equals, Run.open(root, run_id))
@@ -67,40 +67,44 @@ class _Planner:
     def __init__(self, flow: Sequence[Instance], equals: Mapping[str, str], run: Run) -> None:
         self._flow = {str(item.address): item for item in flow}
         self._equals, self._run = equals, run
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, PlannedStep] = {}
 
-    def steps(self, wanted: Sequence[Instance], *, force: bool, by_name: bool) -> list[Step]:
+    def steps(self, wanted: Sequence[Instance], *, force: bool, by_name: bool) -> list[PlannedStep]:
         addresses = [item.address for item in wanted]
-        left = still_to_make(self._run, addresses) if force and not by_name else None
+        left = pending_forced(self._run, addresses) if force and not by_name else None
         for item in wanted:
             file = imported_from(item.address, self._run) if force else None
             is_forced = force and (left is None or item.address in left) and (by_name or not file)
             self._steps[str(item.address)] = self._step(item, is_forced, left is not None, file)
         return list(self._steps.values())
 
-    def _step(self, item: Instance, is_forced: bool, cut_off: bool, kept_file: str | None) -> Step:
+    def _step(self, item: Instance, is_forced: bool, was_interrupted: bool, kept_file: str | None) -> PlannedStep:
         """Return the step of an instance; `kept_file`: file of its imported result, which a forced run keeps."""
         address, record = str(item.address), self._run.record(item.address)
         made = {step.address for step in self._steps.values() if step.action in ("run", "take over")}
         first = made.intersection(str(producer) for producers in item.inputs.values() for producer in producers)
         # An instance's own result is never replaced by an equal one of an earlier iteration.
-        same = self._equals.get(address) if record is None or record.same_as else None
+        same = self._equals.get(address) if record is None or record.reused_from else None
         if same is not None and (same in made or ((is_forced or first) and self._is_kept(same))):
-            return Step(address, "take over", f"the same as {same}", same)
+            return PlannedStep(address, "take over", f"the same as {same}", same)
         if is_forced:
-            return Step(address, "run", "--force" + (", resuming where it stopped" if cut_off else ""))
+            return PlannedStep(address, "run", "--force" + (", resuming where it stopped" if was_interrupted else ""))
         # Its producers run again only because of --force: an unchanged output leaves the import valid.
         if kept_file and first and all(map(self._is_current, first)):
-            return Step(address, "reuse", f"imported from {kept_file}; refused unless {min(first)} comes out as it was")
+            return PlannedStep(
+                address, "reuse", f"imported from {kept_file}; refused unless {min(first)} comes out as it was"
+            )
         if first:
             run_before = [one for one in first if self._steps[one].action == "run"]
             why = f"{min(run_before)} is run before it" if run_before else f"{min(first)} is taken over before it"
-            return _unless_imported(Step(address, "run", why), item, self._run)
-        action = state_of(item, self._run)
+            return _unless_imported(PlannedStep(address, "run", why), item, self._run)
+        action = planned_action(item, self._run)
         if kept_file and action == "reuse":
-            return Step(address, "reuse", f"imported from {kept_file}")
+            return PlannedStep(address, "reuse", f"imported from {kept_file}")
         taken = equal_result(item, self._run) if action == "take over" else None
-        step = Step(address, action, _why(item, self._run, action, cut_off), taken.address if taken is not None else "")
+        step = PlannedStep(
+            address, action, _why(item, self._run, action, was_interrupted), taken.address if taken is not None else ""
+        )
         return _unless_imported(step, item, self._run)
 
     def _is_kept(self, address: str) -> bool:
@@ -109,14 +113,14 @@ class _Planner:
 
     def _is_current(self, address: str) -> bool:
         """Return whether the result of an instance is up to date, so that only `--force` runs it again."""
-        return state_of(self._flow[address], self._run) == "reuse"
+        return planned_action(self._flow[address], self._run) == "reuse"
 
 
-def _unless_imported(step: Step, item: Instance, run: Run) -> Step:
+def _unless_imported(step: PlannedStep, item: Instance, run: Run) -> PlannedStep:
     """Return the step, or a refusal if it would replace an imported result."""
     if not replaces_import(item.address, run, step.action):
         return step
-    return Step(step.address, "refuse", refusal(item.address, run, step.why))
+    return PlannedStep(step.address, "refuse", refusal(item.address, run, step.why))
 
 
 def equal_work(instances: Sequence[Instance]) -> dict[str, str]:
@@ -141,20 +145,20 @@ def equal_work(instances: Sequence[Instance]) -> dict[str, str]:
 
 def why_not_reused(item: Instance, run: Run) -> str:
     """Return why an instance would run again; empty if its result is reused."""
-    action = state_of(item, run)
-    return "" if action == "reuse" else _why(item, run, action, cut_off=False)
+    action = planned_action(item, run)
+    return "" if action == "reuse" else _why(item, run, action, was_interrupted=False)
 
 
 def check_import(item: Instance, run: Run) -> None:
     """Raise RunError if running the instance would replace an imported result."""
-    action = state_of(item, run)
+    action = planned_action(item, run)
     if replaces_import(item.address, run, action):
-        raise RunError(f"{item.address} {refusal(item.address, run, _why(item, run, action, cut_off=False))}")
+        raise RunError(f"{item.address} {refusal(item.address, run, _why(item, run, action, was_interrupted=False))}")
 
 
-def _why(item: Instance, run: Run, action: Plan, cut_off: bool) -> str:
+def _why(item: Instance, run: Run, action: Plan, was_interrupted: bool) -> str:
     if action == "reuse":
-        return "made again already by the forced run that was cut off" if cut_off else "nothing changed"
+        return "made again already by the forced run that was cut off" if was_interrupted else "nothing changed"
     if action == "take over" and (same := equal_result(item, run)) is not None:
         return f"the same as {same.address}"
     record = run.record(item.address)
@@ -176,7 +180,7 @@ def _why(item: Instance, run: Run, action: Plan, cut_off: bool) -> str:
             return f"{ref.address} was rerun"
     if record.version != item.stage.version:
         return f"stage version {record.version} -> {item.stage.version}"
-    if not item.stage.is_whole(record.metrics):
+    if not item.stage.is_complete(record.metrics):
         return "what was accepted as missing is asked for again"
     return "an artifact is missing or damaged"
 
@@ -203,7 +207,7 @@ def changed_keys(
     run = Run.open(root, run_id)
     before, now = run.config(), config.model_dump(mode="json")
     if not before.get("flow", {}).get("models"):
-        now["flow"]["models"] = []  # They were derived then as well, and are the same: see `as_begun`.
+        now["flow"]["models"] = []  # They were derived then as well, and are the same: see `with_run_defaults`.
     changed = differing_keys(before, now)
     locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)), TreadleConfig)
     return changed, bool(locked) and not is_untouched(run)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from treadle.core.errors import ConfigError
-from treadle.tasks.prefect.settings import BEGIN_S, SILENCE_S, TAG
+from treadle.tasks.prefect.settings import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S, TAG
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -22,9 +22,9 @@ SILENT = "treadle: flow runs that have gone silent"
 STUCK = "treadle: flow runs that never begin"
 FAILED = "treadle: tell of failed flow runs"
 _HEARTBEAT = "prefect.flow-run.heartbeat"
-_STILL = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", "Suspended", "AwaitingRetry")
+_NO_HEARTBEAT_STATES = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", "Suspended", "AwaitingRetry")
 """States in which no heartbeat is expected."""
-_TAKEN = ("Pending", "Submitting")
+_STARTING_STATES = ("Pending", "Submitting")
 """States of a flow run whose process is being started."""
 _WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot", "Paused", "Cancelling")
 """Further states before a process is started."""
@@ -32,15 +32,15 @@ _BODY = """{{ flow_run.name }} of flow {{ flow.name }} is {{ flow_run.state.name
 {{ flow_run|ui_url }}"""
 
 
-def install_automations(block: str | None = None, *, silence_s: float = SILENCE_S) -> list[str]:
+def install_automations(block: str | None = None, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> list[str]:
     """Install or update the automations; return one line about each.
 
     `block` names a notification block of the server, as in `slack-webhook/my-hook`. Raises ConfigError if it does not
     exist.
     """
-    _install(_silent(silence_s))
+    _install(_silent(heartbeat_timeout_s))
     _install(_stuck())
-    lines = [f"a flow run without a sign of life for {silence_s:g} s becomes Crashed"]
+    lines = [f"a flow run without a sign of life for {heartbeat_timeout_s:g} s becomes Crashed"]
     if block is not None:
         _install(_failed(_block(block)))
         lines.append(f"failed and crashed flow runs are told to {block}")
@@ -49,11 +49,11 @@ def install_automations(block: str | None = None, *, silence_s: float = SILENCE_
     return lines
 
 
-def _ours() -> dict[str, Any]:
+def _treadle_tag() -> dict[str, Any]:
     return {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
 
 
-def _silent(silence_s: float) -> AutomationCore:
+def _silent(heartbeat_timeout_s: float) -> AutomationCore:
     from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
     from prefect.client.schemas.objects import StateType
 
@@ -62,18 +62,18 @@ def _silent(silence_s: float) -> AutomationCore:
         description="Marks flow runs Crashed whose process is gone without a word.",
         trigger=EventTrigger(
             after={_HEARTBEAT},
-            expect={_HEARTBEAT, *(f"prefect.flow-run.{name}" for name in _STILL)},
+            expect={_HEARTBEAT, *(f"prefect.flow-run.{name}" for name in _NO_HEARTBEAT_STATES)},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            match_related=_ours(),
+            match_related=_treadle_tag(),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=silence_s),
+            within=timedelta(seconds=heartbeat_timeout_s),
         ),
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"No sign of life for {silence_s:g} s: the process is gone. "
+                message=f"No sign of life for {heartbeat_timeout_s:g} s: the process is gone. "
                 "What it had finished is kept; run it again, and it goes on.",
             )
         ],
@@ -88,19 +88,22 @@ def _stuck() -> AutomationCore:
         name=STUCK,
         description="Marks flow runs Crashed that a worker took and that never began.",
         trigger=EventTrigger(
-            after={f"prefect.flow-run.{name}" for name in _TAKEN},
-            expect={_HEARTBEAT, *(f"prefect.flow-run.{name}" for name in (*_STILL, *_WAITING, "Running"))},
+            after={f"prefect.flow-run.{name}" for name in _STARTING_STATES},
+            expect={
+                _HEARTBEAT,
+                *(f"prefect.flow-run.{name}" for name in (*_NO_HEARTBEAT_STATES, *_WAITING, "Running")),
+            },
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            match_related=_ours(),
+            match_related=_treadle_tag(),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=BEGIN_S),
+            within=timedelta(seconds=START_TIMEOUT_S),
         ),
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"Not begun {BEGIN_S:g} s after a worker took it: the worker is gone. Run it again.",
+                message=f"Not begun {START_TIMEOUT_S:g} s after a worker took it: the worker is gone. Run it again.",
             )
         ],
     )
@@ -115,7 +118,7 @@ def _failed(block_id: UUID) -> AutomationCore:
         trigger=EventTrigger(
             expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            match_related=_ours(),
+            match_related=_treadle_tag(),
             for_each={"prefect.resource.id"},
             posture=Posture.Reactive,
             threshold=1,
@@ -139,11 +142,11 @@ def _install(automation: AutomationCore) -> None:
         found = _find(automation.name)
         if found is None:
             client.create_automation(automation)
-        elif _said(found) != _said(automation):
+        elif _definition(found) != _definition(automation):
             client.update_automation(found.id, automation.model_copy(update={"enabled": found.enabled}))
 
 
-def _said(automation: AutomationCore) -> dict[str, Any]:
+def _definition(automation: AutomationCore) -> dict[str, Any]:
     dumped = automation.model_dump(mode="json", include={"description", "trigger", "actions"})
     # Sets are dumped as lists in any order, and every trigger has an id of its own.
     trigger = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treadle.tasks.prefect.settings import OF_FLOW_RUNS, TAG
+from treadle.tasks.prefect.settings import FLOW_RUN_ENV, TAG
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -127,7 +127,7 @@ def deploy(folder: Path, pool: str = POOL, deployments: Sequence[FlowDeployment]
                 tags=[TAG],
                 work_pool_name=pool,
                 work_queue_name=item.queue,
-                job_variables={"env": dict(OF_FLOW_RUNS)},
+                job_variables={"env": dict(FLOW_RUN_ENV)},
             )
 
 

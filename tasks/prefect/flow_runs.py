@@ -15,9 +15,9 @@ from prefect.utilities.urls import url_for
 
 from treadle.core.runs.address import Address
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin_checks import key_variables
-from treadle.tasks.prefect.audience import audience
-from treadle.tasks.prefect.leftovers import close_task_runs
+from treadle.tasks.planning.run_setup_checks import key_variables
+from treadle.tasks.prefect.flow_run_listener import flow_run_listener
+from treadle.tasks.prefect.stale_task_runs import close_task_runs
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def begin_flow_run(config: TreadleConfig, run_id: str, instance: str | None = No
 
     `instance` is the address if the flow run is of a single stage.
     """
-    _tell_where()
+    _report_url()
     close_task_runs(f"run:{run_id}")
     _label(f"run:{run_id}", *([f"stage:{Address.parse(instance).stage}"] if instance else []))
     keys_from_blocks(config)
@@ -41,7 +41,7 @@ def keys_from_blocks(config: TreadleConfig) -> None:
 
 
 @contextmanager
-def small_events() -> Iterator[None]:
+def compact_events() -> Iterator[None]:
     """Leave deployment, work queue and work pool out of the events of task runs that start in the block.
 
     The flow run's own events contain them. Each task run has three events, and each related resource of an event costs
@@ -62,17 +62,17 @@ def block_of(variable: str) -> str:
 
 
 def flow_log(line: str) -> None:
-    """Log events other than stage progress in the flow run, and show them to its audience."""
+    """Log events other than stage progress in the flow run, and show them to its flow_run_listener."""
     get_run_logger().info(line)
-    audience().tell(line)
+    flow_run_listener().tell(line)
 
 
-def _tell_where() -> None:
-    """Tell the audience where the UI shows the flow run."""
+def _report_url() -> None:
+    """Tell the flow_run_listener where the UI shows the flow run."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
-    audience().begins(url_for("flow-run", context.flow_run.id) or "")
+    flow_run_listener().begins(url_for("flow-run", context.flow_run.id) or "")
 
 
 def _label(*labels: str) -> None:

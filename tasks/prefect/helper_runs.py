@@ -28,31 +28,31 @@ from prefect.states import Cancelling
 
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
-from treadle.core.parent import end_with_parent, stays_behind
-from treadle.core.runs.attempt import Helped
-from treadle.core.runs.execute import state_of
-from treadle.core.runs.helping import NotUnderWay
+from treadle.core.parent_watch import end_with_parent, outlives_parent
+from treadle.core.runs.attempt import HelperScope
+from treadle.core.runs.execute import planned_action
+from treadle.core.runs.helping import NoOpenShards
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.core.store.roots import is_object_store
-from treadle.tasks.planning.begin import stored_config
+from treadle.tasks.planning.run_setup import stored_config
 from treadle.tasks.prefect.deployments import GPU_QUEUE
 from treadle.tasks.prefect.flow_runs import begin_flow_run
 from treadle.tasks.prefect.progress import PrefectProgress
 from treadle.tasks.prefect.settings import TAG
 from treadle.tasks.serving.served_models import served_models
-from treadle.tasks.work import open_for_work, shards_text, work_at
+from treadle.tasks.shard_worker import open_for_work, shards_text, work_at
 
 _log = logging.getLogger(__name__)
 
 DEPLOYMENT = "work/shards"
-_OF_WORKER = "PREFECT__FLOW_RUN_ID"
+_WORKER_ENV = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect in processes that a worker started."""
 
 
 def end_with_worker() -> None:
     """End together with the parent process: Prefect leaves flow run processes behind when their worker is killed."""
-    if _OF_WORKER in os.environ or not stays_behind():
+    if _WORKER_ENV in os.environ or not outlives_parent():
         end_with_parent()
 
 
@@ -61,30 +61,30 @@ def artifact_key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", "-".join(parts).lower()).strip("-")
 
 
-def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> Helped | None:
+def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> HelperScope | None:
     """Return a block for `execute` to enter while it works on shards, during which so many flow runs help; or None."""
     if not num_workers or wanted.stage.work is None:
         return None
-    if wanted.stage.num_shards(wanted.settings) == 1 and state_of(wanted, run) in ("run", "missing input"):
+    if wanted.stage.num_shards(wanted.settings) == 1 and planned_action(wanted, run) in ("run", "missing input"):
         _log.warning(
             "flow.workers is %d, but no worker can join %s: it has one shard; set %s.shards above 1",
             num_workers, wanted.address, wanted.address.stage,
         )  # fmt: skip
 
     @contextmanager
-    def helped(num_open: int) -> Iterator[None]:
+    def helper_scope(num_open: int) -> Iterator[None]:
         asked_for: list[UUID] = []
         try:
             # One shard is for this process.
-            _ask_for(min(num_workers, num_open - 1), wanted, run, asked_for)
+            _request_helpers(min(num_workers, num_open - 1), wanted, run, asked_for)
             yield
         finally:
-            _withdraw(asked_for)
+            _cancel_unstarted(asked_for)
 
-    return helped
+    return helper_scope
 
 
-def _ask_for(count: int, wanted: Instance, run: Run, asked_for: list[UUID]) -> None:
+def _request_helpers(count: int, wanted: Instance, run: Run, asked_for: list[UUID]) -> None:
     """Submit flow runs and append their ids to `asked_for`."""
     address = wanted.address
     # Each helper serves the models itself that the run serves.
@@ -109,7 +109,7 @@ def _ask_for(count: int, wanted: Instance, run: Run, asked_for: list[UUID]) -> N
         _log.warning("%s continues with %d workers instead of %d: %s", address, len(asked_for), count, error)
 
 
-def _withdraw(flow_runs: Sequence[UUID]) -> None:
+def _cancel_unstarted(flow_runs: Sequence[UUID]) -> None:
     """Cancel flow runs that have not started; the others find no shards left and end on their own."""
     if not flow_runs:
         return
@@ -139,16 +139,16 @@ def help_from_flow(run_id: str, address: str, root: str) -> str:
     begin_flow_run(stored_config(Run.open(root, run_id)), run_id, address)
     wanted, run, config = open_for_work(root, run_id, address)
     wait_s, notify = config.flow.device_wait_s, get_run_logger().info
-    with PrefectProgress(artifact_key("work", run_id, address), address) as progress, orderly_end():
+    with PrefectProgress(artifact_key("work", run_id, address), address) as progress, interrupt_on_sigterm():
         try:
             return shards_text(work_at(wanted, run, device_wait_s=wait_s, progress=progress, notify=notify))
-        except NotUnderWay as nothing:
+        except NoOpenShards as nothing:
             _log.info("%s", nothing)
             return f"nothing to help with: {nothing}"
 
 
 @contextmanager
-def orderly_end() -> Iterator[None]:
+def interrupt_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block like Ctrl-C, then pass it on to Prefect's handler.
 
     Prefect's handler does not raise KeyboardInterrupt: in an event loop, what it raises may end up in just the running

@@ -9,8 +9,8 @@ from types import TracebackType
 from uuid import UUID
 
 from treadle.core.figures import escape
-from treadle.tasks.pace import Pace
 from treadle.tasks.prefect.ui_artifacts import create_progress, update_progress
+from treadle.tasks.progress_tracker import ProgressTracker
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class PrefectProgress:
         self._even_if_brief = even_if_brief
         self._key = key
         self._label = label
-        self._pace = Pace()
+        self._tracker = ProgressTracker()
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._artifact: UUID | None = None
@@ -49,12 +49,12 @@ class PrefectProgress:
 
     def start(self, total: int, done: int, unit: str) -> None:
         """Start, or restart with another total."""
-        self._pace.start(total, done, unit)
+        self._tracker.start(total, done, unit)
         self._changed.set()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
         """Count finished units; facts are shown in the description."""
-        self._pace.advance(count, facts)
+        self._tracker.advance(count, facts)
         self._changed.set()
 
     def _post(self) -> None:
@@ -64,10 +64,10 @@ class PrefectProgress:
             self._post_once()
 
     def _post_once(self) -> None:
-        if not self._changed.is_set() or not self._pace.total:
+        if not self._changed.is_set() or not self._tracker.total:
             return
         self._changed.clear()
-        percent = 100.0 * min(self._pace.done / self._pace.total, 1.0)
+        percent = 100.0 * min(self._tracker.done / self._tracker.total, 1.0)
         try:
             if self._artifact is None:
                 self._artifact = create_progress(self._key, percent, self._text())
@@ -77,5 +77,5 @@ class PrefectProgress:
             logger.warning("progress of %s could not be shown in Prefect: %s", self._label, error)
 
     def _text(self) -> str:
-        parts = [self._pace.counts(), self._pace.estimate(), *map(escape, self._pace.facts())]
+        parts = [self._tracker.counts(), self._tracker.estimate(), *map(escape, self._tracker.facts())]
         return f"{self._label}: " + ", ".join(part for part in parts if part)

@@ -21,25 +21,25 @@ from treadle.core.errors import ConfigError, EngineError
 from treadle.core.store.locks import FileLease
 from treadle.tasks.doctor import prefect_answers
 from treadle.tasks.prefect.deployments import POOL
-from treadle.tasks.prefect.home import PASSWORD, SERVER_PASSWORD, PrefectHome, own_folder
-from treadle.tasks.prefect.settings import OF_FLOW_RUNS
+from treadle.tasks.prefect.prefect_home import PASSWORD, SERVER_PASSWORD, PrefectHome, own_folder
+from treadle.tasks.prefect.settings import FLOW_RUN_ENV
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """Prefect's variable for the database; prefer it to an argument for an address with a password."""
 _LOGS = ("server", "worker")
 _POLL_S = 0.2
-_SAID_S = 10.0
+_NOTIFY_INTERVAL_S = 10.0
 _START_S = 300.0
 """Startup takes 12 s on two idle cores, and 100 s on two cores with ten busy processes."""
 _GRACE_S = 20.0
 """Time for a worker to end: its flow runs report their final state to the server."""
-_SETTLED_S = 60.0
+_MIN_UPTIME_S = 60.0
 """A child that has run this long is restarted when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _RestartedChild:
     """A child process that is restarted when it ends."""
 
     name: str
@@ -56,8 +56,8 @@ class PrefectServer:
         self.ui_url = f"http://{HOST}:{port}"
         self.api_url = f"{self.ui_url}/api"
         self._notify = notify
-        self._server: _Kept | None = None
-        self._workers: list[_Kept] = []
+        self._server: _RestartedChild | None = None
+        self._workers: list[_RestartedChild] = []
         self.env = {
             "PREFECT_HOME": str(home.folder),
             "PREFECT_API_URL": self.api_url,
@@ -68,7 +68,7 @@ class PrefectServer:
             "DO_NOT_TRACK": "1",
             "PREFECT_LOGGING_COLORS": "false",
             PASSWORD: home.password(),
-            **OF_FLOW_RUNS,
+            **FLOW_RUN_ENV,
         }
         self._database = database if database is not None else os.environ.get(DATABASE)
         # Captured now: flow runs of this process later set variables that keep Prefect's log lines from terminals, and
@@ -86,7 +86,7 @@ class PrefectServer:
             now = time.monotonic()
             if now > began + _START_S:
                 raise child.failure(f"did not answer within {_START_S:g} s")
-            if now > said + _SAID_S:
+            if now > said + _NOTIFY_INTERVAL_S:
                 said = now
                 self._notify(f"  still starting after {now - began:.0f} s")
             time.sleep(_POLL_S)
@@ -101,11 +101,11 @@ class PrefectServer:
     def watch(self) -> None:
         """Keep the children running; never returns. Raises EngineError if one ends soon after its start."""
         while True:
-            self._look()
+            self._check_children()
             time.sleep(_POLL_S)
 
     @contextlib.contextmanager
-    def kept_alive(self) -> Iterator[None]:
+    def keep_alive(self) -> Iterator[None]:
         """Keep the children running from a thread, for the duration of a block.
 
         If one ends soon after its start, notify and stop restarting children.
@@ -115,7 +115,7 @@ class PrefectServer:
         def watch() -> None:
             try:
                 while not ended.wait(_POLL_S):
-                    self._look()
+                    self._check_children()
             except EngineError as error:
                 self._notify(f"warning: {str(error).splitlines()[0]}")
 
@@ -127,10 +127,10 @@ class PrefectServer:
             ended.set()
             thread.join()
 
-    def _look(self) -> None:
+    def _check_children(self) -> None:
         if self._server is not None:
-            self._server = self._kept(self._server)
-        self._workers = [self._kept(worker) for worker in self._workers]
+            self._server = self._restart_if_ended(self._server)
+        self._workers = [self._restart_if_ended(worker) for worker in self._workers]
 
     def stop(self) -> None:
         """Stop the workers, then the server, so that flow runs can still report how they ended."""
@@ -140,18 +140,18 @@ class PrefectServer:
         if self._server is not None:
             self._server.child.stop()
 
-    def _kept(self, kept: _Kept) -> _Kept:
+    def _restart_if_ended(self, kept: _RestartedChild) -> _RestartedChild:
         if (code := kept.child.poll()) is None:
             return kept
-        if time.monotonic() - kept.began < _SETTLED_S:
+        if time.monotonic() - kept.began < _MIN_UPTIME_S:
             raise kept.child.failure(f"ended with code {code}")
         self._notify(f"{kept.child.name} ended with code {code}; started again (log: {kept.child.log_path})")
         return self._run(kept.name, kept.argv)
 
-    def _run(self, name: str, argv: list[str]) -> _Kept:
+    def _run(self, name: str, argv: list[str]) -> _RestartedChild:
         env = self._inherited | self.env
         if name == "server":
-            env |= self._of_server()
+            env |= self._server_env()
         try:
             child = start_child(
                 [sys.executable, "-m", *argv],
@@ -162,9 +162,9 @@ class PrefectServer:
             )
         except OSError as error:
             raise EngineError(f"Prefect {name} cannot be started ({error})") from error
-        return _Kept(name, argv, child, time.monotonic())
+        return _RestartedChild(name, argv, child, time.monotonic())
 
-    def _of_server(self) -> dict[str, str]:
+    def _server_env(self) -> dict[str, str]:
         """Return the environment variables that only the server gets."""
         origins = f"{self.ui_url},http://localhost:{self.port}"
         variables = {SERVER_PASSWORD: self.env[PASSWORD], "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origins}
@@ -185,7 +185,7 @@ def running_server(
     with contextlib.ExitStack() as stack:
         stack.callback(lease.release)
         with _writable(home):
-            _put_logs_aside(home)
+            _rotate_logs(home)
         _check_port(port)
         with _writable(home):
             server = PrefectServer(home, port, database, notify)
@@ -212,12 +212,12 @@ def database_url(given: str | None) -> str | None:
 def _end_flow_runs(worker: Child) -> None:
     """Send SIGTERM to the flow runs of a worker, which then become Crashed; the worker would wait for them silently."""
     ends = time.monotonic() + _GRACE_S
-    told: set[int] = set()
+    signalled: set[int] = set()
     while (alive := _children_of(worker.pid)) and time.monotonic() < ends:
-        for pid in alive - told:
+        for pid in alive - signalled:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        told |= alive
+        signalled |= alive
         time.sleep(_POLL_S)
 
 
@@ -253,7 +253,7 @@ def _make_folder(home: PrefectHome) -> None:
             home.folder.chmod(0o700)
 
 
-def _put_logs_aside(home: PrefectHome) -> None:
+def _rotate_logs(home: PrefectHome) -> None:
     (home.folder / "logs").mkdir(exist_ok=True)
     for name in _LOGS:
         log = home.folder / "logs" / f"{name}.log"

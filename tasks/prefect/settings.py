@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treadle.tasks.prefect.audience import Audience
+    from treadle.tasks.prefect.flow_run_listener import FlowRunListener
 
 TAG = "treadle"
 """Tag of all Treadle flow runs. Automations match it, so other flows on the same server are unaffected."""
@@ -16,13 +16,13 @@ TAG = "treadle"
 HEARTBEAT_S = 30
 """Heartbeat interval of a flow run; the minimum that Prefect accepts."""
 
-SILENCE_S = 90
+HEARTBEAT_TIMEOUT_S = 90
 """Time without a heartbeat after which a flow run counts as dead: three heartbeats."""
 
-BEGIN_S = 600
+START_TIMEOUT_S = 600
 """Time for a flow run to start after a worker took it; it took a minute on two busy cores."""
 
-OF_FLOW_RUNS = {
+FLOW_RUN_ENV = {
     # Without this, Treadle's log lines are not shown in the UI.
     "PREFECT_LOGGING_EXTRA_LOGGERS": "treadle",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
@@ -38,20 +38,20 @@ _IN_TERMINALS = {
 
 
 @contextmanager
-def as_flow_run(watcher: Audience | None = None) -> Iterator[None]:
+def as_flow_run(listener: FlowRunListener | None = None) -> Iterator[None]:
     """Set up Prefect for a flow that this process calls itself, as deployments do for theirs.
 
-    `watcher` is shown its progress.
+    `listener` is shown its progress.
     """
-    from treadle.tasks.prefect.home import use_own_password
+    from treadle.tasks.prefect.prefect_home import use_own_password
 
     use_own_password()
-    for name, value in (OF_FLOW_RUNS | _IN_TERMINALS).items():
+    for name, value in (FLOW_RUN_ENV | _IN_TERMINALS).items():
         # Prefect reads them when it is imported, which happens later.
         os.environ.setdefault(name, value)
     from prefect import tags
 
-    from treadle.tasks.prefect.audience import watched_by
+    from treadle.tasks.prefect.flow_run_listener import reporting_to
 
-    with tags(TAG), nullcontext() if watcher is None else watched_by(watcher):
+    with tags(TAG), nullcontext() if listener is None else reporting_to(listener):
         yield

@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 from treadle.core.figures import escape, render_figures
 from treadle.core.runs.records import StageRecord
-from treadle.core.runs.reused import shown_at
+from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.report.layout import HEADLINE, headline_cells, summary_lines
-from treadle.tasks.pace import duration
-from treadle.tasks.page.cost import seconds_of, use_table, uses_of
-from treadle.tasks.page.sources import Source
+from treadle.tasks.page.cost import role_usages, seconds_of, usage_table
+from treadle.tasks.page.sources import PageRun
+from treadle.tasks.progress_tracker import duration
 from treadle.tasks.summaries.report_tables import imported_lines
 from treadle.tasks.summaries.stage_report import stage_report
 
@@ -67,10 +67,10 @@ def _row(what: str, address: str, ref: ArtifactRef) -> str:
 def _used(record: StageRecord, run: Run) -> list[str]:
     """Return requests, tokens and cost by role; empty if no model was called or the result was reused."""
     try:
-        uses = [] if record.same_as else list(uses_of(Source(run), record))
+        uses = [] if record.reused_from else list(role_usages(PageRun(run), record))
     except (KeyError, TypeError):
         return []  # Metrics of another version: the card shows them unchanged.
-    return ["", render_figures([use_table(uses)], level=3)] if uses else []
+    return ["", render_figures([usage_table(uses)], level=3)] if uses else []
 
 
 def _times(record: StageRecord) -> str:
@@ -85,11 +85,11 @@ def _made(record: StageRecord, run: Run) -> str:
 
 
 def _origin(record: StageRecord, run: Run) -> str:
-    if not record.same_as:
+    if not record.reused_from:
         return f"attempt {record.attempt}"
-    if address := shown_at(record, run.record):
+    if address := result_origin(record, run.record):
         return f"the same as {address}"
-    return f"taken over from {record.same_as}, which has been rerun since"
+    return f"taken over from {record.reused_from}, which has been rerun since"
 
 
 def _commands(record: StageRecord, run: Run) -> list[str]:

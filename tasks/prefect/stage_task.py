@@ -23,8 +23,8 @@ from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.prefect.audience import BothProgress, audience
-from treadle.tasks.prefect.helper_runs import artifact_key, end_with_worker, helped_by_workers, orderly_end
+from treadle.tasks.prefect.flow_run_listener import TeeProgress, flow_run_listener
+from treadle.tasks.prefect.helper_runs import artifact_key, end_with_worker, helped_by_workers, interrupt_on_sigterm
 from treadle.tasks.prefect.progress import PrefectProgress
 from treadle.tasks.prefect.stage_card import stage_card
 from treadle.tasks.prefect.ui_artifacts import create_markdown, create_table
@@ -72,10 +72,10 @@ def run_stage(
     # Each artifact takes about 10 KB of the server's database; stages without model calls or training are mostly brief.
     is_brief = not wanted.stage.telemetry
     with (
-        _retries_told(address),
+        _report_retries(address),
         PrefectProgress(f"progress-{key}", address, even_if_brief=not is_brief) as posted,
-        audience().making(wanted, run) as shown,
-        orderly_end(),
+        flow_run_listener().running(wanted, run) as shown,
+        interrupt_on_sigterm(),
     ):
         record = run_instance(
             wanted,
@@ -83,31 +83,31 @@ def run_stage(
             force=force,
             accept_failures=accept_failures,
             retry=frozenset(retry),
-            progress=BothProgress(posted, shown),
+            progress=TeeProgress(posted, shown),
             servers=servers,
-            helped=helped_by_workers(wanted, run, config.flow.workers),
+            helper_scope=helped_by_workers(wanted, run, config.flow.workers),
             notify=_tell,
         )
-    audience().made(record)
+    flow_run_listener().made(record)
     publish(record, run, key)
     return record.fingerprint
 
 
 def _tell(line: str) -> None:
-    """Log a line in the task run, and show it to the audience."""
+    """Log a line in the task run, and show it to the flow_run_listener."""
     logger.info(line)
-    audience().tell(line)
+    flow_run_listener().tell(line)
 
 
 @contextmanager
-def _retries_told(address: str) -> Iterator[None]:
-    """Show the audience each failure that Prefect retries; the last one ends the command."""
+def _report_retries(address: str) -> Iterator[None]:
+    """Show the flow_run_listener each failure that Prefect retries; the last one ends the command."""
     try:
         yield
     except TreadleError as error:
         context = TaskRunContext.get()
         if error.retryable and context is not None and context.task_run.run_count <= _RETRIES:
-            audience().tell(f"{address}: {one_line(str(error))}; tried again in {_RETRY_DELAY_S} s")
+            flow_run_listener().tell(f"{address}: {one_line(str(error))}; tried again in {_RETRY_DELAY_S} s")
         raise
 
 

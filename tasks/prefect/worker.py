@@ -21,7 +21,7 @@ from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from treadle.tasks.prefect.deployments import DEPLOYMENTS
-from treadle.tasks.prefect.settings import OF_FLOW_RUNS
+from treadle.tasks.prefect.settings import FLOW_RUN_ENV
 
 if TYPE_CHECKING:
     import anyio.abc
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _ENTRYPOINTS = frozenset(item.entrypoint for item in DEPLOYMENTS)
 _PULL_STEP = "prefect.deployments.steps.set_working_directory"
-_JOB_VARIABLES = {"env": dict(OF_FLOW_RUNS)}
+_JOB_VARIABLES = {"env": dict(FLOW_RUN_ENV)}
 
 
-class ForeignDeployment(Exception):
+class UntrustedDeployment(Exception):
     """A flow run whose deployment Treadle did not create."""
 
 
@@ -47,27 +47,27 @@ class TreadleWorker(ProcessWorker):
         configuration: ProcessJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ProcessWorkerResult:
-        """Run the flow run as a process; raise ForeignDeployment if it is not Treadle's."""
-        if (found := await self._foreign_part(flow_run, configuration)) is not None:
-            raise ForeignDeployment(
+        """Run the flow run as a process; raise UntrustedDeployment if it is not Treadle's."""
+        if (found := await self._untrusted_part(flow_run, configuration)) is not None:
+            raise UntrustedDeployment(
                 f"this worker runs only what `treadle prefect deploy` sets up, and this flow run has {found}"
             )
         return await super().run(flow_run, configuration, task_status)
 
-    async def _foreign_part(self, flow_run: FlowRun, configuration: ProcessJobConfiguration) -> str | None:
+    async def _untrusted_part(self, flow_run: FlowRun, configuration: ProcessJobConfiguration) -> str | None:
         """Return, in words, how the flow run deviates from Treadle's deployments, or None."""
         if flow_run.deployment_id is None:
             return "no deployment"
         deployment = await self.client.read_deployment(flow_run.deployment_id)
         return (
-            foreign_part(deployment.entrypoint, deployment.pull_steps, deployment.job_variables)
+            untrusted_part(deployment.entrypoint, deployment.pull_steps, deployment.job_variables)
             or ("job variables of its own" if flow_run.job_variables else None)
             or ("a command set by the work pool" if configuration._command_configured else None)
             or ("a working directory set by the work pool" if configuration.working_dir else None)
         )
 
 
-def foreign_part(
+def untrusted_part(
     entrypoint: str | None, pull_steps: list[dict[str, Any]] | None, job_variables: dict[str, Any] | None
 ) -> str | None:
     """Return, in words, how a deployment deviates from Treadle's deployments, or None."""

@@ -42,13 +42,13 @@ def training_shares(settings: Any) -> Shares:
     return dict.fromkeys(chosen_gpus(options.devices)[: options.num_devices], 1.0)
 
 
-def check_room(instance: Instance) -> None:
+def check_devices_fit(instance: Instance) -> None:
     """Raise ConfigError if an instance's servers do not fit on the devices with each other or with its training."""
     models = served_models(instance.settings)
     shares = [server_shares(model.server) for model in models if model.server is not None]
     training = training_shares(instance.settings)
-    total = sum_of([*shares, training])
-    full = overfull(total) - {CPU}  # Overcommitting the CPU is slow but works.
+    total = sum_shares([*shares, training])
+    full = oversubscribed(total) - {CPU}  # Overcommitting the CPU is slow but works.
     if not full:
         return
     names = ", ".join(model.model for model, taken in zip(models, shares, strict=True) if full & taken.keys())
@@ -63,7 +63,7 @@ def check_room(instance: Instance) -> None:
     )
 
 
-def sum_of(shares: Sequence[Shares]) -> dict[str, float]:
+def sum_shares(shares: Sequence[Shares]) -> dict[str, float]:
     """Return the sum of shares by device."""
     total: dict[str, float] = {}
     for one in shares:
@@ -72,7 +72,7 @@ def sum_of(shares: Sequence[Shares]) -> dict[str, float]:
     return total
 
 
-def overfull(total: Shares) -> set[str]:
+def oversubscribed(total: Shares) -> set[str]:
     """Return the devices with a total above 1."""
     return {device for device, share in total.items() if share > 1.0 + 1e-9}
 

@@ -17,12 +17,12 @@ from typing import NoReturn
 
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import VllmServer
-from treadle.core.engines.gpu_claims import GpuClaims, Occupied
+from treadle.core.engines.gpu_claims import GpuClaims, OccupiedGpu
 from treadle.core.engines.serving import ServedModel, serve, still_answers
 from treadle.core.errors import ConfigError, EngineError, RunError
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.runs.address import Address
-from treadle.core.runs.execute import state_of
+from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.core.store.locks import FileLease
@@ -30,11 +30,11 @@ from treadle.tasks.planning.models import checkpoint_of
 from treadle.tasks.serving.device_shares import (
     CPU,
     Shares,
-    check_room,
+    check_devices_fit,
     device_names,
-    overfull,
+    oversubscribed,
     server_shares,
-    sum_of,
+    sum_shares,
     training_shares,
 )
 from treadle.tasks.serving.served_models import ServerSpec, known_specs, served_models, server_spec, with_models
@@ -67,7 +67,7 @@ class ModelServers:
     def __init__(
         self,
         run: Run,
-        coming: Sequence[Instance] = (),
+        upcoming: Sequence[Instance] = (),
         *,
         forced: Collection[Address] = (),
         wait_s: float = DEVICE_WAIT_S,
@@ -75,20 +75,20 @@ class ModelServers:
     ) -> None:
         """Set up without starting servers.
 
-        `coming`: instances of the flow in order; `forced`: those that run even if they have a result.
+        `upcoming`: instances of the flow in order; `forced`: those that run even if they have a result.
         """
-        self._run, self._coming, self._forced = run, coming, frozenset(forced)
+        self._run, self._upcoming, self._forced = run, upcoming, frozenset(forced)
         self._wait_s, self._notify = wait_s, notify
         self._running: list[_Running] = []
         self._claims = GpuClaims()
 
     def __enter__(self) -> ModelServers:
         """Raise ConfigError for an instance that cannot be served on this machine, before any instance runs."""
-        for item in self._coming:
+        for item in self._upcoming:
             try:
-                check_room(item)
+                check_devices_fit(item)
             except ConfigError:
-                if self._will_work(item, ()):
+                if self._will_run(item, ()):
                     raise
         return self
 
@@ -100,7 +100,7 @@ class ModelServers:
             self._running = []
 
     @contextmanager
-    def around(self, instance: Instance, has_work: Callable[[], bool]) -> Iterator[Instance]:
+    def serving(self, instance: Instance, has_work: Callable[[], bool]) -> Iterator[Instance]:
         """Yield the instance with its models served and the GPUs for its training free, for the duration of a block.
 
         If `has_work` returns false, nothing is started; it is called again while waiting for GPUs. Raises ConfigError
@@ -114,36 +114,36 @@ class ModelServers:
         try:
             yield self._prepare(instance, has_work)
         except BaseException:
-            self._tell_dead(f"while {instance.address} was made")
+            self._report_exited(f"while {instance.address} was made")
             raise
         finally:
             self._claims.keep(self._gpus_in_use())
         self._stop_unneeded(instance.address)
 
     def _prepare(self, instance: Instance, has_work: Callable[[], bool]) -> Instance:
-        check_room(instance)
+        check_devices_fit(instance)
         models = served_models(instance.settings)
         wanted = [server_spec(model, self._run) for model in models]
         takes = [*map(server_shares, (spec.server for spec in wanted)), training_shares(instance.settings)]
-        self._tell_dead(f"before {instance.address}")
+        self._report_exited(f"before {instance.address}")
         self._make_room(instance.address, wanted, takes)
         gpus = {device for shares in takes for device in shares if device != CPU}
         if not self._claim(gpus, instance.address, has_work):
             return instance
-        reachable = [(model, self._reach(model, spec)) for model, spec in zip(models, wanted, strict=True)]
+        reachable = [(model, self._ensure_served(model, spec)) for model, spec in zip(models, wanted, strict=True)]
         return replace(instance, settings=with_models(instance.settings, reachable)) if reachable else instance
 
     def _make_room(self, address: Address, wanted: Sequence[ServerSpec], takes: Sequence[Shares]) -> None:
         """Stop servers that use a device or a port that is needed now."""
         ports = {spec.server.port for spec in wanted} - {0}
-        total = sum_of(takes)
+        total = sum_shares(takes)
         for one in [one for one in self._running if one.spec not in wanted]:
-            if full := overfull(sum_of([total, one.shares])) & one.shares.keys():
+            if full := oversubscribed(sum_shares([total, one.shares])) & one.shares.keys():
                 self._stop(one, f"{address} needs {device_names(full)}")
             elif one.spec.server.port in ports:
                 self._stop(one, f"{address} needs its port")
             else:
-                total = sum_of([total, one.shares])
+                total = sum_shares([total, one.shares])
         self._claims.keep(self._gpus_in_use())
 
     def _claim(self, gpus: Collection[str], address: Address, has_work: Callable[[], bool]) -> bool:
@@ -173,7 +173,7 @@ class ModelServers:
         return True
 
     @contextmanager
-    def _announced(self, address: Address, occupied: Occupied) -> Iterator[None]:
+    def _announced(self, address: Address, occupied: OccupiedGpu) -> Iterator[None]:
         """Let `treadle status` on this machine show a wait, since no attempt has started yet."""
         with ExitStack() as stack:
             with suppress(RunError):  # Another process already waits for the same GPUs.
@@ -182,7 +182,7 @@ class ModelServers:
                 stack.callback(lease.release)
             yield
 
-    def _reach(self, model: ModelSettings, spec: ServerSpec) -> ModelSettings:
+    def _ensure_served(self, model: ModelSettings, spec: ServerSpec) -> ModelSettings:
         """Return the model with its endpoint; start its server unless it is running."""
         one = next((one for one in self._running if one.spec == spec), None)
         if one is not None and not still_answers(one.served):
@@ -215,7 +215,7 @@ class ModelServers:
         self._running.remove(one)
         one.stack.close()
 
-    def _tell_dead(self, when: str) -> None:
+    def _report_exited(self, when: str) -> None:
         """Report and forget servers that have ended on their own."""
         for one in [one for one in self._running if one.served.child.poll() is not None]:
             child = one.served.child
@@ -233,21 +233,21 @@ class ModelServers:
             left = [one for one in self._running if one not in found]
             if not left:
                 break
-            if self._will_work(item, working):
+            if self._will_run(item, working):
                 working.add(item.address)
                 wanted = list(known_specs(item, self._run))
                 found += [one for one in left if one.spec in wanted]
         return found
 
     def _after(self, address: Address) -> Sequence[Instance]:
-        places = [place for place, item in enumerate(self._coming) if item.address == address]
-        return self._coming[places[0] + 1 :] if places else ()
+        places = [place for place, item in enumerate(self._upcoming) if item.address == address]
+        return self._upcoming[places[0] + 1 :] if places else ()
 
-    def _will_work(self, item: Instance, working: Collection[Address]) -> bool:
+    def _will_run(self, item: Instance, working: Collection[Address]) -> bool:
         """Return whether an instance will run, given the earlier ones that will."""
         if item.address in self._forced or any(one in working for bound in item.inputs.values() for one in bound):
             return True
-        return state_of(item, self._run) in ("run", "missing input")
+        return planned_action(item, self._run) in ("run", "missing input")
 
 
 def serve_until_interrupted(server: VllmServer, *, notify: Notify) -> NoReturn:

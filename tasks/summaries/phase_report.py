@@ -45,9 +45,9 @@ def selection_figures(metrics: Metrics) -> list[Figures]:
     phases = sorted({name.partition(".")[0] for name in overlap}, key=int)
     rows = []
     for phase in phases:
-        fates = {name.partition(".")[2]: count for name, count in overlap.items() if name.startswith(f"{phase}.")}
-        rest = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in fates.items() if n and name != "selected")
-        rows.append((phase_name(int(phase)), sum(fates.values()), fates.get("selected", 0), rest or "-"))
+        outcomes = {name.partition(".")[2]: count for name, count in overlap.items() if name.startswith(f"{phase}.")}
+        rest = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in outcomes.items() if n and name != "selected")
+        rows.append((phase_name(int(phase)), sum(outcomes.values()), outcomes.get("selected", 0), rest or "-"))
     return [
         Figures(
             "Why questions were left out",

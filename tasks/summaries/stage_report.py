@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from treadle.agent.rollout_report import rollout_sentences
+from treadle.agent.rollout_report import rollout_warnings
 from treadle.agent.rollout_settings import selected_questions
 from treadle.core.config import load_config
 from treadle.core.errors import ArtifactError, ConfigError
@@ -67,7 +67,7 @@ def stage_report(record: StageRecord, run: Run) -> StageReport | None:
 
 
 def _rollouts(record: StageRecord, run: Run) -> StageReport | None:
-    sentences = rollout_sentences(record.metrics)
+    sentences = rollout_warnings(record.metrics)
     return StageReport(sentences, []) if sentences else None
 
 
@@ -121,7 +121,7 @@ def _rl(record: StageRecord, run: Run) -> StageReport:
 
 
 def _operators(metrics: Metrics) -> Figures:
-    accepted, turned = _group(metrics, "accepted."), _group(metrics, "turned_right.")
+    accepted, turned = _group(metrics, "accepted."), _group(metrics, "corrected.")
     rows = tuple((name, accepted[name], turned.get(name, "-")) for name in sorted(accepted))
     return Figures("Accepted by operator", ("operator", "accepted", "wrong turned right"), rows)
 

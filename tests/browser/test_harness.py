@@ -18,13 +18,13 @@ from support.browser import opened
         ("<script>console.log('said')</script>", "log: said"),
     ],
 )
-def test_a_page_that_does_what_it_may_not_is_told(browser: Browser, tmp_path: Path, html: str, fault: str) -> None:
+def test_page_violations_are_reported(browser: Browser, tmp_path: Path, html: str, fault: str) -> None:
     (tmp_path / "page.html").write_text(html)
     with pytest.raises(AssertionError, match=fault), opened(browser) as page:
         page.goto((tmp_path / "page.html").as_uri())
 
 
-def test_a_quiet_page_is_told_nothing_of(page: Page, tmp_path: Path) -> None:
+def test_a_quiet_page_reports_nothing(page: Page, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<!doctype html><title>quiet</title><p>Nothing.")
     page.goto((tmp_path / "page.html").as_uri())
     assert page.title() == "quiet"

@@ -138,7 +138,7 @@ def _run(page: Page, api: str, script: str) -> str:
 
 
 @pytest.mark.parametrize("name", _PAGES)
-def test_a_page_of_another_site_reaches_nothing(foreign_page: Page, server: Server, name: str) -> None:
+def test_cross_origin_pages_cannot_reach_the_server(foreign_page: Page, server: Server, name: str) -> None:
     assert _run(foreign_page, f"{server.url}/api", _PAGES[name]) in ("sent", "refused")
     with server.api() as api:
         made = [item["name"] for item in api.post("/flows/filter", json={}).json()]
@@ -146,7 +146,7 @@ def test_a_page_of_another_site_reaches_nothing(foreign_page: Page, server: Serv
         assert not api.post("/variables/filter", json={}).json()
 
 
-def test_a_name_that_points_here_is_refused(server: Server, browser: Browser) -> None:
+def test_rejects_a_foreign_host_name_resolving_to_loopback(server: Server, browser: Browser) -> None:
     """DNS rebinding: to the browser the attacker's page and the server then are of one origin."""
     port = server.url.rpartition(":")[2]
     rebound = browser.browser_type.launch(
@@ -164,7 +164,7 @@ def test_a_name_that_points_here_is_refused(server: Server, browser: Browser) ->
         rebound.close()
 
 
-def test_the_ui_works_with_the_password_and_only_with_it(browser: Browser, server: Server) -> None:
+def test_ui_requires_the_password(browser: Browser, server: Server) -> None:
     context = browser.new_context()
     try:
         stranger = context.new_page()
@@ -177,13 +177,13 @@ def test_the_ui_works_with_the_password_and_only_with_it(browser: Browser, serve
         context.close()
 
 
-def test_it_listens_on_one_address_alone(server: Server) -> None:
+def test_server_listens_on_one_address_only(server: Server) -> None:
     """A server on all addresses would be reached by 127.0.0.2 as well."""
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url.replace("127.0.0.1", "127.0.0.2"), timeout=30)
 
 
-def test_the_api_wants_the_password(server: Server) -> None:
+def test_api_requires_the_password(server: Server) -> None:
     assert server.password.startswith("treadle:") and len(server.password) > 30
     assert httpx.post(f"{server.url}/api/flows/filter", json={}).status_code == 401
     wrong = httpx.post(f"{server.url}/api/flows/filter", json={}, auth=("treadle", "wrong"))

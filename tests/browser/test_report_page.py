@@ -47,7 +47,7 @@ def overflows(page: Page) -> bool:
     return wider
 
 
-def test_it_loads_quietly_and_shows_all_of_itself(page: Page, file: Path, shots: Path) -> None:
+def test_report_page_loads_without_requests_and_shows_all_sections(page: Page, file: Path, shots: Path) -> None:
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     page.goto(file.as_uri())
@@ -63,13 +63,13 @@ def test_it_loads_quietly_and_shows_all_of_itself(page: Page, file: Path, shots:
     page.screenshot(path=shots / "report-light.png", full_page=True)
 
 
-def test_a_browser_without_scripts_shows_the_same(plain_page: Page, file: Path) -> None:
+def test_report_page_is_complete_without_scripts(plain_page: Page, file: Path) -> None:
     plain_page.goto(file.as_uri())
     plain_page.locator("summary").first.click()
     assert plain_page.locator("details[open] table").first.is_visible()
 
 
-def test_hostile_names_are_read_as_they_are_written(page: Page, file: Path) -> None:
+def test_hostile_names_are_shown_verbatim(page: Page, file: Path) -> None:
     page.goto(file.as_uri())
     assert page.locator("main img, main script").count() == 0
     shown = page.locator("#headline th[scope=row]", has_text="<script>alert(2)</script>")
@@ -77,7 +77,7 @@ def test_hostile_names_are_read_as_they_are_written(page: Page, file: Path) -> N
     assert page.locator("svg text", has_text="<img src=x").count() > 0
 
 
-def test_dark_is_dark_in_its_charts_too(page: Page, dark_page: Page, file: Path, shots: Path) -> None:
+def test_dark_mode_applies_to_charts(page: Page, dark_page: Page, file: Path, shots: Path) -> None:
     for one in (page, dark_page):
         one.goto(file.as_uri())
     assert background(page, "section") == _OPAQUE
@@ -86,7 +86,7 @@ def test_dark_is_dark_in_its_charts_too(page: Page, dark_page: Page, file: Path,
     dark_page.screenshot(path=shots / "report-dark.png", full_page=True)
 
 
-def test_a_narrow_window_and_paper_lose_nothing(page: Page, dark_page: Page, file: Path, shots: Path) -> None:
+def test_narrow_windows_and_print_show_everything(page: Page, dark_page: Page, file: Path, shots: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(file.as_uri())
     assert not overflows(page)
@@ -97,7 +97,7 @@ def test_a_narrow_window_and_paper_lose_nothing(page: Page, dark_page: Page, fil
     assert not dark_page.locator("nav").is_visible()
 
 
-def test_keys_reach_the_results_and_open_what_is_folded(page: Page, file: Path) -> None:
+def test_keyboard_reaches_results_and_opens_folded_sections(page: Page, file: Path) -> None:
     page.goto(file.as_uri())
     page.keyboard.press("Tab")
     assert page.evaluate("() => document.activeElement.className") == "skip"
@@ -108,7 +108,7 @@ def test_keys_reach_the_results_and_open_what_is_folded(page: Page, file: Path) 
     assert page.locator("details").first.get_attribute("open") is not None
 
 
-def test_every_chart_has_a_name_and_words(page: Page, file: Path) -> None:
+def test_every_chart_has_a_title_and_a_description(page: Page, file: Path) -> None:
     page.goto(file.as_uri())
     for svg in page.locator("svg").all():
         assert svg.get_attribute("role") == "img"

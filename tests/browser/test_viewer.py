@@ -45,7 +45,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def test_keys_lead_through_the_list_and_the_trajectories(page: Page, url: str, shots: Path) -> None:
+def test_keyboard_navigates_the_list_and_trajectories(page: Page, url: str, shots: Path) -> None:
     page.goto(url + "/?instance=1/rollouts@base")
     page.screenshot(path=shots / "list-light.png")
     for _ in range(3):
@@ -66,7 +66,7 @@ def test_keys_lead_through_the_list_and_the_trajectories(page: Page, url: str, s
         page.wait_for_url(re.compile(address))
 
 
-def test_who_comes_back_to_the_list_goes_on_where_it_was_left(page: Page, url: str) -> None:
+def test_returning_to_the_list_restores_the_position(page: Page, url: str) -> None:
     page.goto(url + "/?instance=1/rollouts@base")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
@@ -85,7 +85,7 @@ def test_who_comes_back_to_the_list_goes_on_where_it_was_left(page: Page, url: s
     expect(page.locator("tr .open:focus")).to_have_count(0)
 
 
-def test_replies_of_voters_are_unfolded_when_asked_for(page: Page, url: str, shots: Path) -> None:
+def test_vote_replies_unfold_on_request(page: Page, url: str, shots: Path) -> None:
     page.goto(url + "/trajectory/1/rollouts@base/r1?q=vorna")
     reply = page.get_by_text("The call for Vorna was of use (3).")
     expect(reply).to_be_hidden()
@@ -95,7 +95,7 @@ def test_replies_of_voters_are_unfolded_when_asked_for(page: Page, url: str, sho
     page.screenshot(path=shots / "votes-light.png", full_page=True)
 
 
-def test_results_unfold_one_by_one_and_all_together(page: Page, url: str, shots: Path) -> None:
+def test_results_unfold_individually_and_all_at_once(page: Page, url: str, shots: Path) -> None:
     page.goto(url + "/trajectory/1/rollouts@base/r3")
     results = page.locator(".segment > details")
     inside = results.first.locator(".text")
@@ -114,7 +114,7 @@ def test_results_unfold_one_by_one_and_all_together(page: Page, url: str, shots:
     expect(page.locator(".segment > details").first).to_have_attribute("open", "")
 
 
-def test_search_and_help_are_a_key_away(page: Page, url: str, shots: Path) -> None:
+def test_search_and_help_open_by_key(page: Page, url: str, shots: Path) -> None:
     page.goto(url)
     page.keyboard.press("?")
     expect(page.locator("dialog.keys")).to_be_visible()
@@ -129,7 +129,7 @@ def test_search_and_help_are_a_key_away(page: Page, url: str, shots: Path) -> No
     expect(page.get_by_role("heading", level=1)).to_have_text("2 of 11 trajectories")
 
 
-def test_filters_are_chosen_and_taken_back(page: Page, url: str) -> None:
+def test_filters_can_be_set_and_cleared(page: Page, url: str) -> None:
     page.goto(url)
     filters = page.get_by_role("navigation", name="Filters")
     filters.get_by_role("link", name="wrong 3").click()
@@ -144,7 +144,7 @@ def test_filters_are_chosen_and_taken_back(page: Page, url: str) -> None:
     expect(page).to_have_url(url + "/?tools=timeout")
 
 
-def test_what_is_learnt_is_shown_when_asked_for(page: Page, url: str, shots: Path) -> None:
+def test_loss_masks_are_shown_on_request(page: Page, url: str, shots: Path) -> None:
     page.goto(url + "/trajectory/1/pools/p2")
 
     def background(place: int) -> str:
@@ -157,7 +157,7 @@ def test_what_is_learnt_is_shown_when_asked_for(page: Page, url: str, shots: Pat
     page.screenshot(path=shots / "masks-light.png")
 
 
-def test_changes_and_lineage_are_seen(page: Page, dark_page: Page, url: str, shots: Path) -> None:
+def test_edits_and_lineage_are_shown(page: Page, dark_page: Page, url: str, shots: Path) -> None:
     for shown, name in ((page, "light"), (dark_page, "dark")):
         shown.goto(url + "/changes/1/pools/p2")
         expect(shown.locator("ins").first).to_have_text("Ilme, says the first")
@@ -167,7 +167,7 @@ def test_changes_and_lineage_are_seen(page: Page, dark_page: Page, url: str, sho
         shown.screenshot(path=shots / f"lineage-{name}.png")
 
 
-def test_dark_pages_are_dark(dark_page: Page, url: str, shots: Path) -> None:
+def test_dark_mode_pages_are_dark(dark_page: Page, url: str, shots: Path) -> None:
     for path, name in (("/", "list"), ("/trajectory/1/rollouts@base/r1", "trajectory")):
         dark_page.goto(url + path)
         paper = dark_page.locator("body").evaluate("one => getComputedStyle(one).backgroundColor")
@@ -196,7 +196,7 @@ FAINT_TEXTS = """() => {
 """Visible texts with a contrast of less than 4.5, as WCAG defines it, to what they stand on."""
 
 
-def test_all_text_of_all_pages_stands_out(page: Page, dark_page: Page, url: str) -> None:
+def test_all_text_has_enough_contrast(page: Page, dark_page: Page, url: str) -> None:
     paths = (
         "/?verdict=right&sort=-score", "/?q=zzz", "/trajectory/1/rollouts@base/r1?q=vorna", "/changes/1/pools/p2",
         "/trajectory/1/rollouts@base/r3", "/trajectory/1/pools/p2", "/lineage/1/pools/p2",
@@ -210,7 +210,7 @@ def test_all_text_of_all_pages_stands_out(page: Page, dark_page: Page, url: str)
             assert shown.evaluate(FAINT_TEXTS) == [], path
 
 
-def test_all_but_the_keys_works_without_scripts(plain_page: Page, url: str) -> None:
+def test_everything_but_shortcuts_works_without_scripts(plain_page: Page, url: str) -> None:
     plain_page.goto(url)
     plain_page.get_by_role("searchbox").fill("vorna")
     plain_page.get_by_role("searchbox").press("Enter")
@@ -247,7 +247,7 @@ def test_hostile_text_stays_text(page: Page, hostile: str, shots: Path) -> None:
     assert whole.headers["content-type"] == "text/plain; charset=utf-8" and len(whole.body()) > 10_000_000
 
 
-def test_small_screens_need_no_scrolling_sideways(page: Page, url: str, shots: Path) -> None:
+def test_small_screens_need_no_horizontal_scrolling(page: Page, url: str, shots: Path) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     for path, name in (("/", "list"), ("/trajectory/1/pools/p2", "trajectory"), ("/changes/1/pools/p2", "changes")):
         page.goto(url + path)
@@ -255,13 +255,13 @@ def test_small_screens_need_no_scrolling_sideways(page: Page, url: str, shots: P
         page.screenshot(path=shots / f"{name}-small.png")
 
 
-def test_the_policy_stops_what_would_slip_through(browser: Browser, url: str) -> None:
+def test_trusted_types_policy_blocks_raw_html(browser: Browser, url: str) -> None:
     with pytest.raises(AssertionError, match="requires 'TrustedHTML' assignment"), opened(browser) as page:
         page.goto(url)
         page.evaluate("try { document.body.insertAdjacentHTML('beforeend', '<img src=x>') } catch {}")
 
 
-def test_the_command_serves_a_run_on_this_machine_alone(page: Page, tmp_path: Path) -> None:
+def test_view_command_serves_a_run_on_loopback_only(page: Page, tmp_path: Path) -> None:
     example_run(tmp_path / "outputs")
     command = [TREADLE, "view", "--run", "test", "--port", "0", "--no-open"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:

@@ -14,7 +14,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.schemas import MODEL_FOLDER
 from treadle.demo.embedded_model import embedded_tokenizer
-from treadle.demo.outcome import tallies
+from treadle.demo.results import counts_by_model
 from treadle.rl.training.checkpoint_checks import tensors
 
 MODELS = ("tutor", "base", "tuned", "reinforced")
@@ -26,8 +26,8 @@ def rows(run: Run, address: str, kind: str) -> list[dict]:
     return list(run.rows(record.outputs[kind]).rows())
 
 
-def test_training_moved_what_the_model_does(demo_run: Run) -> None:
-    found = tallies(demo_run, MODELS)
+def test_training_changes_the_model_output(demo_run: Run) -> None:
+    found = counts_by_model(demo_run, MODELS)
     assert all(tally.num_rollouts == NUM_QUESTIONS for tally in found.values())
     assert found["tuned"].num_valid >= found["base"].num_valid + NUM_QUESTIONS // 2
     assert found["tuned"].num_calls >= found["base"].num_calls + NUM_QUESTIONS // 2
@@ -36,7 +36,7 @@ def test_training_moved_what_the_model_does(demo_run: Run) -> None:
     assert record is not None and record.metrics["last_loss"] < 0.5 * record.metrics["first_loss"]
 
 
-def test_the_checkpoint_is_complete_and_vllm_says_with_it_what_transformers_says(demo_run: Run) -> None:
+def test_checkpoint_is_complete_and_vllm_matches_transformers(demo_run: Run) -> None:
     record = demo_run.record(Address.parse("1/sft"))
     assert record is not None and record.metrics["rows"] == NUM_ROWS and record.metrics["steps"] == NUM_ROWS // 4
     reader = demo_run.rows(record.outputs["checkpoint"])
@@ -49,7 +49,7 @@ def test_the_checkpoint_is_complete_and_vllm_says_with_it_what_transformers_says
     check_served_ids(demo_run, record, cutoff_tokens=demo_run.config()["sft"]["cutoff_tokens"])
 
 
-def test_reinforcement_took_real_steps_from_the_tuned_model(demo_run: Run) -> None:
+def test_rl_takes_real_steps_from_the_sft_model(demo_run: Run) -> None:
     record = demo_run.record(Address.parse("1/rl@phase-1"))
     assert record is not None and record.metrics["steps"] == NUM_STEPS
     assert record.metrics["rollouts"] == NUM_STEPS * 2 * GROUP_SIZE
@@ -65,13 +65,13 @@ def test_reinforcement_took_real_steps_from_the_tuned_model(demo_run: Run) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_rollout_ends_with_a_status_of_its_own(demo_run: Run, model: str) -> None:
+def test_every_rollout_ends_with_an_expected_status(demo_run: Run, model: str) -> None:
     statuses = {row["status"] for row in rows(demo_run, f"1/rollouts@{model}", "rollouts")}
     assert statuses <= {"answered", "no_answer", "limit", "max_turns", "context_full", "length", "timeout"}
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
+def test_row_ids_decode_to_the_row_text(demo_run: Run, model: str) -> None:
     tokenizer = ChatTokenizer.load(embedded_tokenizer())
     found = rows(demo_run, f"1/rollouts@{model}", "rollouts")
     assert any(row["output_ids"] for row in found)
@@ -85,6 +85,6 @@ def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
         assert ends[-1] == len(row["output_ids"])
 
 
-def test_a_finished_demo_is_not_run_again(demo_run: Run, tmp_path: Path) -> None:
+def test_finished_demo_is_not_run_again(demo_run: Run, tmp_path: Path) -> None:
     _, err = finish((*DEMO, "--root", str(demo_run.storage.directory(""))), tmp_path / "again", limit_s=120)
     assert err.count("(unchanged, reused)") == 17

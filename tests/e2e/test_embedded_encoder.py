@@ -10,12 +10,10 @@ import pytest
 
 from treadle.retriever.config import EncoderSettings, IndexSettings
 from treadle.retriever.dense.open_encoder import open_encoder
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 
-def test_sentences_of_like_meaning_are_near_and_words_need_not_be_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embeds_paraphrases_near_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path))
     encoder = open_encoder(EncoderSettings())
     sentences = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]

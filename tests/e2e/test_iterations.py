@@ -71,7 +71,7 @@ def turn(demo_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     shutil.rmtree(root)
 
 
-def test_pools_of_the_second_turn_are_sampled_from_what_the_first_one_reinforced(turn: SecondTurn) -> None:
+def test_second_iteration_samples_pools_from_the_first_rl_checkpoint(turn: SecondTurn) -> None:
     pools, policy = turn.record("2/pools"), turn.record("1/rl@phase-1").outputs["checkpoint"]
     assert [(ref.address, ref.artifact) for ref in pools.inputs["checkpoint"]] == [("1/rl@phase-1", policy)]
     assert {kind for kind, _ in tensors(turn.model("1/rl@phase-1")).values()} == {"F32"}, "as TRL wrote it"
@@ -84,7 +84,7 @@ def test_pools_of_the_second_turn_are_sampled_from_what_the_first_one_reinforced
     assert len({row["question_key"] for row in rows}) == NUM_OWN_QUESTIONS
 
 
-def test_fine_tuning_of_the_second_turn_starts_from_what_the_first_one_reinforced(turn: SecondTurn) -> None:
+def test_second_iteration_sft_starts_from_the_first_rl_checkpoint(turn: SecondTurn) -> None:
     sft, policy = turn.record("2/sft"), turn.record("1/rl@phase-1").outputs["checkpoint"]
     assert [(ref.address, ref.artifact) for ref in sft.inputs["checkpoint"]] == [("1/rl@phase-1", policy)]
     (row,) = turn.run.rows(sft.outputs["checkpoint"]).rows()
@@ -96,7 +96,7 @@ def test_fine_tuning_of_the_second_turn_starts_from_what_the_first_one_reinforce
     assert len(set(made)) == len(made)
 
 
-def test_the_first_turn_is_not_paid_again_when_the_second_one_was_killed(turn: SecondTurn) -> None:
+def test_killed_second_iteration_does_not_repeat_the_first(turn: SecondTurn) -> None:
     assert paid(turn.run) == turn.before
     firsts = [line for line in turn.err.splitlines() if line.startswith("1/")]
     assert len(firsts) == 17 and all("(unchanged, reused)" in line for line in firsts)
@@ -104,6 +104,6 @@ def test_the_first_turn_is_not_paid_again_when_the_second_one_was_killed(turn: S
         assert f"{address}: " in turn.killed
         assert any(line.startswith(f"{address}: ") and "(unchanged, reused)" in line for line in turn.err.splitlines())
     assert "starting vllm" not in turn.err
-    assert turn.record("2/rollouts@base").same_as == "1/rollouts@base"
+    assert turn.record("2/rollouts@base").reused_from == "1/rollouts@base"
     attempts = {address: len(turn.run.attempts(Address.parse(address))) for address in MADE}
     assert attempts == {"2/pools": 1, "2/sft_rows": 1, "2/sft": 2}

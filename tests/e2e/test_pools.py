@@ -16,7 +16,7 @@ QUESTIONS = [
 ]
 
 
-def test_a_small_real_model_plays_every_role(served_embedded_model: ServedModel, tmp_path: Path) -> None:
+def test_small_real_model_plays_every_role(served_embedded_model: ServedModel, tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, QUESTIONS)
     model = {
         "model": "smollm2",

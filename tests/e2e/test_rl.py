@@ -23,7 +23,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def test_a_phase_is_trained_checked_and_handed_over(trl_environment: Path, tmp_path: Path) -> None:
+def test_a_phase_is_trained_checked_and_exported(trl_environment: Path, tmp_path: Path) -> None:
     start = tmp_path / "start"
     start.mkdir()
     trl_jobs.write_policy(start)

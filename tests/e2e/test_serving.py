@@ -52,7 +52,7 @@ import signal, sys, time
 from pathlib import Path
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
-from treadle.core.parent import end_with_parent
+from treadle.core.parent_watch import end_with_parent
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 end_with_parent()
 with serve(VllmServer(), log_folder=Path(sys.argv[1])):
@@ -85,7 +85,7 @@ def ids_by_transformers(folder: Path, texts: list[str], **options: str) -> dict[
         ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
     ],
 )
-def test_vllm_refuses_pages_of_other_origins(
+def test_vllm_refuses_cross_origin_requests(
     served_embedded_model: ServedModel, headers: dict[str, str], status: int
 ) -> None:
     base = served_embedded_model.url.removesuffix("/v1")
@@ -97,13 +97,13 @@ def test_vllm_refuses_pages_of_other_origins(
         assert refused.value.code == status
 
 
-def test_vllm_listens_on_one_address_alone(served_embedded_model: ServedModel) -> None:
+def test_vllm_listens_on_one_address_only(served_embedded_model: ServedModel) -> None:
     """A server on all addresses would be reached by 127.0.0.2 as well."""
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(served_embedded_model.url.replace("127.0.0.1", "127.0.0.2") + "/models")
 
 
-def test_token_ids_go_in_and_come_out(served_embedded_model: ServedModel) -> None:
+def test_accepts_and_returns_token_ids(served_embedded_model: ServedModel) -> None:
     assert served_embedded_model.tokenizer_folder is not None
     tokenizer = ChatTokenizer.load(served_embedded_model.tokenizer_folder)
     prompt = tokenizer.prompt_ids([{"role": "user", "content": "Say hello."}])
@@ -115,7 +115,7 @@ def test_token_ids_go_in_and_come_out(served_embedded_model: ServedModel) -> Non
     assert tokenizer.decode(shown) == choice["text"]
 
 
-def test_a_stop_string_ends_the_completion_and_is_named_and_kept(served_embedded_model: ServedModel) -> None:
+def test_stop_string_ends_the_completion_and_is_reported_and_kept(served_embedded_model: ServedModel) -> None:
     prompt = "".join(f"<python>\nprint({n})\n</python>\n" for n in range(6)) + "<python>\nprint(6)"
     answer = complete(
         served_embedded_model,
@@ -131,7 +131,7 @@ def test_a_stop_string_ends_the_completion_and_is_named_and_kept(served_embedded
     assert choice["text"].endswith("</python>")
 
 
-def test_many_seeded_requests_at_once_are_all_answered(served_embedded_model: ServedModel) -> None:
+def test_answers_many_concurrent_seeded_requests(served_embedded_model: ServedModel) -> None:
     """More prompt tokens than one step of the engine takes: in pieces, they kill the CPU engine."""
 
     def ask(index: int) -> list[int]:
@@ -143,14 +143,14 @@ def test_many_seeded_requests_at_once_are_all_answered(served_embedded_model: Se
         assert all(1 <= len(ids) <= 4 for ids in pool.map(ask, range(10)))
 
 
-def test_a_prompt_that_does_not_fit_is_refused(served_embedded_model: ServedModel) -> None:
+def test_rejects_a_prompt_that_exceeds_the_context(served_embedded_model: ServedModel) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         complete(served_embedded_model, prompt=[100] * 3000, max_tokens=4)
     assert caught.value.code == 400
     assert b"context length" in caught.value.read()
 
 
-def test_the_embedded_tokenizer_equals_what_transformers_loads_from_the_model(serve_environment: Path) -> None:
+def test_embedded_tokenizer_matches_transformers(serve_environment: Path) -> None:
     folder = embedded_folder("tokenizer")
     own = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = TEXTS + BLANKS_BEFORE_DIGITS
@@ -159,7 +159,7 @@ def test_the_embedded_tokenizer_equals_what_transformers_loads_from_the_model(se
     assert ChatTokenizer.load(folder).render(MESSAGES) == loaded["chat"]
 
 
-def test_the_embedded_tokenizer_equals_the_gguf_files_but_for_blanks_before_digits(serve_environment: Path) -> None:
+def test_embedded_tokenizer_matches_gguf_except_blanks_before_digits(serve_environment: Path) -> None:
     own = Tokenizer.from_file(str(embedded_folder("tokenizer") / "tokenizer.json"))
     gguf = embedded_folder("tokenizer").parent / "gguf"
     read = ids_by_transformers(gguf, TEXTS + BLANKS_BEFORE_DIGITS, gguf_file="model.gguf")["ids"]
@@ -171,7 +171,7 @@ def test_the_embedded_tokenizer_equals_the_gguf_files_but_for_blanks_before_digi
     ]
 
 
-def test_a_server_that_dies_is_one_error_with_the_end_of_its_log(serve_environment: Path, tmp_path: Path) -> None:
+def test_server_crash_raises_one_error_with_the_log_tail(serve_environment: Path, tmp_path: Path) -> None:
     settings = VllmServer(extra_args=("--no-such-flag",))
     with (
         pytest.raises(EngineError, match=r"ended with code 2 before it answered(.|\n)*no-such-flag"),
@@ -182,7 +182,7 @@ def test_a_server_that_dies_is_one_error_with_the_end_of_its_log(serve_environme
 
 @pytest.mark.covers("flywheel-5")
 @pytest.mark.parametrize("victim", ["run", "its shell"])
-def test_nothing_of_vllm_is_left_10_s_after_a_kill(serve_environment: Path, tmp_path: Path, victim: str) -> None:
+def test_no_vllm_process_remains_10_s_after_a_kill(serve_environment: Path, tmp_path: Path, victim: str) -> None:
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
     if victim == "its shell":
         command = ["sh", "-c", f"{shlex.join(command)}; true"]

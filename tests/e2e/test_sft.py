@@ -49,7 +49,7 @@ def _counts(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in row if name.startswith(("input_ids", "labels", "num_"))}
 
 
-def test_a_training_makes_a_checkpoint_with_the_tokenizer_of_its_base(trained: tuple[Run, StageRecord]) -> None:
+def test_training_writes_a_checkpoint_with_the_base_tokenizer(trained: tuple[Run, StageRecord]) -> None:
     run, record = trained
     assert record.metrics["steps"] == NUM_ROWS // 4 and record.metrics["rows"] == NUM_ROWS
     assert record.metrics["last_loss"] < record.metrics["first_loss"]
@@ -63,11 +63,9 @@ def test_a_training_makes_a_checkpoint_with_the_tokenizer_of_its_base(trained: t
     )
 
 
-def test_vllm_serves_the_merged_adapters_and_says_what_transformers_says(trained: tuple[Run, StageRecord]) -> None:
+def test_vllm_serves_merged_adapters_and_matches_transformers(trained: tuple[Run, StageRecord]) -> None:
     check_served_ids(*trained)
 
 
-def test_the_engine_that_goes_on_from_it_loads_it_and_says_the_same(
-    trained: tuple[Run, StageRecord], trl_environment: Path
-) -> None:
+def test_next_engine_loads_the_checkpoint_and_matches(trained: tuple[Run, StageRecord], trl_environment: Path) -> None:
     check_loaded_ids(*trained, "trl")

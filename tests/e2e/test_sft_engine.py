@@ -22,7 +22,7 @@ from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import EngineError
 from treadle.sft.config import SftOptions
 from treadle.sft.launch import EngineOptions, TrainingFolder, fine_tune, store_rows
-from treadle.sft.llamafactory_config import Machine, Paths, plan_training, torchrun_arguments
+from treadle.sft.llamafactory_config import Paths, SftMachine, plan_training, torchrun_arguments
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 CHECKS = Path(__file__).parents[1] / "support" / "training" / "sft_checks.py"
@@ -47,10 +47,10 @@ def folder(sft_environment: Path, serve_environment: Path, tmp_path: Path) -> It
 def config_of(folder: TrainingFolder, model: Path, rows: list[dict[str, Any]], **options: Any) -> str:
     paths = Paths(model=str(model), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
     longest = max(row["num_tokens"] for row in rows)
-    return plan_training(SftOptions(**options), paths, Machine(variant="cpu"), longest_row=longest, seed=1).yaml()
+    return plan_training(SftOptions(**options), paths, SftMachine(variant="cpu"), longest_row=longest, seed=1).yaml()
 
 
-def test_a_killed_training_goes_on_and_its_model_has_the_base_tokenizer(folder: TrainingFolder, tmp_path: Path) -> None:
+def test_killed_training_resumes_and_keeps_the_base_tokenizer(folder: TrainingFolder, tmp_path: Path) -> None:
     base = embedded_folder("model")
     tokenizer = ChatTokenizer.load(base)
     rows = make_rows(tokenizer, 8)
@@ -88,7 +88,7 @@ def test_a_killed_training_goes_on_and_its_model_has_the_base_tokenizer(folder: 
     assert not list(done.model.glob("*.bin"))
 
 
-def test_labels_reach_the_model_as_they_are_and_adapters_are_merged(folder: TrainingFolder) -> None:
+def test_labels_reach_the_model_unchanged_and_adapters_are_merged(folder: TrainingFolder) -> None:
     base = embedded_folder("model")
     rows = make_rows(ChatTokenizer.load(base), 6)
     store_rows(folder, [as_batch(rows)])
@@ -143,7 +143,7 @@ def checks(sft_environment: Path) -> dict[str, Any]:
     return answer
 
 
-def test_llamafactory_accepts_the_golden_configurations(checks: dict[str, Any]) -> None:
+def test_llamafactory_accepts_the_golden_configs(checks: dict[str, Any]) -> None:
     """The CPU build has no DeepSpeed and no Liger, so the config with ZeRO-3 is only checked for that error."""
     said = checks["golden"]
     assert "The 'deepspeed>=" in said.pop("sft-et-agent-7b.yaml") and set(said.values()) == {""}
@@ -151,25 +151,25 @@ def test_llamafactory_accepts_the_golden_configurations(checks: dict[str, Any]) 
     assert set(checks["without_kernels"].values()) == {""}
 
 
-def test_weights_that_are_spread_over_processes_are_counted_and_seen_to_move(checks: dict[str, Any]) -> None:
+def test_sharded_weights_are_counted_and_seen_to_change(checks: dict[str, Any]) -> None:
     moved = {"parameters": 9, "still": 0.0, "moved": 1.0, "finite": True, "unknown": True, "poisoned": True}
     assert checks["motion"] == moved
 
 
-def test_a_training_that_moves_nothing_is_an_error(folder: TrainingFolder) -> None:
+def test_training_that_changes_no_weight_is_an_error(folder: TrainingFolder) -> None:
     rows = make_rows(ChatTokenizer.load(embedded_folder("tokenizer")), 2)
     store_rows(folder, [as_batch(rows)])
     lora = {"finetuning_type": "lora", "lora_rank": 1, "warmup_ratio": 0.0, "lr_scheduler_type": "constant"}
     config = config_of(
         folder, embedded_folder("model"), rows, batch_size=1, learning_rate=1.0, logging_steps=10, **lora
     )
-    with pytest.raises(EngineError, match=r"learnt nothing \(Unmoved: the weights did not change in 2 steps\)"):
+    with pytest.raises(EngineError, match=r"learnt nothing \(NothingLearned: the weights did not change in 2 steps\)"):
         fine_tune(folder, config.replace("learning_rate: 1.0\n", "learning_rate: 0.0\n"), EngineOptions(variant="cpu"))
-    assert not folder.output.exists() and (folder.unmoved / "checkpoint-2").is_dir()
+    assert not folder.output.exists() and (folder.nothing_learned / "checkpoint-2").is_dir()
     assert [step["step"] for step in events_of(folder, "step")] == [2], "the last step is logged"
 
 
-def test_a_training_that_diverges_under_torchrun_leaves_no_state_to_go_on_from(
+def test_diverged_torchrun_training_leaves_no_resumable_state(
     folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The model is a hub model, so that its commit and tokenizer are reported, too."""
@@ -190,7 +190,7 @@ def test_a_training_that_diverges_under_torchrun_leaves_no_state_to_go_on_from(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         alone = SftOptions(main_port=probe.getsockname()[1], ddp_timeout_s=180_000_000)
-    torchrun = tuple(torchrun_arguments(alone, Machine(variant="cpu")))
+    torchrun = tuple(torchrun_arguments(alone, SftMachine(variant="cpu")))
     told: list[Mapping[str, Any]] = []
     with pytest.raises(EngineError, match=r"diverged \(Diverged: weights are not finite at step 2\); lower learning"):
         fine_tune(folder, config, EngineOptions(variant="cpu", torchrun=torchrun), on_prepared=told.append)
@@ -203,7 +203,7 @@ def events_of(folder: TrainingFolder, kind: str) -> list[dict[str, Any]]:
     return [line for line in map(orjson.loads, folder.events.read_bytes().splitlines()) if line["event"] == kind]
 
 
-def test_a_hub_out_of_reach_is_one_line_before_anything_is_trained(
+def test_unreachable_hub_fails_in_one_line_before_training(
     folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -45,14 +45,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {Path(path).name: what for path, what in json.loads(answer.read_text()).items()}
 
 
-def test_every_key_that_is_written_is_one_of_llamafactorys(found: dict[str, Any]) -> None:
+def test_every_written_key_exists_in_llamafactory(found: dict[str, Any]) -> None:
     assert len(GOLDEN) == 3
     assert {path.name: found[path.name] for path in GOLDEN} == {path.name: [] for path in GOLDEN}
     assert found["wrong.yaml"] == ["learning_rat"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_exported_rows_have_system_question_and_answer_in_their_places(found: dict[str, Any], name: str) -> None:
+def test_exported_rows_map_system_question_and_answer(found: dict[str, Any], name: str) -> None:
     assert found[name] == [
         {"system": row["system"], "user": [row["user"]], "assistant": [row["assistant"]]} for row in ROWS
     ]

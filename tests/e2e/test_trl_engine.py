@@ -21,7 +21,7 @@ from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.training import EngineOptions
 from treadle.core.errors import ConfigError
 from treadle.rl.groups.advantages import group_advantages
-from treadle.rl.training.launch import Job, RlFolder, reinforce
+from treadle.rl.training.launch import EngineJob, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan
 
 CHECKS = Path(__file__).parents[1] / "support" / "training" / "trl_engine_checks.py"
@@ -33,9 +33,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from support.training import trl_jobs
 from treadle.core.engines.training import EngineOptions
-from treadle.rl.training.launch import Job, RlFolder, reinforce
+from treadle.rl.training.launch import EngineJob, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan
-job = Job(model=sys.argv[2], environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
+job = EngineJob(model=sys.argv[2], environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
 folder = RlFolder(Path(sys.argv[1]))
 reinforce(folder, RlPlan.from_json((folder.path / "given.json").read_text()), job, EngineOptions(variant="cpu"))
 """
@@ -60,12 +60,12 @@ def folder(tmp_path: Path) -> Iterator[RlFolder]:
     shutil.rmtree(made.path, ignore_errors=True)
 
 
-def job_of(policy: Path) -> Job:
-    return Job(model=str(policy), environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
+def job_of(policy: Path) -> EngineJob:
+    return EngineJob(model=str(policy), environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
 
 
 @pytest.mark.covers("pareto-32")
-def test_a_killed_reinforcement_goes_on_and_hands_its_policy_over(folder: RlFolder, policy: Path) -> None:
+def test_killed_rl_run_resumes_and_exports_its_policy(folder: RlFolder, policy: Path) -> None:
     trl_jobs.write_rows(folder.validation, 2)
     plan = trl_jobs.make_plan(num_validation_rows=2, num_epochs=2, learning_rate=1e-3)
     (folder.path / "given.json").write_text(plan.to_json())
@@ -137,7 +137,7 @@ def job_json(folder: RlFolder, plan: RlPlan, policy: Path) -> dict[str, Any]:
     }
 
 
-def test_batched_generation_is_that_of_single_sequences(checks: dict[str, Any]) -> None:
+def test_batched_generation_matches_single_sequences(checks: dict[str, Any]) -> None:
     found = checks["generation"]
     assert found["greedy_agrees"] and found["draws_agree"] and found["distinct_draws"] > 4
     text_, stop, reason = found["stopped"]
@@ -145,7 +145,7 @@ def test_batched_generation_is_that_of_single_sequences(checks: dict[str, Any]) 
     assert found["logprob_error"] < 1e-4
 
 
-def test_an_update_holds_whole_groups_and_is_a_mean_over_its_own_tokens(checks: dict[str, Any]) -> None:
+def test_update_contains_whole_groups_and_averages_over_its_own_tokens(checks: dict[str, Any]) -> None:
     found, expected = checks["updates"], json.loads(GOLDEN.read_text())
     assert [update["prompts"] for update in found] == [[group["prompt"]] for group in expected]
     for update in found:
@@ -153,20 +153,20 @@ def test_an_update_holds_whole_groups_and_is_a_mean_over_its_own_tokens(checks: 
     assert len({round(update["token_mean"], 4) for update in found}) == 3
 
 
-def test_a_training_whose_masks_are_all_0_learnt_nothing(checks: dict[str, Any]) -> None:
+def test_training_with_all_zero_masks_learns_nothing(checks: dict[str, Any]) -> None:
     events = {event["event"]: event for event in checks["muted"]}
     assert events["step"]["grad_norm"] == events["step"]["loss"] == 0.0 and "saved" in events
     assert "end" not in events and events["exit"]["code"] == 1
-    assert events["error"]["kind"] == "unmoved" and "no update had a gradient" in events["error"]["message"]
+    assert events["error"]["kind"] == "nothing_learned" and "no update had a gradient" in events["error"]["message"]
 
 
-def test_a_policy_that_cannot_be_rolled_out_on_a_cpu_is_refused_before_its_weights_are_loaded(
+def test_policy_unsupported_for_cpu_rollouts_is_refused_before_loading_weights(
     checks: dict[str, Any],
 ) -> None:
     assert "qwen2" in checks["refused"] and "(gemma2)" in checks["refused"]
 
 
-def test_a_context_is_at_most_as_long_as_the_model_s_window_and_vllm_s(checks: dict[str, Any]) -> None:
+def test_context_is_limited_by_the_model_window_and_vllm(checks: dict[str, Any]) -> None:
     assert checks["windows"] == [1024, 460, 256, 460, None]
 
 
@@ -176,7 +176,7 @@ def test_shared_prompts_change_neither_values_nor_gradients(checks: dict[str, An
 
 @pytest.mark.covers("pareto-20")
 @pytest.mark.covers("pareto-32")
-def test_only_what_the_model_wrote_moves_it(checks: dict[str, Any]) -> None:
+def test_only_model_tokens_affect_the_gradient(checks: dict[str, Any]) -> None:
     found = checks["contract"]
     assert found["num_results"] > 100 and found["gradient_at_results"] == found["gradient_at_padding"] == 0.0
     assert found["least_gradient_at_model_tokens"] > 0.0
@@ -184,7 +184,7 @@ def test_only_what_the_model_wrote_moves_it(checks: dict[str, Any]) -> None:
 
 @pytest.mark.covers("pareto-32")
 @pytest.mark.covers("pareto-33")
-def test_trl_holds_the_trajectories_masks_and_advantages_of_the_scenario(checks: dict[str, Any]) -> None:
+def test_trl_keeps_the_trajectories_masks_and_advantages_of_the_scenario(checks: dict[str, Any]) -> None:
     found, expected = checks["contract"], json.loads(GOLDEN.read_text())
     prompts = found["prompts"]
     assert len(set(prompts)) == 3 and all(len(set(prompts[at : at + 8])) == 1 for at in (0, 8, 16))
@@ -216,7 +216,7 @@ def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -
 
 
 @pytest.mark.covers("pareto-32")
-def test_a_plan_that_tears_groups_apart_is_refused_before_it_begins(folder: RlFolder, policy: Path) -> None:
+def test_rejects_a_plan_that_splits_groups_before_training(folder: RlFolder, policy: Path) -> None:
     plan = trl_jobs.make_plan(per_device_batch_size=3)
     with pytest.raises(ConfigError, match=r"trl refuses .*per_device_batch_size"):
         reinforce(folder, plan, job_of(policy), EngineOptions(variant="cpu"))

@@ -59,14 +59,14 @@ def found(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return answer
 
 
-def test_its_wheel_leaves_no_package_called_tests_or_scripts(python: Path) -> None:
+def test_verl_wheel_installs_no_tests_or_scripts_package(python: Path) -> None:
     packages = python.parents[1] / "lib" / "python3.11" / "site-packages"
     assert (packages / "verl").is_dir()
     assert not (packages / "tests").exists() and not (packages / "scripts").exists()
 
 
 @pytest.mark.covers("pareto-30")
-def test_generated_overrides_compose_and_a_foreign_key_does_not(found: dict[str, Any]) -> None:
+def test_generated_overrides_compose_and_unknown_keys_fail(found: dict[str, Any]) -> None:
     composed = found["composed"]
     assert composed["said"] == dict.fromkeys(("job", "et-agent-7b", "lora"), "")
     assert "trainer.save_every" in composed["unknown"]
@@ -81,7 +81,7 @@ def test_generated_overrides_compose_and_a_foreign_key_does_not(found: dict[str,
     }
 
 
-def test_its_data_set_reads_our_rows_and_drops_long_prompts(found: dict[str, Any]) -> None:
+def test_verl_dataset_reads_rows_and_drops_long_prompts(found: dict[str, Any]) -> None:
     assert found["rows"] == {
         "keys": ["key-0", "key-1", "key-2"],
         "index": [0, 1, 2],
@@ -90,24 +90,24 @@ def test_its_data_set_reads_our_rows_and_drops_long_prompts(found: dict[str, Any
     }
 
 
-def test_packed_sequences_do_not_see_each_other(found: dict[str, Any]) -> None:
+def test_packed_sequences_do_not_attend_to_each_other(found: dict[str, Any]) -> None:
     assert found["packed"] < 1e-5
 
 
 @pytest.mark.covers("pareto-31")
-def test_four_sessions_under_its_worker_are_rewarded_by_what_their_siblings_did(found: dict[str, Any]) -> None:
+def test_verl_worker_rewards_four_sessions_from_their_siblings(found: dict[str, Any]) -> None:
     example = found["worked_example"]
     assert example["calls"] == [1, 2, 3, 6] and example["rewards"] == [2, 1, 0, -3]
     assert example["reward_at_last_token"]
 
 
 @pytest.mark.covers("pareto-31")
-def test_a_crash_in_one_session_fails_the_group(found: dict[str, Any]) -> None:
+def test_crash_in_one_session_fails_the_group(found: dict[str, Any]) -> None:
     assert found["worked_example"]["crash"].startswith("GroupFailed: group u of step 1 failed")
 
 
 @pytest.mark.covers("pareto-33")
-def test_the_shared_scenario_gives_the_same_under_its_worker(found: dict[str, Any]) -> None:
+def test_verl_worker_reproduces_the_shared_scenario(found: dict[str, Any]) -> None:
     plain = [item for group in found["contract"]["plain"] for item in group["items"]]
     under_verl = [item for group in found["contract"]["verl"] for item in group]
     assert len(plain) == 24 and {item["branch_depth"] for item in plain} >= {0, 1, 2}
@@ -120,19 +120,19 @@ def test_the_shared_scenario_gives_the_same_under_its_worker(found: dict[str, An
 
 
 @pytest.mark.covers("pareto-33")
-def test_its_advantages_are_those_of_the_reference(found: dict[str, Any]) -> None:
+def test_verl_advantages_match_the_reference(found: dict[str, Any]) -> None:
     plain = [item["advantage"] for group in found["contract"]["plain"] for item in group["items"]]
     assert found["contract"]["advantages"] == pytest.approx(plain, abs=1e-5)
     assert found["example_a"] == pytest.approx([0.9272, 0.6998, -0.4068, 0.8157, -0.4068, -1.6292], abs=5e-5)
 
 
-def test_its_reward_manager_asks_our_function_about_a_trajectory_without_reward(found: dict[str, Any]) -> None:
+def test_verl_reward_manager_calls_our_function_without_a_reward(found: dict[str, Any]) -> None:
     answers = found["rewarded_by_verl"]
     assert answers["valid"]["reward_score"] == 1.0 and answers["valid"]["reward_extra_info"]["acc"] == 1.0
     assert "compared within a group" in answers["train"]
 
 
-def test_its_workers_on_ray_hand_trajectories_to_the_trainer(python: Path, tmp_path: Path) -> None:
+def test_verl_ray_workers_pass_trajectories_to_the_trainer(python: Path, tmp_path: Path) -> None:
     settings = load_config(EnvironmentSettings, data={"system_prompt": "Use tools.", "search": {"enabled": False}})
     prepare_folder(tmp_path, settings, interpreter=sys.executable)
     said = run(
@@ -174,7 +174,7 @@ def merged(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("state", ["global_step_2", "global_step_4"])
-def test_a_sharded_state_becomes_a_model_with_the_tokenizer_of_its_start(merged: Path, state: str) -> None:
+def test_sharded_state_exports_a_model_with_the_base_tokenizer(merged: Path, state: str) -> None:
     start, model = merged / "start", merged / f"model-{state}"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (model / name).read_bytes() == (start / name).read_bytes()
@@ -183,13 +183,13 @@ def test_a_sharded_state_becomes_a_model_with_the_tokenizer_of_its_start(merged:
     assert not list(merged.glob("*.merged")) and not list(merged.glob("*.tmp"))
 
 
-def test_what_the_model_writes_is_told(merged: Path) -> None:
+def test_reports_the_greedy_sample_of_the_model(merged: Path) -> None:
     events = RlEvents(merged / "events.jsonl")
     told = [event for event in events.new() if event["event"] == "greedy"]
     assert len(told) == 2 and all(len(event["ids"]) == 4 for event in told)
 
 
-def test_shards_that_are_not_the_live_policy_are_refused(python: Path, merged: Path) -> None:
+def test_rejects_shards_that_differ_from_the_live_policy(python: Path, merged: Path) -> None:
     compare = """
 import sys
 from pathlib import Path
@@ -208,7 +208,7 @@ for live in map(Path, sys.argv[2:]):
     assert "saved no copy in" in missing
 
 
-def test_adapters_that_are_not_those_of_the_shards_are_refused(python: Path, merged: Path) -> None:
+def test_rejects_adapters_that_differ_from_the_shards(python: Path, merged: Path) -> None:
     compare = """
 import json, sys
 from pathlib import Path
@@ -241,7 +241,7 @@ compare(8)
     assert "are not those of the policy in training" in other and "have different tensor names" in fewer
 
 
-def test_a_state_that_names_code_is_not_loaded(python: Path, merged: Path, tmp_path: Path) -> None:
+def test_does_not_load_a_state_that_references_code(python: Path, merged: Path, tmp_path: Path) -> None:
     look = """
 import os, shutil, sys
 from pathlib import Path
@@ -275,21 +275,21 @@ except Exception as error:
     assert not ran.exists() and not ran.with_name("made").exists()
 
 
-def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -> None:
+def test_training_is_monitored_and_resumed(python: Path, tmp_path: Path) -> None:
     """The trainer is a stub: it writes what verl and the loop write, and crashes in step 2 of the first attempt."""
     job = prepare_folder(tmp_path, num_rows=9, prompts_per_step=3, save_steps=1)
     stub = {"first": str(TESTS / "support" / "stub_verl_package")}
     train = ("-m", "treadle.rl.engine", "train", tmp_path / "job.json")
     run(python, tmp_path, *train, expect=1, STUB_DIES_AT="2", **stub)
     events = RlEvents(tmp_path / "events.jsonl")
-    told = [event["event"] for event in events.new() if event["event"] != "beat"]
+    told = [event["event"] for event in events.new() if event["event"] != "heartbeat"]
     assert told == ["begin", "step", "saved", "error"]
     assert "verl ended with code 3; 1 groups could not be rolled out" in events.last["error"]["message"]
     assert events.begin is not None and events.begin["num_trained_parameters"] > 10_000
     shutil.rmtree(tmp_path / "output" / "global_step_2")
     (tmp_path / "job.json").write_text(json.dumps({**job, "resume": str(tmp_path / "output" / "global_step_1")}))
     run(python, tmp_path, *train, **stub)
-    told = [event["event"] for event in events.new() if event["event"] != "beat"]
+    told = [event["event"] for event in events.new() if event["event"] != "heartbeat"]
     assert told == ["begin", "step", "saved", "step", "saved", "end"]
     assert events.begin["resumed_step"] == 1 and events.last["end"] == {"event": "end", "step": 3, "epoch": 1.0}
     assert [step.step for step in events.steps] == [1, 2, 3] and events.steps[0].num_equal_groups == 2
@@ -300,16 +300,16 @@ def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -
     assert dumped == {f"step-{step:06d}.jsonl": 6 for step in (1, 2, 3)}
 
 
-def test_a_training_without_any_gradient_is_none(python: Path, tmp_path: Path) -> None:
+def test_training_without_gradients_fails(python: Path, tmp_path: Path) -> None:
     prepare_folder(tmp_path, num_rows=6, prompts_per_step=3)
     stub = {"first": str(TESTS / "support" / "stub_verl_package"), "STUB_GRADIENT": "0"}
     run(python, tmp_path, "-m", "treadle.rl.engine", "train", tmp_path / "job.json", expect=1, **stub)
     events = RlEvents(tmp_path / "events.jsonl")
-    assert [event["event"] for event in events.new() if event["event"] != "beat"][-2:] == ["saved", "error"]
-    assert events.last["error"]["kind"] == "unmoved"
+    assert [event["event"] for event in events.new() if event["event"] != "heartbeat"][-2:] == ["saved", "error"]
+    assert events.last["error"]["kind"] == "nothing_learned"
 
 
-def test_a_plan_that_it_refuses_is_told_as_such(python: Path, tmp_path: Path) -> None:
+def test_plan_rejected_by_verl_is_reported_as_rejected(python: Path, tmp_path: Path) -> None:
     job = prepare_folder(tmp_path)
     job["plan"]["options"]["extra"] = {"trainer.save_every": 3}
     (tmp_path / "job.json").write_text(json.dumps(job))

@@ -57,13 +57,13 @@ def phased(prefect_home: Any, sample_run_config: Path, tmp_path_factory: pytest.
     return folder / "root"
 
 
-def test_a_deployed_curriculum_takes_one_task_run_per_instance(prefect_home: Any, phased: Path) -> None:
+def test_deployed_curriculum_uses_one_task_run_per_instance(prefect_home: Any, phased: Path) -> None:
     assert attempts(prefect_home, phased) == {address: ("completed", 1) for address in ("1/questions", *PHASED)}
     made = {"flow_runs": {"name": {"any_": ["phased"]}}}
     assert httpx.post(f"{prefect_home.url}/task_runs/count", json=made).json() == 1 + len(PHASED)
 
 
-def test_the_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Path) -> None:
+def test_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Path) -> None:
     found = httpx.post(f"{prefect_home.url}/artifacts/filter", json={"limit": 200}).json()
     by_key = {item["key"]: item for item in found}
     assert by_key["progress-phased-1-rl-phase-2"]["type"] == "progress"
@@ -74,7 +74,7 @@ def test_the_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Pat
     assert "questions are selected" in by_key["stage-phased-1-selection-phase-1"]["data"]
 
 
-def test_a_phase_is_started_again_by_the_deployment_of_its_stage(prefect_home: Any, phased: Path) -> None:
+def test_stage_deployment_restarts_a_phase(prefect_home: Any, phased: Path) -> None:
     """The last one: it changes what the others look at."""
     flow_run(prefect_home, "stage/rl", run_id="phased", instance="1/rl@phase-2", root=str(phased), force="true")
     assert attempts(prefect_home, phased)["1/rl@phase-2"] == ("completed", 2)

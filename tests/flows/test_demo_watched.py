@@ -11,7 +11,7 @@ import httpx
 from support.runs.command_line import TREADLE, environment
 from support.runs.processes import end_family, family, remaining, until
 
-from treadle.tasks.prefect.home import PrefectHome
+from treadle.tasks.prefect.prefect_home import PrefectHome
 
 from .conftest import answers
 
@@ -27,7 +27,7 @@ def watched_at(said: str) -> str:
     return found[1]
 
 
-def test_on_a_server_that_is_named_the_terminal_shows_steps_and_results(prefect_home, tmp_path: Path) -> None:
+def test_demo_on_a_given_server_prints_steps_and_results(prefect_home, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "outputs"))
     done = prefect_home.run("treadle", *DEMO[1:], "--prefect", *root)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def row(printed: str) -> str:
     return found
 
 
-def test_without_a_server_it_has_one_of_its_own_that_ends_with_it(tmp_path: Path) -> None:
+def test_demo_without_a_server_starts_and_stops_its_own(tmp_path: Path) -> None:
     env = environment(PREFECT_HOME=str(tmp_path / "home"))
     with (tmp_path / "err").open("wb") as err, (tmp_path / "out").open("wb") as out:
         child = subprocess.Popen([*DEMO, "--prefect"], cwd=tmp_path, env=env, stdout=out, stderr=err)
@@ -81,7 +81,7 @@ def test_without_a_server_it_has_one_of_its_own_that_ends_with_it(tmp_path: Path
     assert logged, "what it logged was there before the server ended"
 
 
-def test_killed_it_leaves_no_server_behind(tmp_path: Path) -> None:
+def test_killed_demo_leaves_no_server(tmp_path: Path) -> None:
     env = environment(PREFECT_HOME=str(tmp_path / "home"))
     null = subprocess.DEVNULL
     child = subprocess.Popen([*DEMO, "--prefect"], cwd=tmp_path, env=env, stdout=null, stderr=null)

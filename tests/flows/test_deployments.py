@@ -35,14 +35,14 @@ def deployed_run(prefect_home, sample_run_config, tmp_path_factory):
     return root
 
 
-def test_the_command_line_recognises_a_deployed_run_as_finished(prefect_home, deployed_run) -> None:
+def test_command_line_recognises_a_finished_deployed_run(prefect_home, deployed_run) -> None:
     done = prefect_home.run("treadle", "status", "--run", "deployed", "--root", str(deployed_run), "--json")
     states = {item["address"]: item["state"] for item in json.loads(done.stdout)}
     assert set(states.values()) == {"completed"}
     assert {"1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"} == set(states)
 
 
-def test_a_stage_deployment_runs_one_stage_again(prefect_home, deployed_run) -> None:
+def test_stage_deployment_reruns_one_stage(prefect_home, deployed_run) -> None:
     done = prefect_home.run(
         "prefect", "deployment", "run", "stage/scores", "--watch", "--param", "run_id=deployed",
         "--param", "instance=1/scores@tutor", "--param", f"root={deployed_run}", "--param", "force=true",
@@ -54,7 +54,7 @@ def test_a_stage_deployment_runs_one_stage_again(prefect_home, deployed_run) -> 
     assert attempts["1/rollouts@tutor"] == 1
 
 
-def test_the_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, tmp_path) -> None:
+def test_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, tmp_path) -> None:
     import httpx
 
     config = tmp_path / "run.toml"
@@ -74,7 +74,7 @@ def test_the_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_conf
     assert [log["message"].startswith("starting tutor server") for log in logs].count(True) == 1, logs
 
 
-def test_an_unknown_config_key_is_refused_at_submission(prefect_home, tmp_path) -> None:
+def test_rejects_unknown_config_key_at_submission(prefect_home, tmp_path) -> None:
     done = prefect_home.run(
         "prefect", "deployment", "run", "flywheel/full", "--param", "run_id=wrong",
         "--param", 'config={"rollouts": {"samplez": 3}}', "--param", f"root={tmp_path}",
@@ -83,7 +83,7 @@ def test_an_unknown_config_key_is_refused_at_submission(prefect_home, tmp_path) 
     assert "samplez" in done.stdout + done.stderr
 
 
-def test_the_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_run) -> None:
+def test_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_run) -> None:
     import httpx
 
     found = httpx.post(f"{prefect_home.url}/artifacts/filter", json={"limit": 200}).json()
@@ -96,7 +96,7 @@ def test_the_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_ru
     assert [Path(file).name for file in files if Path(file).is_file()] == ["report.md", "summary.csv"]
 
 
-def test_a_task_run_costs_three_short_events_and_few_artifacts(prefect_home, deployed_run) -> None:
+def test_task_run_produces_three_short_events_and_few_artifacts(prefect_home, deployed_run) -> None:
     """Nine tenths of what the server's database grows by; `benchmarks/runs/orchestration.py` has the bytes."""
     import httpx
 
@@ -126,7 +126,7 @@ def test_a_task_run_costs_three_short_events_and_few_artifacts(prefect_home, dep
     assert len(keys) == len(set(keys)) <= 3 * num_task_runs, keys
 
 
-def test_a_deployment_starts_from_any_instance(prefect_home, deployed_run) -> None:
+def test_deployment_starts_from_any_instance(prefect_home, deployed_run) -> None:
     options = ("treadle", "status", "--run", "deployed", "--root", str(deployed_run), "--json")
     before = {item["address"]: item["num_attempts"] for item in json.loads(prefect_home.run(*options).stdout)}
     done = prefect_home.run(
@@ -139,7 +139,7 @@ def test_a_deployment_starts_from_any_instance(prefect_home, deployed_run) -> No
     assert after == {**before, "1/scores@tutor": before["1/scores@tutor"] + 1}
 
 
-def test_a_later_flow_run_tells_of_task_runs_that_ended_with_their_process(prefect_home, deployed_run) -> None:
+def test_later_flow_run_reports_task_runs_that_ended_with_their_process(prefect_home, deployed_run) -> None:
     def api(method: str, path: str, body: dict[str, object] | None = None):
         return ask(method, f"{prefect_home.url}/{path}", body)
 
@@ -159,7 +159,7 @@ def test_a_later_flow_run_tells_of_task_runs_that_ended_with_their_process(prefe
     }  # fmt: skip
 
 
-def test_a_forced_run_on_the_server_makes_every_stage_again(prefect_home, deployed_run) -> None:
+def test_forced_run_on_the_server_reruns_every_stage(prefect_home, deployed_run) -> None:
     """The last one: it changes what the others look at."""
     options = ("--run", "deployed", "--root", str(deployed_run))
     before = json.loads(prefect_home.run("treadle", "status", *options, "--json").stdout)

@@ -16,7 +16,7 @@ RUN = "--param run_id="
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
-def test_the_commands_of_a_page_work_as_they_stand(prefect_home, page: Path, tmp_path: Path) -> None:
+def test_page_commands_run_as_written(prefect_home, page: Path, tmp_path: Path) -> None:
     shell = Shell(Path(prefect_home.env["PATH"].partition(":")[0]), prefect_home.env)
     for block in blocks(page):
         if block.remark == PREFECT:
@@ -27,5 +27,5 @@ def test_the_commands_of_a_page_work_as_they_stand(prefect_home, page: Path, tmp
     assert (tmp_path / "outputs/runs/first/records/1/report.json").is_file(), "what ran is the run of the page"
 
 
-def test_prefect_pages_are_among_them() -> None:
+def test_prefect_pages_are_included() -> None:
     assert {"README.md", "prefect.md"} <= {page.name for page in RUNNABLE}

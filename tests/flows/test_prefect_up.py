@@ -27,8 +27,8 @@ from support.servers.postgres import Postgres, postgres_server
 from support.servers.prefect_api import ask, credentials
 
 from treadle.tasks.prefect.automations import FAILED, SILENT, STUCK
-from treadle.tasks.prefect.server import _SETTLED_S
-from treadle.tasks.prefect.settings import BEGIN_S, SILENCE_S
+from treadle.tasks.prefect.server import _MIN_UPTIME_S
+from treadle.tasks.prefect.settings import HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S
 
 TESTS = Path(__file__).resolve().parents[1]
 SILENCE = float(os.environ.get("TREADLE_TEST_SILENCE_S", "10"))
@@ -190,16 +190,14 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     assert schema["required"] == ["run_id"] and "TreadleConfig" in schema["definitions"]
 
 
-def test_a_second_start_says_where_the_first_is(up: Up) -> None:
+def test_second_start_reports_where_the_first_runs(up: Up) -> None:
     again, _ = start(up.folder, up.folder / "home", free_port())
     said, _ = again.communicate(timeout=60)
     address = str(up.api.base_url).removesuffix("/api/")
     assert again.returncode == 0 and said == f"already running: {address} (process {up.process.pid})\n"
 
 
-def test_a_killed_flow_run_is_told_of_and_goes_on_when_it_is_retried(
-    up: Up, messages: list[str], sample_run_config: Path
-) -> None:
+def test_killed_flow_run_is_reported_and_resumes_on_retry(up: Up, messages: list[str], sample_run_config: Path) -> None:
     (up.folder / "run.toml").write_text(sample_run_config.read_text())
     flow_run = up.submit("flywheel/full", run_id="first", config_file="run.toml")
     os.kill(int(up.wait_for(flow_run, "Running")["infrastructure_pid"]), signal.SIGKILL)
@@ -222,18 +220,18 @@ def test_a_killed_flow_run_is_told_of_and_goes_on_when_it_is_retried(
     assert (up.folder / "outputs/runs/first").is_dir()
 
 
-def test_a_secret_block_stands_in_for_a_variable_that_is_not_set(messages: list[str]) -> None:
+def test_secret_block_replaces_an_unset_variable(messages: list[str]) -> None:
     assert messages[0] == "key-of-a-block key-of-the-environment None"
 
 
-def test_automations_are_there_once_however_often_they_are_installed(up: Up, messages: list[str]) -> None:
+def test_repeated_installs_create_each_automation_once(up: Up, messages: list[str]) -> None:
     found = up.post("/automations/filter", {})
     assert sorted(item["name"] for item in found) == sorted([SILENT, STUCK, FAILED])
     within = {item["name"]: item["trigger"]["within"] for item in found}
-    assert (within[SILENT], within[STUCK]) == (SILENCE_S, BEGIN_S)
+    assert (within[SILENT], within[STUCK]) == (HEARTBEAT_TIMEOUT_S, START_TIMEOUT_S)
 
 
-def test_a_flow_run_that_is_gone_with_its_process_becomes_crashed(up: Up) -> None:
+def test_flow_run_becomes_crashed_when_its_process_is_lost(up: Up) -> None:
     """One that no worker looks after; what Prefect itself never finds out."""
     (silent,) = [item for item in up.post("/automations/filter", {}) if item["name"] == SILENT]
     renew(up, silent, SILENCE)
@@ -249,10 +247,10 @@ def test_a_flow_run_that_is_gone_with_its_process_becomes_crashed(up: Up) -> Non
         end_family(process)
     crashed = up.wait_for(flow_run["id"], "Crashed", limit_s=true_within_s(SILENCE))
     assert "No sign of life" in crashed["state"]["message"]
-    renew(up, silent, SILENCE_S)
+    renew(up, silent, HEARTBEAT_TIMEOUT_S)
 
 
-def test_a_flow_run_whose_worker_died_before_it_began_becomes_crashed(up: Up) -> None:
+def test_flow_run_becomes_crashed_when_its_worker_crashes_before_start(up: Up) -> None:
     """Prefect's workers take none that another has taken."""
     (stuck,) = [item for item in up.post("/automations/filter", {}) if item["name"] == STUCK]
     renew(up, stuck, SILENCE)
@@ -264,7 +262,7 @@ def test_a_flow_run_whose_worker_died_before_it_began_becomes_crashed(up: Up) ->
     crashed = up.wait_for(made["treadle",], "Crashed", limit_s=true_within_s(SILENCE))
     assert "Not begun" in crashed["state"]["message"]
     assert up.flow_run(made["another",])["state"]["name"] == "Pending"
-    renew(up, stuck, BEGIN_S)
+    renew(up, stuck, START_TIMEOUT_S)
 
 
 HARMFUL: dict[str, dict[str, Any]] = {
@@ -294,7 +292,7 @@ HARMFUL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_the_worker_refuses_deployments_of_others(up: Up, tmp_path: Path, name: str) -> None:
+def test_worker_refuses_foreign_deployments(up: Up, tmp_path: Path, name: str) -> None:
     mark = tmp_path / "mark"
     (tmp_path / "harm.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
     (tmp_path / "sitecustomize.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
@@ -309,10 +307,10 @@ def test_the_worker_refuses_deployments_of_others(up: Up, tmp_path: Path, name: 
     assert not mark.exists() and not (tmp_path / "outputs").exists()
 
 
-def renew(up: Up, silent: dict[str, Any], silence_s: float) -> None:
+def renew(up: Up, silent: dict[str, Any], heartbeat_timeout_s: float) -> None:
     """Change how long the automation waits."""
     kept = {name: silent[name] for name in ("name", "description", "enabled", "actions")}
-    body = {**kept, "trigger": {**silent["trigger"], "within": silence_s}}
+    body = {**kept, "trigger": {**silent["trigger"], "within": heartbeat_timeout_s}}
     answer = up.api.put(f"/automations/{silent['id']}", json=body)
     assert answer.status_code == 204, answer.text
 
@@ -331,8 +329,13 @@ def endless(folder: Path) -> Path:
     return folder / "endless.toml"
 
 
-def test_a_flow_run_goes_on_whose_server_is_killed_and_started_again(up: Up, sample_run_config: Path) -> None:
-    until(lambda: time.monotonic() - up.began > _SETTLED_S, "a server that may be started again", _SETTLED_S + 1, 0.1)
+def test_flow_run_continues_after_its_server_is_killed_and_restarted(up: Up, sample_run_config: Path) -> None:
+    until(
+        lambda: time.monotonic() - up.began > _MIN_UPTIME_S,
+        "a server that may be started again",
+        _MIN_UPTIME_S + 1,
+        0.1,
+    )
     server, worker = up.child("server"), up.child("worker")
     (up.folder / "run.toml").write_text(sample_run_config.read_text())
     flow_run = up.submit("flywheel/full", run_id="unserved", config_file="run.toml")
@@ -350,7 +353,7 @@ def test_a_flow_run_goes_on_whose_server_is_killed_and_started_again(up: Up, sam
     assert up.child("server").pid != server.pid and up.child("worker").pid == worker.pid
 
 
-def test_a_start_that_is_killed_leaves_nothing_behind(up: Up, tmp_path: Path) -> None:
+def test_killed_start_leaves_nothing_behind(up: Up, tmp_path: Path) -> None:
     process, _ = start(tmp_path, tmp_path / "home", free_port())
     try:
         until(lambda: len(family(process.pid)) >= 2, "the server starts", 60.0, 0.02)
@@ -361,7 +364,7 @@ def test_a_start_that_is_killed_leaves_nothing_behind(up: Up, tmp_path: Path) ->
     until(lambda: not remaining(members), f"the end of {[seen.name for seen in members]}", 10.0)
 
 
-def test_ctrl_c_ends_all_and_the_flow_run_knows(up: Up, postgres: Postgres) -> None:
+def test_ctrl_c_stops_everything_and_cancels_the_flow_run(up: Up, postgres: Postgres) -> None:
     """The last one."""
     flow_run = up.submit("flywheel/full", run_id="cut", config_file=str(endless(up.folder)))
     at_work = lambda: sum(seen.name == NAME for seen in family(up.process.pid)) >= 2  # noqa: E731

@@ -248,7 +248,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made_of
 
 
-def test_two_flows_share_workers_and_lose_some(bench: Bench, tmp_path: Path) -> None:
+def test_two_flows_share_workers_and_survive_losing_some(bench: Bench, tmp_path: Path) -> None:
     """Each process takes its part. One on a folder loses a worker to SIGKILL, one on an object root its only one to
     SIGTERM, which gives its shard back at once."""
     cluster, roots = bench.cluster, {"folder": str(tmp_path / "root"), "object": bench.object_root}
@@ -293,7 +293,7 @@ def test_two_flows_share_workers_and_lose_some(bench: Bench, tmp_path: Path) -> 
     assert (cluster.state(late), cluster.message(late)) == ("COMPLETED", "nothing left to help with")
 
 
-def test_a_run_outlives_the_database_of_prefect(bench: Bench, tmp_path: Path) -> None:
+def test_run_survives_loss_of_the_prefect_database(bench: Bench, tmp_path: Path) -> None:
     """Run last: it ends with another server, which at first has no worker."""
     cluster, root, first = bench.cluster, str(tmp_path / "root"), bench.tutor.log_size()
     begun = bench.submit("lost", root, workers=1)

@@ -32,7 +32,7 @@ CONFIG = """
 sources = [{{ path = "{folder}/questions.jsonl", dataset = "sums", domain = "math" }}]
 
 [rollouts]
-owed_retries = 0
+pending_retries = 0
 
 [environment]
 search.enabled = false
@@ -139,7 +139,7 @@ def at_work(pid: int) -> list[Seen]:
 
 
 @pytest.mark.parametrize("victim", ["flow run", "worker"])
-def test_nothing_is_left_10_s_after_a_kill(prefect_home, deployment, worker, tmp_path: Path, victim: str) -> None:
+def test_no_process_remains_10_s_after_a_kill(prefect_home, deployment, worker, tmp_path: Path, victim: str) -> None:
     """The last ones here: the worker is killed in the end."""
     submit(prefect_home, deployment, tmp_path, ENDLESS)
     until(lambda: bool(at_work(worker.pid)), "a program is at work", 60.0, 0.05)

@@ -13,7 +13,7 @@ from parity.environment import answer_all, flashrag
 from support.flashrag_parity import CHECKS, GOLDEN, check_same, open_prepared, ours, queries_of, theirs
 
 from treadle.retriever.config import EncoderSettings, IndexSettings
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +27,20 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_prepared_indexes_answer_as_flashrag_does(
+def test_prepared_indexes_answer_like_flashrag(
     check: Callable[..., None], fresh: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     check(*fresh, tmp_path)
 
 
-def test_the_answers_that_unit_tests_compare_with_are_those_of_flashrag(fresh: tuple[Path, dict[str, Any]]) -> None:
+def test_expected_answers_of_unit_tests_come_from_flashrag(fresh: tuple[Path, dict[str, Any]]) -> None:
     kept = json.loads((GOLDEN / "answers.json").read_text())
     assert kept.keys() == fresh[1].keys()
     for name, found in fresh[1].items():
         check_same([hits[:10] for hits in theirs(kept[name])], theirs(found))
 
 
-def test_flashrag_reads_an_index_that_treadle_built(fresh: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_flashrag_reads_an_index_built_by_treadle(fresh: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = fresh[0]
     model = tmp_path / "e5-base-v2"
     model.symlink_to(folder / "model")

@@ -44,7 +44,7 @@ def samples(
     """Run each selected benchmark as far as possible; return what it prints and writes."""
     folder = tmp_path_factory.mktemp("figures")
     selected = {item.name for item in request.session.items}
-    names = [name for name in NAMES if f"test_a_benchmark_comes_to_its_figures[{name}]" in selected]
+    names = [name for name in NAMES if f"test_benchmark_reports_its_figures[{name}]" in selected]
 
     def run(name: str) -> tuple[str, dict[str, Any] | None]:
         output = folder / f"{name}.json"
@@ -58,7 +58,7 @@ def samples(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_benchmark_comes_to_its_figures(
+def test_benchmark_reports_its_figures(
     name: str, samples: dict[str, Future[tuple[str, dict[str, Any] | None]]]
 ) -> None:
     said, written = samples[name].result()
@@ -70,7 +70,7 @@ def test_a_benchmark_comes_to_its_figures(
     assert len({figure["name"] for figure in figures}) == len(figures)
 
 
-def test_a_benchmark_that_breaks_is_told_and_makes_the_command_fail(
+def test_failing_benchmark_is_reported_and_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = RUN.Benchmark("runs/journal.py", (), ("--rollouts", "none"), RUN.journal)
@@ -80,7 +80,7 @@ def test_a_benchmark_that_breaks_is_told_and_makes_the_command_fail(
     assert "journal broke" in said and "\nbroke: journal\n" in said
 
 
-def test_treadle_that_fails_beside_its_peers_is_no_figure() -> None:
+def test_failure_of_treadle_in_a_comparison_is_not_a_figure() -> None:
     row = {"peer": "treadle", "kind": "tools", "version": "1", "reason": "it fails: disk full"}
     with pytest.raises(ValueError, match="disk full"):
         RUN.peers({"results": [row]})

@@ -28,7 +28,7 @@ def chaos(outages: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("outages", [("kill",), ("freeze", "kill")] if NUM_ROLLOUTS >= 1000 else [("freeze", "kill")])
-def test_faults_of_every_kind_and_outages_change_no_row_and_cost_one_retry_each(outages: tuple[str, ...]) -> None:
+def test_injected_faults_and_outages_change_no_row_and_cost_one_retry_each(outages: tuple[str, ...]) -> None:
     result = chaos(outages)
     made = result["chaos"]
     summary = json.dumps({name: value for name, value in result.items() if name != "calm"})

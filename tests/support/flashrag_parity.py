@@ -13,7 +13,7 @@ from typing import Any
 
 from treadle.retriever.config import EncoderSettings, IndexSettings
 from treadle.retriever.index import Index
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 GOLDEN = Path(__file__).parent / "flashrag"
 Found = list[tuple[str, float]]

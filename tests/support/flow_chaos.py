@@ -12,7 +12,7 @@ from collections.abc import Callable
 from support.flow_site import HANG_S, FlowRun, Site, answers, command_of
 from support.runs.processes import Seen, family, until
 
-from treadle.tasks.prefect.settings import SILENCE_S
+from treadle.tasks.prefect.settings import HEARTBEAT_TIMEOUT_S
 
 LOOKED_AT_S = 5.0
 """How often Prefect's server looks for silence: its `proactive_granularity`."""
@@ -30,9 +30,9 @@ database.execute("ROLLBACK")
 """
 
 
-def true_within_s(silence_s: float = SILENCE_S) -> float:
+def true_within_s(heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> float:
     """Return how long after a kill the UI may still show a flow run as running: see docs/behaviour/prefect.md."""
-    return silence_s + LOOKED_AT_S + TOLERANCE_S
+    return heartbeat_timeout_s + LOOKED_AT_S + TOLERANCE_S
 
 
 class Chaos:
@@ -52,7 +52,7 @@ class Chaos:
             "disk full": self._fill_disk,
         }
 
-    def befall(self, kind: str, flow_run: FlowRun) -> bool:
+    def inject_fault(self, kind: str, flow_run: FlowRun) -> bool:
         """Inject a fault into an active flow run, and wait until the UI shows the outcome.
 
         Returns whether this flow run continues according to docs/behaviour/chaos.md.

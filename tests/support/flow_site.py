@@ -68,13 +68,13 @@ sandbox = {{ packages = [], pool_size = 2, max_running = 2 }}
 rounds = 1
 max_concurrent = 4
 max_error_rate = 0.0
-owed_pause_s = 1.0
+pending_pause_s = 1.0
 
 [rollouts]
 split = "heldout"
 max_concurrent = 8
 max_error_rate = 0.0
-owed_pause_s = 1.0
+pending_pause_s = 1.0
 sampling = {{ max_tokens = 256 }}
 
 [scores]

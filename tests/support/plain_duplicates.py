@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from datasketch import MinHash, MinHashLSH
 
-from treadle.datagen.questions import likeness
+from treadle.datagen.questions import question_similarity as likeness
 from treadle.datagen.questions.duplicates import identity
-from treadle.datagen.questions.likeness import jaccard, normalize, shingles, tokenize
+from treadle.datagen.questions.question_similarity import jaccard, normalize, shingles, tokenize
 
 NUM_PERMUTATIONS = 128
 

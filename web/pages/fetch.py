@@ -25,11 +25,11 @@ from treadle.core.llm.client import raise_open_file_limit
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.addresses import AddressRule
 from treadle.web.config import WebSettings
+from treadle.web.dns import Lookups, ResolvedAddresses, SystemResolver
 from treadle.web.lease_pool import site_of
-from treadle.web.names import FoundNames, Lookups, SystemNames
-from treadle.web.once import warn_once
+from treadle.web.log_once import warn_once
 from treadle.web.slots import PageTime, Slots
-from treadle.web.sockets import Exchange, Guard, MeteredSocket, exchange
+from treadle.web.sockets import Exchange, MeteredSocket, SocketGuard, exchange
 from treadle.web.types import Fetched, Unfetchable
 from treadle.web.urls import checked_url
 
@@ -59,7 +59,7 @@ _UNTYPED = frozenset({"", "application/octet-stream", "binary/octet-stream", "ap
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _SNIFFED_BYTES = 512
-_NO_PLACE = (
+_NO_SLOT = (
     "pages of the search waited for a place among those that are fetched until its time was over; allow more by "
     "fetch.max_fetches or fetch.max_per_host, or let fewer rollouts run at once"
 )
@@ -70,7 +70,7 @@ _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9][A-Za-z0-9_.:+-]{0,39})"
 _log = logging.getLogger(__name__)
 
 
-class _MayPass(Unfetchable):
+class _TransientFailure(Unfetchable):
     """Failure that another attempt may avoid."""
 
 
@@ -93,7 +93,7 @@ class Fetcher:
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._settings = settings
-        self._guard = Guard(AddressRule(map(ipaddress.ip_network, settings.fetch.allowed_networks)), make_socket)
+        self._guard = SocketGuard(AddressRule(map(ipaddress.ip_network, settings.fetch.allowed_networks)), make_socket)
         self._given_resolver, self._pause = resolver, pause
         fetch = settings.fetch
         self._hosts = Slots(None, fetch.max_per_host)
@@ -106,14 +106,14 @@ class Fetcher:
 
     async def open(self) -> None:
         """Open the HTTP session; warn about unusual settings."""
-        self._say_what_is_unusual()
+        self._warn_about_settings()
         raise_open_file_limit()
-        self._lookups = Lookups(self._given_resolver or SystemNames())
+        self._lookups = Lookups(self._given_resolver or SystemResolver())
         fetch = self._settings.fetch
         self._session = aiohttp.ClientSession(
             # No connection is reused and no DNS result is cached: each request passes the guard.
             connector=aiohttp.TCPConnector(
-                resolver=FoundNames(), use_dns_cache=False, limit=0, force_close=True, socket_factory=self._guard
+                resolver=ResolvedAddresses(), use_dns_cache=False, limit=0, force_close=True, socket_factory=self._guard
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=fetch.connect_timeout_s),
@@ -136,14 +136,14 @@ class Fetcher:
         if self._lookups is not None:
             await self._lookups.close()
 
-    async def fetch(self, url: str, *, deadline: float, places: ExitStack | None = None) -> Fetched:
+    async def fetch(self, url: str, *, deadline: float, held_slots: ExitStack | None = None) -> Fetched:
         """Fetch the page at a URL and return it as sent.
 
         Args:
             url: Any text; see `urls.checked_url` for what is accepted.
             deadline: Time in the running loop's clock until which it may wait for a slot. Waiting does not count
                 towards the page's timeout, and a fetch that has started gets the whole timeout.
-            places: Exit stack that holds the page's slots; the caller closes it when the page is no longer needed,
+            held_slots: Exit stack that holds the page's slots; the caller closes it when the page is no longer needed,
                 which bounds the memory of pages. None releases the slots on return.
 
         Raises:
@@ -154,62 +154,62 @@ class Fetcher:
         clock = asyncio.get_running_loop()
         seconds = self._settings.page_timeout_s
         if clock.time() >= deadline:
-            raise SearchUnavailable(_NO_PLACE)
+            raise SearchUnavailable(_NO_SLOT)
         limit = asyncio.timeout_at(deadline)
         time = PageTime(limit, seconds=seconds, deadline=deadline)
         try:
             with ExitStack() as own:
                 async with limit:
-                    return await self._tried(first, time, own if places is None else places)
+                    return await self._fetch_with_retries(first, time, own if held_slots is None else held_slots)
         except TimeoutError:
-            if not time.is_over:
-                raise SearchUnavailable(_NO_PLACE) from None
+            if not time.is_exhausted:
+                raise SearchUnavailable(_NO_SLOT) from None
             raise Unfetchable("timeout", f"it was not fetched in {seconds:g} s") from None
 
-    async def _tried(self, url: URL, time: PageTime, places: ExitStack) -> Fetched:
-        for further in reversed(range(self._settings.fetch.attempts)):
+    async def _fetch_with_retries(self, url: URL, time: PageTime, held_slots: ExitStack) -> Fetched:
+        for attempts_left in reversed(range(self._settings.fetch.attempts)):
             try:
-                return await self._followed(url, time, places)
-            except _MayPass:
-                if not further or not time.half_is_left or self._closed:
+                return await self._follow_redirects(url, time, held_slots)
+            except _TransientFailure:
+                if not attempts_left or not time.can_retry or self._closed:
                     raise
             await self._pause(_PAUSE_S)
         raise AssertionError("attempts is at least 1")
 
-    async def _followed(self, url: URL, time: PageTime, places: ExitStack) -> Fetched:
+    async def _follow_redirects(self, url: URL, time: PageTime, held_slots: ExitStack) -> Fetched:
         for _ in range(MAX_REDIRECTS + 1):
             host = (url.raw_host or "").rstrip(".")
-            async with self._hosts.one(host):
+            async with self._hosts.hold(host):
                 with ExitStack() as held:
                     held.callback(await self._pages.take(site_of(host)))
                     with time.running():
-                        came = await self._asked(url, time, held)
-                    if isinstance(came, Fetched):
-                        places.push(held.pop_all())
-                        return came
-            url = checked_url(came, base=url)
+                        response_or_redirect = await self._send_request(url, time, held)
+                    if isinstance(response_or_redirect, Fetched):
+                        held_slots.push(held.pop_all())
+                        return response_or_redirect
+            url = checked_url(response_or_redirect, base=url)
         raise Unfetchable("redirects", f"there are more than {MAX_REDIRECTS}")
 
-    async def _asked(self, url: URL, time: PageTime, held: ExitStack) -> Fetched | str:
+    async def _send_request(self, url: URL, time: PageTime, held: ExitStack) -> Fetched | str:
         """Send one request on a connection of its own; return the page, or the `Location` of a redirect."""
         assert self._session is not None and self._lookups is not None, "open() comes first"
-        under_way = Exchange(await self._lookups.addresses(url.raw_host or "", url.port or 0, time))
-        exchange.set(under_way)
+        current = Exchange(await self._lookups.addresses(url.raw_host or "", url.port or 0, time))
+        exchange.set(current)
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status in _REDIRECTS and "Location" in response.headers:
                     return response.headers["Location"]
-                return await self._page(url, response, under_way, time, held)
+                return await self._page(url, response, current, time, held)
         except (aiohttp.ClientError, OSError) as error:
-            failure = _failure(error, under_way)
+            failure = _failure(error, current)
         # Not raised in the handler: the context, aiohttp's error, may contain what the server sent.
         raise failure
 
     async def _page(
-        self, url: URL, response: aiohttp.ClientResponse, under_way: Exchange, time: PageTime, held: ExitStack
+        self, url: URL, response: aiohttp.ClientResponse, current: Exchange, time: PageTime, held: ExitStack
     ) -> Fetched:
         if response.status != 200:
-            kind = _MayPass if response.status in _BUSY else Unfetchable
+            kind = _TransientFailure if response.status in _BUSY else Unfetchable
             raise kind("http", f"status {response.status}")
         encoding = _encoding(response.headers)
         media_type, charset = _media_type(response.headers)
@@ -223,7 +223,7 @@ class Fetcher:
             with time.waiting():
                 held.callback(await self._large.take(site_of(url.raw_host or "")))
 
-        body = await self._body(response, under_way, may_be_large, sniffed=not encoding and media_type in _UNTYPED)
+        body = await self._body(response, current, may_be_large, sniffed=not encoding and media_type in _UNTYPED)
         if not encoding and body.startswith(b"%PDF-"):
             media_type = PDF
         elif media_type in _UNTYPED:
@@ -233,14 +233,14 @@ class Fetcher:
     async def _body(
         self,
         response: aiohttp.ClientResponse,
-        under_way: Exchange,
+        current: Exchange,
         may_be_large: Callable[[], Awaitable[None]],
         *,
         sniffed: bool,
     ) -> bytes:
         body = bytearray()
         async for part in response.content.iter_any():
-            under_way.num_taken += len(part)
+            current.num_page_bytes += len(part)
             if len(body) + len(part) > self._settings.max_page_bytes:
                 raise self._too_large()
             if len(body) <= LARGE_BYTES < len(body) + len(part):
@@ -256,7 +256,7 @@ class Fetcher:
     def _too_large(self) -> Unfetchable:
         return Unfetchable("too_large", f"it is larger than {self._settings.max_page_bytes} bytes")
 
-    def _say_what_is_unusual(self) -> None:
+    def _warn_about_settings(self) -> None:
         if allowed := self._settings.fetch.allowed_networks:
             warn_once(_log, f"pages are also fetched from {', '.join(allowed)} (allowed_networks)")
         if names := [name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())]:
@@ -282,30 +282,30 @@ def _check_first_bytes(body: bytes | bytearray) -> None:
         raise Unfetchable("type", "it has no content type, and it is neither HTML nor PDF")
 
 
-def _failure(error: Exception, under_way: Exchange) -> Unfetchable:
+def _failure(error: Exception, current: Exchange) -> Unfetchable:
     """Describe an error of aiohttp in our own words, since its message contains what the server sent."""
-    if under_way.wasted:
+    if current.is_aborted:
         return Unfetchable("http", "nearly all bytes received were not part of a page")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         said = getattr(error.certificate_error, "verify_message", "")
         return Unfetchable("tls", f"the certificate is not valid: {said}")
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         return Unfetchable("tls", "the TLS handshake failed")
-    if under_way.refused and isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
-        return Unfetchable("blocked", "; ".join(dict.fromkeys(map(str, under_way.refused[:3]))))
+    if current.refused and isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
+        return Unfetchable("blocked", "; ".join(dict.fromkeys(map(str, current.refused[:3]))))
     if isinstance(error, aiohttp.InvalidURL):
         return Unfetchable("invalid_url", "it cannot be requested")
     # A truncated body comes with a PayloadEncodingError, a malformed one with another error of the parser.
-    makes_no_sense = isinstance(error.__cause__, HttpProcessingError) and not isinstance(
+    is_malformed = isinstance(error.__cause__, HttpProcessingError) and not isinstance(
         error.__cause__, PayloadEncodingError
     )
-    if isinstance(error, aiohttp.ClientResponseError) or makes_no_sense:
+    if isinstance(error, aiohttp.ClientResponseError) or is_malformed:
         return Unfetchable("http", "the answer is not HTTP, or its header is too long")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return Unfetchable("dns", "the host name is unknown")
     if isinstance(error, aiohttp.ServerTimeoutError):
-        return _MayPass("connect", "no connection in time")
+        return _TransientFailure("connect", "no connection in time")
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
-        return _MayPass("connect", os.strerror(number) if number else "no connection")
-    return _MayPass("connect", "the server closed the connection")
+        return _TransientFailure("connect", os.strerror(number) if number else "no connection")
+    return _TransientFailure("connect", "the server closed the connection")

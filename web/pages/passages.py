@@ -10,7 +10,7 @@ from treadle.web.types import Language
 
 MAX_SENTENCE_CHARS = 1_000
 """A longer sentence is split at a space."""
-LEAST_HAN_SHARE = 0.3
+MIN_HAN_SHARE = 0.3
 """Least share of Han letters in a query that is taken for Chinese."""
 
 Span = tuple[int, int]
@@ -18,7 +18,7 @@ Span = tuple[int, int]
 
 # Characters that are invisible to people but not to a model: controls, direction marks, zero-width marks, variation
 # selectors, tags, annotations and objects, surrogates.
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     r"\u202a-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff"
     r"\U000e0000-\U000e0fff]+"
@@ -30,9 +30,9 @@ _MANY_MARKS = re.compile(rf"[^\w\s\x00-\u02ff]{{{MAX_MARKS + 1},}}")
 _MARKS_OF_TWO = frozenset("\u0f73\u0f75\u0f81")
 """Marks with combining class 0 that decompose into two marks."""
 _BREAK = re.compile(r"\r\n|[\r\v\f\x85\u2028\u2029]")
-_BLANKS = re.compile(r"(?: (?=[^\S\n])|[^\S\n ])[^\S\n]*")
+_WHITE_SPACE = re.compile(r"(?: (?=[^\S\n])|[^\S\n ])[^\S\n]*")
 """White space other than a single space; rare in most texts."""
-_BLANKS_AT_BREAK = re.compile(r" \n ?|\n ")
+_WHITE_SPACE_AT_BREAK = re.compile(r" \n ?|\n ")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 
 _HAN = r"\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003347f"
@@ -49,10 +49,10 @@ def clean(text: str) -> str:
 
     A letter keeps at most thirty combining marks. Line breaks of any kind become newlines. Idempotent.
     """
-    text = _few_marks(_UNSEEN.sub("", _BREAK.sub("\n", text)))
+    text = _limit_marks(_INVISIBLE.sub("", _BREAK.sub("\n", text)))
     # Again, since some marks decompose into several.
-    text = _BLANKS.sub(" ", _few_marks(unicodedata.normalize("NFC", text)))
-    return _EMPTY_LINES.sub("\n\n", _BLANKS_AT_BREAK.sub("\n", text)).strip()
+    text = _WHITE_SPACE.sub(" ", _limit_marks(unicodedata.normalize("NFC", text)))
+    return _EMPTY_LINES.sub("\n\n", _WHITE_SPACE_AT_BREAK.sub("\n", text)).strip()
 
 
 def clean_line(text: str) -> str:
@@ -74,12 +74,12 @@ def clean_beginning(text: str, num_chars: int) -> str:
         looked_at += max(2 * (num_chars - len(cleaned)), looked_at)
 
 
-def _few_marks(text: str) -> str:
+def _limit_marks(text: str) -> str:
     """Drop the combining marks of a letter beyond the thirtieth."""
-    return text if text.isascii() else _MANY_MARKS.sub(_without_late_marks, text)
+    return text if text.isascii() else _MANY_MARKS.sub(_drop_excess_marks, text)
 
 
-def _without_late_marks(match: re.Match[str]) -> str:
+def _drop_excess_marks(match: re.Match[str]) -> str:
     marks = {char for char in set(match[0]) if unicodedata.combining(char) or char in _MARKS_OF_TWO}
     if not marks:
         return match[0]
@@ -96,7 +96,7 @@ def language_of(query: str) -> Language:
     """Return `zh` if at least 30 % of the letters are Han and none is kana or hangul, else `en`."""
     num_letters = sum(char.isalpha() for char in query)
     num_han = len(_HAN_LETTER.findall(query))
-    if num_han == 0 or num_han < LEAST_HAN_SHARE * num_letters or _KANA_OR_HANGUL.search(query):
+    if num_han == 0 or num_han < MIN_HAN_SHARE * num_letters or _KANA_OR_HANGUL.search(query):
         return "en"
     return "zh"
 

@@ -19,10 +19,10 @@ from typing import Any, get_args
 import orjson
 
 from treadle.core.errors import ToolError
-from treadle.core.parent import FROM_OUTSIDE
+from treadle.core.parent_watch import FROM_OUTSIDE
 from treadle.retriever.client import SearchUnavailable
-from treadle.web.lease_pool import Turns, site_of_url
-from treadle.web.once import warn_once
+from treadle.web.lease_pool import LeasePool, site_of_url
+from treadle.web.log_once import warn_once
 from treadle.web.types import (
     MAX_NAME_CHARS,
     MAX_PAGE_TITLE_CHARS,
@@ -41,15 +41,15 @@ _WALL_LIMIT_S = 30.0
 _MAX_TRIES = 3
 _FAILURES: dict[str, FailureKind] = {kind: kind for kind in get_args(FailureKind)}
 _MODULE = "treadle.web.pages.worker"
-_ALL_BUSY = (
+_NO_WORKER_FREE = (
     "pages of the search waited for a process that reads them until its time was over; set more "
     "fetch.reader_processes, or let fewer rollouts run at once"
 )
 _INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
 
-WEAKLY_CONFINED = "limits of time and memory alone, and kept from files where the kernel has Landlock"
+WEAK_CONFINEMENT_WARNING = "limits of time and memory alone, and kept from files where the kernel has Landlock"
 """Confinement of the processes without a filter of system calls."""
-BETTER = "read pages on Linux on x86-64, with a kernel that has seccomp"
+CONFINEMENT_HINT = "read pages on Linux on x86-64, with a kernel that has seccomp"
 
 _logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class PageReader:
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
-        self._turns: Turns[_Worker] = Turns()
+        self._leases: LeasePool[_Worker] = LeasePool()
         self._workers: set[_Worker] = set()
         self._is_open = False
         self.problem = ""
@@ -82,10 +82,10 @@ class PageReader:
             await self.close()
             raise
         for worker in self._workers:
-            self._turns.add(worker)
+            self._leases.add(worker)
             self.problem = self.problem or worker.problem
         if self.problem:
-            warn_once(_logger, f"pages are read with {WEAKLY_CONFINED}: {self.problem}; {BETTER}")
+            warn_once(_logger, f"pages are read with {WEAK_CONFINEMENT_WARNING}: {self.problem}; {CONFINEMENT_HINT}")
 
     async def close(self) -> None:
         """End all processes, even while they read a page."""
@@ -106,19 +106,19 @@ class PageReader:
         for _ in range(_MAX_TRIES):
             try:
                 async with asyncio.timeout_at(deadline):
-                    turn = await self._turns.take(site)
+                    lease = await self._leases.take(site)
             except TimeoutError:
-                raise SearchUnavailable(_ALL_BUSY) from None
+                raise SearchUnavailable(_NO_WORKER_FREE) from None
             try:
-                if turn.thing.is_gone:
-                    turn.thing = await self._replace(turn.thing)
-                reply = await turn.thing.ask(page, max_bytes)
-                died_of_page = turn.thing.died_of_page
+                if lease.resource.has_exited:
+                    lease.resource = await self._replace(lease.resource)
+                reply = await lease.resource.ask(page, max_bytes)
+                crashed_on_page = lease.resource.crashed_on_page
             finally:
-                self._turns.give_back(turn)
+                self._leases.release(lease)
             if reply is not None:
                 return _page_text(reply)
-            if died_of_page:
+            if crashed_on_page:
                 break
         raise Unfetchable("unreadable", "the page could not be read within its limits of time and memory")
 
@@ -145,19 +145,19 @@ class _Worker:
     def __init__(self) -> None:
         self.problem = ""
         self._is_usable = False
-        self._was_silent = False
+        self._timed_out = False
         self._child_code = 0
         self._process: asyncio.subprocess.Process | None = None
 
     @property
-    def is_gone(self) -> bool:
+    def has_exited(self) -> bool:
         """Whether the process must be replaced before the next page."""
         return not self._is_usable or self._exit_code is not None
 
     @property
-    def died_of_page(self) -> bool:
+    def crashed_on_page(self) -> bool:
         """Whether the last page is the reason that there was no reply."""
-        return self._was_silent or (self._child_code != 0 and -self._child_code not in FROM_OUTSIDE)
+        return self._timed_out or (self._child_code != 0 and -self._child_code not in FROM_OUTSIDE)
 
     @property
     def _exit_code(self) -> int | None:
@@ -183,7 +183,7 @@ class _Worker:
         if reply is not None and reply.get("is_missing"):
             raise ToolError(f"{_INSTALL} ({reply.get('failed')})")
         if reply is None or not reply.get("ready"):
-            cause = "it stays silent" if self._was_silent else f"exit code {self._exit_code or self._child_code}"
+            cause = "it stays silent" if self._timed_out else f"exit code {self._exit_code or self._child_code}"
             raise ToolError(f"the process that reads pages did not start: {cause}")
         self.problem = str(reply.get("problem", ""))
 
@@ -229,9 +229,9 @@ class _Worker:
                     self._process.stdin.write(request)
                     await self._process.stdin.drain()
                 size, self._child_code = struct.unpack(">Ii", await self._process.stdout.readexactly(8))
-                said = await self._process.stdout.readexactly(size)
+                reply_bytes = await self._process.stdout.readexactly(size)
         except TimeoutError:
-            self._was_silent = True
+            self._timed_out = True
             return None
         except (asyncio.IncompleteReadError, OSError):
             await self.stop()  # does not change the exit code of a process that has ended
@@ -240,7 +240,7 @@ class _Worker:
         if self._child_code:
             return None
         try:
-            reply = orjson.loads(said)
+            reply = orjson.loads(reply_bytes)
         except orjson.JSONDecodeError:
             reply = None
         return reply if isinstance(reply, dict) else {}

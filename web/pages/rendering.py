@@ -23,11 +23,11 @@ AGENT_WINDOW_CHARS = 1_000
 
 _MAX_TITLE_CHARS = 200
 _MAX_NAME_CHARS = 100
-_MORE = "..."
+_ELLIPSIS = "..."
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _RenderedHit:
     """Content of one hit, ready to be quoted."""
 
     fields: dict[str, str | int]
@@ -55,14 +55,14 @@ def snippet_documents(hits: Sequence[WebHit], settings: WebSettings) -> tuple[st
     """
     snippets = dict.fromkeys(_line(hit.snippet, settings.snippet_chars) for hit in hits)
     kept: list[str] = []
-    room = settings.max_chars
+    remaining_chars = settings.max_chars
     for snippet in filter(None, snippets):
         number = f"Page {len(kept) + 1}: "
-        said = _cut(snippet, room - len(number))
-        if not said:
+        shortened = _cut(snippet, remaining_chars - len(number))
+        if not shortened:
             break
-        kept.append(number + said)
-        room -= len(kept[-1]) + 1
+        kept.append(number + shortened)
+        remaining_chars -= len(kept[-1]) + 1
     return tuple(kept)
 
 
@@ -76,18 +76,20 @@ def _objects(
 ) -> list[str]:
     window_chars = settings.window_chars or window_chars
     kept: list[str] = []
-    room = settings.max_chars
+    remaining_chars = settings.max_chars
     for number, (hit, page) in enumerate(zip(hits, pages, strict=True), 1):
-        line, is_whole = _within(_shown(number, hit, page, settings, window_chars, urls), room)
+        line, is_complete = _fit(_render_hit(number, hit, page, settings, window_chars, urls), remaining_chars)
         if line:
             kept.append(line)
-            room -= len(line) + 1
-        if not is_whole:
+            remaining_chars -= len(line) + 1
+        if not is_complete:
             break
     return kept
 
 
-def _shown(number: int, hit: WebHit, page: PageEntry, settings: WebSettings, window_chars: int, urls: bool) -> _Shown:
+def _render_hit(
+    number: int, hit: WebHit, page: PageEntry, settings: WebSettings, window_chars: int, urls: bool
+) -> _RenderedHit:
     snippet = clean_line(hit.snippet)
     fields: dict[str, str | int] = {
         "id": number,
@@ -98,27 +100,29 @@ def _shown(number: int, hit: WebHit, page: PageEntry, settings: WebSettings, win
         "snippet": _line(snippet, settings.snippet_chars),
     }
     if page.failure is not None:
-        return _Shown(fields, NOT_FETCHED)
+        return _RenderedHit(fields, NOT_FETCHED)
     text = clean(page.text[: settings.page_chars])
     if page.media_type == "application/pdf":
         text = first_words(text, settings.pdf_words)
-    return _Shown(
+    return _RenderedHit(
         fields, without_known_tokens(window(text, snippet, num_chars=window_chars, least=settings.snippet_match))
     )
 
 
-def _within(shown: _Shown, room: int) -> tuple[str, bool]:
-    """Return an object of at most `room` characters, and whether its context is complete; empty if none fits."""
+def _fit(shown: _RenderedHit, remaining_chars: int) -> tuple[str, bool]:
+    """Return an object of at most `remaining_chars` characters, and whether its context is complete; else nothing."""
     line = _json(shown, shown.context)
-    if len(line) <= room:
+    if len(line) <= remaining_chars:
         return line, True
     # The length grows with the context: each character becomes one or more characters of JSON.
-    num_chars = _most(len(shown.context), lambda count: len(_json(shown, shown.context[:count] + _MORE)) <= room)
-    line = _json(shown, shown.context[:num_chars] + _MORE)
-    return (line if len(line) <= room else ""), False
+    num_chars = _largest(
+        len(shown.context), lambda count: len(_json(shown, shown.context[:count] + _ELLIPSIS)) <= remaining_chars
+    )
+    line = _json(shown, shown.context[:num_chars] + _ELLIPSIS)
+    return (line if len(line) <= remaining_chars else ""), False
 
 
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
     """Return the largest count up to `limit` that fits; `fits` must be monotonic. 0 if none fits."""
     low, high = 0, limit
     while low < high:
@@ -127,7 +131,7 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _json(shown: _Shown, context: str) -> str:
+def _json(shown: _RenderedHit, context: str) -> str:
     return orjson.dumps({**shown.fields, "context": context}).decode()
 
 
@@ -137,7 +141,7 @@ def _line(text: str, num_chars: int) -> str:
 
 
 def _cut(text: str, num_chars: int) -> str:
-    """Return text truncated to `num_chars` characters, ending in three dots if there is room for them."""
+    """Return text truncated to `num_chars` characters, ending in three dots if there is remaining_chars for them."""
     if len(text) <= num_chars:
         return text
-    return text[: num_chars - len(_MORE)] + _MORE if num_chars > len(_MORE) else ""
+    return text[: num_chars - len(_ELLIPSIS)] + _ELLIPSIS if num_chars > len(_ELLIPSIS) else ""

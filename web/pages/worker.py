@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, NoReturn
 import orjson
 
 from treadle.core.errors import SandboxError
-from treadle.core.untrusted.process_confinement import confine, die_with, give_up_files, limit_memory
+from treadle.core.untrusted.process_confinement import confine, die_with_parent, drop_file_access, limit_memory
 from treadle.web.pages.passages import clean_beginning, clean_line
 from treadle.web.types import MAX_PAGE_TITLE_CHARS, MAX_TEXT_CHARS, PageText, Unfetchable
 
@@ -52,7 +52,7 @@ HTML_TYPES = ("text/html", "application/xhtml+xml")
 TEXT_TYPES = ("text/plain", "text/markdown", "application/json", "application/xml", "text/xml")
 PDF_TYPE = "application/pdf"
 
-_HIDDEN = [
+_SKIPPED_TAGS = [
     f":not(html):not(body){selector}"
     for selector in (
         "[hidden]",
@@ -74,7 +74,7 @@ _CODECS = (
     + " "
     + " ".join(f"cp{page}" for page in range(1250, 1259))
 ).split()
-_MARKS = (
+_BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -94,14 +94,14 @@ def main() -> int:
     except ImportError as error:
         _send(replies, 0, orjson.dumps({"failed": str(error), "is_missing": True}))
         return 1
-    give_up_files()
+    drop_file_access()
     gc.freeze()  # Keeps memory pages shared that children only read.
     # A trial child reports what the kernel restricts, and that the parsers work when restricted.
-    exit_code, said = _in_child(_try_out)
-    _send(replies, exit_code, said)
+    exit_code, reply = _in_child(_self_test)
+    _send(replies, exit_code, reply)
     if exit_code:
         return 1
-    problem = orjson.loads(said)["problem"]
+    problem = orjson.loads(reply)["problem"]
     while head := _receive():
         body = sys.stdin.buffer.read(head.pop("num_bytes"))
         _send(replies, *_in_child(partial(_answer, body, readers, known_problem=problem, **head)))
@@ -136,7 +136,7 @@ def _read_samples() -> None:
         _read_pdf(b"%PDF-1.4")
 
 
-def _try_out(problem: str) -> dict[str, Any]:
+def _self_test(problem: str) -> dict[str, Any]:
     _read_samples()
     return {"ready": True, "problem": problem}
 
@@ -149,9 +149,9 @@ def _in_child(work: Callable[[str], dict[str, Any]]) -> tuple[int, bytes]:
     ours, theirs = os.pipe()
     parent, child = os.getpid(), os.fork()
     if not child:
-        _be_child(parent, theirs, work)
+        _run_child(parent, theirs, work)
     os.close(theirs)
-    said = _hear(ours)
+    reply = _read_reply(ours)
     os.close(ours)
     # A child that has exited is not affected by this signal, so its exit code stays.
     os.kill(child, signal.SIGKILL)
@@ -159,13 +159,13 @@ def _in_child(work: Callable[[str], dict[str, Any]]) -> tuple[int, bytes]:
     exit_code = os.waitstatus_to_exitcode(status)
     if usage.ru_utime + usage.ru_stime >= CPU_LIMIT_S:
         exit_code = -signal.SIGXCPU  # also if it ignored SIGXCPU until the kernel killed it
-    return (1 if len(said) > MAX_REPLY_BYTES else exit_code), said[:MAX_REPLY_BYTES]
+    return (1 if len(reply) > MAX_REPLY_BYTES else exit_code), reply[:MAX_REPLY_BYTES]
 
 
-def _be_child(parent: int, reply_to: int, work: Callable[[str], dict[str, Any]]) -> NoReturn:
+def _run_child(parent: int, reply_to: int, work: Callable[[str], dict[str, Any]]) -> NoReturn:
     exit_code = 1
     try:
-        die_with(parent)
+        die_with_parent(parent)
         # The child must not reach the pipes of requests and replies.
         os.dup2(reply_to, _PIPE)
         os.close(0)
@@ -179,20 +179,20 @@ def _be_child(parent: int, reply_to: int, work: Callable[[str], dict[str, Any]])
         os._exit(exit_code)
 
 
-def _hear(child: int) -> bytes:
+def _read_reply(child: int) -> bytes:
     """Return the output of a child, truncated beyond MAX_REPLY_BYTES; exit this process if its input closes."""
-    said = b""
+    reply = b""
     waiting = select.poll()
     waiting.register(child, select.POLLIN)
     waiting.register(0, 0)  # reports whether the other end was closed
-    while len(said) <= MAX_REPLY_BYTES:
+    while len(reply) <= MAX_REPLY_BYTES:
         ready = [number for number, _ in waiting.poll()]
         if 0 in ready:
             os._exit(0)  # the child ends with this process
         if not (part := os.read(child, 1 << 16)):
             break
-        said += part
-    return said
+        reply += part
+    return reply
 
 
 def _receive() -> dict[str, Any] | None:
@@ -203,8 +203,8 @@ def _receive() -> dict[str, Any] | None:
     return head
 
 
-def _send(replies: BinaryIO, exit_code: int, said: bytes) -> None:
-    replies.write(struct.pack(">Ii", len(said), exit_code) + said)
+def _send(replies: BinaryIO, exit_code: int, reply: bytes) -> None:
+    replies.write(struct.pack(">Ii", len(reply), exit_code) + reply)
     replies.flush()
 
 
@@ -222,7 +222,7 @@ def _answer(
     if problem != known_problem:
         raise SandboxError(problem)
     try:
-        return asdict(read_page(unpacked(body, encoding, max_bytes), media_type, charset, readers))
+        return asdict(read_page(decompressed(body, encoding, max_bytes), media_type, charset, readers))
     except Unfetchable as error:
         return {"failure": error.kind, "detail": error.detail}
     except MemoryError:
@@ -231,7 +231,7 @@ def _answer(
         return {"failure": "unreadable", "detail": f"it is damaged or locked ({type(error).__name__})"}
 
 
-def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
+def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
     """Return a body without its content encoding. Raises Unfetchable if it is too large, unsupported or damaged."""
     if encoding in ("", "identity"):
         if len(body) > max_bytes:
@@ -261,7 +261,7 @@ def read_page(body: bytes, media_type: str, charset: str, readers: dict[str, str
     """Return title and text of a page. Raises Unfetchable if its type is not supported or it has no text."""
     if body[:_SNIFFED_BYTES].lstrip().startswith(b"%PDF-") or media_type == PDF_TYPE:
         kind, (title, text) = PDF_TYPE, _read_pdf(body)
-    elif media_type in HTML_TYPES or (not media_type and _is_marked_up(body)):
+    elif media_type in HTML_TYPES or (not media_type and _is_markup(body)):
         kind, (title, text) = media_type or "text/html", _read_html(body, charset)
     elif media_type in TEXT_TYPES:
         kind, title, text = media_type, "", _decoded(body, charset, is_html=False)
@@ -274,7 +274,7 @@ def read_page(body: bytes, media_type: str, charset: str, readers: dict[str, str
     return PageText(clean_line(title[:MAX_TEXT_CHARS])[:MAX_PAGE_TITLE_CHARS].rstrip(), text, kind, reader)
 
 
-def _is_marked_up(body: bytes) -> bool:
+def _is_markup(body: bytes) -> bool:
     return body[:_SNIFFED_BYTES].removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<")
 
 
@@ -291,7 +291,7 @@ def _read_html(body: bytes, charset: str) -> tuple[str, str]:
         links=False,
         form_fields=False,
         noscript=False,
-        skip_elements=_HIDDEN,
+        skip_elements=_SKIPPED_TAGS,
     )
     return tree.title or "", text
 
@@ -300,7 +300,7 @@ def _decoded(body: bytes, charset: str, *, is_html: bool) -> str:
     """Decode by byte order mark, else by the server's charset, else by the page's own declaration, else by a guess."""
     from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
-    for mark, name in _MARKS:
+    for mark, name in _BOMS:
         if body.startswith(mark):
             return body[len(mark) :].decode(name, "replace")
     declared = map_encoding_to_html5(charset, fallback_utf8=False) if charset else None

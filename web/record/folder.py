@@ -26,7 +26,7 @@ from treadle.core.schemas import WEB_RECORD
 from treadle.core.store.artifacts import Manifest, parse_manifest
 from treadle.core.store.roots import is_object_store, open_storage
 from treadle.core.store.storage import Storage, force_folder_to_disk, storage_errors
-from treadle.core.untrusted.confined_rows import KEPT_BYTES, UnreadableInput, UnreadableRow, read_parquet
+from treadle.core.untrusted.confined_rows import MAX_UNPACKED_BYTES, UnreadableInput, UnreadableRow, read_parquet
 from treadle.web.record.stored_entries import packed, unpacked
 from treadle.web.record.table import entry_of
 from treadle.web.types import MAX_TEXT_CHARS, Entry, SearchEntry
@@ -254,7 +254,9 @@ def _rows(storage: Storage, manifest: Manifest) -> Iterator[dict[str, Any]]:
             file.seek(0)
             try:
                 with _with_descriptor(file) as described:
-                    for part in read_parquet(described, columns=WEB_RECORD.schema.names, max_unpacked_bytes=KEPT_BYTES):
+                    for part in read_parquet(
+                        described, columns=WEB_RECORD.schema.names, max_unpacked_bytes=MAX_UNPACKED_BYTES
+                    ):
                         yield from _texts(part)
             except UnreadableInput as error:
                 raise ArtifactError(f"{place} cannot be read as a web record: {error}") from None

@@ -33,11 +33,12 @@ def utc_time() -> datetime:
     return datetime.now(UTC)
 
 
-class Recorder:
+class WebRecorder:
     """Source of entries according to the mode of the settings; see `docs/behaviour/web.md`. For one event loop.
 
     Of concurrent requests for one key, one is sent; the others share its result. If the caller is cancelled, the
-    request continues for the others and for the record: to its end if `landed` is awaited, otherwise until `close`.
+    request continues for the others and for the record: to its end if `wait_recorded` is awaited, otherwise until
+    `close`.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Recorder:
         self._clock = clock
         self._threads = threads
         self._writer = ThreadPoolExecutor(store.num_writers if store is not None else 1, "web-record")
-        self._memory = _Memory(settings.cache_mb * _MIB)
-        self._flights: dict[str, asyncio.Task[tuple[Entry, bool]]] = {}
+        self._entries_in_memory = _EntryCache(settings.cache_mb * _MIB)
+        self._requests: dict[str, asyncio.Task[tuple[Entry, bool]]] = {}
         self._writes: set[asyncio.Task[Entry]] = set()
 
     async def search(
@@ -90,7 +91,9 @@ class Recorder:
             # Found by a loose key, it becomes the entry of exactly this query.
             return None if found is None else replace(_search(found), key=key, query=query, language=language)
 
-        entry, recorded = await self._one(key, base, ask, f"search for '{_shown(query)}' ({language})", "")
+        entry, recorded = await self._get_or_request(
+            key, base, ask, f"search for '{_for_message(query)}' ({language})", ""
+        )
         return _search(entry), recorded
 
     async def page(
@@ -100,26 +103,26 @@ class Recorder:
 
         Raises RecordMiss in a replay, and the errors of `fetch`.
         """
-        entry, recorded = await self._one(
-            key, lambda: self._in_base(key), fetch, f"page {_shown(url)}", ", or set pages = false"
+        entry, recorded = await self._get_or_request(
+            key, lambda: self._in_base(key), fetch, f"page {_for_message(url)}", ", or set pages = false"
         )
         return _page(entry), recorded
 
-    async def landed(self) -> None:
+    async def wait_recorded(self) -> None:
         """Wait until everything requested is recorded; each request has its own deadline."""
-        while waited_for := [*self._flights.values(), *self._writes]:
-            await asyncio.wait(waited_for)
+        while pending := [*self._requests.values(), *self._writes]:
+            await asyncio.wait(pending)
 
     async def close(self) -> None:
         """Cancel pending requests and finish pending writes."""
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        requests = list(self._requests.values())
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
         await asyncio.gather(*self._writes, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(None, self._writer.shutdown)
 
-    async def _one(
+    async def _get_or_request(
         self,
         key: str,
         base: Callable[[], Entry | None],
@@ -127,29 +130,29 @@ class Recorder:
         what: str,
         otherwise: str,
     ) -> tuple[Entry, bool]:
-        if (entry := self._memory.get(key)) is not None:
+        if (entry := self._entries_in_memory.get(key)) is not None:
             return entry, True
-        while (flight := self._flights.get(key)) is not None:
+        while (request := self._requests.get(key)) is not None:
             try:
-                return await asyncio.shield(flight)
+                return await asyncio.shield(request)
             except (TreadleError, TimeoutError) as error:
                 # The deadline of that request may have been earlier than this caller's.
                 if ask is None or (isinstance(error, TreadleError) and not error.retryable):
                     raise
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
-        flight = asyncio.create_task(self._fly(key, base, ask, what, otherwise))
-        self._flights[key] = flight
-        flight.add_done_callback(lambda done: self._landed(key, done))
-        return await asyncio.shield(flight)
+                if self._requests.get(key) is request:
+                    del self._requests[key]
+        request = asyncio.create_task(self._request(key, base, ask, what, otherwise))
+        self._requests[key] = request
+        request.add_done_callback(lambda done: self._request_done(key, done))
+        return await asyncio.shield(request)
 
-    def _landed(self, key: str, flight: asyncio.Task[tuple[Entry, bool]]) -> None:
-        if self._flights.get(key) is flight:
-            del self._flights[key]
-        if not flight.cancelled():
-            flight.exception()  # Retrieved, so that asyncio does not log it as never retrieved.
+    def _request_done(self, key: str, request: asyncio.Task[tuple[Entry, bool]]) -> None:
+        if self._requests.get(key) is request:
+            del self._requests[key]
+        if not request.cancelled():
+            request.exception()  # Retrieved, so that asyncio does not log it as never retrieved.
 
-    async def _fly(
+    async def _request(
         self,
         key: str,
         base: Callable[[], Entry | None],
@@ -159,10 +162,10 @@ class Recorder:
     ) -> tuple[Entry, bool]:
         entry = await self._in_thread(self._threads, lambda: self._in_store(key))
         if entry is not None:
-            return self._kept(entry), True
+            return self._remember(entry), True
         entry = await self._in_thread(self._threads, base)
-        if entry is not None and (self._replays or self._is_young(entry)):
-            return (self._kept(entry) if self._replays else await self._add(entry)), True
+        if entry is not None and (self._replays or self._is_fresh(entry)):
+            return (self._remember(entry) if self._replays else await self._add(entry)), True
         if self._replays or ask is None:
             raise self._miss(what, otherwise)
         entry = await ask()
@@ -179,25 +182,27 @@ class Recorder:
 
     async def _add(self, entry: Entry) -> Entry:
         """Store an entry unless there is one already, and return the stored one; completes even if cancelled."""
-        write = asyncio.create_task(self._written(entry))
+        write = asyncio.create_task(self._write(entry))
         self._writes.add(write)
         write.add_done_callback(self._writes.discard)
         return await asyncio.shield(write)
 
-    async def _written(self, entry: Entry) -> Entry:
-        store, kept = self._store, bounded(entry)
+    async def _write(self, entry: Entry) -> Entry:
+        store, bounded_entry = self._store, bounded(entry)
         assert store is not None
-        value = await self._in_thread(self._threads, lambda: packed(kept))
-        winner = await self._in_thread(self._writer, lambda: store.add(kept.key, value))
-        if winner != value:
-            kept = await self._in_thread(self._threads, lambda: unpacked(winner, store.location(kept.key)))
-        return self._kept(kept)
+        value = await self._in_thread(self._threads, lambda: packed(bounded_entry))
+        stored = await self._in_thread(self._writer, lambda: store.add(bounded_entry.key, value))
+        if stored != value:
+            bounded_entry = await self._in_thread(
+                self._threads, lambda: unpacked(stored, store.location(bounded_entry.key))
+            )
+        return self._remember(bounded_entry)
 
-    def _kept(self, entry: Entry) -> Entry:
-        self._memory.put(entry)
+    def _remember(self, entry: Entry) -> Entry:
+        self._entries_in_memory.put(entry)
         return entry
 
-    def _is_young(self, entry: Entry) -> bool:
+    def _is_fresh(self, entry: Entry) -> bool:
         """Return whether an entry of the base is reused in mode `record` rather than requested again."""
         settings = self._settings
         # Imported entries are reused with any provider, since their own is unknown.
@@ -226,7 +231,7 @@ class Recorder:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
-class _Memory:
+class _EntryCache:
     """LRU cache of entries, limited by their size in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -267,7 +272,7 @@ def _page(entry: Entry) -> PageEntry:
     return entry
 
 
-def _shown(text: str) -> str:
+def _for_message(text: str) -> str:
     """Return text written by a model for use in a message: on one line and truncated."""
     shown = one_line(text)
     return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 3] + "..."

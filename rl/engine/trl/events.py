@@ -12,49 +12,49 @@ import torch
 from transformers import TrainerCallback
 
 from treadle.core.engines.events import EventFile, mark_complete
-from treadle.core.engines.motion import LEAST_MOTION, Motion, had_no_gradient
-from treadle.rl.engine.errors import Diverged, Unmoved
+from treadle.core.engines.weight_change import MIN_WEIGHT_CHANGE, WeightChange, had_no_gradient
+from treadle.rl.engine.errors import Diverged, NothingLearned
 from treadle.rl.training.plan import RlPlan
 
-_BEAT_S = 5.0
+_HEARTBEAT_S = 5.0
 
 
-class Reporter(TrainerCallback):  # type: ignore[misc]
+class TrlReporter(TrainerCallback):  # type: ignore[misc]
     """Callback that writes the events of a training.
 
-    The events are `begin`, `beat`, `step`, `validation`, `saved`, `end`, and `live_greedy` for each state. Only the
-    first of several processes writes.
+    The events are `begin`, `heartbeat`, `step`, `validation`, `saved`, `end`, and `live_greedy` for each state. Only
+    the first of several processes writes.
     """
 
     def __init__(self, plan: RlPlan, events: EventFile, *, is_first: bool) -> None:
         self._plan = plan
         self._events = events
         self._is_first = is_first
-        self._began = self._told = time.monotonic()
+        self._began = self._last_event_s = time.monotonic()
         self._first_step = self._step = 0
-        self._motion: Motion | None = None
+        self._motion: WeightChange | None = None
         self._figures: dict[str, Any] = {}
-        self.look_at_state: Callable[[], dict[str, Any]] = dict
+        self.greedy_of_state: Callable[[], dict[str, Any]] = dict
         """Function that returns `ids` and `margins` of a greedy completion by the policy in training, when a state
         is saved."""
 
-    def beat(self) -> None:
-        """Write the event `beat`, unless an event was written in the last few seconds."""
-        if time.monotonic() - self._told > _BEAT_S:
-            self._write("beat", step=self._step)
+    def heartbeat(self) -> None:
+        """Write the event `heartbeat`, unless an event was written in the last few seconds."""
+        if time.monotonic() - self._last_event_s > _HEARTBEAT_S:
+            self._write("heartbeat", step=self._step)
 
-    def take_figures(self, figures: dict[str, Any]) -> None:
+    def set_figures(self, figures: dict[str, Any]) -> None:
         """Keep the rollout figures of the current step."""
         self._figures = figures
 
-    def tell_validation(self, figures: dict[str, Any]) -> None:
+    def report_validation(self, figures: dict[str, Any]) -> None:
         """Write the event `validation` for the current policy."""
         self._write("validation", step=self._step, **figures)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Write the event `begin` and keep a sample of the weights, to check later whether they moved."""
         self._began = time.monotonic()
-        self._motion = Motion(model)
+        self._motion = WeightChange(model)
         self._first_step = self._step = state.global_step // self._plan.updates_per_step
         self._write(
             "begin",
@@ -66,8 +66,8 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         )
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write a beat if one is due."""
-        self.beat()
+        """Write a heartbeat if one is due."""
+        self.heartbeat()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Write the event `step`; raise Diverged if the loss or the gradient norm is nan or inf."""
@@ -99,24 +99,24 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             torch.distributed.barrier()
         if self._is_first:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            if seen := self.look_at_state():
+            if seen := self.greedy_of_state():
                 self._write("live_greedy", step=self._step, **seen)
             mark_complete(folder)
             self._write("saved", step=self._step, state=folder.name)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the event `end`; raise Unmoved if the weights did not change, or changed by weight decay alone."""
+        """Write the event `end`; raise NothingLearned if the weights changed at most by weight decay."""
         assert self._motion is not None
         steps = self._step - self._first_step
-        if steps and self._motion.length() <= LEAST_MOTION:
-            raise Unmoved(f"the weights did not change in {steps} steps")
+        if steps and self._motion.length() <= MIN_WEIGHT_CHANGE:
+            raise NothingLearned(f"the weights did not change in {steps} steps")
         if steps and self._is_first and had_no_gradient(self._events.path):
-            raise Unmoved("no update had a gradient: the loss does not depend on the weights")
+            raise NothingLearned("no update had a gradient: the loss does not depend on the weights")
         seconds = time.monotonic() - self._began
         self._write("end", step=self._step, epoch=self._step / self._plan.steps_per_epoch, seconds=seconds)
 
     def _write(self, event: str, **facts: Any) -> None:
-        self._told = time.monotonic()
+        self._last_event_s = time.monotonic()
         if self._is_first:
             self._events.write(event, **facts)
 

@@ -31,7 +31,7 @@ from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup, open_source
 from treadle.rl.engine.rows import Row, check_rows, prompt_ids, read_rows
 from treadle.rl.engine.shared_prompts import log_probs, pack
-from treadle.rl.engine.trl.events import Reporter, gathered
+from treadle.rl.engine.trl.events import TrlReporter, gathered
 from treadle.rl.groups.batching import Generate
 from treadle.rl.groups.dump import write_step
 from treadle.rl.training.figures import step_figures, validation_figures
@@ -168,7 +168,7 @@ def innermost(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-class Rollouts:
+class RolloutFunction:
     """Callback that gives TRL the trajectories of a step with their rewards."""
 
     def __init__(
@@ -176,14 +176,14 @@ class Rollouts:
         plan: RlPlan,
         rows: Sequence[Row],
         source: GroupSource,
-        forget: Callable[[], None],
-        reporter: Reporter,
+        refresh_weights: Callable[[], None],
+        reporter: TrlReporter,
         dump: Path,
     ) -> None:
         self._plan = plan
         self._rows = rows
         self._source = source
-        self._forget = forget
+        self._refresh_weights = refresh_weights
         self._reporter = reporter
         self._dump = dump
 
@@ -201,24 +201,24 @@ class Rollouts:
         chosen = rows_of_step(self._plan, step)[first : first + num_groups]
         if indices != [index for index in chosen for _ in range(size)]:
             raise RuntimeError(f"TRL requested other rollouts than the plan has in step {step}, or incomplete groups")
-        self._forget()
+        self._refresh_weights()
         made = self._source.step(step, [self._rows[index] for index in chosen], first)
-        self._tell(step, made)
-        return _as_trl_takes_it(made)
+        self._report_step(step, made)
+        return _to_trl(made)
 
-    def _tell(self, step: int, made: Sequence[ScoredGroup]) -> None:
+    def _report_step(self, step: int, made: Sequence[ScoredGroup]) -> None:
         everyone = gathered(made)
-        self._reporter.take_figures(step_figures([scored.rewards for scored in everyone]))
+        self._reporter.set_figures(step_figures([scored.rewards for scored in everyone]))
         if _rank()[0] == 0:
             write_step(self._dump, step, [one.group for one in everyone], [one.rewards for one in everyone])
 
 
-def given_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:
+def precomputed_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:
     """Return the rewards that came with the rollouts; TRL's reward function."""
     return list(reward)
 
 
-def _as_trl_takes_it(made: Sequence[ScoredGroup]) -> dict[str, Any]:
+def _to_trl(made: Sequence[ScoredGroup]) -> dict[str, Any]:
     pairs = [pair for one in made for pair in zip(one.group.trajectories, one.rewards, strict=True)]
     answer: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": []}
     for trajectory, reward in pairs:
@@ -243,51 +243,53 @@ def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSett
     check_rows(rows, plan.num_rows, plan.options.max_prompt_tokens, environment, codec)
     validation = read_rows(Path(job["validation"])) if job["validation"] else []
     arguments = GRPOConfig(**trl_arguments(plan, Path(job["output"])))
-    reporter = Reporter(plan, events, is_first=arguments.process_index == 0)
+    reporter = TrlReporter(plan, events, is_first=arguments.process_index == 0)
     trainer, slot = _trainer(plan, start, rows, arguments, reporter)
-    generate, forget, max_batch = _generator(plan, trainer, codec, reporter)
-    limits = dict(max_model_len=_most_tokens(trainer), max_batch=max_batch)
+    generate, refresh_weights, max_batch = _generator(plan, trainer, codec, reporter)
+    limits = dict(max_model_len=_max_context_tokens(trainer), max_batch=max_batch)
     with open_source(plan, job, environment, generate, codec, **limits) as source:
-        slot.rollouts = Rollouts(plan, rows, source, forget, reporter, Path(job["rollouts"]))
-        trainer.validate = _validation(validation, source, forget, reporter)
-        reporter.look_at_state = lambda: _greedy(trainer, prompt_ids(rows[0], environment, codec), job["greedy_tokens"])
+        slot.rollouts = RolloutFunction(plan, rows, source, refresh_weights, reporter, Path(job["rollouts"]))
+        trainer.validate = _validation(validation, source, refresh_weights, reporter)
+        reporter.greedy_of_state = lambda: _greedy(
+            trainer, prompt_ids(rows[0], environment, codec), job["greedy_tokens"]
+        )
         trainer.train(resume_from_checkpoint=job["resume"])
 
 
-def _most_tokens(trainer: GroupTrainer) -> int | None:
+def _max_context_tokens(trainer: GroupTrainer) -> int | None:
     """Return the maximum context length of the model, and of vLLM if it generates; None if there is no limit."""
     own = getattr(innermost(trainer.model).config.get_text_config(), "max_position_embeddings", None)
     served = trainer.args.vllm_max_model_length if trainer.use_vllm else None
     return min((length for length in (own, served) if length is not None), default=None)
 
 
-class _Slot:
+class _RolloutFunctionSlot:
     """Placeholder for the rollout function: TRL needs it before the trainer exists, rollouts need the trainer."""
 
-    rollouts: Rollouts
+    rollouts: RolloutFunction
 
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
         return self.rollouts(prompts, trainer)
 
 
 def _trainer(
-    plan: RlPlan, start: Path, rows: Sequence[Row], arguments: GRPOConfig, reporter: Reporter
-) -> tuple[GroupTrainer, _Slot]:
+    plan: RlPlan, start: Path, rows: Sequence[Row], arguments: GRPOConfig, reporter: TrlReporter
+) -> tuple[GroupTrainer, _RolloutFunctionSlot]:
     # Keep weights in fp32 whatever the precision of the computation: 16 bits would round away the small updates.
     policy = AutoModelForCausalLM.from_pretrained(str(start), dtype=torch.float32, attn_implementation="sdpa")
     policy.config.use_cache = False
     lora = lora_arguments(plan)
-    slot = _Slot()
+    slot = _RolloutFunctionSlot()
     # Silences TRL's warning that `rollout_func` may change; the TRL version is pinned for that reason.
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     trainer = GroupTrainer(
         model=policy,
-        reward_funcs=given_rewards,
+        reward_funcs=precomputed_rewards,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(index) for index in range(len(rows))]}),
         processing_class=AutoTokenizer.from_pretrained(str(start)),
         rollout_func=slot,
-        callbacks=[reporter, _ValidationTimes(plan)],
+        callbacks=[reporter, _StepSchedule(plan)],
         peft_config=LoraConfig(**lora) if lora is not None else None,
     )
     trainer.plan = plan
@@ -299,7 +301,7 @@ def _trainer(
     return trainer, slot
 
 
-class _ValidationTimes(TrainerCallback):  # type: ignore[misc]
+class _StepSchedule(TrainerCallback):  # type: ignore[misc]
     """Callback that makes TRL evaluate and save at the plan's steps."""
 
     def __init__(self, plan: RlPlan) -> None:
@@ -312,14 +314,14 @@ class _ValidationTimes(TrainerCallback):  # type: ignore[misc]
 
 
 def _generator(
-    plan: RlPlan, trainer: GroupTrainer, codec: ChatTokenizer, reporter: Reporter
+    plan: RlPlan, trainer: GroupTrainer, codec: ChatTokenizer, reporter: TrlReporter
 ) -> tuple[Generate, Callable[[], None], int | None]:
     """Return functions that generate and that load new weights, and the maximum batch size (None: no limit)."""
     if trainer.use_vllm:
         from treadle.rl.engine.vllm_generation import VllmGenerator
 
         served = VllmGenerator(trainer, codec)
-        return _with_signs(served.generate, reporter), served.refresh, None
+        return _with_heartbeat(served.generate, reporter), served.refresh, None
     own = PolicyGenerator(
         trainer.model,
         codec,
@@ -328,28 +330,28 @@ def _generator(
         with_entropies=plan.options.branches,
     )
     longest = plan.options.max_prompt_tokens + plan.options.max_response_tokens
-    return _with_signs(own.generate, reporter), own.forget, own.num_sequences(longest)
+    return _with_heartbeat(own.generate, reporter), own.clear_cache, own.num_sequences(longest)
 
 
-def _with_signs(generate: Generate, reporter: Reporter) -> Generate:
-    def generate_and_tell(requests: Sequence[CompletionRequest]) -> Sequence[Completion]:
+def _with_heartbeat(generate: Generate, reporter: TrlReporter) -> Generate:
+    def generate_with_heartbeat(requests: Sequence[CompletionRequest]) -> Sequence[Completion]:
         answers = generate(requests)
-        reporter.beat()
+        reporter.heartbeat()
         return answers
 
-    return generate_and_tell
+    return generate_with_heartbeat
 
 
 def _validation(
-    rows: Sequence[Row], source: GroupSource, forget: Callable[[], None], reporter: Reporter
+    rows: Sequence[Row], source: GroupSource, refresh_weights: Callable[[], None], reporter: TrlReporter
 ) -> Callable[[], dict[str, Any]]:
     def validate() -> dict[str, Any]:
-        forget()
+        refresh_weights()
         rank, world = _rank()
         mine = rows[rank::world]
         rewards = gathered(list(zip(source.validate(mine), [row.question.domain for row in mine], strict=True)))
         figures = validation_figures([reward for reward, _ in rewards], [domain for _, domain in rewards])
-        reporter.tell_validation(figures)
+        reporter.report_validation(figures)
         return figures
 
     return validate

@@ -30,21 +30,21 @@ class GroupBarrier(Generic[T]):
     def __init__(self, timeout_s: float) -> None:
         """Set `timeout_s`, the maximum time from the arrival of a group's first session to the group's end."""
         self._timeout_s = timeout_s
-        self._groups: dict[GroupKey, _Gathering[T]] = {}
+        self._groups: dict[GroupKey, _PendingGroup[T]] = {}
 
     def __len__(self) -> int:
         """Return the number of groups that are still held."""
         return len(self._groups)
 
-    async def attend(self, key: GroupKey, session: int, size: int, make: Callable[[], Awaitable[Sequence[T]]]) -> T:
+    async def join(self, key: GroupKey, session: int, size: int, make: Callable[[], Awaitable[Sequence[T]]]) -> T:
         """Join a group as session 0 <= `session` < `size` and return that item of the result of `make`.
 
         Only the `make` of the first session to arrive is called, once. Raises GroupFailed.
         """
         group = self._groups.get(key)
         if group is None:
-            self._forget_before(key[1])
-            group = self._groups[key] = _Gathering(key, size, make, self._timeout_s)
+            self._drop_failed_before(key[1])
+            group = self._groups[key] = _PendingGroup(key, size, make, self._timeout_s)
         try:
             group.arrive(session)
             return (await group.end())[session]
@@ -55,26 +55,26 @@ class GroupBarrier(Generic[T]):
             if group.leave():
                 self._groups.pop(key, None)
 
-    def _forget_before(self, step: int) -> None:
+    def _drop_failed_before(self, step: int) -> None:
         """Drop failed groups of earlier steps, which were kept for sessions that never arrived."""
         for key in [key for key, group in self._groups.items() if group.failed and key[1] < step]:
             del self._groups[key]
 
 
-class _Gathering(Generic[T]):
+class _PendingGroup(Generic[T]):
     """State of one group."""
 
     def __init__(self, key: GroupKey, size: int, make: Callable[[], Awaitable[Sequence[T]]], timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         self._name = f"group {key[0]} of step {key[1]}"
         self._size = size
-        self._present: set[int] = set()
+        self._arrived: set[int] = set()
         self._num_left = 0
         self._made: Sequence[T] | None = None
         self._end: asyncio.Future[Sequence[T]] = loop.create_future()
         # Retrieve the exception: if all sessions have left, asyncio would log it as never retrieved.
         self._end.add_done_callback(lambda end: end.exception())
-        self._timer = loop.call_later(timeout_s, self._run_out, timeout_s)
+        self._timer = loop.call_later(timeout_s, self._on_timeout, timeout_s)
         self._task = loop.create_task(self._make(make))
 
     @property
@@ -84,9 +84,9 @@ class _Gathering(Generic[T]):
 
     def arrive(self, session: int) -> None:
         """Register a session; fail the group if the session is already present or out of range."""
-        if session in self._present or not 0 <= session < self._size:
+        if session in self._arrived or not 0 <= session < self._size:
             self.fail(f"session {session} joined twice, or is not one of {self._size}")
-        self._present.add(session)
+        self._arrived.add(session)
         self._settle()
 
     async def end(self) -> Sequence[T]:
@@ -121,12 +121,12 @@ class _Gathering(Generic[T]):
         self._settle()
 
     def _settle(self) -> None:
-        if self._made is not None and len(self._present) == self._size and not self._end.done():
+        if self._made is not None and len(self._arrived) == self._size and not self._end.done():
             self._timer.cancel()
             self._end.set_result(self._made)
 
-    def _run_out(self, timeout_s: float) -> None:
-        missing = self._size - len(self._present)
+    def _on_timeout(self, timeout_s: float) -> None:
+        missing = self._size - len(self._arrived)
         what = (
             "its trajectories were not finished"
             if self._made is None

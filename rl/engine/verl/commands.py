@@ -15,12 +15,12 @@ from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.motion import had_no_gradient
+from treadle.core.engines.weight_change import had_no_gradient
 from treadle.core.errors import EngineError
-from treadle.rl.engine.errors import BadEnvironment, BadPlan, Unmoved
+from treadle.rl.engine.errors import BadEnvironment, BadPlan, NothingLearned
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.follower import Follower
+from treadle.rl.engine.verl.metrics_follower import Follower
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import METRICS_VARIABLE, VerlFiles, loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl.data import write_verl_rows
@@ -73,7 +73,7 @@ def train(job: dict[str, Any], events: EventFile) -> None:
     if follower.last_step < plan.num_steps:
         raise _failure(follower, f"verl ended after {follower.last_step:,} of {plan.num_steps:,} steps")
     if had_no_gradient(events.path):
-        raise Unmoved(f"no step had a gradient, of {plan.num_steps:,} steps")
+        raise NothingLearned(f"no step had a gradient, of {plan.num_steps:,} steps")
     events.write("end", step=follower.last_step, epoch=follower.last_step / max(1, plan.steps_per_epoch))
 
 
@@ -104,8 +104,8 @@ def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None
     environment = EnvironmentSettings.model_validate(job["environment"])
     write_verl_rows(rows, files.rows, environment, phase=plan.phase)
     # verl requires validation rows even if it never validates.
-    held_out, most = (Path(job["validation"]), None) if job["validation"] else (rows, 1)
-    write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, most=most)
+    held_out, max_rows = (Path(job["validation"]), None) if job["validation"] else (rows, 1)
+    write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, max_rows=max_rows)
 
 
 def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: VerlFiles) -> None:
@@ -135,17 +135,17 @@ def _follow(command: list[str], metrics: Path, follower: Follower) -> None:
     process = subprocess.Popen(command, env={**os.environ, **QUIET, METRICS_VARIABLE: str(metrics)})
     try:
         while process.poll() is None:
-            follower.look()
+            follower.poll()
             time.sleep(_POLL_S)
-        follower.look()
+        follower.poll()
     finally:
         if process.poll() is None:
-            _end(process)
+            _terminate(process)
     if process.returncode:
         raise _failure(follower, f"verl ended with code {process.returncode}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_GRACE_S)

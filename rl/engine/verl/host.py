@@ -78,7 +78,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewarded:
+class RewardedTrajectory:
     """One trajectory with its reward, and the oldest and newest weights (verl's update count) that sampled it."""
 
     made: GroupTrajectory
@@ -117,32 +117,34 @@ class LoopHost:
         self._folder = folder
         self._scorer = scorer
         self._rewards = rewards or self._plan_rewards
-        self._barrier: GroupBarrier[Rewarded] = GroupBarrier(plan.options.stall_timeout_s / 2)
+        self._barrier: GroupBarrier[RewardedTrajectory] = GroupBarrier(plan.options.stall_timeout_s / 2)
 
     @property
     def end_id(self) -> int:
         """Token id that ends a turn."""
         return min(self._codec.eos_ids)
 
-    async def attend(
+    async def join(
         self, sample: Sample, session: int, size: int, client: Client, sampling: Mapping[str, Any]
-    ) -> Rewarded:
+    ) -> RewardedTrajectory:
         """Join a group of `size` as one session and return its trajectory.
 
         `sampling` is verl's own sampling parameters. Raises GroupFailed in every session of the group.
         """
 
-        async def make() -> list[Rewarded]:
+        async def make() -> list[RewardedTrajectory]:
             return await self._make(sample, size, client, sampling)
 
         try:
-            return await self._barrier.attend((sample.group_id, sample.step), session, size, make)
+            return await self._barrier.join((sample.group_id, sample.step), session, size, make)
         except (GroupFailed, asyncio.CancelledError) as error:
             why = str(error) or "its sessions were cancelled"
             self._folder.fail_group(sample.step, sample.group_id, why, validation=sample.validates)
             raise
 
-    async def _make(self, sample: Sample, size: int, client: Client, sampling: Mapping[str, Any]) -> list[Rewarded]:
+    async def _make(
+        self, sample: Sample, size: int, client: Client, sampling: Mapping[str, Any]
+    ) -> list[RewardedTrajectory]:
         options = self._plan.options
         model = VerlModel(client, sample.group_id, sampling, self._codec)
         engine = self._environment.engine(
@@ -166,7 +168,8 @@ class LoopHost:
         self._store(sample, group, rewards)
         oldest, newest = model.versions(sample.step)
         return [
-            Rewarded(made, reward, oldest, newest) for made, reward in zip(group.trajectories, rewards, strict=True)
+            RewardedTrajectory(made, reward, oldest, newest)
+            for made, reward in zip(group.trajectories, rewards, strict=True)
         ]
 
     def _plan_rewards(self, sample: Sample, group: Group) -> list[Reward]:
@@ -185,7 +188,7 @@ class LoopHost:
 _hosts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path, asyncio.Task[LoopHost]]] = (
     weakref.WeakKeyDictionary()
 )
-_holders: set[asyncio.Task[None]] = set()
+_holding_tasks: set[asyncio.Task[None]] = set()
 
 
 async def host_of(job: Path) -> LoopHost:
@@ -205,7 +208,7 @@ async def _open_host(path: Path) -> LoopHost:
     folder = VerlFolder.of_job(job)
     try:
         plan = RlPlan.from_json(json.dumps(job["plan"]))
-        environment, scorer = await _open_for_good(job, plan)
+        environment, scorer = await _open_for_process(job, plan)
         codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
         return LoopHost(plan, environment, codec, codec.vocab_size, folder, scorer)
     except Exception as error:
@@ -213,7 +216,7 @@ async def _open_host(path: Path) -> LoopHost:
         raise
 
 
-async def _open_for_good(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvironment, GroupScorer]:
+async def _open_for_process(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvironment, GroupScorer]:
     """Open the environment and the scorer in a task that keeps them open as long as the event loop runs."""
     settings = EnvironmentSettings.model_validate(job["environment"])
     interpreter = job.get("interpreter")
@@ -222,7 +225,7 @@ async def _open_for_good(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvi
     async def hold() -> None:
         """Open the tools and wait forever; cancel scopes must be opened and closed by the same task."""
         try:
-            with open_scorer(plan, settings.protocol) as scorer:
+            with open_scorer(plan, settings.dialect) as scorer:
                 async with open_environment(
                     settings,
                     digest=job["environment_digest"],
@@ -235,5 +238,5 @@ async def _open_for_good(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvi
                 raise
             opened.set_exception(error)
 
-    _holders.add(asyncio.create_task(hold()))
+    _holding_tasks.add(asyncio.create_task(hold()))
     return await opened

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from treadle.rl.engine.verl.host import Rewarded, Sample, host_of
+from treadle.rl.engine.verl.host import RewardedTrajectory, Sample, host_of
 from treadle.rl.rewards import Reward
 
 
@@ -29,11 +29,11 @@ class TreadleLoop(AgentLoopBase):  # type: ignore[misc]
         host = await host_of(self._job)
         sample = Sample.from_fields(kwargs)
         size = self.rollout_config.val_kwargs.n if sample.validates else self.rollout_config.n
-        rewarded = await host.attend(sample, int(kwargs["session_id"]), int(size), self.server_manager, sampling_params)
+        rewarded = await host.join(sample, int(kwargs["session_id"]), int(size), self.server_manager, sampling_params)
         return _output(rewarded, host.end_id)
 
 
-def _output(rewarded: Rewarded, end_id: int) -> AgentLoopOutput:
+def _output(rewarded: RewardedTrajectory, end_id: int) -> AgentLoopOutput:
     made, reward = rewarded.made, rewarded.reward
     ids, mask, logprobs = made.completion_ids, made.env_mask, made.logprobs
     if not ids:

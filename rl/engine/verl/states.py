@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treadle.core.errors import EngineError
 
-_ALSO_WRITTEN = frozenset(
+_ALLOWED_NAMES = frozenset(
     {
         # random states of numpy, in the protocol of torch
         "_codecs.encode",
@@ -36,7 +36,7 @@ def check_state(state: Path) -> None:
 
     for path in sorted(state.rglob("*.pt")):
         try:
-            named = set(get_unsafe_globals_in_checkpoint(path)) - _ALSO_WRITTEN
+            named = set(get_unsafe_globals_in_checkpoint(path)) - _ALLOWED_NAMES
         except (EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             raise EngineError(f"{path} is not a state written by verl: {str(error).splitlines()[0]}") from None
         if named:

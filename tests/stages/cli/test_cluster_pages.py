@@ -73,7 +73,7 @@ def check(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_the_page_exist(page: str) -> None:
+def test_page_commands_exist(page: str) -> None:
     found = list(commands(page))
     assert found or page == "scale.md"
     for words in found:
@@ -83,13 +83,13 @@ def test_commands_of_the_page_exist(page: str) -> None:
             check(words)
 
 
-def test_a_wrong_option_is_noticed() -> None:
+def test_wrong_option_is_detected() -> None:
     with pytest.raises(click.UsageError, match="--slow"):
         check(["work", "1/pools", "--run", "big", "--slow"])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_scripts_of_the_page_are_shell(page: str) -> None:
+def test_page_scripts_are_valid_shell(page: str) -> None:
     for block in fences(page, "bash"):
         assert block.startswith("#!/bin/bash\n#SBATCH --job-name=")
         done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
@@ -97,7 +97,7 @@ def test_scripts_of_the_page_are_shell(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_manifests_of_the_page_are_kubernetes_objects(page: str) -> None:
+def test_page_manifests_are_kubernetes_objects(page: str) -> None:
     for block in fences(page, "yaml"):
         for manifest in yaml.safe_load_all(block):
             assert {"apiVersion", "kind", "metadata"} <= manifest.keys()

@@ -44,7 +44,7 @@ def rollout_keys(desk: Desk) -> list[str]:
     return [row["rollout_key"] for row in desk.rows("first", "1/rollouts@tutor", "rollouts")]
 
 
-def test_a_run_ends_with_scores_places_and_commands_that_work(desk: Desk) -> None:
+def test_run_prints_scores_paths_and_working_commands(desk: Desk) -> None:
     out = (desk.folder / "first.out").read_text()
     assert LONG_NAME in out and "tutor" in out
     folders = [Path(line.split()[-1]) for line in out.splitlines() if "/artifacts/" in line]
@@ -58,7 +58,7 @@ def test_a_run_ends_with_scores_places_and_commands_that_work(desk: Desk) -> Non
     assert view == ["view", "--run", "first"]  # serves until it is stopped
 
 
-def test_a_run_with_nothing_to_do_reuses_everything(desk: Desk) -> None:
+def test_rerun_reuses_everything(desk: Desk) -> None:
     done = desk.treadle("run", "--run", "first", "--json").succeeded()
     records = done.json()
     assert [record["stage"] for record in records] == ["questions", "rollouts", "scores", "report"]
@@ -66,7 +66,7 @@ def test_a_run_with_nothing_to_do_reuses_everything(desk: Desk) -> None:
     assert [row["dataset"] for row in records[3]["summary"]] == [LONG_NAME] and "summary" not in records[0]
 
 
-def test_a_report_is_written_for_others_and_replaced_only_by_force(desk: Desk) -> None:
+def test_report_is_exported_and_overwritten_only_with_force(desk: Desk) -> None:
     made = desk.treadle("export", "report", "--run", "first", "--out", "figures.csv", "--json")
     facts = made.succeeded().json()
     assert (facts["instance"], facts["format"]) == ("1/report", "csv")
@@ -78,7 +78,7 @@ def test_a_report_is_written_for_others_and_replaced_only_by_force(desk: Desk) -
     assert list(json.loads((desk.folder / "figures.csv").read_text())["tutor"]) == [LONG_NAME]
 
 
-def test_an_operational_key_may_change_and_a_semantic_one_may_not(desk: Desk) -> None:
+def test_operational_keys_may_change_and_semantic_keys_may_not(desk: Desk) -> None:
     same = desk.treadle("run", "run.toml", "--run", "first", "--set", "rollouts.max_concurrent=3", "--json")
     assert all(record["reused"] for record in same.succeeded().json())
     refused = desk.treadle(
@@ -88,7 +88,7 @@ def test_an_operational_key_may_change_and_a_semantic_one_may_not(desk: Desk) ->
     assert "max_concurrent" not in line
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(desk: Desk) -> None:
+def test_dry_run_prints_the_plan_and_does_nothing(desk: Desk) -> None:
     before = desk.tree() | {".out", ".err"}
     new = desk.treadle("run", "run.toml", "--run", "other", "--dry-run", "--json").succeeded().json()
     assert set(new["plan"].values()) == {"run"} and new["config"]["report"]["title"] == "R"
@@ -125,14 +125,14 @@ def test_every_json_output_parses(desk: Desk) -> None:
     assert desk.treadle("env", "list", "--json").succeeded().json() is not None
 
 
-def test_the_runs_of_a_root_are_listed_with_state_progress_and_age(desk: Desk) -> None:
+def test_list_shows_runs_with_state_progress_and_age(desk: Desk) -> None:
     out = desk.treadle("status").succeeded().out
     assert re.search(r"^first +completed +4 of 4 +\S.* +\S.*$", out, re.MULTILINE)
     empty = desk.treadle("status", "--root", "empty").succeeded().out
     assert "no runs under empty" in empty and "treadle run CONFIG.toml --run NAME" in empty
 
 
-def test_the_doctor_names_a_remedy_for_whatever_fails(desk: Desk) -> None:
+def test_doctor_names_a_remedy_for_every_failure(desk: Desk) -> None:
     done = desk.treadle("doctor", "--root", "/proc/nowhere", "--json")
     checks = {check["name"]: check for check in done.json()}
     assert {"python", "root", "python sandbox", "engine serve", "prefect"} <= set(checks)
@@ -201,7 +201,7 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[list[str], click.
 @pytest.mark.parametrize(
     ("path", "command"), list(commands(cli)), ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_every_help_ends_with_an_example_that_is_valid(path: list[str], command: click.Command) -> None:
+def test_every_help_ends_with_a_valid_example(path: list[str], command: click.Command) -> None:
     assert command.epilog is not None and command.epilog.startswith("Example:  treadle ")
     words = shlex.split(command.epilog.removeprefix("Example:  treadle "))
     group: click.Command = cli
@@ -213,7 +213,7 @@ def test_every_help_ends_with_an_example_that_is_valid(path: list[str], command:
     assert all(parse_override(text) for text in overrides)
 
 
-def test_a_tutor_can_be_started_by_the_run_itself(desk: Desk) -> None:
+def test_run_can_start_a_tutor_itself(desk: Desk) -> None:
     own = 'models.tutor={model="treadle-tutor",endpoints=[],server={type="tutor"}}'
     quick = ("--set", "environment.python.enabled=false", "--set", "rollouts.max_questions=1")
     desk.treadle("run", "run.toml", "--run", "own", "--set", own, *quick, "--json").succeeded()

@@ -83,20 +83,20 @@ def finished(place: Place) -> tuple[Place, Done]:
     return place, place.treadle("run", "run.toml", "--run", "r").succeeded()
 
 
-def test_a_dry_run_lists_every_phase_and_what_it_may_take(place: Place) -> None:
+def test_dry_run_lists_every_phase_and_its_limits(place: Place) -> None:
     planned = place.treadle("run", "run.toml", "--run", "dry", "--dry-run", "--json").succeeded().json()
     assert list(planned["plan"]) == ["1/questions", *PHASED]
     expected = {one["address"]: one for one in planned["estimates"]}
     assert list(expected) == [address for address in PHASED if "/rollouts@" in address or "/rl@" in address]
     # At most 4 rows make 2 steps of 2 groups of 4; the last one is validated.
     assert expected["1/rl@phase-2"]["num_units"] == 2 * 2 * 4 + 2
-    assert "at most 4 rows" in expected["1/rl@phase-2"]["counted"]
+    assert "at most 4 rows" in expected["1/rl@phase-2"]["num_units_source"]
     shown = place.treadle("run", "run.toml", "--run", "dry", "--dry-run").succeeded().out
     assert "- assumed: 2 steps of 2 questions with 4 rollouts each" in shown
 
 
 @pytest.mark.covers("pareto-28")
-def test_a_phase_begins_only_when_the_policy_before_it_is_there(place: Place) -> None:
+def test_phase_starts_only_once_the_previous_policy_exists(place: Place) -> None:
     refused = place.treadle("stage", "1/rl@phase-2", "run.toml", "--run", "fresh")
     refused.failed("1/rl@phase-2 reads rl_rows of 1/selection@phase-2", "run 1/selection@phase-2 first")
     place.treadle("stage", "1/questions", "--run", "fresh").succeeded()
@@ -105,14 +105,14 @@ def test_a_phase_begins_only_when_the_policy_before_it_is_there(place: Place) ->
     place.treadle("stage", "1/rl@phase-3", "--run", "fresh").failed("the last one is 1/rl@phase-2", code=2)
 
 
-def test_phases_run_to_their_end_with_what_was_selected_and_how_figures_moved(finished: tuple[Place, Done]) -> None:
+def test_phases_complete_with_their_selections_and_metric_changes(finished: tuple[Place, Done]) -> None:
     place, done = finished
     assert re.search(r"4 of \d+ questions are selected", done.out)
     assert re.search(r"reward +0\.100 +0\.200 +▁█", done.out)
     assert done.out.count("The policy of step 2 is handed over: 0.020 right on 2 held-out questions, greedily.") == 2
 
 
-def test_any_phase_is_started_again_by_its_address(finished: tuple[Place, Done]) -> None:
+def test_any_phase_can_be_rerun_by_address(finished: tuple[Place, Done]) -> None:
     place, _ = finished
     assert set(place.states().values()) == {"reuse"}
     again = place.treadle("stage", "1/rl@phase-1", "--run", "r", "--force", "--json").succeeded().json()
@@ -127,15 +127,15 @@ def test_any_phase_is_started_again_by_its_address(finished: tuple[Place, Done])
 
 
 @pytest.mark.covers("pareto-28")
-def test_both_sigmas_at_zero_are_refused_before_anything_is_made(place: Place) -> None:
+def test_rejects_both_sigmas_at_zero_before_any_work(place: Place) -> None:
     plain = ("--set", "rl.sigma_tool=0", "--set", "rl.sigma_length=0")
     refused = place.treadle("run", "run.toml", "--run", "plain", *plain)
-    refused.failed("1/rl@phase-1: sigma_tool and sigma_length are both 0", "rl.allow_plain", code=2)
+    refused.failed("1/rl@phase-1: sigma_tool and sigma_length are both 0", "rl.allow_zero_sigmas", code=2)
     assert not (place.desk.folder / "outputs/runs/plain").exists()
 
 
 @pytest.mark.covers("pareto-28")
-def test_what_could_not_be_trained_in_the_end_is_refused_before_anything_is_made(place: Place) -> None:
+def test_rejects_an_untrainable_plan_before_any_work(place: Place) -> None:
     linear = ("--set", "rl.engine=verl", "--set", "rl.variant=auto", "--set", "rl.lr_scheduler_type=linear")
     for arguments in (
         ("run", "run.toml", "--dry-run"),

@@ -69,7 +69,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
 
 @pytest.mark.covers("flywheel-32")
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda value: " ".join(value)[:60])
-def test_a_wrong_command_is_refused_in_one_line_and_leaves_nothing(
+def test_wrong_command_is_rejected_in_one_line_and_writes_nothing(
     finished: Desk, arguments: list[str], words: list[str]
 ) -> None:
     (finished.folder / "broken.toml").write_text("seed = 1\nmodels = ?\n")
@@ -95,18 +95,18 @@ def test_a_wrong_command_is_refused_in_one_line_and_leaves_nothing(
     ],
     ids=lambda value: " ".join(value).encode("unicode_escape").decode(),
 )
-def test_what_is_not_in_a_run_is_named(finished: Desk, arguments: list[str], words: list[str]) -> None:
+def test_missing_address_in_a_run_is_named(finished: Desk, arguments: list[str], words: list[str]) -> None:
     finished.treadle(*arguments, "--run", "first").failed(*words, code=2)
 
 
 @pytest.mark.parametrize(
     "command", [["status"], ["verify"], ["show", "a"], ["lineage", "a"]], ids=lambda value: value[0]
 )
-def test_an_unknown_run_is_answered_with_those_that_exist(finished: Desk, command: list[str]) -> None:
+def test_unknown_run_error_lists_existing_runs(finished: Desk, command: list[str]) -> None:
     finished.treadle(*command, "--run", "second").failed("second", "first", code=1)
 
 
-def test_bad_rows_go_to_quarantine_with_their_place_and_reason(desk: Desk) -> None:
+def test_bad_rows_are_quarantined_with_line_and_reason(desk: Desk) -> None:
     bad = [
         QUESTIONS[0],
         {"question": "no answer"},
@@ -138,7 +138,7 @@ def test_bad_rows_go_to_quarantine_with_their_place_and_reason(desk: Desk) -> No
 
 
 @pytest.mark.covers("flywheel-32")
-def test_a_file_without_a_usable_row_is_named_and_the_run_goes_on_with_a_better_one(desk: Desk) -> None:
+def test_file_without_usable_rows_is_named_and_the_run_resumes_with_a_fixed_one(desk: Desk) -> None:
     desk.write("questions.jsonl")
     desk.treadle("run", "run.toml", "--run", "r").failed("questions.jsonl", "no rows", code=2)
     desk.write("questions.jsonl", {"question": "no answer"})
@@ -148,7 +148,7 @@ def test_a_file_without_a_usable_row_is_named_and_the_run_goes_on_with_a_better_
 
 
 @pytest.mark.covers("flywheel-32")
-def test_an_unreachable_endpoint_is_named_and_resumed_when_it_is_back(desk: Desk) -> None:
+def test_unreachable_endpoint_is_named_and_the_run_resumes_when_it_returns(desk: Desk) -> None:
     away = ("--set", f'models.tutor.endpoints=[{{url="{NOWHERE}"}}]')
     desk.treadle("run", "run.toml", "--run", "r", *away).failed(NOWHERE, "cannot be reached", code=1)
     state = desk.treadle("status", "--run", "r").succeeded().out
@@ -156,7 +156,7 @@ def test_an_unreachable_endpoint_is_named_and_resumed_when_it_is_back(desk: Desk
     resumes(desk)
 
 
-def test_a_mistake_that_the_first_stage_finds_is_mended_in_the_same_run(desk: Desk) -> None:
+def test_mistake_found_by_the_first_stage_can_be_fixed_in_the_same_run(desk: Desk) -> None:
     """Nothing was made, so nothing binds the run to it; from the first result on it is bound."""
     wrong = ("--set", 'questions.sources=[{path="questions.jsonl",domain="math",answer_field="anwser"}]')
     desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("'anwser'", code=1)
@@ -164,7 +164,7 @@ def test_a_mistake_that_the_first_stage_finds_is_mended_in_the_same_run(desk: De
     desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("choose a new run id", code=1)
 
 
-def test_accepted_failures_are_written_as_failed_rows(desk: Desk) -> None:
+def test_accepted_failures_become_failed_rows(desk: Desk) -> None:
     away = ("--set", f'models.tutor.endpoints=[{{url="{NOWHERE}"}}]', "--set", "rollouts.max_error_rate=1.0")
     desk.treadle("run", "run.toml", "--run", "r", *away, "--accept-failures").succeeded()
     rows = desk.rows("r", "1/rollouts@tutor", "rollouts")
@@ -172,7 +172,7 @@ def test_accepted_failures_are_written_as_failed_rows(desk: Desk) -> None:
     assert all(NOWHERE in row["error"] for row in rows)
 
 
-def test_a_window_that_no_question_fits_is_an_error_and_not_a_score_of_zero(desk: Desk) -> None:
+def test_window_too_small_for_every_question_is_an_error_not_a_zero_score(desk: Desk) -> None:
     small = ("--set", "models.tutor.max_model_len=10")
     desk.treadle("run", "run.toml", "--run", "r", *small).failed("window", "models.tutor.max_model_len = 10", code=1)
     with tutor("--max-model-len", "64") as narrow:
@@ -183,14 +183,14 @@ def test_a_window_that_no_question_fits_is_an_error_and_not_a_score_of_zero(desk
 
 
 @pytest.mark.covers("flywheel-32")
-def test_a_missing_interpreter_is_named_and_the_run_goes_on_without_it(url: str, tmp_path: Path) -> None:
+def test_missing_interpreter_is_named_and_the_run_resumes_without_it(url: str, tmp_path: Path) -> None:
     desk = set_up(tmp_path / "desk", url, python=True)
     wrong = ("--set", "environment.python.sandbox.interpreter=/no/such/python")
     desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("/no/such/python", "sandbox.interpreter")
     resumes(desk)
 
 
-def test_a_read_only_root_is_named_and_the_run_goes_on_when_it_is_writable(desk: Desk) -> None:
+def test_read_only_root_is_named_and_the_run_resumes_when_writable(desk: Desk) -> None:
     away = ("--set", f'models.tutor.endpoints=[{{url="{NOWHERE}"}}]')
     desk.treadle("run", "run.toml", "--run", "r", *away).failed(NOWHERE)
     folders = [path for path in (desk.folder / "outputs").rglob("*") if path.is_dir()]
@@ -203,13 +203,13 @@ def test_a_read_only_root_is_named_and_the_run_goes_on_when_it_is_writable(desk:
     resumes(desk)
 
 
-def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(desk: Desk) -> None:
+def test_full_disk_is_named_and_the_run_resumes_with_free_space(desk: Desk) -> None:
     more = ("--set", "rollouts.samples_per_question=4")
     desk.treadle("run", "run.toml", "--run", "r", *more, file_bytes=8192).failed("cannot write", "larger than allowed")
     resumes(desk, *more)
 
 
-def test_damage_is_found_and_mended_by_running_the_stage_again(finished: Desk, tmp_path: Path) -> None:
+def test_damage_is_detected_and_repaired_by_rerunning_the_stage(finished: Desk, tmp_path: Path) -> None:
     shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True)
     desk = Desk(tmp_path)
     (part,) = (tmp_path / "outputs/artifacts/rollouts").glob("*/part-*.parquet")
@@ -227,7 +227,7 @@ def test_damage_is_found_and_mended_by_running_the_stage_again(finished: Desk, t
     desk.treadle("verify", "--run", "first").succeeded()
 
 
-def test_a_record_that_was_changed_is_found(finished: Desk, tmp_path: Path) -> None:
+def test_modified_record_is_detected(finished: Desk, tmp_path: Path) -> None:
     shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True)
     record = tmp_path / "outputs/runs/first/records/1/scores@tutor.json"
     record.write_text(record.read_text().replace('"metrics": {', '"metrics": {"more": 1,'))
@@ -251,7 +251,7 @@ def working(desk: Desk, slow: str, run_id: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_a_run_with_one_line_and_the_run_goes_on(desk: Desk, slow: str, number: signal.Signals) -> None:
+def test_signal_ends_a_run_with_one_line_and_the_run_can_resume(desk: Desk, slow: str, number: signal.Signals) -> None:
     before = num_requests(slow)
     with desk.started(*working(desk, slow, "r")) as process:
         until(lambda: num_requests(slow) - before >= 9, "two turns are done")
@@ -264,7 +264,7 @@ def test_a_signal_ends_a_run_with_one_line_and_the_run_goes_on(desk: Desk, slow:
     resumes(desk, "--set", "rollouts.samples_per_question=4")
 
 
-def test_a_forced_run_that_was_cut_off_is_told_and_continued(desk: Desk, url: str, slow: str) -> None:
+def test_interrupted_forced_run_is_reported_and_resumed(desk: Desk, url: str, slow: str) -> None:
     usual = ("run", "run.toml", "--run", "r", "--set", "rollouts.samples_per_question=4")
     desk.treadle(*usual).succeeded()
     before = num_requests(slow)
@@ -286,7 +286,7 @@ def test_a_forced_run_that_was_cut_off_is_told_and_continued(desk: Desk, url: st
     assert "forced" not in desk.treadle("status", "--run", "r").succeeded().out
 
 
-def test_a_second_signal_ends_a_run_at_once_with_all_that_it_started(desk: Desk, slow: str) -> None:
+def test_second_signal_ends_a_run_and_its_children_immediately(desk: Desk, slow: str) -> None:
     own = 'models.tutor={model="treadle-tutor",endpoints=[],server={type="tutor",options={latency_s=0.3}}}'
     with desk.started("run", "run.toml", "--run", "r", "--set", own) as process:
         until(lambda: b" answers at " in (desk.folder / "err").read_bytes(), "its tutor is up")
@@ -309,6 +309,6 @@ def with_pause(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def test_a_prefect_server_that_is_gone_is_named(finished: Desk) -> None:
+def test_lost_prefect_server_is_named(finished: Desk) -> None:
     done = finished.treadle("run", "--run", "first", PREFECT_API_URL="http://127.0.0.1:9/api")
     done.failed("PREFECT_API_URL=http://127.0.0.1:9/api", "does not answer", code=2)

@@ -61,7 +61,7 @@ def keys(desk: Desk, **columns: str) -> list[str]:
     return [row["rollout_key"] for row in rows if all(row[name] == value for name, value in columns.items())]
 
 
-def test_the_run_ends_with_the_yield_of_operators_and_commands_that_show_more(desk: tuple[Desk, str, Done]) -> None:
+def test_run_ends_with_operator_yields_and_follow_up_commands(desk: tuple[Desk, str, Done]) -> None:
     place, _, done = desk
     pools = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]
     rows = json.loads((place.folder / "outputs/runs/r/records/1/sft_rows.json").read_text())["metrics"]
@@ -86,7 +86,7 @@ def test_the_run_ends_with_the_yield_of_operators_and_commands_that_show_more(de
         assert "\x1b" not in place.treadle(*shlex.split(command)[1:]).succeeded().out
 
 
-def test_the_tree_of_a_question_holds_every_trajectory_and_every_try(desk: tuple[Desk, str, Done]) -> None:
+def test_question_tree_contains_every_trajectory_and_attempt(desk: tuple[Desk, str, Done]) -> None:
     place, _, _ = desk
     events, pool = (place.rows("r", "1/pools", kind) for kind in ("pool_events", "pools"))
     for question in list(dict.fromkeys(row["question_key"] for row in pool))[:2]:
@@ -101,7 +101,7 @@ def test_the_tree_of_a_question_holds_every_trajectory_and_every_try(desk: tuple
     assert steps[0]["file"].endswith("questions.jsonl") and steps[-1]["instance"] == "1/pools"
 
 
-def test_every_trajectory_of_a_pool_can_be_shown(desk: tuple[Desk, str, Done]) -> None:
+def test_any_pool_trajectory_can_be_shown(desk: tuple[Desk, str, Done]) -> None:
     place, _, _ = desk
     rows = {row["operator"]: row for row in place.rows("r", "1/pools", "pools")}
     for operator, row in rows.items():
@@ -114,7 +114,7 @@ def test_every_trajectory_of_a_pool_can_be_shown(desk: tuple[Desk, str, Done]) -
         assert all(text in row["text"] for text in added)
 
 
-def test_a_dry_run_takes_the_means_of_what_was_measured(desk: tuple[Desk, str, Done]) -> None:
+def test_dry_run_estimates_from_measured_means(desk: tuple[Desk, str, Done]) -> None:
     place, url, _ = desk
     before = num_requests(url)
     arguments = ("stage", "1/pools", "--run", "r", "--dry-run", "--json", "--set", "pools.max_questions=2")
@@ -124,14 +124,14 @@ def test_a_dry_run_takes_the_means_of_what_was_measured(desk: tuple[Desk, str, D
     (estimate,) = place.treadle(*arguments).succeeded().json()["estimates"]
     usage = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]["usage"]
     assert estimate["estimate"] is True and estimate["basis"] == f"measured in 1/pools ({NUM_QUESTIONS} questions)"
-    assert (estimate["num_units"], estimate["counted"]) == (2, "counted in 1/questions")
+    assert (estimate["num_units"], estimate["num_units_source"]) == (2, "num_units_source in 1/questions")
     found = {role["role"]: role for role in estimate["roles"]}
     assert found["policy"]["prompt_tokens"] == pytest.approx(usage["policy"]["prompt_tokens"] / 2, abs=1)
     assert estimate["cost"] == pytest.approx(sum(role["cost"] for role in found.values()))
     assert num_requests(url) == before
 
 
-def test_money_stops_the_flywheel_and_what_is_finished_is_measured_and_kept(desk: tuple[Desk, str, Done]) -> None:
+def test_cost_limit_stops_the_flywheel_and_keeps_finished_work(desk: tuple[Desk, str, Done]) -> None:
     place, url, _ = desk
     base = ("run", "run.toml", "--run", "poor", "--set", "pools.max_concurrent=1")
     usage = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]["usage"]
@@ -141,10 +141,10 @@ def test_money_stops_the_flywheel_and_what_is_finished_is_measured_and_kept(desk
     asked = num_requests(url)
     (estimate,) = place.treadle(*base, "--dry-run", "--json").succeeded().json()["estimates"]
     assert estimate["basis"].startswith("measured in what is finished of 1/pools (")
-    assert estimate["num_units"] < NUM_QUESTIONS and "are finished" in estimate["counted"]
+    assert estimate["num_units"] < NUM_QUESTIONS and "are finished" in estimate["num_units_source"]
     refused = place.treadle(*base, "--set", f"pools.max_cost={spent / 2}")
     refused.failed("are spent of max_cost =")
-    assert num_requests(url) < asked + 10  # journal entries are counted as the operators use them
+    assert num_requests(url) < asked + 10  # journal entries are num_units_source as the operators use them
     config = (place.folder / "run.toml").read_text()
     (place.folder / "unpriced.toml").write_text(re.sub("(?m)^prompt_price.*$", "", config))
     unpriced = ("unpriced.toml", "--run", "unpriced", "--set", "pools.max_cost=1")

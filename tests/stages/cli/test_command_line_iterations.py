@@ -78,7 +78,7 @@ class Place:
     def made(self, *arguments: str) -> dict[str, str]:
         """Return what a run did about each instance."""
         records = self.treadle("run", "--run", "r", "--json", *arguments).succeeded().json()
-        return {one["address"]: "reused" if one["reused"] else one["same_as"] or "made" for one in records}
+        return {one["address"]: "reused" if one["reused"] else one["reused_from"] or "made" for one in records}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def of(iteration: int, *names: str) -> list[str]:
     return [f"{iteration}/{name}" for name in names]
 
 
-def test_the_plan_of_a_new_run_has_all_iterations_and_pays_for_equal_work_once(place: Place) -> None:
+def test_new_run_plan_lists_all_iterations_and_counts_equal_work_once(place: Place) -> None:
     planned = place.treadle("run", "run.toml", "--run", "new", "--dry-run", "--json", *TWICE).succeeded().json()
     assert list(planned["plan"]) == of(1, *NAMES) + of(2, *NAMES)
     same = {address: planned["why"][address] for address, action in planned["plan"].items() if action == "take over"}
@@ -104,12 +104,12 @@ def test_the_plan_of_a_new_run_has_all_iterations_and_pays_for_equal_work_once(p
     ]  # fmt: skip
 
 
-def test_a_flow_that_trains_nothing_has_one_iteration(place: Place) -> None:
+def test_flow_without_training_has_one_iteration(place: Place) -> None:
     stages = ("--set", 'flow.stages=["rollouts"]')
     place.treadle("run", "run.toml", "--run", "new", *TWICE, *stages).failed("no stage of the flow trains", code=2)
 
 
-def test_a_finished_run_is_made_longer_in_parts_and_made_again_from_any_instance(place: Place) -> None:
+def test_finished_run_can_be_extended_and_rerun_from_any_instance(place: Place) -> None:
     refused = place.treadle("run", "--run", "r", *TWICE, "--from", "2/selection@phase-1")
     refused.failed("from 2/selection@phase-1", "2/rollouts@phase-1 (read by 2/selection@phase-1)")
     place.treadle("run", "--run", "r", *TWICE, "--from", "3/report").failed("'3/report' is not in this flow", code=2)

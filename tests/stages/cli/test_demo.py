@@ -9,7 +9,7 @@ from support.runs.command_line import Desk
 SMALL = ("--set", "pools.max_questions=6", "--set", "rollouts.max_questions=5")
 
 
-def test_the_demo_of_the_tutor_makes_rows_and_shows_what_came_of_it(tmp_path: Path) -> None:
+def test_tutor_demo_makes_rows_and_prints_the_results(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     done = desk.treadle("demo", "--tutor-only", *SMALL).succeeded()
     assert "step 1 of 4: the tutor answers questions to train on" in done.err

@@ -44,7 +44,7 @@ def shell_with_engine(shell: Shell, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
-def test_the_commands_of_a_page_work_as_they_stand(
+def test_page_commands_run_as_written(
     page: Path, tmp_path: Path, store: Path, shell: Shell, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "page"
@@ -76,19 +76,19 @@ def with_bucket(objects: ObjectServer, folder: Path) -> dict[str, str]:
     return {"AWS_ENDPOINT_URL": objects.environment["AWS_ENDPOINT_URL"], "TREADLE_WORK": str(folder / "work")}
 
 
-def test_the_pages_for_newcomers_are_among_them() -> None:
+def test_newcomer_pages_are_included() -> None:
     names = {page.name for page in RUNNABLE}
     assert {"README.md", "first-rows.md", "own.md", "resume.md"} <= names
 
 
-def test_a_command_that_fails_is_told_with_its_page_and_line(shell: Shell, tmp_path: Path) -> None:
+def test_failing_command_is_reported_with_page_and_line(shell: Shell, tmp_path: Path) -> None:
     block = blocks(ROOT / "README.md")[0]
     broken = type(block)(block.page, 7, "", "treadle status --run nothing-of-this-name\ntrue\n", RUN)
     with pytest.raises(AssertionError, match=r"README.md, line 7.*(?s:.*)nothing-of-this-name"):
         shell.run_block(broken, tmp_path)
 
 
-def test_a_page_whose_first_figure_is_0_is_told(shell: Shell, tmp_path: Path) -> None:
+def test_page_whose_first_score_is_zero_is_reported(shell: Shell, tmp_path: Path) -> None:
     block = blocks(ROOT / "README.md")[0]
     told = type(block)(block.page, 7, "", "echo 'base   mine  3  0.000 [0.000, 0.561]  0.056 (.00–.17)'\n", RUN)
     with pytest.raises(AssertionError, match=r"README.md, line 7: a reader's first figure is 0.000"):

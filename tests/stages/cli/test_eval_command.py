@@ -52,7 +52,7 @@ def command(url: str, *more: str, benchmark: str = "gsm8k=data/gsm8k/test.jsonl"
     return (*asked, *QUICK, *more)
 
 
-def test_a_model_is_measured_in_a_run_like_any_other(desk: Desk, url: str) -> None:
+def test_model_is_evaluated_in_an_ordinary_run(desk: Desk, url: str) -> None:
     asked = command(url, "--max-questions", "3", *ONE_SANDBOX)
     done = desk.treadle(*asked).succeeded()
     table = [line.split() for line in done.out.splitlines() if line.startswith("treadle-tutor")]
@@ -69,7 +69,7 @@ def test_a_model_is_measured_in_a_run_like_any_other(desk: Desk, url: str) -> No
         assert all(record["reused"] for record in desk.treadle(*again, "--json").succeeded().json())
 
 
-def test_other_settings_are_refused_for_a_run_that_exists(desk: Desk, url: str) -> None:
+def test_rejects_other_settings_for_an_existing_run(desk: Desk, url: str) -> None:
     desk.treadle(*command(url, "--max-questions", "1")).succeeded()
     for change in (("--temperature", "0"), ("--tools", "python")):
         line = desk.treadle(*command(url, "--max-questions", "1", *change)).failed("choose a new run id", code=1)
@@ -83,7 +83,7 @@ def test_other_settings_are_refused_for_a_run_that_exists(desk: Desk, url: str) 
     assert "1 of 2 rollouts to be made, 1 reused; because: 1 further sample; about" in more.err
 
 
-def test_a_killed_evaluation_goes_on_with_the_same_command(desk: Desk) -> None:
+def test_killed_evaluation_resumes_with_the_same_command(desk: Desk) -> None:
     with tutor("--latency-s", "0.3") as url:
         arguments = command(url, "--set", "rollouts.max_concurrent=2")
         with desk.started(*arguments) as process:
@@ -103,7 +103,7 @@ def test_a_killed_evaluation_goes_on_with_the_same_command(desk: Desk) -> None:
         assert kinds and all(made[0][stage][kind].digest == made[1][stage][kind].digest for kind in kinds), stage
 
 
-def test_an_evaluation_waits_for_a_server_that_is_not_there(desk: Desk, url: str) -> None:
+def test_evaluation_waits_for_an_absent_server(desk: Desk, url: str) -> None:
     asked = ("--max-questions", "2", "--set", "models.treadle-tutor.retry_limit=0")
     dead = desk.treadle(*command("http://127.0.0.1:9/v1", *asked))
     dead.failed("http://127.0.0.1:9/v1", "cannot be reached", "start the server or correct the URL", code=1)
@@ -111,7 +111,7 @@ def test_an_evaluation_waits_for_a_server_that_is_not_there(desk: Desk, url: str
     assert [record["reused"] for record in done.json()] == [True, False, False, False]
 
 
-def test_a_dry_run_makes_nothing_and_shows_the_configuration(desk: Desk, url: str) -> None:
+def test_dry_run_creates_nothing_and_prints_the_config(desk: Desk, url: str) -> None:
     before = desk.tree() | {".out", ".err"}
     done = desk.treadle(*command(url, "--samples", "3", "--max-questions", "5", "--dry-run", "--json")).json()
     assert set(done["plan"].values()) == {"run"} and done["config"]["rollouts"]["samples_per_question"] == 3
@@ -121,7 +121,7 @@ def test_a_dry_run_makes_nothing_and_shows_the_configuration(desk: Desk, url: st
     assert desk.tree() == before
 
 
-def test_a_budget_stops_an_evaluation_which_goes_on_with_more(desk: Desk, url: str) -> None:
+def test_budget_stops_an_evaluation_and_a_higher_one_resumes_it(desk: Desk, url: str) -> None:
     one_at_a_time = ("--set", "rollouts.max_concurrent=1")
     desk.treadle(*command(url, "--max-total-tokens", "2000", *one_at_a_time)).failed("max_total_tokens", code=1)
     desk.treadle(*command(url, "--max-total-tokens", "2000000", *one_at_a_time)).succeeded()
@@ -151,14 +151,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), [(case[0], case[1:]) for case in WRONG], ids=lambda case: case[0])
-def test_what_is_wrong_is_said_in_one_line_before_anything_is_made(
+def test_mistakes_are_reported_in_one_line_before_any_work(
     desk: Desk, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     desk.treadle("eval", *arguments).failed(*words, code=2)
     assert not (desk.folder / "outputs").exists()
 
 
-def test_a_wrong_model_name_and_a_missing_key_are_told_before_a_run_is_made(desk: Desk, url: str) -> None:
+def test_wrong_model_name_and_missing_key_are_reported_before_a_run_is_created(desk: Desk, url: str) -> None:
     asked = ("--benchmark", FILE, "--endpoint", url)
     desk.treadle("eval", "--model", "gpt", *asked).failed("does not serve model 'gpt'", "treadle-tutor", code=2)
     keyed = ("--model", "treadle-tutor", "--api-key-env", "NO_SUCH_KEY")
@@ -187,7 +187,7 @@ def computes(request: RecordedRequest) -> Item:
     return f"<think>Compute.</think><python>print((110 + {women[1]}) * 12)</python>"
 
 
-async def test_a_service_that_only_chats_is_measured_with_chat_and_refused_in_one_line_without(desk: Desk) -> None:
+async def test_chat_only_service_needs_the_chat_option_and_fails_in_one_line_without(desk: Desk) -> None:
     async with hosted(computes, model="treadle-tutor") as service:
         plain = command(service.url, "--max-questions", "3", *ONE_SANDBOX)
         refused = await asyncio.to_thread(desk.treadle, *plain)
@@ -207,7 +207,7 @@ async def test_a_service_that_only_chats_is_measured_with_chat_and_refused_in_on
     assert all(row["correct"] and row["reasoning_tokens"] for row in scores)
 
 
-async def test_a_model_with_fixed_sampling_is_told_so_before_a_run_is_made_and_measured_then(desk: Desk) -> None:
+async def test_model_with_fixed_sampling_is_reported_before_a_run_is_created(desk: Desk) -> None:
     async with hosted(fussy(computes, []), model="treadle-tutor") as service:
         asked = command(service.url, "--chat", "--max-questions", "1", *ONE_SANDBOX)
         line = (await asyncio.to_thread(desk.treadle, *asked)).failed("takes no temperature but 1 and no top_p", code=2)
@@ -219,7 +219,7 @@ async def test_a_model_with_fixed_sampling_is_told_so_before_a_run_is_made_and_m
     assert (row["python_calls"], row["status"]) == (1, "answered")
 
 
-async def test_a_killed_evaluation_over_the_chat_route_pays_for_no_answer_twice(desk: Desk) -> None:
+async def test_killed_chat_evaluation_pays_for_each_answer_once(desk: Desk) -> None:
     stuck, free = asyncio.Event(), asyncio.Event()
 
     def stops_in_the_middle(request: RecordedRequest) -> Item:

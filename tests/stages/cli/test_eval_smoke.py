@@ -15,7 +15,7 @@ from support.servers.served_index import served
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.retriever.config import EncoderSettings, IndexSettings
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 AXES = ("score", "efficiency", "conciseness", "successful_execution", "reasoning_length")
@@ -51,7 +51,7 @@ async def searches(url: str) -> tuple[int, int]:
 
 
 @pytest.mark.covers("evaluation-30")
-async def test_one_command_makes_the_whole_evaluation_and_another_run_of_it_comes_from_caches(desk: Desk) -> None:
+async def test_one_command_runs_the_evaluation_and_a_second_run_uses_caches(desk: Desk) -> None:
     async def treadle(*more: str) -> Done:
         return (await asyncio.to_thread(desk.treadle, *command, *more)).succeeded()
 

@@ -43,7 +43,7 @@ def faults_of(steps: list[str]) -> list[Fault]:
 
 @pytest.mark.covers("flywheel-25")
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_disk_that_fails_at_any_step_of_a_run_costs_a_line_and_nothing_else(
+def test_disk_failure_at_any_step_of_a_run_costs_only_an_error_line(
     disk: FailingDisk, undisturbed: Undisturbed, part: int
 ) -> None:
     for fault in faults_of(undisturbed.steps)[part::PARTS]:

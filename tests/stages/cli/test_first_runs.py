@@ -48,20 +48,20 @@ def run(desk: Desk, *more: str) -> Any:
     return desk.treadle("run", "run.toml", "--run", "r", *more, TREADLE_CACHE=str(desk.folder / "cache"))
 
 
-def test_the_tutor_says_how_many_questions_it_does_not_know(desk: Desk) -> None:
+def test_tutor_reports_how_many_questions_it_does_not_know(desk: Desk) -> None:
     desk.write("questions.jsonl", KNOWN, CHOICE, UNKNOWN)
     said = run(desk).succeeded().out
     assert "does not know 1 of 3 questions, so its answers to them mean nothing" in said
     assert "  0.667 [" in said
 
 
-def test_questions_that_the_tutor_knows_need_no_such_words(desk: Desk) -> None:
+def test_known_tutor_questions_need_no_notice(desk: Desk) -> None:
     desk.write("questions.jsonl", KNOWN, CHOICE)
     said = run(desk).succeeded().out
     assert "does not know" not in said and "  1.000 [" in said
 
 
-def test_a_benchmark_that_the_tutor_does_not_know_is_told_too(desk: Desk, tutor_url: str) -> None:
+def test_benchmark_unknown_to_the_tutor_is_reported(desk: Desk, tutor_url: str) -> None:
     desk.write("test.jsonl", {"question": "Nine eggs a day, three eaten: how many are left?", "answer": "#### 6"})
     given = ("--endpoint", tutor_url, "--model", "treadle-tutor", "--benchmark", "gsm8k=test.jsonl")
     said = desk.treadle("eval", *given, "--run", "e", "--set", "environment.search.enabled=false").succeeded().out
@@ -78,18 +78,18 @@ def test_a_benchmark_that_the_tutor_does_not_know_is_told_too(desk: Desk, tutor_
     ],
     ids=["empty", "without ids", "without texts", "CSV"],
 )
-def test_a_corpus_of_another_layout_is_told_before_a_run_is_made(desk: Desk, corpus: str, said: str) -> None:
+def test_unsupported_corpus_layout_is_reported_before_a_run_is_created(desk: Desk, corpus: str, said: str) -> None:
     (desk.folder / "corpus.jsonl").write_text(corpus)
     run(desk).failed(said, code=2)
     assert not (desk.folder / "outputs").exists()
 
 
-def test_a_corpus_needs_no_titles(desk: Desk) -> None:
+def test_corpus_titles_are_optional(desk: Desk) -> None:
     desk.write("corpus.jsonl", {"id": 1, "text": BOOK["text"]})
     assert "  1.000 [" in run(desk).succeeded().out
 
 
-def test_a_tokenizer_that_is_not_there_is_named_with_its_key(desk: Desk) -> None:
+def test_missing_tokenizer_is_named_with_its_key(desk: Desk) -> None:
     failed = run(desk, "--set", "models.base.tokenizer=models/Qwen")
     failed.failed(f"models.base.tokenizer: there is no {desk.folder}/models/Qwen/tokenizer.json", "remove", code=2)
     assert not (desk.folder / "outputs").exists()
@@ -102,18 +102,20 @@ def test_a_tokenizer_that_is_not_there_is_named_with_its_key(desk: Desk) -> None
         ({"question": "Who?", "target": "x"}, "it has 'question', 'target'; set answer_field of the source"),
     ],
 )
-def test_questions_with_other_names_say_which_key_names_them(desk: Desk, row: dict[str, Any], said: str) -> None:
+def test_questions_with_other_column_names_report_the_key_that_maps_them(
+    desk: Desk, row: dict[str, Any], said: str
+) -> None:
     desk.write("questions.jsonl", row)
     run(desk).failed("questions.jsonl", said, code=1)
 
 
-def test_a_search_provider_that_is_not_there_is_told_before_a_run_is_made(desk: Desk) -> None:
+def test_missing_search_provider_is_reported_before_a_run_is_created(desk: Desk) -> None:
     provider = ("--set", 'environment.search.web.provider={type="searxng",url="http://127.0.0.1:9"}')
     run(desk, *provider).failed("searxng takes no connection at http://127.0.0.1:9", "provider.url`", code=1)
     assert not (desk.folder / "outputs").exists()
 
 
-def test_a_relative_path_that_leads_nowhere_is_told_with_the_folder_that_it_counts_from(desk: Desk) -> None:
+def test_missing_relative_path_is_reported_with_its_base_folder(desk: Desk) -> None:
     elsewhere = desk.folder / "elsewhere"
     elsewhere.mkdir()
     failed = Desk(elsewhere).treadle("run", "../run.toml", "--run", "r")

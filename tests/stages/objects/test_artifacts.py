@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 from unit.core.runs.test_run import (  # noqa: F401
-    test_an_unknown_run_is_answered_with_the_known_ones,
-    test_another_semantic_configuration_is_refused_with_the_keys,
+    test_different_semantic_config_is_refused_with_its_keys,
     test_instances_without_an_attempt_are_absent,
+    test_missing_run_error_lists_existing_runs,
 )
 from unit.core.store.test_artifacts import (  # noqa: F401 - the same tests, on the root of this file
-    test_a_row_that_does_not_fit_is_named,
-    test_a_table_without_rows_is_a_table,
-    test_further_files_are_part_of_the_digest,
-    test_further_files_have_plain_names,
-    test_other_rows_give_another_digest,
-    test_row_groups_and_parts_are_cut_by_rows_alone,
-    test_rows_come_back_in_order_with_their_types,
+    test_different_rows_give_a_different_digest,
+    test_extra_files_are_part_of_the_digest,
+    test_extra_files_have_plain_names,
+    test_row_groups_and_parts_depend_only_on_row_counts,
+    test_row_that_violates_the_schema_is_named,
+    test_rows_round_trip_in_order_with_their_types,
+    test_table_without_rows_is_valid,
     thing,
     write,
 )
@@ -37,7 +37,7 @@ def tmp_path(object_root: str) -> Path:
     return Path(object_root)
 
 
-def test_what_a_killed_publication_left_is_no_artifact_and_is_overwritten(
+def test_leftovers_of_a_killed_publication_are_ignored_and_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut_off(*_: object) -> bool:
@@ -57,7 +57,7 @@ def test_what_a_killed_publication_left_is_no_artifact_and_is_overwritten(
     assert list(ArtifactReader(storage, ref).rows()) == ROWS
 
 
-def test_the_manifest_is_put_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_if, there = ObjectStorage.put_if, []
 
     def watched(storage: ObjectStorage, key: str, data: bytes, expected: bytes | None) -> bool:
@@ -72,7 +72,7 @@ def test_the_manifest_is_put_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["part-00000.parquet", "artifact.json"])
-def test_a_damaged_artifact_is_named_and_repaired_by_making_it_again(tmp_path: Path, name: str) -> None:
+def test_damaged_artifact_is_named_and_repaired_by_a_rerun(tmp_path: Path, name: str) -> None:
     storage, ref = open_storage(tmp_path), write(tmp_path, ROWS)
     storage.put(f"{ref.folder}/{name}", b"damaged")
     assert verify_artifact(storage, ref)

@@ -43,7 +43,7 @@ def folder_of(run: Run, address: str, kind: str) -> str:
     return record.outputs[kind].folder
 
 
-def test_what_was_replaced_goes_from_the_store_and_what_is_reached_stays(object_root: str) -> None:
+def test_gc_deletes_replaced_artifacts_and_keeps_reachable_ones(object_root: str) -> None:
     run = Run.create(object_root, "r1", {}, {})
     execute(counting(count=2), run)
     execute(DOUBLING, run)
@@ -53,7 +53,7 @@ def test_what_was_replaced_goes_from_the_store_and_what_is_reached_stays(object_
     old = folder_of(run, "1/double", "doubles")
     execute(DOUBLING, run)
     (fetched,) = [key for key in run.storage.keys(old) if key.endswith(".parquet")]
-    run.storage.bring(fetched)
+    run.storage.local_copy(fetched)
     done = collect(run.storage, MIN_AGE_S)
     assert {(item.key, item.here) for item in done.removed} == {(read, False), (old, False), (old, True)}
     assert (list(run.storage.keys(read)), list(run.storage.keys(old))) == ([], [])
@@ -61,7 +61,7 @@ def test_what_was_replaced_goes_from_the_store_and_what_is_reached_stays(object_
     assert plan_collection(run.storage, MIN_AGE_S).garbage == []
 
 
-def test_what_an_attempt_at_work_reads_stays(object_root: str) -> None:
+def test_gc_keeps_inputs_of_an_active_attempt(object_root: str) -> None:
     run = Run.create(object_root, "r1", {}, {})
     execute(counting(count=2), run)
     removed = []
@@ -79,20 +79,20 @@ def test_what_an_attempt_at_work_reads_stays(object_root: str) -> None:
     assert numbers_of(run, "1/double", "doubles") == [0, 2]
 
 
-def test_commits_and_collections_wait_for_each_other(object_root: str) -> None:
+def test_commits_and_gc_wait_for_each_other(object_root: str) -> None:
     run = Run.create(object_root, "r1", {}, {})
     execute(counting(count=2), run)
     with (
         hold_key(run.storage, "locks/commits/other.lock", "a commit"),
         pytest.raises(RunError, match="committing its result"),
-        collecting(run.storage, patience_s=0),
+        collecting(run.storage, max_wait_s=0),
     ):
         pass
     with collecting(run.storage):
         thread = threading.Thread(target=execute, args=(counting(count=3), run))
         thread.start()
         assert numbers_of(run) == [0, 1]
-        with pytest.raises(RunError, match="garbage collection"), collecting(run.storage, patience_s=0):
+        with pytest.raises(RunError, match="garbage collection"), collecting(run.storage, max_wait_s=0):
             pass
     thread.join()
     assert numbers_of(run) == [0, 1, 2]
@@ -109,7 +109,7 @@ class Watch:
         return "free" if key == "locks/gc.lock" or self.looked.count(key) > 1 else "unknown"
 
 
-def test_commits_of_the_dead_are_waited_for_together(object_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_waits_for_stale_commit_leases_together(object_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, watch = Run.create(object_root, "r1", {}, {}), Watch()
     for name in "ab":
         with hold_key(run.storage, f"locks/commits/{name}.lock", "a commit"):
@@ -119,9 +119,7 @@ def test_commits_of_the_dead_are_waited_for_together(object_root: str, monkeypat
         assert [key[-6] for key in watch.looked if "commits" in key][:4] == ["a", "b", "a", "b"]
 
 
-def test_a_long_commit_does_not_let_a_collection_hold_up_others(
-    object_root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_commit_does_not_let_gc_block_other_commits(object_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.create(object_root, "r1", {}, {})
     events: list[str] = []
 
@@ -137,11 +135,11 @@ def test_a_long_commit_does_not_let_a_collection_hold_up_others(
         events.append("given back")
 
     monkeypatch.setattr(commit_gate, "hold_key", hold)
-    monkeypatch.setattr(commit_gate, "_BRIEF_S", 0.0)
+    monkeypatch.setattr(commit_gate, "_SHORT_WAIT_S", 0.0)
     with (
         hold_key(run.storage, "locks/commits/before.lock", "a commit"),
         pytest.raises(RunError, match="committing its result"),
-        collecting(run.storage, patience_s=0),
+        collecting(run.storage, max_wait_s=0),
     ):
         pass
     assert events == [], "while there is one, nobody is held up"
@@ -150,7 +148,7 @@ def test_a_long_commit_does_not_let_a_collection_hold_up_others(
     assert events == ["taken", "given back", "taken", "collects", "given back"]
 
 
-def test_leftovers_on_this_machine_and_of_deleted_runs_go(object_root: str) -> None:
+def test_gc_deletes_leftovers_of_this_machine_and_of_deleted_runs(object_root: str) -> None:
     run = Run.create(object_root, "r1", {}, {})
     storage = run.storage
     assert isinstance(storage, ObjectStorage)

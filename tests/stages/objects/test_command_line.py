@@ -20,7 +20,7 @@ def states(desk: Desk, root: str) -> dict[str, str]:
     return {item["address"]: item["state"] for item in shown}
 
 
-def test_a_run_in_an_object_store_goes_on_after_a_kill_and_is_shown_by_url(desk: Desk, object_root: str) -> None:
+def test_object_store_run_resumes_after_a_kill_and_is_shown_by_url(desk: Desk, object_root: str) -> None:
     options, more = ("--run", "r", "--root", object_root), ("--set", "rollouts.samples_per_question=4")
     with tutor("--latency-s", "0.2") as url:
         here = ("--set", f'models.tutor.endpoints=[{{url="{url}"}}]', "--set", "rollouts.max_concurrent=1")
@@ -51,7 +51,7 @@ def test_a_run_in_an_object_store_goes_on_after_a_kill_and_is_shown_by_url(desk:
     assert not (desk.folder / "outputs").exists() and not (desk.folder / "s3:").exists()
 
 
-def test_a_root_in_a_store_that_is_wrong_is_one_line(desk: Desk, object_root: str) -> None:
+def test_invalid_object_store_root_fails_in_one_line(desk: Desk, object_root: str) -> None:
     bucket = object_root.split("/")[2]
     run = ("run", "run.toml", "--run", "r", "--root")
     desk.treadle(*run, "s3://no-such-bucket/x").failed("no-such-bucket", code=1)

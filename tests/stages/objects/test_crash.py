@@ -54,9 +54,7 @@ def object_files(root: str) -> dict[str, str]:
     return {key: hashlib.sha256(content).hexdigest() for key, content in sorted(contents.items())}
 
 
-def test_a_run_on_an_object_root_that_is_killed_ends_as_an_undisturbed_local_one(
-    object_root: str, tmp_path: Path
-) -> None:
+def test_killed_object_store_run_matches_an_undisturbed_local_one(object_root: str, tmp_path: Path) -> None:
     seed = int(os.environ.get("TREADLE_KILL_SEED") or int.from_bytes(os.urandom(4), "big"))
     print(f"TREADLE_KILL_SEED={seed}")
     moments, local = random.Random(seed), tmp_path / "local"

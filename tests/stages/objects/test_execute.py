@@ -11,29 +11,29 @@ from support.runs.counting_stage import (
     no_calls,  # noqa: F401 - an autouse fixture
     numbers_of,
 )
-from support.servers.object_machines import ADDRESS, execute_cut_off, on_machine
+from support.servers.object_machines import ADDRESS, execute_interrupted, on_machine
 from unit.core.runs.test_attempts import (  # noqa: F401 - the same tests, with the `run` of this file
-    test_a_bug_in_a_stage_becomes_one_line_and_a_traceback_in_the_log,
-    test_a_clock_that_is_set_back_changes_nothing,
-    test_a_failure_behind_the_record_leaves_the_instance_completed,
-    test_a_failure_leaves_no_record_and_the_next_attempt_continues,
-    test_a_killed_attempt_shows_as_crashed_and_is_continued,
-    test_an_attempt_killed_after_its_record_is_tidied_up,
-    test_an_interrupt_is_recorded_and_passed_on,
-    test_force_does_not_take_up_what_an_unforced_attempt_left,
-    test_forcing_again_continues_a_forced_attempt_that_was_cut_off,
+    test_attempt_killed_after_its_record_is_cleaned_up,
+    test_clock_set_back_changes_nothing,
+    test_failure_after_the_record_leaves_the_instance_completed,
+    test_failure_leaves_no_record_and_the_next_attempt_continues,
+    test_force_ignores_leftovers_of_an_unforced_attempt,
+    test_forcing_again_resumes_an_interrupted_forced_attempt,
+    test_interrupt_is_recorded_and_reraised,
+    test_killed_attempt_shows_as_crashed_and_is_resumed,
+    test_stage_bug_prints_one_line_and_logs_a_traceback,
     test_stage_logs_go_to_the_attempt,
 )
 from unit.core.runs.test_execute import (  # noqa: F401 - these as well
-    test_a_changed_input_runs_it_again_and_an_equal_one_does_not,
-    test_a_changed_setting_runs_it_again,
-    test_a_finished_instance_is_not_run_again,
-    test_a_lost_artifact_is_made_again,
-    test_a_missing_input_names_what_to_run_first,
-    test_a_stage_that_makes_nothing_fails,
-    test_force_starts_from_nothing,
-    test_telemetry_lies_beside_the_attempt_and_not_in_the_digest,
-    test_two_at_once_are_refused,
+    test_changed_input_reruns_it_and_an_equal_one_does_not,
+    test_changed_setting_reruns_it,
+    test_concurrent_attempts_are_refused,
+    test_finished_instance_is_not_rerun,
+    test_force_starts_from_scratch,
+    test_lost_artifact_is_rebuilt,
+    test_missing_input_names_what_to_run_first,
+    test_stage_without_output_fails,
+    test_telemetry_is_stored_with_the_attempt_and_not_in_the_digest,
 )
 
 from treadle.core.errors import RunError
@@ -46,7 +46,7 @@ def run(object_root: str) -> Run:
     return Run.create(object_root, "r1", {}, {})
 
 
-def test_a_run_is_made_once_and_found_from_every_machine(run: Run, object_root: str, tmp_path: Path) -> None:
+def test_run_is_created_once_and_found_from_every_machine(run: Run, object_root: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"run r1 already exists in {object_root}; resume it"):
         Run.create(object_root, "r1", {}, {})
     with pytest.raises(RunError, match="there is no run r2 in .*; runs there: r1"):
@@ -60,8 +60,8 @@ def test_a_run_is_made_once_and_found_from_every_machine(run: Run, object_root: 
     assert other.verify() == {key: [] for key in run.verify()}
 
 
-def test_another_machine_goes_on_with_what_was_sent_up(run: Run, object_root: str, tmp_path: Path) -> None:
-    execute_cut_off(run, 2)
+def test_another_machine_resumes_from_uploaded_work(run: Run, object_root: str, tmp_path: Path) -> None:
+    execute_interrupted(run, 2)
     other = on_machine(object_root, tmp_path)
     status = other.status(ADDRESS)
     assert (status.state, status.num_finished) == ("interrupted", 2)
@@ -70,9 +70,9 @@ def test_another_machine_goes_on_with_what_was_sent_up(run: Run, object_root: st
     assert not list(other.storage.keys("runs/r1/journal"))
 
 
-def test_force_on_another_machine_takes_up_nothing(run: Run, object_root: str, tmp_path: Path) -> None:
-    execute_cut_off(run, 2)
+def test_force_on_another_machine_reuses_nothing(run: Run, object_root: str, tmp_path: Path) -> None:
+    execute_interrupted(run, 2)
     other = on_machine(object_root, tmp_path)
-    execute_cut_off(other, 0, force=True)
+    execute_interrupted(other, 0, force=True)
     execute(counting(), run)
     assert CALLS == [0, 1, 2]

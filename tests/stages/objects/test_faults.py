@@ -39,7 +39,7 @@ def proxy(objects: ObjectServer, object_root: str) -> Iterator[FaultyProxy]:
         yield started
 
 
-def test_an_endpoint_that_is_down_for_long_stops_the_stage_with_one_line_and_loses_nothing(
+def test_long_endpoint_outage_stops_the_stage_with_one_line_and_loses_nothing(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty(monkeypatch)
@@ -67,7 +67,7 @@ def test_an_endpoint_that_is_down_for_long_stops_the_stage_with_one_line_and_los
     assert numbers_of(run) == [0, 1, 2]
 
 
-def test_a_record_waits_for_no_endpoint(
+def test_recording_does_not_wait_for_the_endpoint(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal hangs meanwhile, and records are written from an event loop."""
@@ -102,14 +102,14 @@ def test_a_record_waits_for_no_endpoint(
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """No retries: each fault is felt."""
-    from treadle.core.store.object_storage import Patience
+    from treadle.core.store.object_storage import RetryPolicy
 
-    for name in ("object_storage.PATIENCE", "object_lease._PATIENCE", "journal_upload._BRIEF"):
-        monkeypatch.setattr(f"treadle.core.{name}", Patience(retries=0))
+    for name in ("object_storage.RETRY_POLICY", "object_lease._RETRY_POLICY", "journal_upload._BRIEF_POLICY"):
+        monkeypatch.setattr(f"treadle.core.{name}", RetryPolicy(retries=0))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_at_any_request_leaves_the_old_state_or_the_new(
+def test_fault_at_any_request_leaves_the_old_or_the_new_state(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     """TREADLE_FAULT_STRIDE=1 tries every request; the next call always resumes."""

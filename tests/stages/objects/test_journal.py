@@ -13,9 +13,9 @@ from support.runs.counting_stage import (
     no_calls,  # noqa: F401 - an autouse fixture
     numbers_of,
 )
-from support.servers.object_machines import ADDRESS, execute_cut_off, on_machine
+from support.servers.object_machines import ADDRESS, execute_interrupted, on_machine
 
-from treadle.core.journal.upload import JournalCopy
+from treadle.core.journal.upload import JournalUploader
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import StageContext
@@ -26,13 +26,13 @@ def run(object_root: str) -> Run:
     return Run.create(object_root, "r1", {}, {})
 
 
-def test_what_never_went_up_counts_no_more_once_another_machine_has_worked(
+def test_unsent_entries_are_dropped_once_another_machine_has_continued(
     run: Run, object_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values of both would otherwise be mixed: what the other machine did was not made with them in sight."""
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.core.journal.upload.JournalCopy.send_new", lambda *_: None)
-        execute_cut_off(run, 1)
+        patch.setattr("treadle.core.journal.upload.JournalUploader.upload_new", lambda *_: None)
+        execute_interrupted(run, 1)
     assert run.status(ADDRESS).num_finished == 1
     other = on_machine(object_root, tmp_path)
     assert other.status(ADDRESS).num_finished == 0
@@ -49,18 +49,18 @@ def test_what_never_went_up_counts_no_more_once_another_machine_has_worked(
     assert CALLS == [1, 2]
 
 
-def test_what_never_went_up_is_used_again_on_its_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsent_entries_are_reused_on_their_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.core.journal.upload.JournalCopy.send_new", lambda *_: None)
-        execute_cut_off(run, 2)
+        patch.setattr("treadle.core.journal.upload.JournalUploader.upload_new", lambda *_: None)
+        execute_interrupted(run, 2)
     execute(counting(), run)
     assert CALLS == [2]
 
 
-def test_a_journal_that_lacks_a_listed_segment_is_not_used(run: Run, object_root: str, tmp_path: Path) -> None:
+def test_journal_with_a_missing_listed_segment_is_not_used(run: Run, object_root: str, tmp_path: Path) -> None:
     """Later records were made with the lost ones in sight."""
-    execute_cut_off(run, 1)
-    execute_cut_off(run, 2)
+    execute_interrupted(run, 1)
+    execute_interrupted(run, 2)
     doomed = next(key for key in run.storage.keys("runs/r1/journal") if key.endswith(".journal"))
     run.storage.delete(doomed)
     execute(counting(), on_machine(object_root, tmp_path))
@@ -71,12 +71,12 @@ def cut_short(content: bytes) -> bytes:
     return content[:-1]
 
 
-def cut_behind_a_record(content: bytes) -> bytes:
+def truncated_after_a_record(content: bytes) -> bytes:
     """Truncate it where the rest does not show that there was more."""
     return content[: content.rindex(b"\xffTJ\xfe")]
 
 
-def lost_but_for_its_length(content: bytes) -> bytes:
+def zeroed_out(content: bytes) -> bytes:
     return bytes(len(content))
 
 
@@ -84,16 +84,16 @@ def changed(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
 
-@pytest.mark.parametrize("hurt", [cut_short, cut_behind_a_record, lost_but_for_its_length, changed])
+@pytest.mark.parametrize("hurt", [cut_short, truncated_after_a_record, zeroed_out, changed])
 @pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed yet"])
-def test_what_was_sent_up_wins_over_what_a_power_loss_left_of_it(
+def test_uploaded_segment_wins_over_a_truncated_local_one(
     run: Run, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[bytes], bytes], listed: bool
 ) -> None:
     with monkeypatch.context() as patch:
         if not listed:
-            whole = JournalCopy._put_list
-            patch.setattr(JournalCopy, "_put_list", lambda self, some, n: None if some else whole(self, some, n))
-        execute_cut_off(run, 2)
+            whole = JournalUploader._put_list
+            patch.setattr(JournalUploader, "_put_list", lambda self, some, n: None if some else whole(self, some, n))
+        execute_interrupted(run, 2)
     (segment,) = run.storage.directory("runs/r1/journal").rglob("*.journal")
     segment.write_bytes(hurt(segment.read_bytes()))
     execute(counting(), run)
@@ -101,10 +101,10 @@ def test_what_was_sent_up_wins_over_what_a_power_loss_left_of_it(
     assert numbers_of(run) == [0, 1, 2]
 
 
-def test_a_listed_segment_that_is_missing_and_torn_on_its_machine_is_not_sent_up(
+def test_missing_listed_segment_that_is_truncated_locally_is_not_uploaded(
     run: Run, object_root: str, tmp_path: Path
 ) -> None:
-    execute_cut_off(run, 2)
+    execute_interrupted(run, 2)
     (segment,) = run.storage.directory("runs/r1/journal").rglob("*.journal")
     segment.write_bytes(cut_short(segment.read_bytes()))
     other = on_machine(object_root, tmp_path).storage
@@ -113,15 +113,13 @@ def test_a_listed_segment_that_is_missing_and_torn_on_its_machine_is_not_sent_up
     assert CALLS == [0, 1, 2]
 
 
-def test_a_listed_segment_that_is_missing_is_sent_up_again_by_its_machine(
-    run: Run, object_root: str, tmp_path: Path
-) -> None:
-    execute_cut_off(run, 1)
-    execute_cut_off(run, 2)
+def test_missing_listed_segment_is_uploaded_again_by_its_machine(run: Run, object_root: str, tmp_path: Path) -> None:
+    execute_interrupted(run, 1)
+    execute_interrupted(run, 2)
     other = on_machine(object_root, tmp_path)
     doomed = next(key for key in other.storage.keys("runs/r1/journal") if key.endswith(".journal"))
     other.storage.delete(doomed)
-    execute_cut_off(run, 0)
+    execute_interrupted(run, 0)
     assert doomed in set(other.storage.keys("runs/r1/journal"))
     execute(counting(), other)
     assert CALLS == [2]

@@ -49,7 +49,7 @@ def machine(object_root: str, tmp_path: Path) -> Callable[[str], ObjectStorage]:
 Machines = Callable[[str], ObjectStorage]
 
 
-def test_a_living_holder_on_another_machine_is_respected(machine: Machines, time: Time) -> None:
+def test_active_lease_on_another_machine_is_respected(machine: Machines, time: Time) -> None:
     first = ObjectLease(machine("a"), KEY, "it", times=time.seen_by(1e6))
     time.each = first.renew
     with pytest.raises(RunError, match=r"it is being run by process \d+ on .* since .*; wait until it ends"):
@@ -58,9 +58,7 @@ def test_a_living_holder_on_another_machine_is_respected(machine: Machines, time
     assert first.token == 1
 
 
-def test_a_silent_holder_knows_that_it_lost_the_lease_before_another_machine_has_it(
-    machine: Machines, time: Time
-) -> None:
+def test_silent_holder_notices_losing_the_lease_before_another_machine_gets_it(machine: Machines, time: Time) -> None:
     first = ObjectLease(machine("a"), KEY, "it", times=time.seen_by(-5000.0))
     time.pass_(3.0)
     assert first.renew()
@@ -77,7 +75,7 @@ def test_a_silent_holder_knows_that_it_lost_the_lease_before_another_machine_has
     assert second.renew() and second.is_held()
 
 
-def test_a_released_lease_is_taken_at_once_with_a_higher_token(machine: Machines, time: Time) -> None:
+def test_released_lease_is_acquired_immediately_with_a_higher_token(machine: Machines, time: Time) -> None:
     for number, name in enumerate(("a", "b", "a"), start=1):
         lease = ObjectLease(machine(name), KEY, "it", times=time.seen_by(0.0))
         assert lease.token == number
@@ -87,7 +85,7 @@ def test_a_released_lease_is_taken_at_once_with_a_higher_token(machine: Machines
     assert time.now == 0.0
 
 
-def test_tokens_grow_also_where_the_object_was_deleted_or_damaged(machine: Machines, time: Time) -> None:
+def test_tokens_increase_even_if_the_object_was_deleted_or_damaged(machine: Machines, time: Time) -> None:
     storage = machine("a")
     ObjectLease(storage, KEY, "it", times=time.seen_by(0.0)).release()
     for content in (None, b"{", b"{}"):
@@ -99,7 +97,7 @@ def test_tokens_grow_also_where_the_object_was_deleted_or_damaged(machine: Machi
         lease.release()
 
 
-def test_a_holder_that_slept_goes_on_if_nobody_took_over(machine: Machines, time: Time) -> None:
+def test_holder_that_slept_continues_if_the_lease_was_not_reassigned(machine: Machines, time: Time) -> None:
     lease = ObjectLease(machine("a"), KEY, "it", times=time.seen_by(0.0))
     time.pass_(3600.0)
     assert not lease.is_held()
@@ -110,12 +108,12 @@ def test_a_holder_that_slept_goes_on_if_nobody_took_over(machine: Machines, time
     assert lease.is_held()
 
 
-class Unheard(ObjectStorage):
+class LostResponseStorage(ObjectStorage):
     """Does what is asked, and its answer is lost."""
 
     lost = False
 
-    def patient(self, *_: object) -> ObjectStorage:
+    def with_retry_policy(self, *_: object) -> ObjectStorage:
         return self
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
@@ -125,11 +123,11 @@ class Unheard(ObjectStorage):
         return done
 
 
-def test_a_renewal_whose_answer_was_lost_is_found_to_be_ours(
+def test_renewal_with_a_lost_response_is_recognised_as_ours(
     object_root: str, machine: Machines, tmp_path: Path, time: Time
 ) -> None:
     bucket, _, prefix = object_root.removeprefix("s3://").partition("/")
-    storage = Unheard(bucket, prefix, work=tmp_path / "a")
+    storage = LostResponseStorage(bucket, prefix, work=tmp_path / "a")
     lease = ObjectLease(storage, KEY, "it", times=time.seen_by(0.0))
     storage.lost = True
     assert not lease.renew()
@@ -141,7 +139,7 @@ def test_a_renewal_whose_answer_was_lost_is_found_to_be_ours(
         lease.check()
 
 
-def test_of_machines_that_come_at_once_one_gets_it(machine: Machines, time: Time) -> None:
+def test_one_of_concurrent_machines_gets_the_lease(machine: Machines, time: Time) -> None:
     def come(name: str) -> int | None:
         try:
             lease = ObjectLease(machine(name), KEY, "it", times=time.seen_by(0.0))
@@ -167,7 +165,7 @@ sys.stdin.read()
 """
 
 
-def test_a_dead_process_on_the_same_machine_is_not_waited_for(
+def test_lease_of_a_dead_process_on_the_same_machine_is_not_waited_for(
     object_root: str, machine: Machines, tmp_path: Path, time: Time
 ) -> None:
     command = [sys.executable, "-c", HOLDER, object_root, str(tmp_path / "a"), KEY]
@@ -185,7 +183,7 @@ def test_a_dead_process_on_the_same_machine_is_not_waited_for(
     assert time.now == 0.0
 
 
-def test_looking_from_another_machine_waits_for_a_sign_of_life(machine: Machines, time: Time) -> None:
+def test_reading_a_lease_from_another_machine_waits_for_a_renewal(machine: Machines, time: Time) -> None:
     times = time.seen_by(7.0)
     assert holder_on(machine("b"), KEY, times) is None
     lease = ObjectLease(machine("a"), KEY, "it", times=time.seen_by(0.0))

@@ -16,7 +16,7 @@ from support.runs.counting_stage import (
     numbers_of,
 )
 from support.runs.processes import until
-from support.servers.object_machines import ADDRESS, Machine, Time, execute_cut_off, on_machine
+from support.servers.object_machines import ADDRESS, Machine, Time, execute_interrupted, on_machine
 
 from treadle.core.errors import RunError
 from treadle.core.journal.journal import Journal
@@ -52,7 +52,7 @@ def overtaken(other: Run, time: Time) -> Callable[[StageContext], Mapping[str, A
 
 
 @pytest.mark.parametrize("notices", [True, False])
-def test_a_holder_that_was_overtaken_puts_nothing_in_force(
+def test_holder_that_lost_its_lease_cannot_commit_a_result(
     run: Run, object_root: str, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, notices: bool
 ) -> None:
     """Even if it has not noticed: the token in the record is higher than its own."""
@@ -77,12 +77,14 @@ def test_a_holder_that_was_overtaken_puts_nothing_in_force(
     assert all(problems == [] for problems in run.verify().values())
 
 
-def test_what_an_overtaken_holder_records_is_refused(run: Run, object_root: str, tmp_path: Path, time: Time) -> None:
+def test_records_of_a_holder_that_lost_its_lease_are_refused(
+    run: Run, object_root: str, tmp_path: Path, time: Time
+) -> None:
     other = on_machine(object_root, tmp_path)
 
     def body(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"7")
-        execute_cut_off(other, 1)
+        execute_interrupted(other, 1)
         context.journal.finish("n1", b"8")
         return {}
 
@@ -126,7 +128,7 @@ def wait_until_sent(run: Run, num_finished: int) -> None:
     until(lambda: count_recorded(run.storage, key) >= num_finished, f"{num_finished} records in the object store")
 
 
-def test_a_machine_takes_over_from_a_killed_one_and_works_out_nothing_twice_that_was_sent_up(
+def test_machine_that_replaces_a_killed_one_repeats_no_uploaded_work(
     run: Run, object_root: str, tmp_path: Path
 ) -> None:
     first = Machine(PROGRAM, object_root, tmp_path / "a")
@@ -145,7 +147,7 @@ def test_a_machine_takes_over_from_a_killed_one_and_works_out_nothing_twice_that
     assert numbers_of(run) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_process_that_was_stopped_and_goes_on_after_another_took_over_changes_nothing(
+def test_process_that_resumes_after_losing_its_lease_changes_nothing(
     run: Run, object_root: str, tmp_path: Path
 ) -> None:
     first = Machine(PROGRAM, object_root, tmp_path / "a")
@@ -167,10 +169,8 @@ def test_a_process_that_was_stopped_and_goes_on_after_another_took_over_changes_
     assert run.status(ADDRESS).state == "completed"
 
 
-def test_a_segment_that_an_overtaken_holder_sends_up_late_is_on_no_list(
-    run: Run, object_root: str, tmp_path: Path
-) -> None:
-    execute_cut_off(run, 1)
+def test_late_segment_of_a_holder_that_lost_its_lease_is_not_listed(run: Run, object_root: str, tmp_path: Path) -> None:
+    execute_interrupted(run, 1)
     key = next(key for key in run.storage.keys("runs/r1/journal") if key.endswith(".json")).rpartition("/")[0]
     with Journal(tmp_path / "late", first_number=10_000_009) as journal:
         journal.finish("n1", b"999")

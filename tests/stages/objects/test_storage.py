@@ -17,12 +17,12 @@ from support.servers.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_prox
 from support.servers.object_server import BUCKET, ObjectServer, in_environment
 
 from treadle.core.errors import ConfigError, StorageError
-from treadle.core.store.object_storage import ObjectStorage, Patience
+from treadle.core.store.object_storage import ObjectStorage, RetryPolicy
 from treadle.core.store.roots import open_storage
 from treadle.core.store.storage import LocalStorage, Storage
 
 TRIED = FAULTS if os.environ.get("TREADLE_FAULT_STRIDE") == "1" else FAULTS[::3]
-ONCE = Patience(connect_s=2.0, request_s=2.0, retries=0)
+ONCE = RetryPolicy(connect_s=2.0, request_s=2.0, retries=0)
 
 
 @pytest.fixture(params=["local", "object"])
@@ -30,7 +30,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return open_storage(tmp_path / "root" if request.param == "local" else request.getfixturevalue("object_root"))
 
 
-def test_an_object_is_replaced_only_if_it_is_as_expected(storage: Storage) -> None:
+def test_object_is_replaced_only_if_it_matches_the_expected_version(storage: Storage) -> None:
     assert storage.put_if("a/b", b"1", None)
     assert not storage.put_if("a/b", b"2", None)
     assert not storage.put_if("a/b", b"2", b"0")
@@ -44,7 +44,7 @@ def test_an_object_is_replaced_only_if_it_is_as_expected(storage: Storage) -> No
     assert not storage.exists("a/b")
 
 
-def test_of_writers_at_once_one_wins_each_round(storage: Storage) -> None:
+def test_one_of_concurrent_writers_wins_each_round(storage: Storage) -> None:
     """A counter that 4 threads raise by compare and set misses none and counts none twice."""
     start = threading.Barrier(4)
 
@@ -65,7 +65,7 @@ def test_of_writers_at_once_one_wins_each_round(storage: Storage) -> None:
     assert (storage.get("counter") or b"").split()[0] == b"16"
 
 
-def test_of_creators_at_once_one_wins(storage: Storage) -> None:
+def test_one_of_concurrent_creators_wins(storage: Storage) -> None:
     start = threading.Barrier(8)
 
     def create(number: int) -> bool:
@@ -90,13 +90,13 @@ def test_folders_and_keys_are_listed_and_deleted_by_whole_names(storage: Storage
 
 
 @pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a/../../x", "a\0b"])
-def test_a_key_cannot_leave_the_root(storage: Storage, key: str) -> None:
+def test_key_cannot_escape_the_root(storage: Storage, key: str) -> None:
     for act in (lambda: storage.put(key, b""), lambda: storage.get(key), lambda: storage.delete(key)):
         with pytest.raises(StorageError, match="is not a key inside of"):
             act()
 
 
-def test_a_published_folder_has_its_manifest_and_is_not_published_again(storage: Storage) -> None:
+def test_published_folder_has_a_manifest_and_is_not_published_again(storage: Storage) -> None:
     for content, published in ((b"first", True), (b"second", False)):
         staged = storage.prepare("artifacts/things")
         (staged / "data").write_bytes(content)
@@ -110,7 +110,7 @@ def test_a_published_folder_has_its_manifest_and_is_not_published_again(storage:
     assert storage.get("artifacts/things/1/manifest") == b"third"
 
 
-def test_a_large_file_is_published_in_parts_and_read_in_ranges(storage: Storage) -> None:
+def test_large_file_is_uploaded_in_parts_and_read_in_ranges(storage: Storage) -> None:
     staged = storage.prepare("artifacts/things")
     table = pa.table({"number": range(30_000), "noise": [os.urandom(400) for _ in range(30_000)]})
     pq.write_table(table, staged / "part.parquet", row_group_size=1_000)
@@ -128,7 +128,7 @@ def test_a_large_file_is_published_in_parts_and_read_in_ranges(storage: Storage)
         storage.open("artifacts/things/1/absent")
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_not_read_as_a_mixture(object_root: str) -> None:
+def test_object_replaced_during_a_read_is_never_read_as_a_mixture(object_root: str) -> None:
     storage = open_storage(object_root)
     storage.put("x", b"1" * 9_000_000)
     with storage.open("x") as file:
@@ -141,12 +141,12 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_read_as_a_mixture(ob
 @pytest.mark.parametrize(
     "root", ["gs://bucket/x", "https://host/bucket", "s3://", "s3://b/../x", "s3://UP~PER/x", "s3://bucket/a//b"]
 )
-def test_a_root_that_is_none_is_refused(root: str) -> None:
+def test_rejects_an_invalid_root(root: str) -> None:
     with pytest.raises(ConfigError):
         open_storage(root)
 
 
-def test_a_url_that_went_through_a_path_is_the_same_root(object_root: str) -> None:
+def test_url_converted_through_path_is_the_same_root(object_root: str) -> None:
     assert (
         open_storage(Path(object_root)).location("x") == open_storage(object_root).location("x") == object_root + "/x"
     )
@@ -162,10 +162,10 @@ def test_a_url_that_went_through_a_path_is_the_same_root(object_root: str) -> No
         ({"AWS_ENDPOINT_URL": "http://me:secret@host"}, f"s3://{BUCKET}/x", "must be the address of a server"),
     ],
 )
-def test_what_cannot_be_reached_is_said_in_one_line(
+def test_unreachable_storage_is_reported_in_one_line(
     objects: ObjectServer, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], root: str, message: str
 ) -> None:
-    monkeypatch.setattr("treadle.core.store.object_storage.PATIENCE", ONCE)
+    monkeypatch.setattr("treadle.core.store.object_storage.RETRY_POLICY", ONCE)
     with in_environment({**objects.environment, **environment}):
         for act in ACTS.values():
             with pytest.raises((StorageError, ConfigError), match=message) as error:
@@ -190,11 +190,11 @@ def proxy(objects: ObjectServer, object_root: str) -> Iterator[FaultyProxy]:
 
 @pytest.mark.parametrize("fault", TRIED)
 @pytest.mark.parametrize("act", [*ACTS, "delete", "publish"])
-def test_a_failing_request_leaves_the_old_or_the_new(
+def test_failing_request_leaves_the_old_or_the_new_object(
     proxy: FaultyProxy, object_root: str, monkeypatch: pytest.MonkeyPatch, act: str, fault: Fault
 ) -> None:
     """Every request of every operation, without retries."""
-    monkeypatch.setattr("treadle.core.store.object_storage.PATIENCE", Patience(retries=0))
+    monkeypatch.setattr("treadle.core.store.object_storage.RETRY_POLICY", RetryPolicy(retries=0))
     monkeypatch.setitem(ACTS, "delete", lambda storage: storage.delete("x"))
     monkeypatch.setitem(ACTS, "publish", publish)
     for number in range(20):
@@ -215,13 +215,11 @@ def test_a_failing_request_leaves_the_old_or_the_new(
     raise AssertionError("more requests than expected")
 
 
-def test_an_endpoint_that_keeps_silent_is_given_up(
-    proxy: FaultyProxy, object_root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unresponsive_endpoint_times_out(proxy: FaultyProxy, object_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.plan = lambda number, _: "silence" if number == 1 else None
     storage = open_storage(object_root)
     storage.put("x", b"old")
-    monkeypatch.setattr("treadle.core.store.object_storage.PATIENCE", Patience(request_s=0.5, retries=0))
+    monkeypatch.setattr("treadle.core.store.object_storage.RETRY_POLICY", RetryPolicy(request_s=0.5, retries=0))
     assert fails(ACTS["put"], open_storage(object_root))
     assert storage.get("x") == b"old"
 
@@ -244,7 +242,7 @@ def fails(act: Callable[[Storage], object], storage: Storage) -> bool:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_passes_is_not_noticed(proxy: FaultyProxy, object_root: str, fault: Fault) -> None:
+def test_transient_fault_goes_unnoticed(proxy: FaultyProxy, object_root: str, fault: Fault) -> None:
     """Even if only the response was lost: a conditional put then finds its own object."""
     storage = open_storage(object_root)
     proxy.plan = lambda number, _: fault if number % 3 else None
@@ -254,9 +252,7 @@ def test_a_fault_that_passes_is_not_noticed(proxy: FaultyProxy, object_root: str
     assert not storage.put_if("x", b"3", b"1")
 
 
-def test_a_put_that_collides_with_one_that_comes_to_nothing_is_tried_again(
-    proxy: FaultyProxy, object_root: str
-) -> None:
+def test_put_that_collides_with_a_failed_put_is_retried(proxy: FaultyProxy, object_root: str) -> None:
     storage = open_storage(object_root)
     for expected, new in ((None, b"1"), (b"1", b"2")):
         first = len(proxy.seen)
@@ -269,7 +265,7 @@ def test_a_put_that_collides_with_one_that_comes_to_nothing_is_tried_again(
         assert storage.get("x") == new
 
 
-def test_the_client_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_client_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(ConfigError, match=re.escape("pip install 'treadle[s3]'")):
         ObjectStorage("bucket")

@@ -9,7 +9,7 @@ from treadle.core.runs.run import Run
 from treadle.viewer.app import make_app
 
 
-def test_trajectories_on_an_object_store_are_shown(object_root: str) -> None:
+def test_viewer_shows_trajectories_of_an_object_store(object_root: str) -> None:
     example_run(object_root)
     viewer = TestClient(make_app(Run.open(object_root, "test"), KIN), base_url="http://127.0.0.1")
     assert "11 trajectories" in viewer.get("/").text

@@ -25,7 +25,7 @@ from treadle.web.record.stored_entries import entries_of, packed
 from treadle.web.record.table import write_record
 
 
-def test_two_machines_at_the_same_keys_go_by_the_same_values(object_root: str, tmp_path: Path) -> None:
+def test_two_machines_writing_the_same_keys_read_the_same_values(object_root: str, tmp_path: Path) -> None:
     first = Run.create(object_root, "r1", {}, {}).store("web")
     storage = open_storage(object_root)
     assert isinstance(storage, ObjectStorage)
@@ -44,7 +44,7 @@ def test_two_machines_at_the_same_keys_go_by_the_same_values(object_root: str, t
     assert second.get("0" * 32) is None
 
 
-def test_a_record_is_read_from_an_object_root_and_then_from_this_machine(
+def test_web_record_is_read_from_the_object_root_before_this_machine(
     object_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
@@ -85,16 +85,16 @@ def part_of(bench: Bench, folder: str) -> bytes:
     return bench.run.storage.get(f"{folder}/part-00000.parquet") or b""
 
 
-async def test_rollouts_on_an_object_root_are_replayed_from_there_byte_for_byte(
+async def test_object_store_rollouts_replay_byte_for_byte(
     object_root: str, objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def at_new_machine(name: str) -> None:
+    def use_new_machine(name: str) -> None:
         monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / name / "cache"))
         monkeypatch.setenv("TREADLE_WORK", str(tmp_path / name / "work"))
 
     texts = [f"Question {number}?" for number in range(4)]
     async with server(searches) as scripted:
-        at_new_machine("first")
+        use_new_machine("first")
         bench = Bench(Path(object_root), texts)
         with SmallWeb(FOUND) as web:
             environment = searching(web.settings())
@@ -106,7 +106,7 @@ async def test_rollouts_on_an_object_root_are_replayed_from_there_byte_for_byte(
         assert all("Ferns have fronds." in row["text"] and "It was here." in row["text"] for row in rows)
 
         # Another machine remakes them from the run's record, without any live service.
-        at_new_machine("second")
+        use_new_machine("second")
         instance = bench.instance(scripted.url, environment=environment)
         forced = await asyncio.to_thread(execute, instance, Run.open(object_root, "r"), force=True)
         assert part_of(bench, forced.outputs["rollouts"].folder) == expected
@@ -115,7 +115,7 @@ async def test_rollouts_on_an_object_root_are_replayed_from_there_byte_for_byte(
         kept = write_record(bench.run.storage, met, made_by="", work="work")
         replay = searching(replaying(Path(f"{object_root}/{kept.folder}")))
         for root in (objects.new_root(), str(tmp_path / "here")):
-            at_new_machine(root.rpartition("/")[2])
+            use_new_machine(root.rpartition("/")[2])
             again = Bench(Path(root), texts)
             replayed = await again.make(scripted.url, environment=replay)
             assert part_of(again, replayed.outputs["rollouts"].folder) == expected

@@ -63,7 +63,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashBench]:
 
 
 @pytest.mark.covers("flywheel-25", "flywheel-31")
-def test_killed_pools_ask_for_nothing_again_and_end_with_the_same_bytes(
+def test_killed_pools_repeat_no_request_and_end_with_the_same_bytes(
     bench: CrashBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moment_seed = int(os.environ.get("TREADLE_KILL_SEED") or int.from_bytes(os.urandom(4), "big"))

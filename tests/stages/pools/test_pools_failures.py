@@ -10,7 +10,7 @@ from support.rollouts.pools_agent import RIGHT, WRONG, Agent, importable, operat
 from support.rollouts.pools_bench import PoolsBench
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 
-from treadle.core.errors import BudgetExceeded, EndpointUnavailable, RolloutsOwed, StageFailed
+from treadle.core.errors import BudgetExceeded, EndpointUnavailable, JobsPending, StageFailed
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def bench(tmp_path: Path) -> PoolsBench:
 
 
 @pytest.mark.covers("flywheel-23")
-async def test_an_operator_that_breaks_costs_only_itself(bench: PoolsBench, tmp_path: Path) -> None:
+async def test_crashing_operator_affects_only_itself(bench: PoolsBench, tmp_path: Path) -> None:
     source = (
         "class Broken:\n    name = 'broken'\n    version = 1\n    branch = 'correct'\n"
         "    async def apply(self, bench):\n        raise KeyError('no such thing')\n"
@@ -40,7 +40,7 @@ async def test_an_operator_that_breaks_costs_only_itself(bench: PoolsBench, tmp_
 MISBEHAVING = """
 import asyncio
 from treadle.datagen.operators.base import Edit
-from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.operators.rejection import EditRejected
 class Operator:
     name, version, branch = "broken", 1, "correct"
 class Forgets(Operator):
@@ -52,7 +52,7 @@ class Nothing(Operator):
 class Step(Operator):
     async def apply(self, bench): return Edit(bench.trajectory, step="two")
 class Reply(Operator):
-    async def apply(self, bench): raise Rejected("no", reply=bench)
+    async def apply(self, bench): raise EditRejected("no", reply=bench)
 class Cancelled(Operator):
     async def apply(self, bench): raise asyncio.CancelledError
 class NotAwaitable(Operator):
@@ -62,7 +62,7 @@ class NotAwaitable(Operator):
 
 @pytest.mark.covers("flywheel-23")
 @pytest.mark.parametrize("which", ["Forgets", "Trajectory", "Nothing", "Step", "Reply", "Cancelled", "NotAwaitable"])
-async def test_an_operator_that_keeps_to_no_contract_costs_only_itself(
+async def test_operator_that_violates_its_contract_affects_only_itself(
     bench: PoolsBench, tmp_path: Path, which: str
 ) -> None:
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
@@ -77,7 +77,7 @@ async def test_an_operator_that_keeps_to_no_contract_costs_only_itself(
 
 
 @pytest.mark.covers("flywheel-27")
-async def test_an_endpoint_that_is_gone_leaves_questions_owed_then_accepted_with_what_there_is(
+async def test_lost_endpoint_leaves_questions_pending_until_accepted(
     tmp_path: Path,
 ) -> None:
     bench = PoolsBench(tmp_path, [{}, {"question": "Other?"}])
@@ -90,7 +90,7 @@ async def test_an_endpoint_that_is_gone_leaves_questions_owed_then_accepted_with
     async with server(agent) as scripted, server(critic) as broken:
         urls = {**dict.fromkeys(("policy", "refiner", "judge"), scripted.url), "critic": broken.url}
         options = {"rounds": 1, "operators": ["self_correct", "hint_tail"]}
-        with pytest.raises(RolloutsOwed, match="2 of 2 questions"):
+        with pytest.raises(JobsPending, match="2 of 2 questions"):
             await bench.make(urls, options=options)
         before = agent.asked["policy"]
         with pytest.raises(StageFailed, match="max_error_rate"):
@@ -105,7 +105,7 @@ async def test_an_endpoint_that_is_gone_leaves_questions_owed_then_accepted_with
 
 @pytest.mark.parametrize("domain", ["qa", "math"])
 @pytest.mark.parametrize("gone", [False, True])
-async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(
+async def test_accepted_unfinished_question_keeps_its_verdicts_and_branch(
     tmp_path: Path, domain: str, gone: bool
 ) -> None:
     bench = PoolsBench(tmp_path, [{"domain": domain}])
@@ -118,7 +118,7 @@ async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(
         urls = {**dict.fromkeys(("policy", "refiner"), scripted.url), "judge": judge.url, "critic": broken.url}
         operators = ["rerollout", "redundant_mod", "hint_tail"]
         options = {"rounds": 1, "operators": operators, "max_error_rate": 1.0, "f1_threshold": 0.3}
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await bench.make(urls, options=options)
         if gone:
             await broken.stop_listening()
@@ -135,7 +135,7 @@ async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(
 
 
 @pytest.mark.covers("flywheel-31")
-async def test_a_resumed_stage_asks_nothing_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+async def test_resumed_stage_repeats_no_request_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     texts = {number: RIGHT.replace("it", f"it {number}") for number in range(50)}
 
     def agent() -> Agent:
@@ -161,7 +161,7 @@ async def test_a_resumed_stage_asks_nothing_again_and_ends_with_the_same_bytes(t
         async with server(counting) as scripted:
             options = {"rounds": 2, "operators": ["rerollout", "hint_tail"]}
             if cut is not None:
-                with pytest.raises((RolloutsOwed, EndpointUnavailable)):
+                with pytest.raises((JobsPending, EndpointUnavailable)):
                     await bench.make(scripted.url, options=options)
                 served["open"] = 1
             record = await bench.make(scripted.url, options=options)
@@ -170,7 +170,7 @@ async def test_a_resumed_stage_asks_nothing_again_and_ends_with_the_same_bytes(t
     assert digests[0] == digests[1]
 
 
-async def test_the_budget_counts_what_unfinished_questions_have_in_the_journal(bench: PoolsBench) -> None:
+async def test_budget_counts_journal_entries_of_unfinished_questions(bench: PoolsBench) -> None:
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
     async with server(agent) as scripted:
         with pytest.raises(BudgetExceeded, match="max_total_tokens = 1500"):

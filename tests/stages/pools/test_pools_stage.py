@@ -25,7 +25,7 @@ def bench(tmp_path: Path) -> PoolsBench:
 
 @pytest.mark.covers("flywheel-8")
 @pytest.mark.parametrize(("branch", "text"), [("correct", RIGHT), ("incorrect", WRONG)])
-async def test_a_parent_meets_exactly_the_operators_of_its_branch(bench: PoolsBench, branch: str, text: str) -> None:
+async def test_parent_gets_exactly_the_operators_of_its_branch(bench: PoolsBench, branch: str, text: str) -> None:
     agent = Agent(lambda _, turn: text.replace("think>I", f"think>{turn} I"))
     async with server(agent) as scripted:
         record = await bench.make(scripted.url, options={"rounds": 1})
@@ -50,10 +50,10 @@ async def test_three_productive_rounds_make_ten_trajectories_in_operator_order(b
     assert len({row["rollout_key"] for row in rows}) == 10
     assert {row["parents"][0] for row in rows[1:4]} == {rows[0]["rollout_key"]}
     made = record.metrics["operators"]["rerollout"]
-    assert [made[name] for name in ("tried", "produced", "right", "turned_right")] == [3, 3, 3, 0]
+    assert [made[name] for name in ("tried", "produced", "right", "corrected")] == [3, 3, 3, 0]
 
 
-async def test_all_unexpanded_trajectories_can_be_taken_up_in_a_round(bench: PoolsBench) -> None:
+async def test_a_round_can_expand_all_unexpanded_trajectories(bench: PoolsBench) -> None:
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
     async with server(agent) as scripted:
         record = await bench.make(
@@ -64,7 +64,7 @@ async def test_all_unexpanded_trajectories_can_be_taken_up_in_a_round(bench: Poo
     assert len({row["parents"][0] for row in rows[3:]}) == 6
 
 
-async def test_rounds_end_when_nothing_new_comes_and_repetitions_are_not_kept(bench: PoolsBench) -> None:
+async def test_rounds_end_without_new_trajectories_and_duplicates_are_dropped(bench: PoolsBench) -> None:
     async with server(Agent(lambda _, turn: RIGHT)) as scripted:
         record = await bench.make(scripted.url, options={"operators": ["rerollout"], "rounds": 5})
     assert len(bench.rows(record)) == 1
@@ -73,7 +73,7 @@ async def test_rounds_end_when_nothing_new_comes_and_repetitions_are_not_kept(be
     assert bench.rows(record, "pool_questions")[0]["num_rounds"] == 1
 
 
-async def test_near_duplicates_are_dropped_where_asked_and_enough_is_enough(bench: PoolsBench) -> None:
+async def test_near_duplicates_are_dropped_if_configured_and_enough_correct_stops(bench: PoolsBench) -> None:
     text = RIGHT.replace("it is", "as everybody knows who ever looked at a map of the country it is")
     async with server(Agent(lambda _, turn: text.replace("map", f"map{turn}"))) as scripted:
         options = {"operators": ["rerollout"], "rounds": 4}
@@ -84,7 +84,7 @@ async def test_near_duplicates_are_dropped_where_asked_and_enough_is_enough(benc
 
 
 @pytest.mark.covers("flywheel-22")
-async def test_a_math_question_gets_math_hints_and_its_judge_is_asked_where_rules_cannot_tell(tmp_path: Path) -> None:
+async def test_math_question_gets_math_hints_and_a_judge_if_rules_are_undecided(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{"domain": "math", "dataset": "dapo", "answers": ["12"], "question": "6+6?"}])
     agent = Agent(lambda _, turn: f"<think>{turn}</think><answer>\\boxed{{{turn} apples}}</answer>")
     async with server(agent) as scripted, server(lambda _: "Incorrect") as judge:
@@ -100,7 +100,7 @@ async def test_a_math_question_gets_math_hints_and_its_judge_is_asked_where_rule
     assert rows[0]["usage"]["judge"]["calls"] == 1
 
 
-async def test_a_chat_only_service_judges_a_math_question(tmp_path: Path) -> None:
+async def test_chat_only_service_can_judge_a_math_question(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{"domain": "math", "dataset": "dapo", "answers": ["12"], "question": "6+6?"}])
     agent = Agent(lambda _, turn: f"<think>{turn}</think><answer>\\boxed{{{turn} apples}}</answer>")
     async with (
@@ -116,9 +116,7 @@ async def test_a_chat_only_service_judges_a_math_question(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("role", ["policy", "critic", "refiner"])
-async def test_a_chat_only_service_is_refused_in_other_roles_before_anything_is_asked(
-    bench: PoolsBench, role: str
-) -> None:
+async def test_chat_only_service_is_refused_in_other_roles_before_any_request(bench: PoolsBench, role: str) -> None:
     async with server(Agent(lambda _, __: RIGHT)) as scripted:
         with pytest.raises(ConfigError, match=f'models.{role}: api = "chat" .* this is the {role}') as refusal:
             await bench.make(scripted.url, roles={role: {"model": {"api": "chat"}}})
@@ -126,7 +124,7 @@ async def test_a_chat_only_service_is_refused_in_other_roles_before_anything_is_
 
 
 @pytest.mark.covers("flywheel-31")
-async def test_the_seed_decides_what_is_drawn(bench: PoolsBench) -> None:
+async def test_seed_determines_what_is_drawn(bench: PoolsBench) -> None:
     agent = Agent(lambda _, turn: WRONG.replace("guess", f"guess {turn}"))
     hints = set()
     async with server(agent) as scripted:
@@ -137,7 +135,7 @@ async def test_the_seed_decides_what_is_drawn(bench: PoolsBench) -> None:
 
 
 @pytest.mark.covers("flywheel-32")
-async def test_an_unknown_operator_and_a_wrong_prompt_stop_the_stage_before_anything_is_asked(
+async def test_unknown_operator_and_invalid_prompt_stop_the_stage_before_any_request(
     bench: PoolsBench, tmp_path: Path
 ) -> None:
     agent = Agent(lambda _, turn: RIGHT)
@@ -158,7 +156,7 @@ async def test_two_roles_of_one_model_share_its_connection_pool(bench: PoolsBenc
     assert len(preflight) == 1
 
 
-async def test_a_reply_that_was_rejected_is_kept_with_its_reason(bench: PoolsBench) -> None:
+async def test_rejected_reply_is_kept_with_its_reason(bench: PoolsBench) -> None:
     def script(request: RecordedRequest) -> Item:
         if Agent.task_of(request) == "redundancy":
             return Reply("I would rather talk about the weather.")
@@ -172,7 +170,7 @@ async def test_a_reply_that_was_rejected_is_kept_with_its_reason(bench: PoolsBen
     assert record.metrics["reasons"] == {f"redundant_mod.{event['reason']}": 1}
 
 
-async def test_what_a_shared_finding_came_to_nothing_for_is_counted_once(bench: PoolsBench) -> None:
+async def test_shared_fault_location_without_a_result_is_counted_once(bench: PoolsBench) -> None:
     def script(request: RecordedRequest) -> Item:
         return "I cannot tell." if Agent.task_of(request) == "locate" else WRONG
 

@@ -12,9 +12,9 @@ from support.rollouts.pools_agent import RIGHT, WRONG, Agent, importable, operat
 from support.rollouts.pools_bench import PoolsBench
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 
-from treadle.agent.call_cache import Memory
+from treadle.agent.call_cache import CallCache
 from treadle.agent.judges.base import Case, Verdict
-from treadle.core.errors import EndpointUnavailable, RolloutsOwed
+from treadle.core.errors import EndpointUnavailable, JobsPending
 from treadle.datagen.pools import evolution
 
 STUBBORN = """
@@ -50,7 +50,7 @@ class Waiting:
 
 
 @pytest.mark.covers("flywheel-24")
-async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsBench, tmp_path: Path) -> None:
+async def test_question_out_of_time_keeps_finished_work(bench: PoolsBench, tmp_path: Path) -> None:
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
     with importable(tmp_path, "waiting_operator", WAITING):
         async with server(agent) as scripted:
@@ -64,28 +64,28 @@ async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsB
     assert events == [("rerollout", "produced", ""), ("waiting", "failed", "timeout")]
 
 
-class JudgeThatGoes:
+class JudgeThatGoesDown:
     """Gives one answer, then becomes unreachable."""
 
     def __init__(self, **_: Any) -> None:
         self.num_asked = 0
 
-    async def __aenter__(self) -> JudgeThatGoes:
+    async def __aenter__(self) -> JudgeThatGoesDown:
         return self
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+    async def verdict(self, case: Case, cache: CallCache) -> Verdict:
         self.num_asked += 1
         if self.num_asked > 1:
             raise EndpointUnavailable("no free slot before the deadline")
         return Verdict(True, 1.0, "qa_em")
 
 
-async def test_a_judge_that_fails_after_the_time_of_a_question_does_not_make_it_owed(
+async def test_judge_failure_after_the_question_deadline_leaves_nothing_pending(
     bench: PoolsBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treadle.datagen.pools.stage.AnswerJudge", JudgeThatGoes)
+    monkeypatch.setattr("treadle.datagen.pools.stage.AnswerJudge", JudgeThatGoesDown)
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
     with importable(tmp_path, "waiting_operator", WAITING):
         async with server(agent) as scripted:
@@ -114,14 +114,14 @@ def second_turn(then: Fault) -> Callable[[RecordedRequest], Item]:
 
 @pytest.mark.covers("flywheel-24")
 @pytest.mark.parametrize("which", ["Stubborn", "Asker"])
-async def test_an_operator_that_swallows_its_cancellation_holds_neither_question_nor_stage(
+async def test_operator_that_swallows_cancellation_blocks_neither_question_nor_stage(
     bench: PoolsBench,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     which: str,
 ) -> None:
-    monkeypatch.setattr(evolution, "_END_S", 0.05)
+    monkeypatch.setattr(evolution, "_CANCEL_TIMEOUT_S", 0.05)
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
     with importable(tmp_path, "stubborn_operator", STUBBORN):
         async with server(agent) as scripted:
@@ -135,7 +135,7 @@ async def test_an_operator_that_swallows_its_cancellation_holds_neither_question
 
 
 @pytest.mark.covers("flywheel-24")
-async def test_what_a_rollout_cost_that_time_cut_off_is_counted(tmp_path: Path) -> None:
+async def test_cost_of_a_timed_out_rollout_is_counted(tmp_path: Path) -> None:
     bench, slow = PoolsBench(tmp_path, [{}, {"question": "Easy?"}]), second_turn(Fault("hang"))
     async with server(lambda request: RIGHT if "Easy?" in request.text else slow(request)) as scripted:
         options = {"question_time_s": 1.5, "rounds": 0}
@@ -149,7 +149,7 @@ async def test_what_a_rollout_cost_that_time_cut_off_is_counted(tmp_path: Path) 
     assert [made[name] for name in ("tried", "produced", "failed")] == [2, 1, 1]
 
 
-async def test_what_an_operator_s_rollout_cost_that_failed_half_way_is_counted(bench: PoolsBench) -> None:
+async def test_cost_of_an_operator_rollout_that_failed_midway_is_counted(bench: PoolsBench) -> None:
     begun = second_turn(Fault.status(500))
     first = True
 
@@ -163,7 +163,7 @@ async def test_what_an_operator_s_rollout_cost_that_failed_half_way_is_counted(b
     changes = {"environment": {"on_unmarked": "continue"}}
     options = {"rounds": 1, "operators": ["rerollout"], "max_error_rate": 1.0}
     async with server(script) as scripted:
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await bench.make(scripted.url, options=options, **changes)
         record = await bench.make(scripted.url, options=options, accept_failures=True, **changes)
     (question,), (event,) = bench.rows(record, "pool_questions"), bench.rows(record, "pool_events")
@@ -174,7 +174,7 @@ async def test_what_an_operator_s_rollout_cost_that_failed_half_way_is_counted(b
 
 
 @pytest.mark.parametrize("text", [WRONG, ""])
-async def test_initial_rollouts_that_repeat_one_are_dropped_with_an_event(bench: PoolsBench, text: str) -> None:
+async def test_duplicate_initial_rollouts_are_dropped_with_an_event(bench: PoolsBench, text: str) -> None:
     texts = [text, text, RIGHT, f" {text}\n"]
     async with server(Agent(lambda _, turn: texts[turn - 1])) as scripted:
         record = await bench.make(scripted.url, options={"initial_rollouts": 4, "rounds": 0})
@@ -191,7 +191,7 @@ async def test_initial_rollouts_that_repeat_one_are_dropped_with_an_event(bench:
     assert [made[name] for name in ("tried", "produced", "duplicate")] == [4, 2, 2]
 
 
-async def test_enough_right_ones_are_enough_different_ones(bench: PoolsBench) -> None:
+async def test_enough_correct_counts_distinct_trajectories(bench: PoolsBench) -> None:
     texts = [RIGHT, RIGHT, RIGHT, RIGHT.replace("it", "them")]
     async with server(Agent(lambda _, turn: texts[min(turn, 4) - 1])) as scripted:
         options = {"initial_rollouts": 3, "enough_correct": 2, "rounds": 3, "operators": ["rerollout"]}

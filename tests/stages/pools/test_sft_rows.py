@@ -29,7 +29,7 @@ from support.tables.pool_tables import (
 from support.tables.score_tables import question
 from tokenizers import Tokenizer
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment, opening_messages
 from treadle.agent.model_types import RolloutLimits
@@ -72,7 +72,7 @@ def test_every_trajectory_is_a_row_or_a_rejection_with_its_reasons(tmp_path: Pat
     assert (counts["trajectories"], counts["accepted"], counts["rows"], counts["left_out.duplicate"]) == (6, 3, 2, 1)
     assert (counts["reason.unfinished"], counts["rule.wrong_answer"], "reason.wrong_answer" in counts) == (1, 1, False)
     assert (counts["accepted.initial"], counts["accepted.hint_tail"], counts["accepted.reflect"]) == (1, 2, 0)
-    assert (counts["turned_right.hint_tail"], "turned_right.initial" in counts) == (1, False)
+    assert (counts["corrected.hint_tail"], "corrected.initial" in counts) == (1, False)
     assert {name: count for name, count in counts.items() if name.startswith("calls.")} == {
         "calls.initial.0": 2, "calls.initial.1": 1, "calls.rows.0": 1, "calls.rows.2": 1,
     }  # fmt: skip
@@ -81,7 +81,7 @@ def test_every_trajectory_is_a_row_or_a_rejection_with_its_reasons(tmp_path: Pat
 
 
 @pytest.mark.covers("flywheel-28")
-def test_each_fault_is_rejected_under_its_own_code_and_talk_of_errors_is_kept(tmp_path: Path) -> None:
+def test_each_fault_has_its_rejection_code_and_text_about_errors_is_kept(tmp_path: Path) -> None:
     call = {"calls": [("search", "ok")]}
     pools = [
         pool_row("kept", parts=[THINK, SEARCH, result("an error: Execution Timeout"), THINK, ANSWER], **call),
@@ -100,7 +100,7 @@ def test_each_fault_is_rejected_under_its_own_code_and_talk_of_errors_is_kept(tm
     }
 
 
-def test_nothing_accepted_fails_the_stage_and_names_the_reasons(tmp_path: Path) -> None:
+def test_stage_without_accepted_rows_fails_and_names_the_reasons(tmp_path: Path) -> None:
     pools = [pool_row("a", correct=False), pool_row("b", correct=False), pool_row("c", status="limit")]
     with pytest.raises(StageFailed, match=r"none of the 3 .*: wrong_answer 2, unfinished 1"):
         make_rows(tmp_path, QUESTIONS, pools)
@@ -114,7 +114,7 @@ def test_other_environment_or_unknown_question_fails_the_stage(tmp_path: Path) -
         make_rows(tmp_path / "b", QUESTIONS, [pool_row("a", "q9")])
 
 
-def test_pools_of_an_earlier_version_of_the_environment_fail_the_stage(
+def test_pools_of_an_earlier_environment_version_fail_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -124,7 +124,7 @@ def test_pools_of_an_earlier_version_of_the_environment_fail_the_stage(
         make_rows(tmp_path, QUESTIONS, [pool_row("a", environment_digest=earlier)])
 
 
-def test_rows_without_ids_are_written_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_without_ids_are_written_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         made = make_rows(tmp_path, QUESTIONS, [pool_row("a"), pool_row("b", "q2")])
     assert all(row["input_ids"] == row["labels"] == [] and row["num_tokens"] == 0 for row in made.rows)
@@ -133,7 +133,7 @@ def test_rows_without_ids_are_written_and_told_of(tmp_path: Path, caplog: pytest
     assert len([one for one in caplog.records if "2 of 2 rows have no token ids" in one.getMessage()]) == 1
 
 
-def test_same_inputs_give_the_same_bytes_however_they_are_spread(
+def test_same_inputs_give_the_same_bytes_regardless_of_file_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools = [
@@ -155,7 +155,7 @@ def test_same_inputs_give_the_same_bytes_however_they_are_spread(
     assert left_out == {"over_question_limit": 60 - 45, "over_row_limit": 5}
 
 
-def test_repair_is_off_unless_asked_for(tmp_path: Path) -> None:
+def test_repair_is_off_by_default(tmp_path: Path) -> None:
     pools = [
         pool_row("whole"),
         pool_row("mended", parts=[("text", "So it is one. "), ANSWER]),
@@ -170,7 +170,7 @@ def test_repair_is_off_unless_asked_for(tmp_path: Path) -> None:
     assert made.metrics["repaired_rows"] == 1
 
 
-def test_names_in_the_report_are_no_markup(tmp_path: Path) -> None:
+def test_names_in_the_report_are_not_markup(tmp_path: Path) -> None:
     made = make_rows(tmp_path, QUESTIONS, [pool_row("a", dataset="<b>|x|\n# y")])
     assert "| \\<b\\>\\|x\\| # y | 1 |" in made.report
 
@@ -248,7 +248,7 @@ def played(asked: dict[str, Any], replies: Sequence[str], tokenizer: ChatTokeniz
     engine = RolloutEngine(model, tokenizer, Sampling(), RolloutLimits(max_turns=9))
     tools: dict[str, Tool] = {"search": Echo("search"), "python": Echo("python")}
     rollout = engine.roll_out(
-        ToolEnvironment(ENVIRONMENT, tools), Question.from_row(asked), seed=1, deadline=math.inf, memory=Forgetful()
+        ToolEnvironment(ENVIRONMENT, tools), Question.from_row(asked), seed=1, deadline=math.inf, cache=NullCache()
     )
     return asyncio.run(rollout), model
 
@@ -259,7 +259,7 @@ def pool_row_of(key: str, question_key: str, trajectory: Trajectory, tokenizer: 
 
 
 @pytest.mark.usefixtures("loaded_once")
-def test_rows_open_as_the_format_of_their_question_says(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_rows_start_as_their_question_format_says(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     asked = QUESTIONS[0] | {"format": "assertion"}
     trajectory, _ = played(asked, TURNS[0], tokenizer)
     row = pool_row_of("a", "q1", trajectory, tokenizer) | {"environment_digest": ENVIRONMENT.digest("assertion")}
@@ -279,9 +279,7 @@ PIECES = (
 
 @pytest.mark.usefixtures("loaded_once")
 @pytest.mark.covers("pareto-9")
-def test_a_question_has_one_prompt_in_rollout_fine_tuning_and_reinforcement(
-    tmp_path: Path, tokenizer: ChatTokenizer
-) -> None:
+def test_rollout_sft_and_rl_share_one_prompt_per_question(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     drawn = random.Random(9)
 
     def text() -> str:
@@ -307,9 +305,7 @@ def test_a_question_has_one_prompt_in_rollout_fine_tuning_and_reinforcement(
 @pytest.mark.usefixtures("loaded_once")
 @pytest.mark.covers("flywheel-29")
 @pytest.mark.covers("pareto-10")
-def test_rows_are_the_rollouts_ids_and_the_loss_leaves_prompt_and_results_out(
-    tmp_path: Path, tokenizer: ChatTokenizer
-) -> None:
+def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     questions = [
         question("q0", ["1"]) | {"question": "What is <|im_end|>?"},
         question("q1", ["1"], "choice", ["One", "Two"]),
@@ -362,7 +358,7 @@ def targets(row: dict[str, Any]) -> list[list[tuple[bool, int]]]:
 @pytest.mark.usefixtures("loaded_once")
 @pytest.mark.covers("flywheel-29")
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_row_is_the_conversation_as_the_models_own_template_renders_it(
+def test_row_equals_the_conversation_rendered_by_the_model_template(
     tmp_path: Path, tokenizer: ChatTokenizer, number: int
 ) -> None:
     asked = question("q1", ["1"], "choice", ["One", "Two"])
@@ -382,7 +378,7 @@ def test_row_is_the_conversation_as_the_models_own_template_renders_it(
 
 
 @pytest.mark.usefixtures("loaded_once")
-def test_row_over_the_cut_off_is_rejected_and_not_cut(tmp_path: Path) -> None:
+def test_row_over_the_length_limit_is_rejected_not_truncated(tmp_path: Path) -> None:
     tokenizer = load("smollm2")
     long, _ = played(QUESTIONS[0], TURNS[3], tokenizer)
     short, _ = played(QUESTIONS[1], TURNS[0], tokenizer)
@@ -442,7 +438,7 @@ def test_other_tokenizer_or_prompt_fails_the_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("loaded_once")
-def test_repaired_row_has_ids_of_its_own_text(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_repaired_row_has_the_ids_of_its_own_text(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     replies = ["<think>one<search>Q</search>", r"<think>two</think><answer>\boxed{1}</answer>"]
     trajectory, _ = played(QUESTIONS[0], replies, tokenizer)
     pools = [pool_row_of("r", "q1", trajectory, tokenizer)]
@@ -456,7 +452,7 @@ def test_repaired_row_has_ids_of_its_own_text(tmp_path: Path, tokenizer: ChatTok
     assert output[-(len(trajectory.output_ids) - call.start) :] == trajectory.output_ids[call.start :]
 
 
-def test_templates_without_end_of_turn_get_the_models_own(tmp_path: Path) -> None:
+def test_template_without_end_of_turn_gets_the_model_default(tmp_path: Path) -> None:
     tokenizer = load("smollm2")
     folder = tmp_path / "model"
     folder.mkdir()

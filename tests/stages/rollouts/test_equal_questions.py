@@ -63,7 +63,7 @@ def settings(num_samples: int, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("max_concurrent", [1, 64])
-async def test_what_they_ask_is_sampled_once_whatever_the_concurrency(
+async def test_equal_questions_are_sampled_once_at_any_concurrency(
     tmp_path: Path, max_concurrent: int, shards: int
 ) -> None:
     bench = bench_of(tmp_path, TWINS)
@@ -98,7 +98,7 @@ class Shown:
         self.advanced += count
 
 
-async def test_progress_and_estimates_count_them_once(tmp_path: Path) -> None:
+async def test_progress_and_estimates_count_equal_questions_once(tmp_path: Path) -> None:
     bench, shown = bench_of(tmp_path, [*TWINS, OTHER]), Shown()
     async with server(ignoring_seeds()) as scripted:
         instance = bench.instance(scripted.url, **settings(2))
@@ -108,7 +108,7 @@ async def test_progress_and_estimates_count_them_once(tmp_path: Path) -> None:
     assert (shown.started, shown.advanced) == ([(4, 0, "rollouts")], 4)
 
 
-async def test_a_budget_counts_what_is_finished_once(tmp_path: Path) -> None:
+async def test_budget_counts_finished_equal_questions_once(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, TWINS)
     async with server(ignoring_seeds()) as scripted:
         first = await bench.make(scripted.url, **settings(1))
@@ -118,7 +118,7 @@ async def test_a_budget_counts_what_is_finished_once(tmp_path: Path) -> None:
         assert len(work_requests(scripted)) == 6
 
 
-async def test_an_added_or_removed_twin_asks_nothing_again(tmp_path: Path) -> None:
+async def test_adding_or_removing_a_duplicate_samples_nothing_again(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, TWINS[:1])
     async with server(ignoring_seeds()) as scripted:
         first = await bench.make(scripted.url, **settings(1))
@@ -132,7 +132,7 @@ async def test_an_added_or_removed_twin_asks_nothing_again(tmp_path: Path) -> No
     assert pq.read_table(tmp_path / made.telemetry["rollout_telemetry"]).num_rows == 2
 
 
-async def test_what_could_not_be_finished_fails_for_each_of_them(tmp_path: Path) -> None:
+async def test_unfinished_work_fails_for_each_equal_question(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, [*TWINS, OTHER])
 
     def reply(request: RecordedRequest) -> Item:

@@ -198,7 +198,7 @@ def disturbed(desk: Desk, name: str, *things: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("things", [("server",), ("run",), ("server", "run"), ("network",)], ids="-".join)
-def test_an_interruption_leaves_the_rows_of_a_calm_run(
+def test_interrupted_run_produces_the_rows_of_an_undisturbed_one(
     desk: Desk, calm: tuple[dict[str, str], int], things: tuple[str, ...]
 ) -> None:
     before = desk.num_requests()

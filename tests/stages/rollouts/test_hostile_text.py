@@ -64,7 +64,7 @@ max_error_rate = 1.0
 python.sandbox = {{ packages = [], pool_size = 1 }}
 search = {{ corpus = ["corpus.jsonl"], cache_folder = "outputs/indexes" }}
 [rollouts]
-owed_retries = 0
+pending_retries = 0
 sampling = {{ max_tokens = 200_000 }}
 [scores]
 symbolic = false
@@ -91,7 +91,7 @@ def serving(script: Callable[[RecordedRequest], Item], **options: Any) -> Abstra
     return served(script, model=MODEL, max_model_len=50_000_000, **options)
 
 
-def lay_out_web(desk: Desk, web: SmallWeb) -> None:
+def set_up_web(desk: Desk, web: SmallWeb) -> None:
     """Set up a web in addition to the corpus: each search has a page of each payload, and hits with bad addresses."""
     hits = [web.hit(f"/{name}", text) | {"title": text, "date": text} for name, text in PAYLOADS.items()]
     bad = [
@@ -171,7 +171,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Scrip
 
     with serving(reply, codec=codec) as server, SmallWeb({}) as web:
         desk = lay_out(folder, server.url)
-        lay_out_web(desk, web)
+        set_up_web(desk, web)
         (desk.folder / ".before").write_text("\n".join(sorted(all_paths(folder))))
         ran = desk.treadle("run", "run.toml", "web.toml", "--run", "r", **CANARIES).succeeded()
         said = {"run": ran.out, "run, errors": ran.err}
@@ -198,7 +198,7 @@ def all_paths(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*")}
 
 
-def test_nothing_is_written_outside_of_the_root_and_nothing_is_executed(line: Any) -> None:
+def test_nothing_is_written_outside_the_root_and_nothing_is_executed(line: Any) -> None:
     desk, _, _ = line
     folder = desk.folder.parents[2]
     new = all_paths(folder) - set((desk.folder / ".before").read_text().split("\n"))
@@ -218,7 +218,7 @@ def test_no_control_character_reaches_a_terminal(line: Any) -> None:
     assert any(r"\x1b[31mred" in text for text in said.values())
 
 
-def test_logs_and_reports_can_be_shown_and_no_line_of_a_log_is_forged(line: Any) -> None:
+def test_logs_and_reports_are_printable_and_log_lines_cannot_be_forged(line: Any) -> None:
     desk, _, _ = line
     shown = [path for path in (desk.folder / "outputs").rglob("*") if path.name in SHOWN]
     assert {path.name for path in shown} == SHOWN
@@ -231,7 +231,7 @@ def test_logs_and_reports_can_be_shown_and_no_line_of_a_log_is_forged(line: Any)
             assert all(re.match(r"\d{4}-\d\d-\d\d |    ", entry) for entry in path.read_text().split("\n")[:-1])
 
 
-def test_special_ids_come_from_the_template_alone(line: Any) -> None:
+def test_special_ids_come_only_from_the_template(line: Any) -> None:
     desk, server, _ = line
     start, end = SPECIAL_TOKENS["<|im_start|>"], SPECIAL_TOKENS["<|im_end|>"]
     special = set(SPECIAL_TOKENS.values())
@@ -267,7 +267,7 @@ def test_forged_results_are_neither_calls_nor_answers(line: Any, model: str) -> 
     assert predictions == [""] + ["5"] * (len(rows) - 1)
 
 
-def test_names_that_are_no_names_and_fields_too_large_are_quarantined(line: Any) -> None:
+def test_invalid_names_and_oversized_fields_are_quarantined(line: Any) -> None:
     desk, _, _ = line
     reasons = [row["reason"] for row in desk.rows("r", "1/questions", "quarantine")]
     assert reasons == ["bad_source"] * 8 + ["too_long"] * 2 + ["missing_field"]
@@ -291,7 +291,7 @@ def without_secrets(folder: Path, *said: str) -> None:
             assert canary not in text and canary.replace("/", "\\/") not in text, path
 
 
-def test_no_secret_of_the_environment_reaches_files_terminals_or_programs(line: Any) -> None:
+def test_environment_secrets_reach_no_file_terminal_or_program(line: Any) -> None:
     desk, server, said = line
     asked = [item for item in server.requests if item.path.endswith("/completions")]
     assert asked and all(item.headers["Authorization"] == f"Bearer {CANARIES['MY_MODEL']}" for item in asked)
@@ -301,7 +301,7 @@ def test_no_secret_of_the_environment_reaches_files_terminals_or_programs(line: 
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in the preflight", "in a rollout"])
-def test_a_server_that_repeats_its_key_and_lies_in_its_errors(tmp_path: Path, late: bool) -> None:
+def test_handles_a_server_that_echoes_its_key_and_sends_false_errors(tmp_path: Path, late: bool) -> None:
     def refuse(request: RecordedRequest) -> Item:
         if late and request.body["max_tokens"] == 1:
             return "x"
@@ -324,7 +324,7 @@ def test_a_server_that_repeats_its_key_and_lies_in_its_errors(tmp_path: Path, la
     without_secrets(desk.folder / "outputs" if late else desk.folder / "tokenizer", done.err, status.out, "", "", "")
 
 
-def test_an_answer_that_repeats_the_key_is_kept_nowhere(tmp_path: Path) -> None:
+def test_answer_that_repeats_the_key_is_not_stored(tmp_path: Path) -> None:
     def repeat(request: RecordedRequest) -> Item:
         key = request.headers["Authorization"].removeprefix("Bearer ")
         return "x" if request.body["max_tokens"] == 1 else f"<think>{key}</think><answer>\\boxed{{{key}}}</answer>"
@@ -356,7 +356,7 @@ SECRET = CANARIES["MY_MODEL"]
     ],
     ids=["user in url", "no scheme", "query", "unknown key", "key for its name", "elsewhere", "unset"],
 )
-def test_a_secret_in_the_configuration_is_refused_without_being_repeated(
+def test_secret_in_the_config_is_refused_without_being_repeated(
     tmp_path: Path, override: str, words: list[str]
 ) -> None:
     desk = Desk(tmp_path)
@@ -372,7 +372,7 @@ def test_a_secret_in_the_configuration_is_refused_without_being_repeated(
     assert not (tmp_path / "outputs/runs").exists()
 
 
-def test_a_secret_in_a_remark_of_the_configuration_is_refused(tmp_path: Path) -> None:
+def test_secret_in_a_config_comment_is_refused(tmp_path: Path) -> None:
     desk = lay_out(tmp_path, "http://127.0.0.1:9/v1")
     with (desk.folder / "run.toml").open("a") as config:
         config.write(f"# export HF_TOKEN={CANARIES['HF_TOKEN']}\n")

@@ -16,7 +16,7 @@ from support.servers.scripted_server import Fault, Item, RecordedRequest, Reply
 from support.tables.given_questions import GIVEN, TOKENIZER
 
 from treadle.core.config import load_config
-from treadle.core.errors import BudgetExceeded, ConfigError, RolloutsOwed
+from treadle.core.errors import BudgetExceeded, ConfigError, JobsPending
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.tasks.catalog import instance
@@ -51,7 +51,7 @@ def searching(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("drops_stops", [True, False])
-async def test_an_agent_that_chats_uses_both_tools_and_meets_results_as_the_users_words(
+async def test_chat_agent_uses_both_tools_and_gets_results_as_user_messages(
     bench: Bench, tmp_path: Path, drops_stops: bool
 ) -> None:
     async with hosted(in_turn, drops_stops=drops_stops) as service:
@@ -81,7 +81,7 @@ async def test_an_agent_that_chats_uses_both_tools_and_meets_results_as_the_user
     assert row["prompt_tokens"] == sum(len(TOKENIZER.encode(request.text)) for request in (first, second, third))
 
 
-async def test_a_resumed_stage_asks_for_no_turn_twice(bench: Bench, tmp_path: Path) -> None:
+async def test_resumed_stage_repeats_no_turn(bench: Bench, tmp_path: Path) -> None:
     def breaks(request: RecordedRequest) -> Item:
         return Fault.status(500) if turn_of(request) == 1 and "Question 2?" in request.text else in_turn(request)
 
@@ -91,7 +91,7 @@ async def test_a_resumed_stage_asks_for_no_turn_twice(bench: Bench, tmp_path: Pa
             service.url, model=CHAT, environment=environment
         )
     async with hosted(breaks) as service:
-        with pytest.raises(RolloutsOwed, match="1 of 4"):
+        with pytest.raises(JobsPending, match="1 of 4"):
             await bench.make(service.url, model=CHAT, environment=environment)
         assert sum(request.outcome == "ok" for request in agent_requests(service)) == 3 * 3 + 1
     async with hosted(in_turn) as service:
@@ -100,7 +100,7 @@ async def test_a_resumed_stage_asks_for_no_turn_twice(bench: Bench, tmp_path: Pa
     assert resumed.outputs["rollouts"].digest == whole.outputs["rollouts"].digest
 
 
-async def test_budgets_count_what_the_service_says_it_used(bench: Bench, tmp_path: Path) -> None:
+async def test_budgets_use_the_service_token_counts(bench: Bench, tmp_path: Path) -> None:
     environment = searching(tmp_path)
     async with hosted(lambda request: [SEARCH, ANSWER][turn_of(request)]) as service:
         with pytest.raises(BudgetExceeded, match="max_total_tokens = 1"):
@@ -128,7 +128,7 @@ async def test_budgets_count_what_the_service_says_it_used(bench: Bench, tmp_pat
     ],
     ids=["cut", "cut in hidden thought", "nothing", "refused", "filtered", "no mark"],
 )
-async def test_what_a_service_says_instead_of_a_call_or_an_answer_has_a_status(
+async def test_chat_replies_without_call_or_answer_have_a_status(
     bench: Bench, tmp_path: Path, reply: Reply, status: str, text: str
 ) -> None:
     # A second question is answered, because a stage with only empty completions fails.
@@ -141,7 +141,7 @@ async def test_what_a_service_says_instead_of_a_call_or_an_answer_has_a_status(
     assert (row["status"], row["text"], row["calls_requested"]) == (status, text, 0)
 
 
-async def test_a_service_that_refuses_keys_is_asked_without_them(bench: Bench, tmp_path: Path) -> None:
+async def test_service_that_rejects_parameters_is_called_without_them(bench: Bench, tmp_path: Path) -> None:
     refused: list[str] = []
     sampling = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 777}
     async with hosted(fussy(lambda request: TURNS[turn_of(request)] + " beyond", refused)) as service:
@@ -158,7 +158,7 @@ async def test_a_service_that_refuses_keys_is_asked_without_them(bench: Bench, t
 
 
 @pytest.mark.parametrize(("key", "value"), [("temperature", 0.6), ("top_p", 0.95)])
-async def test_sampling_that_a_service_does_not_do_is_refused_before_a_rollout(
+async def test_unsupported_sampling_parameters_are_refused_before_a_rollout(
     bench: Bench, key: str, value: float
 ) -> None:
     sampling = {"temperature": 1.0, "top_p": 1.0, key: value}
@@ -168,7 +168,7 @@ async def test_sampling_that_a_service_does_not_do_is_refused_before_a_rollout(
         assert agent_requests(service) == []
 
 
-async def test_the_rollouts_of_a_phase_are_refused_to_a_service_that_only_chats(bench: Bench) -> None:
+async def test_phase_rollouts_refuse_a_chat_only_service(bench: Bench) -> None:
     async with hosted(in_turn) as service:
         model = {"model": "scripted", "api": "chat", "endpoints": [{"url": service.url}]}
         environment = {"python": {"enabled": False}, "search": {"enabled": False}}

@@ -16,7 +16,7 @@ from support.tables.given_questions import GIVEN, TOKENIZER
 from treadle.agent.rollouts import ROLLOUTS, RolloutsRun
 from treadle.core.errors import (
     BudgetExceeded,
-    RolloutsOwed,
+    JobsPending,
     StageFailed,
 )
 from treadle.core.journal.journal import Journal
@@ -30,7 +30,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.covers("flywheel-25")
-async def test_what_infrastructure_broke_is_owed_and_a_resumed_run_asks_for_that_alone(tmp_path: Path) -> None:
+async def test_infrastructure_failures_stay_pending_and_a_resumed_run_retries_only_them(tmp_path: Path) -> None:
     calm, stormy = Bench(tmp_path / "a", ["a", "b", "c"]), Bench(tmp_path / "b", ["a", "b", "c"])
     searches = {"search": {"enabled": True, "corpus": [str(corpus(tmp_path))], "cache_folder": str(tmp_path)}}
     settings: dict[str, Any] = {"options": {"samples_per_question": 2, "max_concurrent": 2}, "environment": searches}
@@ -51,7 +51,7 @@ async def test_what_infrastructure_broke_is_owed_and_a_resumed_run_asks_for_that
         return Fault.status(500) if item == ANSWER and broken[ANSWER] > 2 else item
 
     async with server(faulty) as scripted:
-        with pytest.raises(RolloutsOwed, match=r"4 of 6 rollouts could not be finished; first cause: .*500") as owed:
+        with pytest.raises(JobsPending, match=r"4 of 6 rollouts could not be finished; first cause: .*500") as owed:
             await stormy.make(scripted.url, **settings)
         assert owed.value.retryable
         answered = {request.body["seed"] for request in work_requests(scripted) if request.outcome == "ok"}
@@ -63,7 +63,7 @@ async def test_what_infrastructure_broke_is_owed_and_a_resumed_run_asks_for_that
     assert {row["search_calls"] for row in stormy.rows(record)} == {1}
 
 
-async def test_an_outage_is_waited_out_in_further_passes(bench: Bench) -> None:
+async def test_outage_is_waited_out_in_further_passes(bench: Bench) -> None:
     broken = Counter[str]()
 
     def faulty(request: RecordedRequest) -> Item:
@@ -73,7 +73,7 @@ async def test_an_outage_is_waited_out_in_further_passes(bench: Bench) -> None:
     async with server(faulty) as scripted:
         record = await bench.make(
             scripted.url,
-            options={"owed_retries": 3, "max_concurrent": 1},
+            options={"pending_retries": 3, "max_concurrent": 1},
             model={"retry_limit": 0, "outage_wait_s": 60.0},
         )
     assert record.metrics["status_answered"] == 6
@@ -93,18 +93,18 @@ async def test_accepted_failures_keep_their_slot_with_a_cause(bench: Bench) -> N
     assert "500" in rows[3]["error"] and rows[3]["text"] == "" and rows[2]["error"] is None
 
 
-async def test_a_request_that_the_server_refuses_is_owed_without_further_passes(bench: Bench) -> None:
+async def test_refused_request_stays_pending_without_further_passes(bench: Bench) -> None:
     def refuse(request: RecordedRequest) -> Item:
         return Fault.status(400, "bad words") if "Question 3?" in request.text else ANSWER
 
     async with server(refuse) as scripted:
-        with pytest.raises(RolloutsOwed, match="1 of 6 .*bad words") as owed:
-            await bench.make(scripted.url, options={"owed_retries": 5})
+        with pytest.raises(JobsPending, match="1 of 6 .*bad words") as owed:
+            await bench.make(scripted.url, options={"pending_retries": 5})
         assert not owed.value.retryable
         assert sum("Question 3?" in request.text for request in work_requests(scripted)) == 1
 
 
-async def test_a_token_budget_stops_the_stage_and_more_budget_resumes_it(bench: Bench) -> None:
+async def test_token_budget_stops_the_stage_and_a_higher_budget_resumes_it(bench: Bench) -> None:
     async with server() as scripted:
         with pytest.raises(BudgetExceeded, match="max_total_tokens = 1500"):
             await bench.make(scripted.url, options={"max_total_tokens": 1500, "max_concurrent": 1})
@@ -113,7 +113,7 @@ async def test_a_token_budget_stops_the_stage_and_more_budget_resumes_it(bench: 
         assert 0 < first < 6 and len(work_requests(scripted)) == 6
 
 
-async def test_a_token_budget_counts_the_answers_of_rollouts_that_were_cut_off(bench: Bench, tmp_path: Path) -> None:
+async def test_token_budget_counts_answers_of_interrupted_rollouts(bench: Bench, tmp_path: Path) -> None:
     searches = {"search": {"enabled": True, "corpus": [str(corpus(tmp_path))], "cache_folder": str(tmp_path)}}
     search = "<think>t</think><search>moss</search>"
 
@@ -123,7 +123,7 @@ async def test_a_token_budget_counts_the_answers_of_rollouts_that_were_cut_off(b
         return Fault.status(500) if "<result>" in request.text.split("assistant\n")[-1] else search
 
     async with server(broken_off) as scripted:
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await bench.make(scripted.url, environment=searches)
         answered = [request for request in work_requests(scripted) if request.outcome == "ok"]
     used = sum(len(request.prompt) + len(TOKENIZER.encode(search)) for request in answered)
@@ -134,7 +134,7 @@ async def test_a_token_budget_counts_the_answers_of_rollouts_that_were_cut_off(b
         assert work_requests(scripted) == []
 
 
-async def test_a_cancelled_stage_leaves_its_journal_in_order_and_nothing_running(bench: Bench, tmp_path: Path) -> None:
+async def test_cancelled_stage_leaves_a_consistent_journal_and_no_running_task(bench: Bench, tmp_path: Path) -> None:
     stuck = asyncio.Event()
 
     async def reply(request: RecordedRequest) -> Item:

@@ -12,7 +12,7 @@ from support.rollouts.rollouts_bench import ANSWER, Bench, server, work_requests
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 
 from treadle.cli.views.tables import timeouts_text
-from treadle.core.errors import RolloutsOwed, RunError
+from treadle.core.errors import JobsPending, RunError
 from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 
@@ -36,7 +36,7 @@ def telemetry(bench: Bench, record: StageRecord) -> dict[str, dict[str, Any]]:
     return {row["rollout_key"]: row for row in rows}
 
 
-async def test_only_what_timed_out_is_asked_again_and_all_else_stays_as_it_is(tmp_path: Path) -> None:
+async def test_only_timed_out_rollouts_are_retried(tmp_path: Path) -> None:
     bench, calm = Bench(tmp_path / "a", QUESTIONS), Bench(tmp_path / "b", QUESTIONS)
     async with server() as scripted:
         wanted = await calm.make(scripted.url, **TIME)
@@ -49,7 +49,7 @@ async def test_only_what_timed_out_is_asked_again_and_all_else_stays_as_it_is(tm
 
     # One of them cannot be asked: the result stays, and the next try asks for that one alone.
     async with server(lambda request: Fault.status(500) if "Question 3?" in request.text else ANSWER) as scripted:
-        with pytest.raises(RolloutsOwed, match="1 of 5 rollouts could not be finished"):
+        with pytest.raises(JobsPending, match="1 of 5 rollouts could not be finished"):
             await retried(bench, scripted.url, "timeout", **TIME)
         assert {
             request.text.count("Question 1?") for request in work_requests(scripted) if request.outcome == "ok"
@@ -74,7 +74,7 @@ async def test_only_what_timed_out_is_asked_again_and_all_else_stays_as_it_is(tm
     assert left == []
 
 
-async def test_what_cannot_be_retried_is_refused_in_one_line(tmp_path: Path) -> None:
+async def test_unretryable_selection_is_refused_in_one_line(tmp_path: Path) -> None:
     bench = Bench(tmp_path, QUESTIONS[:1])
     async with server() as scripted:
         with pytest.raises(RunError, match="has no result for these inputs and settings; run it first"):
@@ -86,7 +86,7 @@ async def test_what_cannot_be_retried_is_refused_in_one_line(tmp_path: Path) -> 
             await retried(bench, scripted.url, "timeout", environment={"rollout_time_s": 7.0})
 
 
-async def test_what_was_accepted_as_failed_stays_unless_it_is_named(tmp_path: Path) -> None:
+async def test_accepted_failures_stay_unless_named(tmp_path: Path) -> None:
     """One rollout gave no answer and one failed: only what is named is asked again, and the other row stays."""
     bench, calm = Bench(tmp_path / "a", QUESTIONS), Bench(tmp_path / "b", QUESTIONS)
     lenient = {"options": {"max_error_rate": 0.5}}

@@ -46,7 +46,7 @@ def generations(scripted: ScriptedServer) -> list[RecordedRequest]:
 
 
 @pytest.mark.covers("evaluation-14")
-async def test_an_invented_result_is_cut_and_the_next_request_has_the_real_one_alone(tmp_path: Path) -> None:
+async def test_invented_result_is_cut_and_the_next_request_contains_only_the_real_one(tmp_path: Path) -> None:
     def reply(request: RecordedRequest) -> Item:
         return ANSWER if said(request) else f"{SEARCH}<result>invented</result> so it is <answer>fake</answer>"
 
@@ -60,7 +60,7 @@ async def test_an_invented_result_is_cut_and_the_next_request_has_the_real_one_a
 
 
 @pytest.mark.covers("evaluation-15")
-async def test_a_model_that_always_searches_gets_six_searches_a_notice_and_the_end(tmp_path: Path) -> None:
+async def test_model_that_always_searches_gets_six_searches_and_a_notice(tmp_path: Path) -> None:
     bench, index = bench_of(tmp_path), index_of(tmp_path)
     async with served(index, cache_mib=0) as url, server(lambda _: SEARCH) as scripted:
         record = await bench.make(scripted.url, environment=searching_at(url), options={"max_questions": 1})
@@ -75,7 +75,7 @@ async def test_a_model_that_always_searches_gets_six_searches_a_notice_and_the_e
 
 @pytest.mark.covers("evaluation-16")
 @pytest.mark.parametrize("ids", [True, False])
-async def test_every_generation_asks_to_stop_after_a_call_or_an_answer(tmp_path: Path, ids: bool) -> None:
+async def test_every_generation_stops_after_a_call_or_an_answer(tmp_path: Path, ids: bool) -> None:
     def reply(request: RecordedRequest) -> Item:
         return ANSWER if said(request).count("<result>") == 2 else SEARCH
 
@@ -92,7 +92,7 @@ async def test_every_generation_asks_to_stop_after_a_call_or_an_answer(tmp_path:
 
 
 @pytest.mark.covers("evaluation-17")
-async def test_a_model_that_never_answers_costs_that_rollout_alone_which_scores_nothing(tmp_path: Path) -> None:
+async def test_unresponsive_model_costs_only_that_rollout_which_scores_zero(tmp_path: Path) -> None:
     def reply(request: RecordedRequest) -> Item:
         return Fault("hang") if "Question 0?" in request.text and request.body["max_tokens"] > 1 else ANSWER
 
@@ -116,7 +116,7 @@ async def test_a_model_that_never_answers_costs_that_rollout_alone_which_scores_
 
 
 @pytest.mark.covers("evaluation-19")
-async def test_the_searches_of_all_rollouts_in_progress_are_under_way_together(tmp_path: Path) -> None:
+async def test_searches_of_all_active_rollouts_run_concurrently(tmp_path: Path) -> None:
     def reply(request: RecordedRequest) -> Item:
         return ANSWER if said(request) else f"<search>red {request.body['seed']}</search>"
 

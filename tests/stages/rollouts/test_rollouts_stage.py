@@ -37,7 +37,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.covers("flywheel-30")
-async def test_every_question_gets_k_rows_in_order_whatever_order_they_finish_in(bench: Bench) -> None:
+async def test_every_question_gets_k_rows_in_order_regardless_of_completion_order(bench: Bench) -> None:
     turn = Counter[str]()
 
     def reply(request: RecordedRequest) -> Item:
@@ -56,7 +56,7 @@ async def test_every_question_gets_k_rows_in_order_whatever_order_they_finish_in
     assert {row["tokenizer_digest"] for row in rows} == {TOKENIZER.digest}
 
 
-async def test_the_format_of_a_question_decides_its_system_message_and_its_digest(tmp_path: Path) -> None:
+async def test_question_format_determines_the_system_message_and_digest(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r", {}, {})
     forms = [None, "assertion", "open_ended", "multiple_choice"]
     give_questions(run, [{"question": f"Question {form}?", "format": form} for form in forms])
@@ -73,7 +73,7 @@ async def test_the_format_of_a_question_decides_its_system_message_and_its_diges
 
 
 @pytest.mark.covers("flywheel-2")
-async def test_requests_carry_every_sampling_parameter(bench: Bench) -> None:
+async def test_requests_contain_every_sampling_parameter(bench: Bench) -> None:
     sampling = {"temperature": 0.7, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1, "max_tokens": 77}
     async with server() as scripted:
         await bench.make(scripted.url, options={"sampling": sampling, "max_questions": 1})
@@ -84,7 +84,7 @@ async def test_requests_carry_every_sampling_parameter(bench: Bench) -> None:
     assert isinstance(body["prompt"], list) and isinstance(body["seed"], int)
 
 
-async def test_questions_are_selected_by_split_data_set_and_number(bench: Bench) -> None:
+async def test_questions_are_selected_by_split_dataset_and_limit(bench: Bench) -> None:
     async with server() as scripted:
 
         async def keys(**options: Any) -> list[str]:
@@ -99,7 +99,7 @@ async def test_questions_are_selected_by_split_data_set_and_number(bench: Bench)
 
 
 @pytest.mark.covers("flywheel-31")
-async def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
+async def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
     digests = []
     for number, seed in enumerate((1, 1, 2)):
         bench = Bench(tmp_path / str(number), ["a", "b", "c"])
@@ -109,7 +109,7 @@ async def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_
     assert digests[0] == digests[1] != digests[2]
 
 
-async def test_what_is_held_in_memory_follows_the_rollouts_in_flight_not_those_done(tmp_path: Path) -> None:
+async def test_memory_use_depends_on_rollouts_in_flight_not_finished_ones(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [f"Question {number}?" for number in range(40)])
     in_flight, num_rollouts = 3, 40 * 4
     kinds = (Transcript, Trajectory, Completion, CompletionRequest, ToolEnvironment, asyncio.Timeout)
@@ -134,13 +134,13 @@ async def test_what_is_held_in_memory_follows_the_rollouts_in_flight_not_those_d
     assert max(most.values()) <= 3 * in_flight
 
 
-async def test_no_more_rollouts_are_in_progress_than_configured(bench: Bench) -> None:
+async def test_concurrent_rollouts_respect_the_configured_limit(bench: Bench) -> None:
     async with server() as scripted:
         await bench.make(scripted.url, options={"samples_per_question": 8, "max_concurrent": 3})
         assert scripted.max_in_flight <= 3
 
 
-async def test_a_server_without_ids_gives_rows_that_say_so(bench: Bench) -> None:
+async def test_server_without_token_ids_gives_rows_without_ids(bench: Bench) -> None:
     async with ScriptedServer(lambda _: ANSWER, codec=TOKENIZER, ids=False) as scripted:
         record = await bench.make(scripted.url)
         assert isinstance(work_requests(scripted)[0].prompt, str)
@@ -162,7 +162,7 @@ async def test_a_server_without_ids_gives_rows_that_say_so(bench: Bench) -> None
         ({"environment": {"search": {"enabled": True}}}, TreadleError, "corpus"),
     ],
 )  # fmt: skip
-async def test_what_cannot_work_stops_before_the_first_rollout(
+async def test_unworkable_settings_stop_before_the_first_rollout(
     bench: Bench, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     async with server() as scripted:
@@ -173,7 +173,7 @@ async def test_what_cannot_work_stops_before_the_first_rollout(
 
 
 @pytest.mark.covers("flywheel-7")
-async def test_an_agent_uses_both_real_tools(bench: Bench, tmp_path: Path) -> None:
+async def test_agent_uses_both_real_tools(bench: Bench, tmp_path: Path) -> None:
     turns = [
         "<think>s</think><search>moss</search>",
         "<think>p</think><python>print(6 * 7)</python>",
@@ -220,7 +220,7 @@ class Shifted:
         return TOKENIZER.decode([(item - 1) % 256 for item in ids])
 
 
-async def test_a_tokenizer_that_is_not_the_servers_is_refused_before_a_rollout(tmp_path: Path) -> None:
+async def test_tokenizer_that_differs_from_the_server_is_refused_before_a_rollout(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ["1?"])
     async with ScriptedServer(lambda _: ANSWER, codec=Shifted(), tells_prompts=True) as server:
         with pytest.raises(ConfigError, match=f"{server.url} tokenizes a text .* tokenizer in {TOKENIZER_FOLDER}"):

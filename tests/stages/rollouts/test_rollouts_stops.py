@@ -14,7 +14,7 @@ from support.servers.hosted_service import agent_requests, turn_of
 from support.servers.scripted_server import Item, RecordedRequest, Reply, ScriptedServer, Stops
 from support.tables.given_questions import TOKENIZER
 
-from treadle.agent.rollout_report import rollout_sentences
+from treadle.agent.rollout_report import rollout_warnings
 from treadle.core.errors import ConfigError
 from treadle.core.runs.records import StageRecord
 
@@ -57,7 +57,7 @@ async def roll_out(folder: Path, stops: Stops, route: str) -> tuple[StageRecord,
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_one_agent_has_equal_rows_whatever_its_server_does_with_stop_strings(tmp_path: Path, route: str) -> None:
+async def test_rows_are_equal_however_the_server_treats_stop_strings(tmp_path: Path, route: str) -> None:
     found = {stops: await roll_out(tmp_path / stops, stops, route) for stops in ("kept", "named", "dropped", "ignored")}
     kept = found["kept"][1]
     assert kept["status"] == "answered" and json.loads(kept["tool_calls"])[1]["status"] == "ok"
@@ -68,7 +68,7 @@ async def test_one_agent_has_equal_rows_whatever_its_server_does_with_stop_strin
         kinds = [[(one["kind"], one["text"]) for one in json.loads(each["segments"])] for each in (row, kept)]
         assert kinds[0] == kinds[1]
         # The record counts how often a marker was restored.
-        assert record.metrics.get("odd_marker_put_back", 0) == (3 if stops in ("named", "dropped") else 0)
+        assert record.metrics.get("odd_marker_restored", 0) == (3 if stops in ("named", "dropped") else 0)
         if route == "ids":
             assert TOKENIZER.decode(row["output_ids"]) == row["text"]
             marked = [id for id, origin in zip(row["output_ids"], row["token_origin"], strict=True) if origin == 2]
@@ -78,7 +78,7 @@ async def test_one_agent_has_equal_rows_whatever_its_server_does_with_stop_strin
 
 
 @pytest.mark.parametrize("route", ["ids", "text"])
-async def test_a_server_that_does_not_show_how_it_stops_is_refused_before_a_rollout(tmp_path: Path, route: str) -> None:
+async def test_server_with_undetectable_stops_is_refused_before_a_rollout(tmp_path: Path, route: str) -> None:
     bench = Bench(tmp_path / "root", ["Question 0?"])
     async with stopping("mute") as scripted:
         with pytest.raises(ConfigError, match="does not show whether answers end before or after a stop string"):
@@ -89,7 +89,7 @@ async def test_a_server_that_does_not_show_how_it_stops_is_refused_before_a_roll
 @pytest.mark.parametrize(
     ("finish_reason", "status"), [("eos_token", "no_answer"), ("stop_sequence", "limit"), ("stop", "limit")]
 )
-async def test_a_turn_that_the_model_ends_inside_a_call_is_a_call_unless_the_server_tells_them_apart(
+async def test_turn_ended_inside_a_call_is_a_call_unless_the_server_distinguishes_it(
     tmp_path: Path, finish_reason: str, status: str
 ) -> None:
     reply = Reply("<search>moss", finish_reason=finish_reason)
@@ -106,7 +106,7 @@ async def test_a_turn_that_the_model_ends_inside_a_call_is_a_call_unless_the_ser
     assert first["status"] == status
 
 
-async def test_a_stage_in_which_nothing_could_be_read_says_so_with_causes(
+async def test_stage_with_only_unreadable_replies_reports_causes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path / "root", ["Question 0?", "Question 1?"])
@@ -118,10 +118,10 @@ async def test_a_stage_in_which_nothing_could_be_read_says_so_with_causes(
         "1/rollouts@base: No output of the model could be parsed in 2 rollouts: no call, no answer (no_answer 2)."
     )
     assert "chat template" in line and "\n" not in line
-    assert rollout_sentences(record.metrics)[0] in line
+    assert rollout_warnings(record.metrics)[0] in line
 
 
-async def test_an_answer_that_a_filter_cut_off_has_a_status_of_its_own_and_is_counted(
+async def test_answer_cut_by_a_content_filter_has_its_own_status_and_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path / "root", ["Question 0?", "Question 1?"])

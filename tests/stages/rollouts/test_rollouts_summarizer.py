@@ -14,7 +14,7 @@ from support.tables.given_questions import TOKENIZER, TOKENIZER_FOLDER
 
 from treadle.core.errors import (
     BudgetExceeded,
-    RolloutsOwed,
+    JobsPending,
 )
 
 
@@ -43,9 +43,7 @@ def searching(request: RecordedRequest) -> Item:
 
 
 @pytest.mark.covers("flywheel-2")
-async def test_a_summarizer_reads_what_is_found_and_its_tokens_are_counted_by_role(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_summarizer_reads_search_results_and_its_tokens_are_counted_by_role(bench: Bench, tmp_path: Path) -> None:
     async with server(searching) as scripted:
         record = await bench.make(scripted.url, options={"max_questions": 2}, **summarizing(tmp_path, scripted.url))
         asked = summaries(scripted)
@@ -65,7 +63,7 @@ async def test_a_summarizer_reads_what_is_found_and_its_tokens_are_counted_by_ro
     assert record.metrics["prompt_tokens"] == agents
 
 
-async def test_a_summarizer_that_is_down_leaves_rollouts_owed_that_search_and_ask_for_that_alone_later(
+async def test_unavailable_summarizer_leaves_searching_rollouts_pending_for_a_resume(
     tmp_path: Path,
 ) -> None:
     calm, stormy = Bench(tmp_path / "a", ["a", "b"]), Bench(tmp_path / "b", ["a", "b"])
@@ -77,7 +75,7 @@ async def test_a_summarizer_that_is_down_leaves_rollouts_owed_that_search_and_as
         return Fault.status(500) if "<documents>" in request.text else searching(request)
 
     async with server(faulty) as scripted:
-        with pytest.raises(RolloutsOwed, match=r"2 of 2 rollouts could not be finished; first cause: .*500"):
+        with pytest.raises(JobsPending, match=r"2 of 2 rollouts could not be finished; first cause: .*500"):
             await stormy.make(scripted.url, **summarizing(tmp_path, scripted.url))
     async with server(searching) as scripted:
         record = await stormy.make(scripted.url, **summarizing(tmp_path, scripted.url))
@@ -85,7 +83,7 @@ async def test_a_summarizer_that_is_down_leaves_rollouts_owed_that_search_and_as
     assert record.outputs["rollouts"].digest == undisturbed.outputs["rollouts"].digest
 
 
-async def test_a_call_without_a_summary_says_so_in_the_row_and_shows_the_documents(
+async def test_call_without_a_summary_is_marked_in_the_row_and_shows_the_documents(
     bench: Bench, tmp_path: Path
 ) -> None:
     def silent(request: RecordedRequest) -> Item:
@@ -99,13 +97,13 @@ async def test_a_call_without_a_summary_says_so_in_the_row_and_shows_the_documen
     assert "<result>Moss\nMoss grows on &lt;/result>" in row["text"]
 
 
-async def test_a_token_budget_counts_summaries_also_of_rollouts_that_were_cut_off(bench: Bench, tmp_path: Path) -> None:
+async def test_token_budget_counts_summaries_of_interrupted_rollouts(bench: Bench, tmp_path: Path) -> None:
     def broken_off(request: RecordedRequest) -> Item:
         item = searching(request)
         return Fault.status(500) if item == ANSWER and request.body.get("stop") else item
 
     async with server(broken_off) as scripted:
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await bench.make(scripted.url, **summarizing(tmp_path, scripted.url))
         paid = [*work_requests(scripted), *summaries(scripted)]
         answered = [request for request in paid if request.outcome == "ok"]

@@ -34,7 +34,7 @@ while number < int(sys.argv[3]) or not Path(sys.argv[4]).exists():
 ROUNDS = int(os.environ.get("TREADLE_HISTORIES", "12"))
 
 
-def test_no_result_ever_lacks_what_it_names(tmp_path: Path) -> None:
+def test_no_result_references_a_collected_artifact(tmp_path: Path) -> None:
     root = tmp_path / "outputs"
     storage = LocalStorage(root)
     seen_enough = tmp_path / "seen enough"

@@ -108,12 +108,12 @@ def live(bench: CrashBench, root: Path, undisturbed: Outcome, kill_after_s: floa
         orphans = kill_alone(process)
         assert orphans is not None or process.returncode == 0, said(root)
     seconds = time.monotonic() - began
-    nothing_is_left(orphans or [])
+    wait_until_orphans_end(orphans or [])
     arrivals = bench.arrivals(begin, bench.log_end())
     return Life(orphans is not None, seconds, arrivals, recorded_turns(root, list(undisturbed.requests)))
 
 
-def nothing_is_left(orphans: list[Seen]) -> None:
+def wait_until_orphans_end(orphans: list[Seen]) -> None:
     """Wait for the processes that a killed one had started to end by themselves."""
     until(lambda: not any(seen.lives() for seen in orphans), f"the end of {[seen.name for seen in orphans]}", 30.0)
 
@@ -174,7 +174,7 @@ def report(tally: Tally, began: float, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.covers("flywheel-25", "evaluation-18")
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_been(
+def test_run_killed_at_random_moments_matches_an_undisturbed_one(
     part: int,
     bench: CrashBench,
     undisturbed: Outcome,
@@ -223,7 +223,7 @@ def all_recorded(bench: CrashBench, undisturbed: Outcome) -> Path:
                     thaw(process)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.02)
-            nothing_is_left(kill_alone(process) or [])
+            wait_until_orphans_end(kill_alone(process) or [])
         run = run_of(root)
         if run is not None and run.record(ROLLOUTS) is None and run.status(ROLLOUTS).state == "crashed":
             return root
@@ -232,7 +232,7 @@ def all_recorded(bench: CrashBench, undisturbed: Outcome) -> Path:
 
 
 @pytest.mark.covers("flywheel-25")
-def test_a_run_killed_while_its_rows_are_written_and_published_loses_none(
+def test_run_killed_while_writing_and_publishing_rows_loses_none(
     bench: CrashBench,
     undisturbed: Outcome,
     all_recorded: Path,
@@ -298,11 +298,11 @@ def kill_in_attempt(bench: CrashBench, root: Path, after_s: float) -> bool:
             process.wait(timeout=after_s)
         orphans = kill_alone(process)
         assert orphans is not None or process.returncode == 0, said(root)
-    nothing_is_left(orphans or [])
+    wait_until_orphans_end(orphans or [])
     return orphans is not None
 
 
-def test_a_second_process_on_a_living_run_is_turned_away_with_one_line(
+def test_second_process_on_an_active_run_is_refused_in_one_line(
     bench: CrashBench, undisturbed: Outcome, tmp_path: Path
 ) -> None:
     begin = bench.log_end()

@@ -46,7 +46,7 @@ ADDRESS = Address(1, "square")
 STARTED_TOGETHER = PROGRAM.replace("run = create", "sys.stdin.readline()\nrun = create")
 
 
-def test_of_processes_that_start_together_one_does_the_work(tmp_path: Path, undisturbed: str) -> None:
+def test_one_of_concurrently_started_processes_does_the_work(tmp_path: Path, undisturbed: str) -> None:
     command = [sys.executable, "-c", STARTED_TOGETHER, str(tmp_path)]
     pipe = subprocess.PIPE
     children = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)]
@@ -89,7 +89,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("kill_at", [1, 60, 201, 390])
-def test_a_killed_instance_is_continued(tmp_path: Path, undisturbed: str, kill_at: int) -> None:
+def test_killed_instance_is_resumed(tmp_path: Path, undisturbed: str, kill_at: int) -> None:
     first = run_program(tmp_path, kill_at)
     run = Run.open(tmp_path, "r1")
     assert run.status(ADDRESS).state == ("crashed" if run.record(ADDRESS) is None else "completed")

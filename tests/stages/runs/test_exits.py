@@ -37,7 +37,7 @@ from treadle.retriever.stage import INDEX
 UNEQUAL = "<think>I know.</think><answer>\\boxed{{{}}}</answer>"
 
 
-def test_no_question_is_left_where_all_are_of_a_benchmark(tmp_path: Path) -> None:
+def test_questions_all_contaminated_by_a_benchmark_fail(tmp_path: Path) -> None:
     made = QuestionsBench(tmp_path)
     rows = [{"question": f"Which river flows through {town}?", "answer": "Ilme"} for town in ("Vorna", "Tesk")]
     path, benchmark = write_jsonl(tmp_path / "q.jsonl", rows), write_jsonl(tmp_path / "b.jsonl", rows)
@@ -46,7 +46,7 @@ def test_no_question_is_left_where_all_are_of_a_benchmark(tmp_path: Path) -> Non
     assert made.run.record(Address(1, "questions")) is None
 
 
-async def test_rollouts_in_which_the_model_said_nothing_are_none(tmp_path: Path) -> None:
+async def test_rollouts_with_only_empty_completions_fail(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ["a", "b"])
     says = ""
     async with policy_server(lambda _: says) as scripted:
@@ -60,7 +60,7 @@ async def test_rollouts_in_which_the_model_said_nothing_are_none(tmp_path: Path)
     assert record.metrics["status_answered"] == 2
 
 
-async def test_pools_in_which_the_model_said_nothing_are_none(tmp_path: Path) -> None:
+async def test_pools_with_only_empty_completions_fail(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{}, {"question": "Other?"}])
     async with agent_server(Agent(lambda _, __: "")) as scripted:
         with pytest.raises(StageFailed, match=r"the model generated no text in any of \d+ trajectories \(no_answer"):
@@ -68,7 +68,7 @@ async def test_pools_in_which_the_model_said_nothing_are_none(tmp_path: Path) ->
     assert bench.run.record(Address(1, "pools")) is None
 
 
-async def test_pools_whose_questions_had_no_time_hold_no_trajectory(tmp_path: Path) -> None:
+async def test_pools_without_question_time_contain_no_trajectory(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{}])
     async with agent_server(lambda request: "x" if "\n" not in request.text else Fault("hang")) as scripted:
         with pytest.raises(
@@ -78,7 +78,7 @@ async def test_pools_whose_questions_had_no_time_hold_no_trajectory(tmp_path: Pa
             await bench.make(scripted.url, options={"question_time_s": 0.05})
 
 
-def test_rows_of_pools_without_a_trajectory_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sft_rows_from_pools_without_trajectories_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path)
     monkeypatch.setitem(TABLES, "pools", replace(TABLES["pools"], required=False))  # the stage itself makes no such
     with pytest.raises(StageFailed, match="the pools have no trajectories; check the result of the stage `pools`"):
@@ -86,7 +86,7 @@ def test_rows_of_pools_without_a_trajectory_are_none(tmp_path: Path, monkeypatch
     assert run.record(Address(1, "sft_rows")) is None
 
 
-async def test_pools_that_the_judge_mostly_gave_no_verdict_on_are_refused_unless_accepted(tmp_path: Path) -> None:
+async def test_pools_mostly_without_a_verdict_fail_unless_accepted(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{"domain": "math", "question": f"Number {n}?"} for n in range(3)])
     agent = Agent(lambda text, _: UNEQUAL.format("seven" if "Number 0?" in text else "eight"))
 
@@ -103,7 +103,7 @@ async def test_pools_that_the_judge_mostly_gave_no_verdict_on_are_refused_unless
     assert record.metrics["num_unknown_verdicts"] == 2
 
 
-async def test_one_of_several_judges_that_mostly_cannot_be_read_fails_the_stage(tmp_path: Path) -> None:
+async def test_one_mostly_unreadable_judge_of_several_fails_the_stage(tmp_path: Path) -> None:
     answers = ["p", "q", "r"]
     rollouts = [
         rollout(f"r{n}", "m1", [("answer", f"<answer>{text}</answer>")], domain="math", sample_index=n)
@@ -123,7 +123,7 @@ async def test_one_of_several_judges_that_mostly_cannot_be_read_fails_the_stage(
     assert record.metrics["num_rollouts"] == 3
 
 
-async def test_votes_that_mostly_cannot_be_read_fail_the_stage(tmp_path: Path) -> None:
+async def test_mostly_unreadable_votes_fail_the_stage(tmp_path: Path) -> None:
     segments = [("search", "<search>q</search>"), ("result", "<result>it</result>"), ("answer", "<answer>7</answer>")]
     called = rollout("r1", "m1", segments, domain="math", calls_requested=1, calls_executed=1, search_calls=1)
     made = ScoresBench(tmp_path, [question("m1", ["7"], "math")], [called])
@@ -135,7 +135,7 @@ async def test_votes_that_mostly_cannot_be_read_fail_the_stage(tmp_path: Path) -
     assert made.rows(record)[0]["votes_abstained"] == 3
 
 
-async def test_rollouts_of_which_none_fits_the_window_are_none(tmp_path: Path) -> None:
+async def test_rollouts_that_never_fit_the_window_fail(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ["a", "b"])
     async with policy_server() as scripted:
         with pytest.raises(StageFailed, match=r"no rollout fits the window of model base; raise models.base.max_model"):
@@ -143,7 +143,7 @@ async def test_rollouts_of_which_none_fits_the_window_are_none(tmp_path: Path) -
     assert bench.run.record(Address(1, "rollouts", "base")) is None
 
 
-async def test_pools_of_questions_that_nobody_selected_are_none(tmp_path: Path) -> None:
+async def test_pools_without_selected_questions_fail(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{}])
     with pytest.raises(StageFailed, match="none of the questions is selected; check datasets, split and max_questions"):
         await bench.make("http://127.0.0.1:9/v1", options={"datasets": ["missing"]})
@@ -153,16 +153,14 @@ async def test_pools_of_questions_that_nobody_selected_are_none(tmp_path: Path) 
     ("script", "said"),
     [({"at": 3, "do": "stop after 2"}, "ended after 2 of 6 steps"), ({"torn": 6}, "saved no state in 6 steps")],
 )
-def test_reinforcement_that_ends_early_or_saves_nothing_is_none(
-    tmp_path: Path, script: dict[str, Any], said: str
-) -> None:
+def test_rl_that_ends_early_or_saves_nothing_fails(tmp_path: Path, script: dict[str, Any], said: str) -> None:
     run = rl_tables.run_with_rows(tmp_path / "root")
     with pytest.raises(EngineError, match=said):
         rl_tables.train(run, rl_tables.write_policy(tmp_path / "start"), script, save_steps=6)
     assert run.record(Address.parse(rl_tables.PLACE)) is None
 
 
-def test_an_index_of_a_corpus_without_a_word_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_a_corpus_without_words_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "..."}\n')
@@ -171,13 +169,13 @@ def test_an_index_of_a_corpus_without_a_word_is_none(tmp_path: Path, monkeypatch
         execute(Instance(address=address, stage=INDEX, settings=settings), new_run(tmp_path / "root"))
 
 
-def test_a_report_of_no_scores_is_none(tmp_path: Path) -> None:
+def test_report_without_scores_fails(tmp_path: Path) -> None:
     instance = Instance(address=Address(1, "report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": ()})
     with pytest.raises(StageFailed, match="1/report: there is no score to sum up"):
         execute(instance, new_run(tmp_path))
 
 
-async def test_pools_whose_judge_has_too_small_a_window_for_its_questions_are_refused(tmp_path: Path) -> None:
+async def test_rejects_pools_whose_judge_window_is_too_small_for_the_questions(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{"domain": "math"}])
     agent = Agent(lambda *_: UNEQUAL.format("seven"))
 

@@ -198,7 +198,7 @@ def recorded(root: Path) -> set[str]:
 
 @pytest.mark.covers("flywheel-25")
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_disk_that_fails_at_any_step_costs_a_line_and_nothing_else(
+def test_disk_failure_at_any_step_costs_only_an_error_line(
     folder: Path, undisturbed: Undisturbed, part: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     faults = faults_of(undisturbed.steps, STRIDE)

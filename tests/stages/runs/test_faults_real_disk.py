@@ -45,7 +45,7 @@ def try_sizes(sizes: range, attempt: Callable[[int], str]) -> list[str]:
 @needs_namespaces
 @pytest.mark.covers("flywheel-25")
 @pytest.mark.parametrize("limit", ["size", "nr_inodes"])
-def test_a_full_disk_costs_a_line_and_the_run_goes_on_when_there_is_room(
+def test_full_disk_prints_one_line_and_the_run_resumes_with_free_space(
     disk: FailingDisk, undisturbed: Undisturbed, limit: str
 ) -> None:
     def attempt(number: int) -> str:
@@ -66,7 +66,7 @@ def test_a_full_disk_costs_a_line_and_the_run_goes_on_when_there_is_room(
 
 
 @pytest.mark.covers("flywheel-25")
-def test_a_limit_on_the_length_of_files_costs_a_line_and_the_run_goes_on_without_it(
+def test_file_size_limit_prints_one_line_and_the_run_resumes_without_it(
     disk: FailingDisk, undisturbed: Undisturbed
 ) -> None:
     def attempt(number: int) -> str:
@@ -85,7 +85,7 @@ def test_a_limit_on_the_length_of_files_costs_a_line_and_the_run_goes_on_without
 
 @needs_namespaces
 @pytest.mark.parametrize("num_done", range(len(STAGES) + 1))
-def test_a_disk_that_became_read_only_is_named_and_the_run_goes_on_when_it_is_writable(
+def test_read_only_remount_is_named_and_the_run_resumes_when_writable(
     disk: FailingDisk, undisturbed: Undisturbed, num_done: int
 ) -> None:
     disk.set_up()

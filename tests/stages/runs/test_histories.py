@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treadle.core.config import Section
-from treadle.core.errors import RolloutsOwed
+from treadle.core.errors import JobsPending
 from treadle.core.journal.journal import Journal
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute, fingerprint_of
@@ -113,7 +113,7 @@ class Steps:
             if self.root is not None:
                 shutil.copytree(self.root, self.root.with_name("crashed"))
             raise Stopped
-        raise RolloutsOwed("owed") if self.life.end == "failed" else KeyboardInterrupt
+        raise JobsPending("owed") if self.life.end == "failed" else KeyboardInterrupt
 
 
 def answers(context: StageContext, steps: Steps) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ def live(root: Path, life: Life, serial: Iterator[int], *, torn: bool) -> None:
     what = instance(life.count, steps)
     try:
         execute(what, run, force=life.force)
-    except (RolloutsOwed, KeyboardInterrupt):
+    except (JobsPending, KeyboardInterrupt):
         return
     except Exception:
         if life.end != "crashed":
@@ -229,7 +229,7 @@ def check(root: Path, model: Model) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 @settings(deadline=None, max_examples=max(1, HISTORIES // PARTS), suppress_health_check=list(HealthCheck))
 @given(lives=st.lists(LIVES, min_size=1, max_size=7))
-def test_any_history_leaves_what_was_recorded_and_one_right_result(part: int, lives: list[Life]) -> None:
+def test_any_history_keeps_recorded_work_and_one_correct_result(part: int, lives: list[Life]) -> None:
     model, real, ideal = Model(), itertools.count(), itertools.count()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
         root = Path(name) / "root"

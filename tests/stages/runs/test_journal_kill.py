@@ -23,7 +23,7 @@ for index in range(1_000_000):
 
 
 @pytest.mark.parametrize("acknowledged", [0, 7, 150])
-def test_a_kill_costs_nothing_that_was_acknowledged(tmp_path: Path, acknowledged: int) -> None:
+def test_kill_loses_no_acknowledged_record(tmp_path: Path, acknowledged: int) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:

@@ -17,8 +17,8 @@ from support.runs.counting_stage import (
 )
 from support.servers.object_machines import ADDRESS, on_machine
 
-from treadle.core.errors import RolloutsOwed
-from treadle.core.runs.execute import execute, state_of
+from treadle.core.errors import JobsPending
+from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, StageContext
 
@@ -38,7 +38,7 @@ def keeping(body: Any = count, **settings: Any) -> Instance:
     return replace(instance, stage=replace(instance.stage, keeps_journal=True))
 
 
-def test_what_was_worked_out_is_known_with_other_settings(run: Run) -> None:
+def test_journal_entries_are_reused_with_other_settings(run: Run) -> None:
     execute(keeping(count=3), run)
     record = execute(keeping(count=5), run)
     assert CALLS == [0, 1, 2, 3, 4] and not record.reused
@@ -48,7 +48,7 @@ def test_what_was_worked_out_is_known_with_other_settings(run: Run) -> None:
     assert run.status(ADDRESS).state == "completed"
 
 
-def test_another_machine_knows_it_too(run: Run, root: str, tmp_path: Path) -> None:
+def test_journal_entries_are_reused_on_another_machine(run: Run, root: str, tmp_path: Path) -> None:
     execute(keeping(count=3), run)
     other = on_machine(root, tmp_path / "other")
     execute(keeping(count=4), other)
@@ -56,25 +56,25 @@ def test_another_machine_knows_it_too(run: Run, root: str, tmp_path: Path) -> No
     assert CALLS == [0, 1, 2, 3, 4]
 
 
-def test_an_attempt_that_failed_with_other_settings_counts(run: Run) -> None:
+def test_failed_attempt_with_other_settings_counts(run: Run) -> None:
     def fail(context: StageContext) -> Mapping[str, Any]:
         count(context)
-        raise RolloutsOwed("owed")
+        raise JobsPending("owed")
 
-    with pytest.raises(RolloutsOwed):
+    with pytest.raises(JobsPending):
         execute(keeping(fail, count=3), run)
     assert run.status(ADDRESS).num_finished == 3
     execute(keeping(count=2), run)
     assert CALLS == [0, 1, 2]
 
 
-def test_force_forgets_it(run: Run) -> None:
+def test_force_discards_journal_entries(run: Run) -> None:
     execute(keeping(count=3), run)
     execute(keeping(count=3), run, force=True)
     assert CALLS == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_forced_attempt_that_was_cut_off_goes_on_with_its_own(run: Run) -> None:
+def test_interrupted_forced_attempt_resumes_with_its_own_entries(run: Run) -> None:
     def cut_off(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")
         raise KeyboardInterrupt
@@ -86,9 +86,7 @@ def test_a_forced_attempt_that_was_cut_off_goes_on_with_its_own(run: Run) -> Non
     assert CALLS == [0, 1, 1], "number 0 is what the forced attempt had recorded"
 
 
-def test_a_forced_attempt_that_was_killed_at_its_beginning_finds_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forced_attempt_killed_at_its_start_finds_no_entries(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -101,18 +99,18 @@ def test_a_forced_attempt_that_was_killed_at_its_beginning_finds_nothing(
     assert CALLS == [0, 1, 0, 1]
 
 
-def test_a_forced_attempt_that_failed_destroys_nothing(run: Run) -> None:
+def test_failed_forced_attempt_destroys_nothing(run: Run) -> None:
     def fail(context: StageContext) -> Mapping[str, Any]:
-        raise RolloutsOwed("the judge is down")
+        raise JobsPending("the judge is down")
 
     execute(keeping(count=2), run)
-    with pytest.raises(RolloutsOwed):
+    with pytest.raises(JobsPending):
         execute(keeping(fail, count=2), run, force=True)
     execute(keeping(count=3), run)
     assert CALLS == [0, 1, 2]
 
 
-def test_one_journal_remains(run: Run) -> None:
+def test_only_one_journal_remains(run: Run) -> None:
     for _ in range(2):
         execute(keeping(count=2), run, force=True)
     execute(keeping(count=3), run)
@@ -120,13 +118,13 @@ def test_one_journal_remains(run: Run) -> None:
     assert len(names) == 1
 
 
-def test_other_stages_forget_their_journals(run: Run) -> None:
+def test_other_stages_do_not_keep_their_journals(run: Run) -> None:
     execute(counting(count=3), run)
     execute(counting(count=5), run)
     assert CALLS == [0, 1, 2, 0, 1, 2, 3, 4]
 
 
-def test_a_result_that_lacks_something_is_made_again_until_it_is_whole(run: Run) -> None:
+def test_incomplete_result_is_rerun_until_complete(run: Run) -> None:
     missing = [2]
 
     def gap(context: StageContext) -> Mapping[str, Any]:
@@ -134,41 +132,41 @@ def test_a_result_that_lacks_something_is_made_again_until_it_is_whole(run: Run)
         return {"missing": len(missing)}
 
     instance = keeping(gap)
-    instance = replace(instance, stage=replace(instance.stage, is_whole=lambda metrics: not metrics["missing"]))
-    assert not execute(instance, run).reused and state_of(instance, run) == "run"
+    instance = replace(instance, stage=replace(instance.stage, is_complete=lambda metrics: not metrics["missing"]))
+    assert not execute(instance, run).reused and planned_action(instance, run) == "run"
     assert not execute(instance, run).reused
     assert numbers_of(run) == [0, 1], "what there is is in force meanwhile"
     missing.clear()
     assert not execute(instance, run).reused
-    assert execute(instance, run).reused and state_of(instance, run) == "reuse"
+    assert execute(instance, run).reused and planned_action(instance, run) == "reuse"
     assert numbers_of(run) == [0, 1, 2]
 
 
-def test_gaps_that_cannot_be_filled_yet_leave_the_result_in_force(run: Run) -> None:
+def test_unfillable_gaps_keep_the_current_result(run: Run) -> None:
     is_down = [False]
 
     def gap(context: StageContext) -> Mapping[str, Any]:
         if is_down and not context.accept_failures:
-            raise RolloutsOwed("the judge is down")
+            raise JobsPending("the judge is down")
         context.write("numbers", [{"number": len(is_down)}])
         return {"missing": len(is_down)}
 
     instance = keeping(gap)
-    instance = replace(instance, stage=replace(instance.stage, is_whole=lambda metrics: not metrics["missing"]))
-    with pytest.raises(RolloutsOwed):
+    instance = replace(instance, stage=replace(instance.stage, is_complete=lambda metrics: not metrics["missing"]))
+    with pytest.raises(JobsPending):
         execute(instance, run)
     execute(instance, run, accept_failures=True)
     assert execute(instance, run).reused
     status = run.status(ADDRESS)
     assert (status.state, status.gaps_state, status.forced_state) == ("completed", "failed", None)
     # There is no such result with other settings.
-    with pytest.raises(RolloutsOwed):
+    with pytest.raises(JobsPending):
         execute(replace(instance, settings=instance.settings.model_copy(update={"count": 9})), run)
     is_down.clear()
     assert not execute(instance, run).reused and numbers_of(run) == [0]
     assert execute(instance, run).reused
 
 
-def test_a_stage_that_keeps_its_journal_is_not_divided(run: Run) -> None:
+def test_stage_that_keeps_its_journal_is_not_sharded(run: Run) -> None:
     with pytest.raises(ValueError, match="not divided"):
         replace(counting().stage, keeps_journal=True, num_shards=lambda settings: 2)

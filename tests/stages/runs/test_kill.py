@@ -56,16 +56,16 @@ def started(desk: Desk, *command: str) -> Iterator[subprocess.Popen[bytes]]:
                 end_family(process)
 
 
-def nothing_is_left(of: list[Seen]) -> None:
+def wait_until_orphans_end(of: list[Seen]) -> None:
     until(lambda: not remaining(of), f"the end of {[seen.name for seen in of]}", LEFT_S)
 
 
-def test_a_killed_run_takes_its_server_and_programs_along(desk: Desk) -> None:
+def test_killed_run_takes_down_its_server_and_programs(desk: Desk) -> None:
     with started(desk, TREADLE, "run", "run.toml", "--run", "r", *ENDLESS) as run:
         until(lambda: bool(at_work(run.pid)), "a program is at work", 30.0)
         orphans = kill_alone(run)
     assert orphans is not None and {"bwrap", NAME} <= {seen.name for seen in orphans}
-    nothing_is_left(orphans)
+    wait_until_orphans_end(orphans)
 
 
 def shell(desk: Desk, prefix: str = "") -> tuple[str, ...]:
@@ -74,26 +74,26 @@ def shell(desk: Desk, prefix: str = "") -> tuple[str, ...]:
     return ("sh", "-c", f"{prefix} {command}; true")
 
 
-def test_a_killed_shell_takes_its_run_along(desk: Desk) -> None:
+def test_killed_shell_takes_down_its_run(desk: Desk) -> None:
     with started(desk, *shell(desk)) as parent:
         until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
         orphans = kill_alone(parent)
     assert orphans is not None and "treadle" in {seen.name for seen in orphans}
-    nothing_is_left(orphans)
+    wait_until_orphans_end(orphans)
     (state,) = [item for item in desk.treadle("status", "--run", "r", "--json").json() if "rollouts" in item["address"]]
     assert state["state"] == "interrupted"
 
 
 WATCHING = """
 import signal
-from treadle.core.parent import end_with_parent
+from treadle.core.parent_watch import end_with_parent
 end_with_parent()
 print("watching", flush=True)
 signal.pause()
 """
 
 
-def whoever_watches_its_parent_has_looked() -> None:
+def wait_for_parent_watchers() -> None:
     """Wait as long as one more process takes to notice the loss of its parent: by then all others have noticed, too."""
     command = f"{shlex.join([sys.executable, '-c', WATCHING])} & echo $!; wait"
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
@@ -105,7 +105,7 @@ def whoever_watches_its_parent_has_looked() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["nohup", "setsid --wait"])
-def test_a_run_that_was_started_to_stay_outlives_its_shell(desk: Desk, prefix: str) -> None:
+def test_detached_run_outlives_its_shell(desk: Desk, prefix: str) -> None:
     with started(desk, *shell(desk, prefix)) as parent:
         until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
         orphans = kill_alone(parent)
@@ -113,7 +113,7 @@ def test_a_run_that_was_started_to_stay_outlives_its_shell(desk: Desk, prefix: s
     (run,) = [seen for seen in orphans if seen.name == "treadle"]
     try:
         until(lambda: look(run.pid).parent != parent.pid, "the run has another parent")
-        whoever_watches_its_parent_has_looked()
+        wait_for_parent_watchers()
         assert run.lives()
         (state,) = [
             item for item in desk.treadle("status", "--run", "r", "--json").json() if "rollouts" in item["address"]
@@ -121,4 +121,4 @@ def test_a_run_that_was_started_to_stay_outlives_its_shell(desk: Desk, prefix: s
         assert state["state"] == "running"
     finally:
         os.kill(run.pid, signal.SIGKILL)
-    nothing_is_left(orphans)
+    wait_until_orphans_end(orphans)

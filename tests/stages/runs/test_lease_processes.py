@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from treadle.core.errors import RunError
-from treadle.core.store.locks import hold, living_holder
+from treadle.core.store.locks import hold, live_holder
 
 HOLDER = """
 import sys, time
@@ -21,7 +21,7 @@ sys.stdin.read()
 """
 
 
-def test_a_living_process_is_respected_and_a_killed_one_is_not(tmp_path: Path) -> None:
+def test_lease_of_a_live_process_is_respected_and_of_a_killed_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -30,11 +30,11 @@ def test_a_living_process_is_respected_and_a_killed_one_is_not(tmp_path: Path) -
         assert child.stdout.readline() == "1\n"
         with pytest.raises(RunError, match=f"process {child.pid} "), hold(path, "it"):
             pass
-        holder = living_holder(path)
+        holder = live_holder(path)
         assert holder is not None
         assert holder.pid == child.pid
         child.kill()
         child.wait()
-    assert living_holder(path) is None
+    assert live_holder(path) is None
     with hold(path, "it") as lease:
         assert lease.token == 2

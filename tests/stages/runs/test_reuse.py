@@ -22,7 +22,7 @@ from support.servers.scripted_server import Fault, Item, RecordedRequest
 from support.tables.given_questions import TOKENIZER, give_questions
 
 from treadle.agent.config import ENVIRONMENT_VERSION
-from treadle.core.errors import RolloutsOwed, TreadleError
+from treadle.core.errors import JobsPending, TreadleError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.helping import help_instance
@@ -54,7 +54,7 @@ def answer(request: RecordedRequest) -> Item:
     return f"<think>t</think><answer>\\boxed{{{request.body['seed']}}}</answer>"
 
 
-def failing_on_the_last(broken: Sequence[bool]) -> Callable[[RecordedRequest], Item]:
+def failing_on_the_last_question(broken: Sequence[bool]) -> Callable[[RecordedRequest], Item]:
     """`answer`, but for the last question as long as `broken` is not empty."""
 
     def reply(request: RecordedRequest) -> Item:
@@ -113,7 +113,7 @@ K4 = {"options": {"samples_per_question": 4}}
         pytest.param(QUESTIONS[:3] + QUESTIONS[4:], 0, id="a question removed"),
     ],
 )
-async def test_other_questions_ask_only_what_is_new(tmp_path: Path, rows: list[Row], num_again: int) -> None:
+async def test_other_questions_send_only_new_requests(tmp_path: Path, rows: list[Row], num_again: int) -> None:
     assert await requests_again(tmp_path, rows, K2) == num_again
 
 
@@ -133,24 +133,24 @@ async def test_other_questions_ask_only_what_is_new(tmp_path: Path, rows: list[R
         pytest.param({}, {"seed": 1}, NUM, id="another seed"),
     ],
 )
-async def test_other_settings_ask_only_what_they_change(
+async def test_other_settings_send_only_affected_requests(
     tmp_path: Path, before: Row, after: Row, num_again: int
 ) -> None:
     assert await requests_again(tmp_path, QUESTIONS, before, after) == num_again
 
 
-async def test_an_unselected_question_asks_nothing(tmp_path: Path) -> None:
+async def test_unselected_question_sends_no_request(tmp_path: Path) -> None:
     rows = [*QUESTIONS, question(9, dataset="other")]
     assert await requests_again(tmp_path, rows, {"options": {"datasets": ["first"]}}) == 0
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-async def test_it_is_the_same_on_an_object_store_and_in_shards(tmp_path: Path, object_root: str, shards: int) -> None:
+async def test_reuse_works_on_an_object_store_and_with_shards(tmp_path: Path, object_root: str, shards: int) -> None:
     rows, settings = edited(QUESTIONS, 1, question="What else?"), {"options": {"shards": shards}}
     assert await requests_again(tmp_path, rows, settings, root=object_root) == 1
 
 
-async def test_a_reused_row_keeps_the_telemetry_of_the_attempt_that_made_it(tmp_path: Path) -> None:
+async def test_reused_row_keeps_the_telemetry_of_its_original_attempt(tmp_path: Path) -> None:
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         first = await twice.make(scripted.url, QUESTIONS)
@@ -166,7 +166,7 @@ async def test_a_reused_row_keeps_the_telemetry_of_the_attempt_that_made_it(tmp_
     assert second.metrics["completion_tokens"] == tokens, "the metrics are of all that the result is made of"
 
 
-async def test_a_result_without_its_telemetry_is_reused_and_none_is_made_up(tmp_path: Path) -> None:
+async def test_result_without_telemetry_is_reused_without_inventing_any(tmp_path: Path) -> None:
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         first = await twice.make(scripted.url, QUESTIONS)
@@ -176,7 +176,7 @@ async def test_a_result_without_its_telemetry_is_reused_and_none_is_made_up(tmp_
     assert pq.read_table(tmp_path / second.telemetry["rollout_telemetry"]).num_rows == 0
 
 
-async def test_force_asks_everything_again(tmp_path: Path) -> None:
+async def test_force_resends_every_request(tmp_path: Path) -> None:
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         await twice.make(scripted.url, QUESTIONS)
@@ -184,10 +184,10 @@ async def test_force_asks_everything_again(tmp_path: Path) -> None:
         assert len(work_requests(scripted)) == 2 * NUM
 
 
-async def test_work_of_an_unfinished_attempt_is_reused_after_the_questions_were_edited(tmp_path: Path) -> None:
+async def test_work_of_an_unfinished_attempt_is_reused_after_editing_questions(tmp_path: Path) -> None:
     """There is no result yet: paid requests are only in the journal."""
     twice, broken = Twice(tmp_path), [True]
-    reply = failing_on_the_last(broken)
+    reply = failing_on_the_last_question(broken)
     async with server(reply) as scripted:
         with pytest.raises(TreadleError):
             await twice.make(scripted.url, QUESTIONS)
@@ -201,9 +201,9 @@ async def test_work_of_an_unfinished_attempt_is_reused_after_the_questions_were_
     assert again.outputs == fresh.outputs
 
 
-async def test_shards_that_were_finished_are_open_again_for_other_questions(tmp_path: Path) -> None:
+async def test_finished_shards_reopen_for_other_questions(tmp_path: Path) -> None:
     twice, broken = Twice(tmp_path), [True]
-    reply = failing_on_the_last(broken)
+    reply = failing_on_the_last_question(broken)
     settings = {"options": {"shards": 3}}
     async with server(reply) as scripted:
         with pytest.raises(TreadleError):
@@ -216,7 +216,7 @@ async def test_shards_that_were_finished_are_open_again_for_other_questions(tmp_
         assert again.outputs == (await Twice(tmp_path / "fresh").make(scripted.url, rows)).outputs
 
 
-async def test_a_helper_finds_finished_what_the_earlier_result_has(tmp_path: Path) -> None:
+async def test_helper_sees_rows_of_the_earlier_result_as_finished(tmp_path: Path) -> None:
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         await twice.make(scripted.url, QUESTIONS)
@@ -235,11 +235,11 @@ async def test_a_helper_finds_finished_what_the_earlier_result_has(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("change", "num_again"), [({"version": 9}, 1), ({"journal_format": 9}, NUM)])
-async def test_a_newer_stage_reads_the_journal_unless_its_format_is_another(
+async def test_newer_stage_version_reads_the_journal_unless_its_format_changed(
     tmp_path: Path, change: dict[str, int], num_again: int
 ) -> None:
     twice, broken = Twice(tmp_path), [True]
-    reply = failing_on_the_last(broken)
+    reply = failing_on_the_last_question(broken)
     async with server(reply) as scripted:
         with pytest.raises(TreadleError):
             await twice.make(scripted.url, QUESTIONS)
@@ -254,7 +254,7 @@ async def test_a_newer_stage_reads_the_journal_unless_its_format_is_another(
         assert len(work_requests(scripted)) - num_before == num_again, "the result is written again from itself"
 
 
-async def test_a_raised_version_of_the_environment_asks_everything_again(
+async def test_raised_environment_version_resends_every_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lever of a maintainer who changes what a row means; the stage's version alone would ask nothing."""
@@ -274,7 +274,7 @@ async def test_a_raised_version_of_the_environment_asks_everything_again(
 @pytest.mark.parametrize(
     "version", ["treadle.agent.config.ENVIRONMENT_VERSION", "treadle.datagen.pools.stage.CONTENT_VERSION"]
 )
-async def test_a_raised_version_of_their_content_makes_all_pools_again(
+async def test_raised_pool_content_version_reruns_all_pools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     rows, settings = (
@@ -294,12 +294,12 @@ async def test_a_raised_version_of_their_content_makes_all_pools_again(
     assert set(re.findall(r"thing \d\?", texts)) == {"thing 0?", "thing 1?"}
 
 
-async def test_a_failure_that_was_accepted_is_asked_again_with_the_next_change(tmp_path: Path) -> None:
+async def test_accepted_failure_is_retried_with_the_next_change(tmp_path: Path) -> None:
     twice, broken = Twice(tmp_path), [True]
-    reply = failing_on_the_last(broken)
+    reply = failing_on_the_last_question(broken)
     lenient = {"options": {"max_error_rate": 0.5}}
     async with server(reply) as scripted:
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await twice.make(scripted.url, QUESTIONS, **lenient)
         await twice.make(scripted.url, QUESTIONS, accept_failures=True, **lenient)
         num_before = len(work_requests(scripted))
@@ -309,7 +309,7 @@ async def test_a_failure_that_was_accepted_is_asked_again_with_the_next_change(t
         assert all(row["status"] == "answered" for row in twice.bench.rows(again))
 
 
-async def test_a_later_iteration_reuses_what_an_earlier_one_asked(tmp_path: Path) -> None:
+async def test_later_iteration_reuses_requests_of_an_earlier_one(tmp_path: Path) -> None:
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         await twice.make(scripted.url, QUESTIONS)
@@ -319,7 +319,7 @@ async def test_a_later_iteration_reuses_what_an_earlier_one_asked(tmp_path: Path
         assert len(work_requests(scripted)) == NUM + 1 and len(twice.bench.rows(record)) == NUM + 1
 
 
-async def test_a_damaged_result_is_not_reused(tmp_path: Path) -> None:
+async def test_damaged_result_is_not_reused(tmp_path: Path) -> None:
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         first = await twice.make(scripted.url, QUESTIONS)

@@ -80,7 +80,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, s
         yield found
 
 
-def test_an_edited_question_is_counted_and_said_before_it_is_asked(finished: tuple[Desk, str]) -> None:
+def test_edited_question_is_counted_and_announced_before_the_request(finished: tuple[Desk, str]) -> None:
     desk, url = finished
     desk.write("questions.jsonl", *rows(q3="How many legs have 3 spiders, 3 ants?"))
     dry, run, num_asked = again(desk, url)
@@ -107,7 +107,7 @@ def test_an_edited_question_is_counted_and_said_before_it_is_asked(finished: tup
     assert told["estimates"][0]["num_units"] == 28
 
 
-def test_a_gold_answer_that_is_edited_is_scored_again_and_asks_nothing(tmp_path: Path) -> None:
+def test_edited_gold_answer_is_rescored_without_requests(tmp_path: Path) -> None:
     with made(tmp_path) as (desk, url):
         table = desk.rows("r", "1/rollouts@base", "rollouts")
         desk.write("questions.jsonl", *({**row, "answer": "7"} for row in rows()))
@@ -119,7 +119,7 @@ def test_a_gold_answer_that_is_edited_is_scored_again_and_asks_nothing(tmp_path:
         assert {row["question_key"] for row in desk.rows("r", "1/scores@base", "scores")} == keys
 
 
-def test_another_model_asks_nothing_of_the_one_that_is_there(tmp_path: Path) -> None:
+def test_adding_a_model_sends_no_request_to_the_existing_one(tmp_path: Path) -> None:
     with made(tmp_path) as (desk, url), tutor() as other:
         before = num_requests(url)
         table = f'{{model="treadle-tutor", endpoints=[{{url="{other}"}}]}}'
@@ -128,7 +128,7 @@ def test_another_model_asks_nothing_of_the_one_that_is_there(tmp_path: Path) -> 
         assert num_requests(url) == before and num_requests(other) == TURNS * 2 * NUM + PREFLIGHT
 
 
-def test_what_was_paid_for_before_a_kill_is_reused_after_the_questions_were_edited(tmp_path: Path) -> None:
+def test_work_paid_before_a_kill_is_reused_after_editing_questions(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     with tutor("--latency-s", "0.2") as url:
         desk.write("questions.jsonl", *rows(20))

@@ -45,7 +45,7 @@ def begin(bench: CrashBench, root: Path, num_shards: int) -> subprocess.Popen[by
     return bench.start(root, "run", str(root / "config.toml"), *words)
 
 
-class AtWork:
+class ShardWorker:
     """A process of a divided stage, and the shard that it is at."""
 
     def __init__(self, root: Path, process: subprocess.Popen[bytes], log: str) -> None:
@@ -69,12 +69,12 @@ class AtWork:
             assert freeze(self.process), said(self.root)
             shards, plan = shards_of(self.root)
             index = self.shard()
-            if index is not None and shards.result(plan, index) is None and nobody_writes(self.root):
+            if index is not None and shards.result(plan, index) is None and no_write_in_progress(self.root):
                 return index
             thaw(self.process)
 
 
-def nobody_writes(root: Path) -> bool:
+def no_write_in_progress(root: Path) -> bool:
     """Return whether no process was stopped in a conditional put, which would block all others."""
     with (root / ".put_if.lock").open("ab") as lock:
         try:
@@ -84,9 +84,9 @@ def nobody_writes(root: Path) -> bool:
     return True
 
 
-def helping(bench: CrashBench, root: Path, *options: str) -> AtWork:
+def helping(bench: CrashBench, root: Path, *options: str) -> ShardWorker:
     process = bench.start(root, "work", str(ROLLOUTS), *options)
-    return AtWork(root, process, f"workers/*-{process.pid}.txt")
+    return ShardWorker(root, process, f"workers/*-{process.pid}.txt")
 
 
 def shards_of(root: Path) -> tuple[Shards, ShardPlan]:
@@ -122,11 +122,11 @@ def alone(bench: CrashBench) -> Alone:
 
 
 @pytest.mark.covers("flywheel-25")
-def test_processes_that_share_a_stage_are_killed_and_the_rows_are_those_of_one_process(
+def test_killed_processes_sharing_a_stage_produce_the_rows_of_one_process(
     bench: CrashBench, alone: Alone, tmp_path: Path
 ) -> None:
     root, began = tmp_path, bench.log_size()
-    starter = AtWork(root, begin(bench, root, NUM_SHARDS), "log.txt")
+    starter = ShardWorker(root, begin(bench, root, NUM_SHARDS), "log.txt")
     processes = [starter]
     try:
         own = starter.freeze_within_a_shard()
@@ -162,11 +162,11 @@ def test_processes_that_share_a_stage_are_killed_and_the_rows_are_those_of_one_p
     assert not list((root / "runs" / RUN / "journal").rglob("*.journal"))
 
 
-def test_four_processes_at_once_make_what_one_makes_and_ask_everything_once(
+def test_four_concurrent_processes_match_one_and_send_each_request_once(
     bench: CrashBench, alone: Alone, tmp_path: Path
 ) -> None:
     began = bench.log_size()
-    starter = AtWork(tmp_path, begin(bench, tmp_path, NUM_SHARDS), "log.txt")
+    starter = ShardWorker(tmp_path, begin(bench, tmp_path, NUM_SHARDS), "log.txt")
     helpers = []
     try:
         starter.freeze_within_a_shard()
@@ -208,9 +208,7 @@ help_instance(counting.instance(shards=2), Run.open(sys.argv[1], "r1"))
 """
 
 
-def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_more(
-    object_root: str, tmp_path: Path
-) -> None:
+def test_frozen_worker_that_lost_its_shard_writes_nothing_more(object_root: str, tmp_path: Path) -> None:
     run, counting = Run.create(object_root, "r1", {}, {}), Counting()
     cut_off(run, counting, 0, shards=2)
     plan, shards = plan_of(run), run.shards(ADDRESS, run.attempts(ADDRESS)[-1].journal_name)
@@ -238,7 +236,7 @@ def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_mor
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-async def test_pools_made_in_shards_are_those_made_in_one_piece(tmp_path: Path, is_down: bool) -> None:
+async def test_sharded_pools_equal_unsharded_ones(tmp_path: Path, is_down: bool) -> None:
     """Even if a helper model is lost and the partial work of each question is accepted."""
     made: list[Any] = []
     for num_shards in (1, 3):

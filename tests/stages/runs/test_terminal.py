@@ -45,7 +45,7 @@ def check_log(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("shell", [False, True], ids=["alone", "below a shell"])
-def test_a_closed_terminal_ends_a_run_in_order(desk: Desk, slow: str, shell: bool) -> None:
+def test_closed_terminal_ends_a_run_cleanly(desk: Desk, slow: str, shell: bool) -> None:
     before = num_requests(slow)
     with on_terminal(desk.folder, "run", "run.toml", "--run", "r", *MANY, shell=shell) as terminal:
         until(lambda: num_requests(slow) - before >= PREFLIGHT + 5, "two turns are done")
@@ -60,7 +60,7 @@ def test_a_closed_terminal_ends_a_run_in_order(desk: Desk, slow: str, shell: boo
     desk.treadle("stage", str(ROLLOUTS), "run.toml", "--run", "r", *MANY[:2]).succeeded()
 
 
-def test_a_run_under_nohup_works_on_without_its_terminal(desk: Desk, slow: str) -> None:
+def test_nohup_run_continues_without_its_terminal(desk: Desk, slow: str) -> None:
     before = num_requests(slow)
     arguments = ("run", "run.toml", "--run", "r", *MANY[2:], "--set", 'flow.stages=["rollouts"]')
     with on_terminal(desk.folder, *arguments, ignores_hangup=True) as terminal:
@@ -71,7 +71,7 @@ def test_a_run_under_nohup_works_on_without_its_terminal(desk: Desk, slow: str) 
     check_log(desk)
 
 
-def test_a_closed_terminal_ends_a_helper_which_gives_its_shard_back(desk: Desk, slow: str) -> None:
+def test_closed_terminal_ends_a_helper_which_releases_its_shard(desk: Desk, slow: str) -> None:
     before = num_requests(slow)
     with desk.started("run", "run.toml", "--run", "r", *SHARED) as run:
         until(lambda: num_requests(slow) - before >= PREFLIGHT + 2, "the run is at work")
@@ -94,7 +94,7 @@ def holders(desk: Desk) -> set[int]:
     return {holder.pid for holder in found if holder is not None}
 
 
-def test_ctrl_c_and_another_one_end_a_run_on_its_terminal(desk: Desk, slow: str) -> None:
+def test_ctrl_c_twice_ends_a_run_on_its_terminal(desk: Desk, slow: str) -> None:
     before = num_requests(slow)
     with on_terminal(desk.folder, "run", "run.toml", "--run", "r", *MANY) as terminal:
         until(lambda: num_requests(slow) - before >= PREFLIGHT + 3, "it is at work")
@@ -116,7 +116,7 @@ SERVING: dict[str, tuple[tuple[str, ...], str, str]] = {
 
 @pytest.mark.parametrize("ending", ["Ctrl-C", "closed terminal"])
 @pytest.mark.parametrize("name", SERVING)
-def test_a_command_that_serves_ends_with_its_terminal_or_ctrl_c(tmp_path: Path, name: str, ending: str) -> None:
+def test_serving_command_ends_with_its_terminal_or_ctrl_c(tmp_path: Path, name: str, ending: str) -> None:
     arguments, ready, last = SERVING[name]
     (tmp_path / "c.jsonl").write_text('{"id": "1", "contents": "Vorna\\nA town on the Ilme."}\n')
     Run.create(tmp_path / "outputs", "r", {}, {})
@@ -149,8 +149,8 @@ sys.addaudithook(interrupt)
     ("module", "arguments"),
     [
         ("treadle.cli.main", ("--help",)),
-        ("treadle.tasks.planning.begin", ("run", "run.toml", "--run", "r")),
-        ("treadle.tasks.work", ("work", "--run", "r")),
+        ("treadle.tasks.planning.run_setup", ("run", "run.toml", "--run", "r")),
+        ("treadle.tasks.shard_worker", ("work", "--run", "r")),
         ("treadle.viewer.app", ("view", "--run", "r")),
         ("treadle.retriever.service.server", ("retriever", "serve", "--corpus", "c.jsonl")),
         ("treadle.tasks.prefect.server", ("prefect", "up")),
@@ -158,9 +158,7 @@ sys.addaudithook(interrupt)
         ("treadle.demo.tutor.__main__", ("tutor",)),
     ],
 )
-def test_ctrl_c_while_a_command_still_loads_is_no_traceback(
-    tmp_path: Path, module: str, arguments: tuple[str, ...]
-) -> None:
+def test_ctrl_c_during_startup_prints_no_traceback(tmp_path: Path, module: str, arguments: tuple[str, ...]) -> None:
     (tmp_path / "sitecustomize.py").write_text(AT_IMPORT)
     done = set_up(tmp_path / "desk", "http://127.0.0.1:9/v1").alone(
         *arguments, PYTHONPATH=str(tmp_path), INTERRUPT_AT=module, prepare=interruptible
@@ -170,14 +168,14 @@ def test_ctrl_c_while_a_command_still_loads_is_no_traceback(
 
 
 @pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full", ">&-"])
-def test_a_command_does_not_fail_for_what_it_cannot_tell(desk: Desk, stream: str) -> None:
+def test_command_survives_unwritable_progress_output(desk: Desk, stream: str) -> None:
     command = f"exec {TREADLE} stage 1/questions run.toml --run r {stream}"
     ended = subprocess.run(["sh", "-c", command], cwd=desk.folder, env=environment(), capture_output=True, text=True)
     assert ended.returncode == 0 and "Traceback" not in ended.stderr
     assert Run.open(desk.folder / "outputs", "r").status(Address(1, "questions")).state == "completed"
 
 
-def test_results_that_cannot_be_written_are_an_error(desk: Desk) -> None:
+def test_unwritable_results_are_an_error(desk: Desk) -> None:
     command = f"exec {TREADLE} doctor --json --root . > /dev/full"
     ended = subprocess.run(["sh", "-c", command], cwd=desk.folder, env=environment(), capture_output=True, text=True)
     Done(ended.returncode, "", ended.stderr).failed("cannot use the output", "the disk is full", code=1)

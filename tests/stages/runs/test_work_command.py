@@ -66,9 +66,7 @@ def _shards(root: str) -> Shards | None:
     return run.shards(ROLLOUTS, attempts[-1].journal_name) if attempts else None
 
 
-def test_a_helper_waits_for_the_run_and_gives_its_shard_back_when_it_is_preempted(
-    object_root: str, tmp_path: Path
-) -> None:
+def test_helper_waits_for_the_run_and_releases_its_shard_when_preempted(object_root: str, tmp_path: Path) -> None:
     machines = dict[str, Machine]()
     with crash_bench(tmp_path / "bench", documents=100, questions=40) as tutor, gate(tutor.url) as door:
         config = tmp_path / "run.toml"

@@ -94,7 +94,7 @@ def wait_for_shard(root: Path, process: subprocess.Popen[bytes], run: subprocess
 
 
 @pytest.mark.covers("flywheel-25")
-def test_killed_helpers_and_runs_lose_nothing_and_ask_nothing_again(
+def test_killed_helpers_and_runs_lose_nothing_and_repeat_no_request(
     bench: CrashBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = int(os.environ.get("TREADLE_KILL_SEED") or int.from_bytes(os.urandom(4), "big"))

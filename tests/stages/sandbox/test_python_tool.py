@@ -59,7 +59,7 @@ async def tool() -> AsyncIterator[PythonTool]:
     ],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_outcome_of_a_program(tool: PythonTool, program: str, status: str, text: str | None) -> None:
+async def test_program_outcomes(tool: PythonTool, program: str, status: str, text: str | None) -> None:
     outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
     assert outcome.status == status
     assert text is None or outcome.text == text
@@ -67,7 +67,7 @@ async def test_outcome_of_a_program(tool: PythonTool, program: str, status: str,
 
 @pytest.mark.covers("flywheel-5")
 @pytest.mark.asyncio(loop_scope="module")
-async def test_traceback_shows_the_programs_lines_and_ends_with_the_error(tool: PythonTool) -> None:
+async def test_traceback_shows_program_lines_and_ends_with_the_error(tool: PythonTool) -> None:
     program = "def deeper(n):\n    return deeper(n - 1) if n else 1 / 0\ndeeper(2)"
     outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
     assert outcome.status == "error"
@@ -78,20 +78,20 @@ async def test_traceback_shows_the_programs_lines_and_ends_with_the_error(tool: 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_overlong_traceback_keeps_its_last_line(tool: PythonTool) -> None:
+async def test_overlong_traceback_keeps_its_last_line(tool: PythonTool) -> None:
     outcome = await tool.call("raise ValueError('x' * 5000 + 'end')", deadline=asyncio.get_running_loop().time() + 60)
     assert len(outcome.text) <= 1000
     assert outcome.text.endswith("xend")
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_syntax_error_is_shown_as_such(tool: PythonTool) -> None:
+async def test_syntax_error_is_reported_as_such(tool: PythonTool) -> None:
     outcome = await tool.call("def f(:", deadline=asyncio.get_running_loop().time() + 60)
     assert outcome.text.splitlines()[0] == '  File "<program>", line 1'
     assert outcome.text.endswith("SyntaxError: invalid syntax")
 
 
-async def test_packages_behind_the_first_are_there_however_soon_a_program_comes() -> None:
+async def test_late_preloaded_packages_are_available_to_an_early_program() -> None:
     program = "import sympy\nsympy.Integer(2) + 1"
     async with PythonTool(SandboxSettings(pool_size=1)) as tool:
         deadline = asyncio.get_running_loop().time() + 60
@@ -99,19 +99,19 @@ async def test_packages_behind_the_first_are_there_however_soon_a_program_comes(
     assert [(outcome.status, outcome.text) for outcome in outcomes] == [("ok", "3")] * 3
 
 
-async def test_a_package_that_cannot_be_imported_is_named_at_the_start() -> None:
+async def test_unimportable_package_is_named_at_startup() -> None:
     with pytest.raises(SandboxError, match="a sandbox did not start: (?s:.*)ModuleNotFoundError"):
         async with SandboxPool(SandboxSettings(packages=("numpy", "sympy.no_such_part"))):
             pass
 
 
-async def test_the_deadline_of_the_rollout_ends_a_program_before_its_own_limit() -> None:
+async def test_rollout_deadline_ends_a_program_before_its_own_limit() -> None:
     async with asyncio.timeout(LIMIT_S), PythonTool(SandboxSettings(packages=()), time_limit_s=1e6) as tool:
         outcome = await tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 1)
     assert (outcome.status, outcome.text) == ("timeout", "Execution Timeout")
 
 
-async def test_a_budget_counts_from_the_start_of_the_program_and_not_while_it_waits() -> None:
+async def test_program_budget_excludes_waiting_time() -> None:
     async with asyncio.timeout(LIMIT_S), PythonTool(SandboxSettings(packages=()), time_limit_s=1e6) as tool:
         # As long gone as if all of it had been spent on waiting.
         gone = asyncio.get_running_loop().time()
@@ -138,7 +138,7 @@ asyncio.run(main())
 """
 
 
-def test_a_program_is_not_cut_off_because_its_host_was_stopped() -> None:
+def test_program_is_not_killed_because_its_host_was_suspended() -> None:
     with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE) as host:
         assert host.stdout is not None and host.stdout.readline() == b"at work\n"
         assert freeze(host)
@@ -160,7 +160,7 @@ def endless(name: str) -> str:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_cancelled_call_leaves_the_tool_usable(tool: PythonTool) -> None:
+async def test_cancelled_call_leaves_the_tool_usable(tool: PythonTool) -> None:
     call = asyncio.create_task(tool.call(endless("cancelled"), deadline=asyncio.get_running_loop().time() + 60))
     await at_work("cancelled")
     call.cancel()
@@ -170,7 +170,7 @@ async def test_a_cancelled_call_leaves_the_tool_usable(tool: PythonTool) -> None
     assert outcome.text == "2"
 
 
-async def test_waiting_for_a_sandbox_does_not_use_up_the_time_of_a_rollout() -> None:
+async def test_waiting_for_a_sandbox_does_not_count_as_rollout_time() -> None:
     settings = SandboxSettings(packages=(), pool_size=1, max_running=1)
     async with asyncio.timeout(LIMIT_S), SandboxPool(settings) as pool:
         endless = asyncio.create_task(pool.run("while True: pass", time_limit_s=1.5))
@@ -180,14 +180,14 @@ async def test_waiting_for_a_sandbox_does_not_use_up_the_time_of_a_rollout() -> 
         assert (await endless).timed_out and not result.timed_out and result.stdout == "1\n"
 
 
-async def test_without_isolation_programs_run_in_a_folder_that_goes_away() -> None:
+async def test_unisolated_programs_run_in_a_temporary_folder() -> None:
     async with SandboxPool(SandboxSettings(kind="none", packages=(), pool_size=1)) as pool:
         result = await pool.run("import os\nopen('x', 'w').write('x')\nos.getcwd()", time_limit_s=20)
     assert result.exit_code == 0
     assert not Path(result.stdout.strip()).exists()
 
 
-async def test_without_isolation_what_programs_leave_running_ends_with_the_pool() -> None:
+async def test_unisolated_background_processes_end_with_the_pool() -> None:
     program = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True).pid"
     async with SandboxPool(SandboxSettings(kind="none", packages=(), pool_size=1)) as pool:
         result = await pool.run(program, time_limit_s=20)
@@ -197,7 +197,7 @@ async def test_without_isolation_what_programs_leave_running_ends_with_the_pool(
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "none"])
-async def test_programs_of_a_killed_guardian_are_owed_and_the_next_one_runs(kind: str) -> None:
+async def test_programs_of_a_killed_guardian_stay_pending_and_the_next_one_runs(kind: str) -> None:
     async with SandboxPool(SandboxSettings.model_validate({"kind": kind, "packages": (), "pool_size": 1})) as pool:
         lost = asyncio.create_task(pool.run(endless("lost"), time_limit_s=60))
         await at_work("lost")
@@ -212,19 +212,19 @@ async def test_programs_of_a_killed_guardian_are_owed_and_the_next_one_runs(kind
     assert result.stdout == "1\n"
 
 
-async def test_an_interpreter_that_is_not_there_is_named() -> None:
+async def test_missing_interpreter_is_named() -> None:
     with pytest.raises(SandboxError, match="sandbox.interpreter /no/such/python is not an executable file"):
         async with SandboxPool(SandboxSettings(interpreter=Path("/no/such/python"))):
             pass
 
 
-async def test_a_program_that_is_no_interpreter_is_named() -> None:
+async def test_program_that_is_not_an_interpreter_is_named() -> None:
     with pytest.raises(SandboxError, match="/bin/false does not work as a Python interpreter"):
         async with SandboxPool(SandboxSettings(interpreter=Path("/bin/false"))):
             pass
 
 
-async def test_a_sandbox_that_no_longer_starts_is_a_trouble_that_may_pass(tmp_path: Path) -> None:
+async def test_sandbox_start_failure_is_a_transient_error(tmp_path: Path) -> None:
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     interpreter.chmod(0o755)
@@ -237,13 +237,13 @@ async def test_a_sandbox_that_no_longer_starts_is_a_trouble_that_may_pass(tmp_pa
     assert caught.value.retryable
 
 
-def test_a_missing_package_is_named_with_what_to_do() -> None:
+def test_missing_package_is_named_with_a_remedy() -> None:
     message = check(SandboxSettings(packages=("no_such_package",)))
     assert message is not None
     assert "'no_such_package' of sandbox.packages is not installed" in message
 
 
-def test_a_machine_that_can_isolate_passes_the_check() -> None:
+def test_machine_with_isolation_passes_the_check() -> None:
     assert check() is None
     facts = describe(SandboxSettings())
     assert facts["isolation"] == "bubblewrap"

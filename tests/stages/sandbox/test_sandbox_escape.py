@@ -37,7 +37,7 @@ def _allowed(name: str, outcome: dict[str, Any]) -> bool:
 @pytest.mark.covers("flywheel-6")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("user", USERS)
-def test_no_probe_gets_anything(user: str, kind: str) -> None:
+def test_no_escape_probe_succeeds(user: str, kind: str) -> None:
     report = report_of(user, {"kind": kind})
     outcomes = report["outcomes"]
     assert set(outcomes) == set(sandbox_probes.ALL)
@@ -63,7 +63,7 @@ def test_no_probe_gets_anything(user: str, kind: str) -> None:
 @pytest.mark.covers("flywheel-6")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("user", USERS)
-def test_a_program_finds_nothing_of_the_one_before(user: str, kind: str) -> None:
+def test_program_sees_nothing_of_the_previous_one(user: str, kind: str) -> None:
     """Three in a row: one may have a sandbox that was ready before the first began, one has not."""
     finds = [f"# {number}\n{FINDS}" for number in range(3)]
     outcomes = report_of(user, {"kind": kind, "packages": [], "programs": [LEAVES, *finds]})["outcomes"]
@@ -72,7 +72,7 @@ def test_a_program_finds_nothing_of_the_one_before(user: str, kind: str) -> None
     assert {outcome["status"] for outcome in outcomes.values()} == {"ok"}
 
 
-def test_probes_do_escape_where_nothing_holds_them() -> None:
+def test_escape_probes_succeed_without_confinement() -> None:
     """The probes can succeed, so their failing in the sandbox means something."""
     report = report_of("ordinary user", {"kind": "none", "names": ESCAPE_UNCONFINED})
     assert {name for name, outcome in report["outcomes"].items() if "ESCAPED" not in outcome["text"]} == set()
@@ -89,7 +89,7 @@ def _is_running(pid: int) -> bool:
 @pytest.mark.covers("flywheel-5")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("user", USERS)
-def test_nothing_is_left_after_a_kill_of_the_host_process(user: str, kind: str) -> None:
+def test_no_process_remains_after_killing_the_host_process(user: str, kind: str) -> None:
     command = probes_command(user, {"hold": True, "kind": kind})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS) as process:
         assert process.stdout is not None

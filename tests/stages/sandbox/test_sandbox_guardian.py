@@ -23,7 +23,7 @@ from treadle.agent.sandbox import guardian as guardian_module
 from treadle.agent.sandbox import process as process_module
 from treadle.agent.sandbox.bubblewrap import make_launcher
 from treadle.agent.sandbox.config import SandboxSettings
-from treadle.agent.sandbox.guardian import Guarded, Guardian, News
+from treadle.agent.sandbox.guardian import GuardedProcess, Guardian, ProcessStatus
 from treadle.agent.sandbox.pool import SandboxPool
 from treadle.agent.sandbox.process import SandboxProcess
 from treadle.agent.sandbox.usage import UsageWatch
@@ -44,7 +44,7 @@ def be_impatient(patch: pytest.MonkeyPatch) -> None:
     """Shorten waiting for events that never occur; undo it before waiting for one that must occur."""
     for name in ("_SEND_S", "_CLOSE_S"):
         patch.setattr(guardian_module, name, 0.2)
-    for name in ("_GONE_S", "_FORCED_S"):
+    for name in ("_END_TIMEOUT_S", "_FORCED_END_TIMEOUT_S"):
         patch.setattr(process_module, name, 0.5)
 
 
@@ -66,18 +66,18 @@ def own_guardian() -> Seen:
     return seen
 
 
-def pid_of(guarded: Guarded) -> int:
-    pid = News.read(guarded.news.readline().decode()).pid
+def pid_of(guarded: GuardedProcess) -> int:
+    pid = ProcessStatus.read(guarded.status_pipe.readline().decode()).pid
     assert pid is not None
     return pid
 
 
-def close(guarded: Guarded) -> None:
-    for stream in (guarded.stdin, guarded.stdout, guarded.stderr, guarded.news):
+def close(guarded: GuardedProcess) -> None:
+    for stream in (guarded.stdin, guarded.stdout, guarded.stderr, guarded.status_pipe):
         stream.close()
 
 
-def test_a_fork_that_fails_is_told_of_that_sandbox_and_the_guardian_lives_on(
+def test_failed_fork_is_reported_for_that_sandbox_and_the_guardian_survives(
     worker: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def no_more() -> int:
@@ -85,22 +85,22 @@ def test_a_fork_that_fails_is_told_of_that_sandbox_and_the_guardian_lives_on(
 
     monkeypatch.setattr(os, "fork", no_more)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    news_read, news = os.pipe()
+    news_read, status_pipe = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
     request = {"start": 1, "argv": ["/bin/cat"], "env": {}, "cwd": str(tmp_path)}
     started: dict[int, tuple[int, int]] = {}
     with ours, theirs, os.fdopen(news_read, "rb") as told:
-        socket.send_fds(ours, [json.dumps(request).encode()], [null, null, null, news, null])
-        os.close(news)
+        socket.send_fds(ours, [json.dumps(request).encode()], [null, null, null, status_pipe, null])
+        os.close(status_pipe)
         os.close(null)
         before = len(os.listdir("/proc/self/fd"))
         assert worker._serve(theirs, started, worker.Cgroups(), [])
         assert len(os.listdir("/proc/self/fd")) == before, "descriptors are left open"
-        assert News.read(told.read().decode()).error == "[Errno 11] Resource temporarily unavailable"
+        assert ProcessStatus.read(told.read().decode()).error == "[Errno 11] Resource temporarily unavailable"
         assert not started
 
 
-def test_when_its_socket_closes_it_ends_with_all_that_it_had_started(tmp_path: Path) -> None:
+def test_guardian_ends_with_its_children_when_its_socket_closes(tmp_path: Path) -> None:
     with Guardian() as guardian:
         guarded = guardian.start(["/bin/sleep", "600"], env={}, cwd=tmp_path)
         started, worker = look(pid_of(guarded)), own_guardian()
@@ -108,13 +108,13 @@ def test_when_its_socket_closes_it_ends_with_all_that_it_had_started(tmp_path: P
         assert guardian._requests is not None
         guardian._requests.close()
         assert (
-            guarded.news.read() == b""
+            guarded.status_pipe.read() == b""
         )  # Closed by its end: one more byte would report a process that ended by itself.
         until(lambda: not started.lives() and not worker.lives(), "the end of the guardian and of what it had started")
         close(guarded)
 
 
-def test_it_outlives_a_reader_of_news_that_is_gone(tmp_path: Path) -> None:
+def test_guardian_survives_a_closed_news_reader(tmp_path: Path) -> None:
     with Guardian() as guardian:
         unread = guardian.start(["/bin/cat"], env={}, cwd=tmp_path)
         first, worker = look(pid_of(unread)), own_guardian()
@@ -122,12 +122,12 @@ def test_it_outlives_a_reader_of_news_that_is_gone(tmp_path: Path) -> None:
         close(unread)
         until(lambda: not first.lives(), "it has ended with its input")
         guarded = guardian.start(["/bin/true"], env={}, cwd=tmp_path)
-        assert News.read(guarded.news.read().decode()).code == 0
+        assert ProcessStatus.read(guarded.status_pipe.read().decode()).code == 0
         close(guarded)
         assert own_guardian().pid == worker.pid
 
 
-def test_closing_ends_a_guardian_that_was_stopped(
+def test_closing_ends_a_suspended_guardian(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     guardian = Guardian()
@@ -143,7 +143,7 @@ def test_closing_ends_a_guardian_that_was_stopped(
     until(lambda: not started.lives(), "it has ended with its input")
 
 
-def test_requests_that_a_stopped_guardian_leaves_unread_go_to_another_one(
+def test_unread_requests_of_a_suspended_guardian_are_sent_to_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     be_impatient(monkeypatch)
@@ -161,12 +161,12 @@ def test_requests_that_a_stopped_guardian_leaves_unread_go_to_another_one(
             if stopped.lives():
                 assert guardian.is_stalled()
                 close(guarded)
-        assert News.read(guarded.news.read().decode()).code == 0
+        assert ProcessStatus.read(guarded.status_pipe.read().decode()).code == 0
         close(guarded)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_programs_of_a_stopped_guardian_are_owed_and_the_next_one_runs(
+async def test_programs_of_a_suspended_guardian_stay_pending_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     settings = SandboxSettings.model_validate({"kind": kind, "packages": (), "pool_size": 1})
@@ -187,7 +187,7 @@ async def test_programs_of_a_stopped_guardian_are_owed_and_the_next_one_runs(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_pool_of_a_stopped_guardian_can_be_closed(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+async def test_pool_with_a_suspended_guardian_can_be_closed(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     settings = SandboxSettings.model_validate({"kind": kind, "packages": (), "pool_size": 3})
     async with asyncio.timeout(LIMIT_S):
         async with SandboxPool(settings) as pool:
@@ -204,18 +204,18 @@ async def test_a_pool_of_a_stopped_guardian_can_be_closed(monkeypatch: pytest.Mo
     until(lambda: not survivors("endless"), "the end of the program")
 
 
-class Powerless(Guardian):
+class FailingKillGuardian(Guardian):
     """Its kills do nothing, as those of a process that waits for a disk."""
 
-    def kill(self, guarded: Guarded) -> None:
+    def kill(self, guarded: GuardedProcess) -> None:
         pass
 
 
-async def test_a_process_that_cannot_be_ended_is_named_once_and_its_guardian_goes_on(
+async def test_unkillable_process_is_named_once_and_its_guardian_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launcher = make_launcher(SandboxSettings(kind="none", packages=()))
-    with Powerless() as guardian:
+    with FailingKillGuardian() as guardian:
         async with asyncio.timeout(LIMIT_S):
             stuck = await SandboxProcess.start(guardian, launcher, LIMIT_S, eager=False)
             worker = own_guardian()

@@ -17,7 +17,7 @@ from support.runs.processes import look, until
 from support.sandbox.sandbox_kills import guardians, marked
 from support.sandbox.sandbox_users import TESTS, USERS, user_command
 
-from treadle.agent.sandbox.guardian import Guardian, News
+from treadle.agent.sandbox.guardian import Guardian, ProcessStatus
 
 KINDS = ["bubblewrap", "landlock"]
 POINTS = int(os.environ.get("TREADLE_KILL_POINTS", "4"))
@@ -59,7 +59,7 @@ class Host:
         os.kill(self.pid, signal.SIGKILL)
         assert self.ask() == "gone"
 
-    def nothing_is_left(self) -> None:
+    def wait_until_orphans_end(self) -> None:
         def left() -> list[int]:
             return [seen.pid for seen in (*marked(self.marker), *guardians(self.pid)) if seen.lives()]
 
@@ -77,16 +77,16 @@ def host_of(user: str, kind: str) -> Iterator[Host]:
 
 @pytest.mark.covers("flywheel-5")
 @pytest.mark.parametrize("user", USERS)
-def test_no_half_made_sandbox_is_left(user: str) -> None:
+def test_no_partially_started_sandbox_remains(user: str) -> None:
     """bubblewrap's child waits for its parent without limit: the parent is killed together with its starter."""
     with host_of(user, "bubblewrap") as host:
         host.begin_stuck()
         host.kill()
-        host.nothing_is_left()
+        host.wait_until_orphans_end()
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_half_made_sandbox_that_nobody_could_end_is_ended_by_the_next_start(user: str) -> None:
+def test_partially_started_sandbox_is_killed_by_the_next_start(user: str) -> None:
     """Nothing else is: neither half-made ones whose guardian lives, nor what other users have."""
     with host_of(user, "bubblewrap") as host, host_of(user, "bubblewrap") as next_start:
         host.begin_stuck()
@@ -101,13 +101,13 @@ def test_a_half_made_sandbox_that_nobody_could_end_is_ended_by_the_next_start(us
         left = [seen for seen in marked(host.marker) if seen.lives()]
         assert left, "bubblewrap's child no longer waits for it: then there is nothing to sweep"
         assert next_start.ask(sweep=True) == str(len(left))
-        host.nothing_is_left()
+        host.wait_until_orphans_end()
 
 
 @pytest.mark.covers("flywheel-5")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("user", USERS)
-def test_nothing_is_left_wherever_the_kill_comes(user: str, kind: str) -> None:
+def test_no_process_remains_wherever_the_kill_occurs(user: str, kind: str) -> None:
     """A point is the n-th change of what the machine shows of the host's sandboxes and their guardian."""
     with host_of(user, kind) as host:
         for point in range(0, POINTS * STRIDE, STRIDE):
@@ -124,19 +124,19 @@ def test_nothing_is_left_wherever_the_kill_comes(user: str, kind: str) -> None:
 
             until(reached, f"change {point} of what is seen of sandboxes that are made", pause_s=0.0)
             host.kill()
-            host.nothing_is_left()
+            host.wait_until_orphans_end()
 
 
-def test_a_killed_guardian_is_noticed_and_replaced(tmp_path: Path) -> None:
+def test_killed_guardian_is_detected_and_replaced(tmp_path: Path) -> None:
     with Guardian() as guardian:
         for _ in range(2):
             guarded = guardian.start(["/bin/cat"], env={}, cwd=tmp_path)
-            pid = News.read(guarded.news.readline().decode()).pid
+            pid = ProcessStatus.read(guarded.status_pipe.readline().decode()).pid
             (seen,) = (seen for seen in guardians(os.getpid()) if seen.parent == os.getpid())
             os.kill(seen.pid, signal.SIGKILL)
-            assert guarded.news.read() == b""  # No exit code will follow.
+            assert guarded.status_pipe.read() == b""  # No exit code will follow.
             # An exiting process may close its other files before the socket, which takes requests until then.
             until(lambda seen=seen: not seen.lives(), "the guardian has ended")
-            for stream in (guarded.stdin, guarded.stdout, guarded.stderr, guarded.news):
+            for stream in (guarded.stdin, guarded.stdout, guarded.stderr, guarded.status_pipe):
                 stream.close()
             until(lambda pid=pid: not os.path.exists(f"/proc/{pid}/exe"), "it has ended with its input")

@@ -33,14 +33,14 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_programs_that_need_no_files_and_processes_run_as_usual(user: str) -> None:
+def test_programs_without_files_and_subprocesses_run_normally(user: str) -> None:
     task = {"kind": "landlock", "packages": ["numpy", "sympy"], "programs": list(PROGRAMS)}
     outcomes = report_of(user, task)["outcomes"]
     ends = {program: (one["status"], one["text"].splitlines()[-1]) for program, one in outcomes.items()}
     assert ends == PROGRAMS
 
 
-def test_tracebacks_name_no_folder_of_the_machine() -> None:
+def test_tracebacks_contain_no_host_folder() -> None:
     program = "import json, sympy\ntry:\n    json.loads('')\nfinally:\n    sympy.sympify('(')"
     task = {"kind": "landlock", "packages": ["sympy"], "programs": [program], "max_output_chars": None}
     (outcome,) = report_of(USERS[0], task)["outcomes"].values()
@@ -50,7 +50,7 @@ def test_tracebacks_name_no_folder_of_the_machine() -> None:
     assert str(Path(sys.prefix)) not in outcome["text"]
 
 
-def _where_namespaces_are_refused(filter_end: int) -> list[str]:
+def _without_namespaces(filter_end: int) -> list[str]:
     """A prefix that runs a command as most containers do: system calls that make namespaces are refused."""
     return [*openly_readable()[:-1], "--seccomp", str(filter_end), "--"]
 
@@ -64,7 +64,7 @@ def _check(kind: str, filter_program: bytes) -> str:
     with os.fdopen(outlet, "wb") as stream:
         stream.write(filter_program)
     try:
-        command = [*_where_namespaces_are_refused(inlet), sys.executable, "-c", code]
+        command = [*_without_namespaces(inlet), sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, pass_fds=[inlet])
     finally:
         os.close(inlet)
@@ -84,7 +84,7 @@ def _filter_of_a_container(hidden: tuple[int, ...] = ()) -> bytes:
     return b"".join(struct.pack("=HBBI", *one) for one in [*code, (answer, 0, 0, allow)])
 
 
-def test_where_namespaces_are_refused_the_second_level_works_and_is_offered() -> None:
+def test_landlock_works_and_is_suggested_if_namespaces_are_unavailable() -> None:
     assert _check("landlock", _filter_of_a_container()) == "None"
     message = _check("bubblewrap", _filter_of_a_container())
     assert "programs cannot be isolated here" in message
@@ -92,7 +92,7 @@ def test_where_namespaces_are_refused_the_second_level_works_and_is_offered() ->
     assert 'write `kind = "landlock"`' in message
 
 
-def test_where_landlock_is_missing_too_it_is_refused_and_not_offered() -> None:
+def test_landlock_is_refused_and_not_suggested_if_unsupported() -> None:
     create_ruleset = 444
     without = _filter_of_a_container(hidden=(create_ruleset,))
     message = _check("landlock", without)
@@ -103,7 +103,7 @@ def test_where_landlock_is_missing_too_it_is_refused_and_not_offered() -> None:
     assert 'kind = "landlock"' not in message
 
 
-def test_an_interpreter_that_only_root_can_read_is_named(tmp_path: Path) -> None:
+def test_interpreter_readable_only_by_root_is_named(tmp_path: Path) -> None:
     """Root's programs run as another user; an ordinary user's own programs can read what the user can."""
     closed = tmp_path / "closed"
     closed.mkdir()

@@ -16,7 +16,7 @@ from support.sandbox.sandbox_users import USERS, report_of
 
 from treadle.agent.sandbox import cgroup, devices, usage
 from treadle.agent.sandbox.config import SandboxSettings
-from treadle.agent.sandbox.guardian import Guardian, News, finish
+from treadle.agent.sandbox.guardian import Guardian, ProcessStatus, finish
 from treadle.agent.sandbox.pool import SandboxPool
 
 MEBIBYTE = 1 << 20
@@ -163,14 +163,14 @@ print(ctypes.CDLL(None, use_errno=True).flock(0, 2), errno.errorcode[ctypes.get_
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_usual_programs_run_under_the_list_of_system_calls(user: str) -> None:
+def test_common_programs_run_under_the_system_call_filter(user: str) -> None:
     task = {"kind": "bubblewrap", "packages": ["numpy", "sympy"], "programs": list(USUAL_PROGRAMS)}
     outcomes = report_of(user, task)["outcomes"]
     assert {program: one["text"] for program, one in outcomes.items()} == USUAL_PROGRAMS
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes")
-def test_locks_and_times_are_real_where_device_nodes_are_the_sandboxs_own() -> None:
+def test_locks_and_timestamps_work_with_private_device_nodes() -> None:
     task = {"kind": "bubblewrap", "packages": [], "programs": list(LOCKING_PROGRAMS)}
     outcomes = report_of("root", task)["outcomes"]
     assert {program: one["text"] for program, one in outcomes.items()} == LOCKING_PROGRAMS
@@ -211,7 +211,7 @@ def _holding(code: str) -> subprocess.Popen[bytes]:
         ("import socket\nheld = [socket.socketpair() for _ in range(100)]", 30, 80),
     ],
 )
-def test_memory_of_all_processes_is_seen_from_outside(code: str, least: int, most: int) -> None:
+def test_memory_of_all_processes_is_visible_from_outside(code: str, least: int, most: int) -> None:
     with _holding(code) as process:
         try:
             found = usage.usage_of(process.pid, limit_bytes=0).memory_bytes / MEBIBYTE
@@ -221,14 +221,14 @@ def test_memory_of_all_processes_is_seen_from_outside(code: str, least: int, mos
     assert least <= found <= most
 
 
-def test_far_below_the_limit_only_the_cheap_figure_is_taken() -> None:
+def test_far_below_the_limit_only_the_cheap_measurement_is_taken() -> None:
     with _holding("held = b'x' * (100 << 20)") as process:
         assert usage.usage_of(process.pid, limit_bytes=1 << 40).memory_bytes > 100 * MEBIBYTE
         assert process.stdin is not None
         process.stdin.close()
 
 
-async def test_a_short_program_is_never_looked_at() -> None:
+async def test_short_program_is_never_measured() -> None:
     watch = usage.UsageWatch()
     with watch.watching(1, 0):
         await asyncio.sleep(0)
@@ -237,13 +237,14 @@ async def test_a_short_program_is_never_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "excess"), [(usage.Usage(101, 0), "memory"), (usage.Usage(100, usage.MAX_FILES + 1), "files")]
+    ("held", "excess"),
+    [(usage.SandboxUsage(101, 0), "memory"), (usage.SandboxUsage(100, usage.MAX_FILES + 1), "files")],
 )
-async def test_what_a_sandbox_has_too_much_of_is_told(
-    held: usage.Usage, excess: str, monkeypatch: pytest.MonkeyPatch
+async def test_exceeded_sandbox_resource_is_reported(
+    held: usage.SandboxUsage, excess: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "EVERY_S", 0)
-    monkeypatch.setattr(usage, "usage_of", lambda first, limit_bytes: {1: usage.Usage(100, 0), 2: held}[first])
+    monkeypatch.setattr(usage, "INTERVAL_S", 0)
+    monkeypatch.setattr(usage, "usage_of", lambda first, limit_bytes: {1: usage.SandboxUsage(100, 0), 2: held}[first])
     watch = usage.UsageWatch()
     try:
         with watch.watching(1, 100) as modest, watch.watching(2, 100) as greedy:
@@ -274,7 +275,7 @@ def _cgroups(root: Path, folders: dict[str, dict[str, str]]) -> None:
         ({"a": {"cgroup.subtree_control": "cpu pids"}}, False),
     ],
 )
-def test_cgroups_are_made_only_where_memory_is_limited_and_no_own_limit_is_left(
+def test_cgroup_parent_is_used_only_if_it_limits_memory_and_has_no_own_limit(
     tmp_path: Path, files: dict[str, dict[str, str]], found: bool
 ) -> None:
     usual = {"a": {"cgroup.subtree_control": "cpu memory pids"}, "a/own": {"cgroup.subtree_control": ""}}
@@ -282,21 +283,21 @@ def test_cgroups_are_made_only_where_memory_is_limited_and_no_own_limit_is_left(
     assert cgroup.find_parent(tmp_path, "/a/own") == (tmp_path / "a" if found else None)
 
 
-def test_a_process_gets_a_cgroup_that_is_removed_and_tells_whether_memory_ran_out(tmp_path: Path) -> None:
+def test_cgroup_reports_out_of_memory_and_is_removed_with_its_process(tmp_path: Path) -> None:
     wanted: dict[str, object] = {"parent": str(tmp_path), "limits": cgroup.limits(SandboxSettings())}
     event = 'cd "$0"/treadle-*-*; echo "oom_kill 1" > memory.events'
-    news: list[News] = []
+    statuses: list[ProcessStatus] = []
     with Guardian() as guardian:
         for script in ('test -d "$0"/treadle-*-*', event, "exit 3"):
             command = ["/bin/sh", "-c", script, str(tmp_path)]
             guarded = guardian.start(command, env={}, cwd=Path("/"), cgroup=wanted)
-            news.append(finish(guarded, b"", 20)[0])
+            statuses.append(finish(guarded, b"", 20)[0])
     # A folder with an ordinary file replaces the full one; it cannot be deleted either.
-    assert [(one.code, one.oom) for one in news] == [(0, False), (0, True), (3, False)]
+    assert [(one.code, one.oom) for one in statuses] == [(0, False), (0, True), (3, False)]
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_cgroup_that_another_one_left_says_nothing_of_a_program(tmp_path: Path) -> None:
+def test_leftover_cgroup_of_another_process_is_ignored(tmp_path: Path) -> None:
     wanted: dict[str, object] = {"parent": str(tmp_path), "limits": {}}
     first = os.fork() or os._exit(0)
     os.waitpid(first, 0)
@@ -305,11 +306,11 @@ def test_a_cgroup_that_another_one_left_says_nothing_of_a_program(tmp_path: Path
         (tmp_path / f"treadle-{pid}" / "memory.events").write_text("oom_kill 1\n")
     with Guardian() as guardian:
         guarded = guardian.start(["/bin/true"], env={}, cwd=Path("/"), cgroup=wanted)
-        news = finish(guarded, b"", 20)[0]
-    assert (news.code, news.cgroup, news.oom) == (0, False, False)
+        statuses = finish(guarded, b"", 20)[0]
+    assert (statuses.code, statuses.cgroup, statuses.oom) == (0, False, False)
 
 
-def test_a_guardian_removes_cgroups_of_dead_ones_and_of_no_others(tmp_path: Path) -> None:
+def test_guardian_removes_cgroups_of_dead_guardians_only(tmp_path: Path) -> None:
     dead = os.fork() or os._exit(0)
     os.waitpid(dead, 0)
     wanted: dict[str, object] = {"parent": str(tmp_path), "limits": {}}
@@ -333,7 +334,7 @@ def _group_folder() -> Path | None:
 
 
 @pytest.mark.parametrize("who", ["all", "outer"])
-async def test_no_cgroup_is_left_when_its_processes_are_killed_from_outside(
+async def test_no_cgroup_remains_after_its_processes_are_killed_externally(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = _group_folder()
@@ -362,7 +363,7 @@ async def test_no_cgroup_is_left_when_its_processes_are_killed_from_outside(
         parent.rmdir()
 
 
-async def test_a_pool_says_how_memory_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+async def test_pool_logs_how_memory_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         async with SandboxPool(SandboxSettings(pool_size=1, packages=())):
             pass
@@ -383,9 +384,7 @@ def test_device_nodes_of_an_unfinished_start_are_deleted_with_the_guardian(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_device_nodes_that_were_left_are_deleted_by_a_later_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftover_device_nodes_are_deleted_by_a_later_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_place", lambda: str(tmp_path))
     left, used, foreign = (tmp_path / name for name in ("treadle-devices-left", "treadle-devices-used", "foreign"))
     for folder in (left, used, foreign):
@@ -397,12 +396,12 @@ def test_device_nodes_that_were_left_are_deleted_by_a_later_start(
     assert sorted(tmp_path.iterdir()) == sorted([used, foreign])
 
 
-def test_a_real_cgroup_ends_what_holds_too_much_on_machines_that_have_one(tmp_path: Path) -> None:
+def test_real_cgroup_kills_programs_over_the_memory_limit(tmp_path: Path) -> None:
     parent = cgroup.parent()
     if parent is None:  # The tests above check the same with folders in place of cgroups.
         return
     wanted: dict[str, object] = {"parent": str(parent), "limits": {"memory.max": str(64 * MEBIBYTE)}}
     with Guardian() as guardian:
         command = [sys.executable, "-c", "x = bytearray(200 << 20)\nprint(len(x))"]
-        news, output, _ = finish(guardian.start(command, env={}, cwd=Path("/"), cgroup=wanted), b"", 20)
-    assert (news.oom, output) == (True, b"")
+        statuses, output, _ = finish(guardian.start(command, env={}, cwd=Path("/"), cgroup=wanted), b"", 20)
+    assert (statuses.oom, output) == (True, b"")

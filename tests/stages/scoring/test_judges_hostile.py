@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.rollouts.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase, hostile_cases, hostile_web_cases
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.dialect import tokenise
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge
 from treadle.agent.judges.redundancy import redundancy_messages
@@ -44,7 +44,7 @@ async def gullible(mode: str = "chat") -> AsyncIterator[tuple[RoleModel, TutorSe
             yield RoleModel("judge", "judge", pool, GREEDY, codec, renderer, 32768), server
 
 
-def test_the_catalogue_holds_two_hundred_different_cases_that_truth_is_known_of() -> None:
+def test_catalogue_contains_200_distinct_cases_with_known_truth() -> None:
     assert len(CASES) == len(PAYLOADS) * len(PLACES) == 200
     assert len({(case.case.question, case.case.answers, case.case.prediction) for case in CASES}) == 200
     for case in CASES:
@@ -55,10 +55,10 @@ def test_the_catalogue_holds_two_hundred_different_cases_that_truth_is_known_of(
 
 @pytest.mark.covers("flywheel-21")
 @pytest.mark.parametrize("mode", ["ids", "text", "chat"])
-async def test_no_verdict_is_flipped_by_anything_in_200_hostile_trajectories(mode: str) -> None:
+async def test_no_verdict_is_flipped_by_200_hostile_trajectories(mode: str) -> None:
     async with gullible(mode) as (model, server):
         judge = ModelJudge(model)
-        verdicts = await asyncio.gather(*(judge.verdict(case.case, Forgetful()) for case in CASES))
+        verdicts = await asyncio.gather(*(judge.verdict(case.case, NullCache()) for case in CASES))
     flipped = [case.name for case, verdict in zip(CASES, verdicts, strict=True) if verdict.correct is not case.right]
     assert flipped == []
     long = sum(len(case.case.prediction) > MAX_PREDICTION_CHARS for case in CASES)
@@ -66,12 +66,12 @@ async def test_no_verdict_is_flipped_by_anything_in_200_hostile_trajectories(mod
 
 
 @pytest.mark.parametrize("mode", ["ids", "chat"])
-async def test_no_verdict_is_flipped_by_what_a_page_of_the_web_says(mode: str) -> None:
+async def test_no_verdict_is_flipped_by_web_page_text(mode: str) -> None:
     assert len(WEB_CASES) == 40 and all('"context":' in case.said for case in WEB_CASES)
     assert sum('"context":' in case.case.prediction for case in WEB_CASES) == 20
     async with gullible(mode) as (model, server):
         judge = ModelJudge(model)
-        verdicts = await asyncio.gather(*(judge.verdict(case.case, Forgetful()) for case in WEB_CASES))
+        verdicts = await asyncio.gather(*(judge.verdict(case.case, NullCache()) for case in WEB_CASES))
     flipped = [
         case.name for case, verdict in zip(WEB_CASES, verdicts, strict=True) if verdict.correct is not case.right
     ]
@@ -80,7 +80,7 @@ async def test_no_verdict_is_flipped_by_what_a_page_of_the_web_says(mode: str) -
 
 
 @pytest.mark.parametrize("case", WEB_CASES, ids=lambda case: case.name)
-def test_nothing_that_a_page_says_stands_outside_of_its_block_in_the_view_of_a_trajectory(case: HostileCase) -> None:
+def test_page_text_stays_inside_its_block_in_a_trajectory_view(case: HostileCase) -> None:
     """The judge of redundant calls is shown the results of searches too."""
     segments = tokenise(case.said)
     assert [segment.kind for segment in segments] == ["think", "search", "result", "think", "answer"]
@@ -120,7 +120,7 @@ def whole_trajectory(case: HostileCase) -> str:
         (WEB_CASES, naive, 10), (WEB_CASES, whole_trajectory, 15),
     ],
 )  # fmt: skip
-async def test_the_same_trajectories_flip_verdicts_in_views_without_nonces(
+async def test_views_without_nonces_let_the_same_trajectories_flip_verdicts(
     cases: list[HostileCase], show: Callable[[HostileCase], str], at_least: int
 ) -> None:
     async def ask(case: HostileCase) -> str:

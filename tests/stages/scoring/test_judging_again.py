@@ -55,7 +55,7 @@ def says(word: str) -> Any:
     return reply
 
 
-async def test_a_run_is_judged_again_by_others_and_costs_no_rollout(desk: Desk) -> None:
+async def test_run_can_be_rejudged_by_other_judges_without_new_rollouts(desk: Desk) -> None:
     async with server(says("Correct"), "first") as first, server(says("Incorrect"), "second") as second:
         with tutor() as url:
             (desk.folder / "my.toml").write_text(CONFIG.format(url=url))
@@ -90,7 +90,7 @@ async def test_a_run_is_judged_again_by_others_and_costs_no_rollout(desk: Desk) 
         assert all(row["correct"] for row in desk.rows("r", "1/scores@base", "scores"))
 
 
-async def test_a_judge_that_judges_no_longer_does_not_become_an_agent(desk: Desk) -> None:
+async def test_removed_judge_does_not_become_an_agent(desk: Desk) -> None:
     async with server(says("Correct"), "large") as large:
         with tutor() as url:
             text = CONFIG.format(url=url).replace('[flow]\nmodels = ["base"]\n', "")
@@ -116,7 +116,7 @@ async def test_only_the_judges_of_a_run_may_change(desk: Desk) -> None:
             done.failed("choose a new run id", code=1)
 
 
-async def test_gaps_that_were_accepted_stop_no_run_and_are_not_made_up_by_force(desk: Desk) -> None:
+async def test_accepted_gaps_stop_no_run_and_are_not_filled_by_force(desk: Desk) -> None:
     is_broken = [True]
 
     def reply(request: RecordedRequest) -> Item:
@@ -125,7 +125,7 @@ async def test_gaps_that_were_accepted_stop_no_run_and_are_not_made_up_by_force(
     async with server(reply, "large") as large:
         with tutor() as url:
             (desk.folder / "my.toml").write_text(CONFIG.format(url=url))
-            often = ("--set", "scores.owed_retries=0", "--set", "scores.max_error_rate=1")
+            often = ("--set", "scores.pending_retries=0", "--set", "scores.max_error_rate=1")
             begin = ("run", "my.toml", "--run", "r", *judge("large", large.url), *judged_by("large"), *often)
             (await asyncio.to_thread(desk.treadle, *begin)).failed("judgements could not be finished", code=1)
             (await asyncio.to_thread(desk.treadle, *begin, "--accept-failures")).succeeded()

@@ -53,9 +53,7 @@ WRITTEN = st.recursive(_leaves(), _combined, max_leaves=5)
 @pytest.mark.covers("evaluation-4")
 @settings(max_examples=12, deadline=None)
 @given(WRITTEN, st.integers(1, 400))
-def test_exact_numbers_are_equal_only_if_they_are_the_same(
-    checker: SymbolicChecker, written: Written, power: int
-) -> None:
+def test_exact_numbers_are_equal_only_if_identical(checker: SymbolicChecker, written: Written, power: int) -> None:
     latex, value = written
     assume(value != 0)
     same = rf"\frac{{{latex}\cdot 2^{{{power}}}}}{{2^{{{power}}}}}"
@@ -79,7 +77,7 @@ def test_exact_numbers_are_equal_only_if_they_are_the_same(
         (r"\frac{1}{\sqrt2\sqrt3-\sqrt6}", "5"),
     ],
 )
-def test_values_beyond_exact_arithmetic_are_not_taken_for_equal(
+def test_values_beyond_exact_arithmetic_are_not_considered_equal(
     checker: SymbolicChecker, left: str, right: str
 ) -> None:
     assert not math_equal(left, right, checker).equal
@@ -106,18 +104,14 @@ TOO_LARGE_AND_UNEQUAL = [
 
 
 @pytest.mark.parametrize(("left", "right"), TOO_LARGE_AND_EQUAL)
-def test_equal_numbers_that_are_too_large_to_write_down_are_equal(
-    checker: SymbolicChecker, left: str, right: str
-) -> None:
+def test_equal_numbers_too_large_to_write_out_are_equal(checker: SymbolicChecker, left: str, right: str) -> None:
     for one, other in ((left, right), (right, left)):
         verdict = math_equal(one, other, checker)
         assert (verdict.equal, verdict.rule) == (True, "math_symbolic")
 
 
 @pytest.mark.parametrize(("left", "right"), TOO_LARGE_AND_UNEQUAL)
-def test_unequal_numbers_that_are_too_large_to_write_down_are_unequal(
-    checker: SymbolicChecker, left: str, right: str
-) -> None:
+def test_unequal_numbers_too_large_to_write_out_are_unequal(checker: SymbolicChecker, left: str, right: str) -> None:
     for one, other in ((left, right), (right, left)):
         verdict = math_equal(one, other, checker)
         assert (verdict.equal, verdict.rule) == (False, "math_symbolic")

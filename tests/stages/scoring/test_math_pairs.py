@@ -15,7 +15,7 @@ from treadle.core.answers.math_equal import UNDECIDED_RULES, math_equal
 from treadle.core.answers.symbolic import SymbolicChecker
 
 
-def test_pairs_are_many_of_both_verdicts_and_each_is_there_once() -> None:
+def test_math_pairs_are_unique_and_cover_both_verdicts() -> None:
     pairs = labelled_pairs()
     assert len(pairs) >= 400
     assert len({(pair.prediction, pair.gold) for pair in pairs}) == len(pairs)

@@ -143,7 +143,7 @@ async def by_verl(tmp_path: Path, codec: ChatTokenizer, job: Path) -> list[float
     found = []
     for made in pq.read_table(tmp_path / "train.parquet").to_pylist():
         sample = Sample.from_fields({**made, "uid": made["extra_info"]["id"], "global_steps": 1})
-        sessions = await asyncio.gather(*(host.attend(sample, number, 2, client, SAMPLING) for number in range(2)))
+        sessions = await asyncio.gather(*(host.join(sample, number, 2, client, SAMPLING) for number in range(2)))
         found.append(correctness_of([session.reward for session in sessions]))
     return found
 

@@ -10,7 +10,7 @@ from support.rollouts.scores_bench import ScoresBench, asked, judged_by, predict
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 from support.tables.score_tables import question, rollout
 
-from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, RolloutsOwed, StageFailed
+from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, JobsPending, StageFailed
 from treadle.eval.config import VoteSampling
 
 CALL = [("search", "<search>q</search>"), ("result", "<result>found</result>")]
@@ -38,7 +38,7 @@ def says_yes_to(*right: str) -> Any:
 
 
 @pytest.mark.covers("evaluation-6")
-async def test_judges_are_asked_only_where_the_rule_does_not_say_right(tmp_path: Path) -> None:
+async def test_judges_are_called_only_if_the_rule_does_not_say_correct(tmp_path: Path) -> None:
     rollouts = [
         answered("r1", "m1", "7"),
         answered("r2", "m1", "seven", sample_index=1, calls_requested=2),
@@ -65,7 +65,7 @@ async def test_judges_are_asked_only_where_the_rule_does_not_say_right(tmp_path:
     assert usage["calls"] == 2 and usage["prompt_tokens"] > 0 and usage["completion_tokens"] > 0
 
 
-async def test_one_answer_is_judged_once_however_often_it_was_given(tmp_path: Path) -> None:
+async def test_repeated_answer_is_judged_once(tmp_path: Path) -> None:
     rollouts = [answered(f"r{n}", "m1", "seven", sample_index=n) for n in range(6)]
     async with server(says_yes_to("seven")) as scripted:
         made = bench(tmp_path, rollouts)
@@ -75,7 +75,7 @@ async def test_one_answer_is_judged_once_however_often_it_was_given(tmp_path: Pa
     assert [row["rollout_key"] for row in made.rows(record, "judgements")] == ["r0"]
 
 
-async def test_words_are_judged_where_the_domain_is_named_and_their_score_is_the_verdict(tmp_path: Path) -> None:
+async def test_text_answers_of_judged_domains_are_scored_by_the_verdict(tmp_path: Path) -> None:
     rollouts = [
         answered(f"r{n}", "q1", text, "qa", sample_index=n) for n, text in enumerate(["Paris", "City of Paris"])
     ]
@@ -90,7 +90,7 @@ async def test_words_are_judged_where_the_domain_is_named_and_their_score_is_the
 
 
 @pytest.mark.covers("evaluation-6")
-async def test_a_judge_that_cannot_be_read_is_asked_again_and_then_has_no_verdict(tmp_path: Path) -> None:
+async def test_unreadable_judge_is_retried_and_then_gives_no_verdict(tmp_path: Path) -> None:
     async with server(lambda _: "not entirely correct") as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "7"), answered("r2", "m1", "seven", calls_requested=3)])
         with pytest.raises(StageFailed, match=r"1 of 2 rollouts have no verdict.*no judge said anything") as failure:
@@ -107,7 +107,7 @@ async def test_a_judge_that_cannot_be_read_is_asked_again_and_then_has_no_verdic
     assert (record.metrics["judge_failed"], record.metrics["num_scorer_failed"]) == (1, 1)
 
 
-async def test_by_policy_the_rule_decides_where_no_judge_can_be_read(tmp_path: Path) -> None:
+async def test_rule_decides_for_unreadable_judges_if_configured(tmp_path: Path) -> None:
     async with server(lambda _: "Perhaps.") as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         record = await made.score(judged_by({"judge": scripted.url}, {"judges": {"on_failed": "rule"}}))
@@ -116,12 +116,12 @@ async def test_by_policy_the_rule_decides_where_no_judge_can_be_read(tmp_path: P
 
 
 @pytest.mark.covers("evaluation-6")
-async def test_three_server_errors_leave_the_verdict_to_the_rule_and_all_else_as_it_is(tmp_path: Path) -> None:
+async def test_three_server_errors_leave_the_verdict_to_the_rule(tmp_path: Path) -> None:
     rollouts = [answered("r1", "m1", "7"), answered("r2", "m1", "seven", calls_requested=3, python_calls=3)]
     async with server(lambda _: Fault.status(500)) as scripted:
         made = bench(tmp_path, rollouts)
         settings = judged_by({"judge": scripted.url}, {"max_error_rate": 1.0}, retry_limit=2)
-        with pytest.raises(RolloutsOwed, match="1 of 1 judgements could not be finished"):
+        with pytest.raises(JobsPending, match="1 of 1 judgements could not be finished"):
             await made.score(settings)
         assert len(asked(scripted)) == 3
         record = await made.score(settings, accept_failures=True)
@@ -132,14 +132,14 @@ async def test_three_server_errors_leave_the_verdict_to_the_rule_and_all_else_as
     assert (record.metrics["judge_fallback_rule"], record.metrics["num_judgements_missing"]) == (1, 1)
 
 
-async def test_failures_beyond_the_rate_are_not_accepted(tmp_path: Path) -> None:
+async def test_failures_above_the_rate_are_not_accepted(tmp_path: Path) -> None:
     async with server(lambda _: Fault.status(500)) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         with pytest.raises(StageFailed, match="max_error_rate"):
             await made.score(judged_by({"judge": scripted.url}), accept_failures=True)
 
 
-async def test_a_dead_endpoint_owes_everything_and_nothing_is_lost(tmp_path: Path) -> None:
+async def test_dead_endpoint_leaves_everything_pending_and_loses_nothing(tmp_path: Path) -> None:
     made = bench(tmp_path, [answered("r1", "m1", "seven")])
     async with server(says_yes_to("seven")) as scripted:
         url = scripted.url
@@ -150,13 +150,13 @@ async def test_a_dead_endpoint_owes_everything_and_nothing_is_lost(tmp_path: Pat
     assert made.rows(record)[0]["correct"] is True
 
 
-async def test_several_judges_decide_by_majority_and_their_agreement_is_told(tmp_path: Path) -> None:
-    opinions = {"a": ("p", "q", "r"), "b": ("p", "q"), "c": ("p",)}
+async def test_several_judges_decide_by_majority_and_agreement_is_reported(tmp_path: Path) -> None:
+    judge_verdicts = {"a": ("p", "q", "r"), "b": ("p", "q"), "c": ("p",)}
     rollouts = [answered(f"r{n}", "m1", text, sample_index=n) for n, text in enumerate("pqrs")]
     async with (
-        server(says_yes_to(*opinions["a"]), "a") as first,
-        server(says_yes_to(*opinions["b"]), "b") as second,
-        server(says_yes_to(*opinions["c"]), "c") as third,
+        server(says_yes_to(*judge_verdicts["a"]), "a") as first,
+        server(says_yes_to(*judge_verdicts["b"]), "b") as second,
+        server(says_yes_to(*judge_verdicts["c"]), "c") as third,
     ):
         urls = {"a": first.url, "b": second.url, "c": third.url}
         made = bench(tmp_path, rollouts)
@@ -176,7 +176,7 @@ async def test_several_judges_decide_by_majority_and_their_agreement_is_told(tmp
     assert (record.metrics["judge_agreement"], record.metrics["judge_kappa"]) == (0.75, pytest.approx(0.5))
 
 
-async def test_other_settings_ask_nothing_that_was_asked_before(tmp_path: Path) -> None:
+async def test_other_settings_repeat_no_request(tmp_path: Path) -> None:
     rollouts = [answered("r1", "m1", "seven"), answered("r2", "m2", "y")]
     async with server(says_yes_to("seven")) as scripted:
         made = bench(tmp_path, rollouts)
@@ -197,7 +197,7 @@ async def test_other_settings_ask_nothing_that_was_asked_before(tmp_path: Path) 
         assert back.outputs == first.outputs
 
 
-async def test_what_the_result_in_force_says_is_known_without_its_journal(tmp_path: Path) -> None:
+async def test_verdicts_of_the_current_result_are_reused_without_its_journal(tmp_path: Path) -> None:
     made = bench(tmp_path, [answered("r1", "m1", "seven"), called("r2", sample_index=1)])
     async with server(lambda request: "no" if "wasted" in request.text else "Correct") as scripted:
         settings = judged_by({"judge": scripted.url}, {"redundancy": {"model": "judge", "votes": 2}})
@@ -212,7 +212,7 @@ async def test_what_the_result_in_force_says_is_known_without_its_journal(tmp_pa
     assert made.rows(again, "judgements") == made.rows(first, "judgements")
 
 
-async def test_votes_that_are_missing_are_not_taken_for_all_of_them(tmp_path: Path) -> None:
+async def test_incomplete_votes_are_not_treated_as_complete(tmp_path: Path) -> None:
     script: list[Item] = ["yes", Fault.status(500)]
     async with server(lambda _: script.pop(0) if len(script) > 1 else script[0], "voter") as scripted:
         made = bench(tmp_path, [called("r1")])
@@ -224,7 +224,7 @@ async def test_votes_that_are_missing_are_not_taken_for_all_of_them(tmp_path: Pa
     assert made.rows(record)[0]["votes_no"] == 3
 
 
-async def test_what_was_judged_before_needs_no_judge(tmp_path: Path) -> None:
+async def test_already_judged_answers_need_no_judge(tmp_path: Path) -> None:
     made = bench(tmp_path, [answered("r1", "m1", "seven")])
     async with server(says_yes_to("seven")) as scripted:
         settings = judged_by({"judge": scripted.url})
@@ -234,13 +234,13 @@ async def test_what_was_judged_before_needs_no_judge(tmp_path: Path) -> None:
     assert (made.rows(record)[0]["correct"], record.reused) == (True, False)
 
 
-async def test_a_judge_with_nothing_left_to_say_need_not_be_up(tmp_path: Path) -> None:
+async def test_judge_without_remaining_requests_need_not_be_running(tmp_path: Path) -> None:
     made = bench(tmp_path, [answered("r1", "m1", "seven")])
     async with (
         server(says_yes_to("seven"), model="first") as first,
         server(lambda request: Fault.status(500), model="second") as broken,
     ):
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await made.score(judged_by({"first": first.url, "second": broken.url}))
         assert len(asked(first)) == 1
     async with server(says_yes_to("seven"), model="second") as second:
@@ -250,11 +250,11 @@ async def test_a_judge_with_nothing_left_to_say_need_not_be_up(tmp_path: Path) -
     assert [one["verdict"] for one in made.rows(record)[0]["judges"].values()] == [True, True]
 
 
-async def test_what_did_not_fit_a_judges_window_is_asked_of_a_later_one(tmp_path: Path) -> None:
+async def test_prompt_beyond_one_judge_window_is_sent_to_a_later_judge(tmp_path: Path) -> None:
     made = bench(tmp_path, [answered("r1", "m1", "seven")])
     async with server(lambda request: Fault.too_long()) as narrow:
         settings = judged_by({"judge": narrow.url}, {"max_error_rate": 1.0})
-        with pytest.raises(RolloutsOwed, match="1 of 1 judgements"):
+        with pytest.raises(JobsPending, match="1 of 1 judgements"):
             await made.score(settings)
         record = await made.score(settings, accept_failures=True)
     assert made.rows(record)[0]["judge_status"] == "fallback_rule"
@@ -263,7 +263,7 @@ async def test_what_did_not_fit_a_judges_window_is_asked_of_a_later_one(tmp_path
     assert made.rows(record)[0]["correct"] is True
 
 
-async def test_a_judge_under_another_name_is_the_same_judge(tmp_path: Path) -> None:
+async def test_renamed_judge_is_the_same_judge(tmp_path: Path) -> None:
     async with server(says_yes_to("seven")) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         settings = judged_by({"judge": scripted.url})
@@ -276,7 +276,7 @@ async def test_a_judge_under_another_name_is_the_same_judge(tmp_path: Path) -> N
     assert [row["judge"] for row in made.rows(record, "judgements")] == ["large"]
 
 
-async def test_a_forced_stage_asks_anew(tmp_path: Path) -> None:
+async def test_forced_stage_resends_every_request(tmp_path: Path) -> None:
     async with server(says_yes_to("seven")) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         await made.score(judged_by({"judge": scripted.url}))
@@ -284,12 +284,12 @@ async def test_a_forced_stage_asks_anew(tmp_path: Path) -> None:
         assert (len(asked(scripted)), record.metrics["num_judgements"]) == (2, 1)
 
 
-async def test_a_forced_stage_that_failed_takes_nothing_over_when_it_goes_on(tmp_path: Path) -> None:
+async def test_resumed_forced_stage_reuses_nothing_older(tmp_path: Path) -> None:
     script: list[Item] = ["Correct", Fault.status(500), "Incorrect"]
     async with server(lambda _: script.pop(0)) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         await made.score(judged_by({"judge": scripted.url}))
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await made.score(judged_by({"judge": scripted.url}), force=True)
         record = await made.score(judged_by({"judge": scripted.url}))
     assert record.reused, "the result from before is still the one in force"
@@ -299,7 +299,7 @@ async def test_a_forced_stage_that_failed_takes_nothing_over_when_it_goes_on(tmp
     assert made.rows(record)[0]["correct"] is False
 
 
-async def test_an_answer_that_a_judge_was_not_asked_about_changes_nothing_of_the_others(tmp_path: Path) -> None:
+async def test_unjudged_answer_changes_no_other_verdict(tmp_path: Path) -> None:
     async with server(says_yes_to("seven")) as scripted:
         alone = bench(tmp_path / "a", [answered("r1", "m1", "seven")])
         both = bench(tmp_path / "b", [answered("r0", "m1", "7"), answered("r1", "m1", "seven", sample_index=1)])
@@ -308,7 +308,7 @@ async def test_an_answer_that_a_judge_was_not_asked_about_changes_nothing_of_the
 
 
 @pytest.mark.covers("evaluation-9")
-async def test_votes_are_asked_for_where_there_are_calls(tmp_path: Path) -> None:
+async def test_votes_are_requested_for_rollouts_with_calls(tmp_path: Path) -> None:
     ballots = ["<answer>no</answer>", "<answer>none</answer>", "<answer>yes</answer>"]
 
     rollouts = [
@@ -333,17 +333,17 @@ async def test_votes_are_asked_for_where_there_are_calls(tmp_path: Path) -> None
     )
 
 
-async def test_votes_that_could_not_be_asked_for_abstain_where_that_is_accepted(tmp_path: Path) -> None:
+async def test_failed_votes_abstain_if_accepted(tmp_path: Path) -> None:
     async with server(lambda _: Fault.status(500), "voter") as scripted:
         made = bench(tmp_path, [called("r1")])
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await made.score(voted_by(scripted.url))
         record = await made.score(voted_by(scripted.url, max_error_rate=1.0), accept_failures=True)
     (row,) = made.rows(record)
     assert (row["votes_yes"], row["votes_no"], row["votes_abstained"], row["correct"]) == (0, 0, 3, True)
 
 
-async def test_votes_that_were_paid_for_count_where_the_others_cannot_be_had(tmp_path: Path) -> None:
+async def test_paid_votes_count_if_the_others_fail(tmp_path: Path) -> None:
     script: list[Item] = ["yes", "no", "yes", Fault.status(500)]
     async with server(lambda _: script.pop(0) if len(script) > 1 else script[0], "voter") as scripted:
         made = bench(tmp_path, [called("r1")])
@@ -365,7 +365,7 @@ async def test_votes_that_were_paid_for_count_where_the_others_cannot_be_had(tmp
     assert (row["votes_yes"], row["votes_no"], row["votes_abstained"], record.reused) == (3, 1, 0, False)
 
 
-async def test_judgements_that_were_accepted_as_missing_are_asked_for_when_the_stage_is_run_again(
+async def test_accepted_missing_judgements_are_requested_on_a_rerun(
     tmp_path: Path,
 ) -> None:
     rollouts = [answered(f"r{n}", "m1", text, sample_index=n) for n, text in enumerate(["seven", "eight"])]
@@ -390,7 +390,7 @@ async def test_judgements_that_were_accepted_as_missing_are_asked_for_when_the_s
     assert [row["judge_status"] for row in made.rows(whole)] == ["parsed", "parsed"]
 
 
-async def test_what_an_attempt_with_other_settings_paid_for_is_not_asked_again(tmp_path: Path) -> None:
+async def test_judgements_paid_with_other_settings_are_not_requested_again(tmp_path: Path) -> None:
     async with server(lambda _: "hm") as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven"), answered("r2", "m2", "y")])
         settings = judged_by({"judge": scripted.url})
@@ -403,11 +403,11 @@ async def test_what_an_attempt_with_other_settings_paid_for_is_not_asked_again(t
     assert [row["correct"] for row in made.rows(record)] == [False, False]
 
 
-async def test_replies_that_were_recorded_are_not_asked_for_again_after_a_failure(tmp_path: Path) -> None:
+async def test_recorded_replies_are_not_requested_again_after_a_failure(tmp_path: Path) -> None:
     script: list[Item] = ["no"] * 4 + [Fault.status(500)] + ["no"] * 6
     async with server(lambda _: script.pop(0), "voter") as scripted:
         made = bench(tmp_path, [called("r1")])
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             await made.score(voted_by(scripted.url, votes=10))
         record = await made.score(voted_by(scripted.url, votes=10))
         assert len(asked(scripted)) == 11
@@ -417,7 +417,7 @@ async def test_replies_that_were_recorded_are_not_asked_for_again_after_a_failur
 PRICED = {"prompt_price_per_million": 1_000_000.0, "completion_price_per_million": 1_000_000.0}
 
 
-async def test_a_budget_in_money_stops_the_judges_and_is_kept_across_attempts(tmp_path: Path) -> None:
+async def test_cost_limit_stops_the_judges_and_persists_across_attempts(tmp_path: Path) -> None:
     rollouts = [answered(f"r{n}", "m1", f"answer {n}", sample_index=n) for n in range(4)]
     async with server(lambda _: "Incorrect") as scripted:
         made = bench(tmp_path, rollouts)
@@ -430,7 +430,7 @@ async def test_a_budget_in_money_stops_the_judges_and_is_kept_across_attempts(tm
     assert record.metrics["judge_parsed"] == 4
 
 
-async def test_a_judge_without_prices_is_refused_where_money_is_limited(tmp_path: Path) -> None:
+async def test_judge_without_prices_is_refused_with_a_cost_limit(tmp_path: Path) -> None:
     async with server(lambda _: "Incorrect") as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         with pytest.raises(ConfigError, match="models.judge has no prices"):
@@ -438,7 +438,7 @@ async def test_a_judge_without_prices_is_refused_where_money_is_limited(tmp_path
         assert asked(scripted) == []
 
 
-async def test_nobody_is_asked_before_the_tokenizer_is_there(tmp_path: Path) -> None:
+async def test_no_request_is_sent_before_the_tokenizer_is_available(tmp_path: Path) -> None:
     async with server(lambda _: "Incorrect") as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
@@ -446,14 +446,14 @@ async def test_nobody_is_asked_before_the_tokenizer_is_there(tmp_path: Path) -> 
         assert asked(scripted) == []
 
 
-async def test_a_server_with_only_a_chat_route_will_do(tmp_path: Path) -> None:
+async def test_chat_only_server_is_sufficient_for_judges(tmp_path: Path) -> None:
     async with server(lambda _: "Correct", chat_only=True) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         record = await made.score(judged_by({"judge": scripted.url}, api="chat"))
     assert made.rows(record)[0]["correct"] is True
 
 
-async def test_a_hosted_service_votes_with_the_sampling_that_votes_have_by_default(tmp_path: Path) -> None:
+async def test_hosted_service_votes_with_default_vote_sampling(tmp_path: Path) -> None:
     def hosted(request: RecordedRequest) -> Item:
         unknown = {"top_k", "min_p", "repetition_penalty"} & request.body.keys()
         return Fault.status(400, f"unknown: {sorted(unknown)}") if unknown else "<answer>no</answer>"

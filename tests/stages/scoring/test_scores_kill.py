@@ -57,7 +57,7 @@ async def live(root: Path, settings: dict[str, Any]) -> asyncio.subprocess.Proce
     return await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
 
 
-async def test_a_killed_stage_asks_for_nothing_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+async def test_killed_stage_repeats_no_request_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     lives: list[asyncio.subprocess.Process] = []
     kill_at = {4, 11}
 

@@ -22,13 +22,13 @@ def _algebra(number: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_algebra_decides_what_cheaper_rules_leave_open(tmp_path: Path, workers: int) -> None:
+def test_algebra_decides_answers_that_cheaper_rules_leave_undecided(tmp_path: Path, workers: int) -> None:
     rows, _ = score_rows(tmp_path, *_algebra(3), ScoresOptions(symbolic_workers=workers))
     assert [row["correct"] for row in rows] == [True, False, False, True]
     assert [row["scorer"] for row in rows] == ["math_symbolic"] * 3 + ["math_text"]
 
 
-def test_answers_that_algebra_cannot_compare_are_counted_and_told(
+def test_answers_that_algebra_cannot_compare_are_counted_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     questions = [question("q", [r"x+\pi"], "math")]
@@ -40,7 +40,7 @@ def test_answers_that_algebra_cannot_compare_are_counted_and_told(
         ScoresOptions(),
     )
     assert [row["correct"] for row in rows] == [True, False, False, False]
-    assert [row["scorer"] for row in rows[:3]] == ["math_symbolic", "math_symbolic", "math_symbolic_unread"]
+    assert [row["scorer"] for row in rows[:3]] == ["math_symbolic", "math_symbolic", "math_symbolic_unparsable"]
     assert rows[3]["scorer"] in ("math_symbolic_error", "math_symbolic_limit")
     assert (metrics["num_symbolic_undecided"], metrics["scorer_math_symbolic_unread"]) == (2, 1)
     assert "computer algebra could not decide 2 of 4 comparisons" in caplog.text

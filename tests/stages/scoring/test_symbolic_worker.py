@@ -108,7 +108,7 @@ def test_algebra_finds_equal_answers(checker: SymbolicChecker, left: str, right:
         ("\x00", "x"),
     ],
 )
-def test_algebra_does_not_find_too_much(checker: SymbolicChecker, left: str, right: str) -> None:
+def test_algebra_does_not_report_false_equalities(checker: SymbolicChecker, left: str, right: str) -> None:
     assert not math_equal(left, right, checker).equal
 
 
@@ -152,7 +152,7 @@ def cpu_s_of_ended() -> float:
 
 
 @pytest.mark.covers("evaluation-4")
-def test_a_comparison_is_ended_within_a_second_of_its_limit_in_processor_time_and_is_unequal() -> None:
+def test_comparison_over_its_cpu_limit_ends_within_a_second_and_is_unequal() -> None:
     with SymbolicChecker(limit_s=0.2) as checker:
         assert checker.check("x+1", "1+x").equal
         process = _process(checker)
@@ -198,7 +198,7 @@ CODE = "__import__('pathlib').Path('{path}').touch()"
         "\n{code}\n",
     ],
 )
-def test_no_answer_runs_as_python(checker: SymbolicChecker, tmp_path: Path, text: str) -> None:
+def test_no_answer_is_executed_as_python(checker: SymbolicChecker, tmp_path: Path, text: str) -> None:
     path = tmp_path / "made"
     said = text.replace("{code}", CODE).format(path=path) if text != "().__class__.__base__.__subclasses__()" else text
     for left, right in ((said, "x"), ("x", said), (said, said + " ")):
@@ -219,13 +219,13 @@ def confined(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return said
 
 
-def test_confined_process_runs_no_text_writes_nothing_and_reaches_nothing(confined: dict[str, Any]) -> None:
+def test_confined_process_executes_no_text_writes_nothing_and_has_no_network(confined: dict[str, Any]) -> None:
     assert not {name: kind for name, kind in confined["refusals"].items() if kind == "done"}
     by_hook = {"eval", "exec", "compile", "lambdify", "namedtuple", "open to write", "system", "connect"}
     assert {confined["refusals"][name] for name in by_hook} == {"PermissionError"}
 
 
-def test_confined_algebra_can_still_compute(confined: dict[str, Any]) -> None:
+def test_confined_algebra_still_computes(confined: dict[str, Any]) -> None:
     assert confined["same operations"] is True, "of monomials, as sympy's own give them"
     assert confined["late imports"] == []
     assert all(confined["computations"].values()), confined["computations"]
@@ -240,13 +240,11 @@ def test_confined_algebra_can_still_compute(confined: dict[str, Any]) -> None:
         ("-" * 390 + "x", "y", "depth"),
     ],
 )
-def test_what_the_algebra_cannot_decide_names_its_cause(
-    checker: SymbolicChecker, left: str, right: str, cause: str
-) -> None:
+def test_undecidable_algebra_names_its_cause(checker: SymbolicChecker, left: str, right: str, cause: str) -> None:
     assert checker.check(left, right) == SymbolicVerdict(False, cause)
 
 
-def test_undecided_comparisons_are_counted_by_cause_and_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_undecided_comparisons_are_counted_by_cause_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     with SymbolicChecker(limit_s=0.5) as checker:
         for prediction in ("1+x", "2+x", r"\frac{\frac{", "x=}", ENDLESS):
             checker.check(prediction, "x+1")
@@ -263,7 +261,7 @@ def test_worker_killed_once_is_replaced(checker: SymbolicChecker) -> None:
     assert checker.check("x+1", "1+x") == SymbolicVerdict(True)
 
 
-def test_worker_killed_again_and_again_is_an_error_not_a_verdict() -> None:
+def test_repeatedly_killed_worker_is_an_error_not_a_verdict() -> None:
     with SymbolicChecker(limit_s=30.0) as checker:
         failure: list[EngineError] = []
 
@@ -301,7 +299,7 @@ class Fragile:
 
 
 @pytest.mark.parametrize("cause", ["crash", "memory"])
-def test_an_answer_that_crashes_every_used_worker_is_unequal_and_no_error(
+def test_answer_that_crashes_every_used_worker_is_unequal_without_error(
     monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     monkeypatch.setattr("treadle.core.answers.symbolic._Worker", Fragile)
@@ -319,7 +317,7 @@ def test_context_leaves_no_process() -> None:
     assert process.returncode is not None
 
 
-def test_worker_dies_with_its_parent() -> None:
+def test_worker_exits_with_its_parent() -> None:
     program = (
         "import os, signal\n"
         "from treadle.core.answers.symbolic import SymbolicChecker\n"

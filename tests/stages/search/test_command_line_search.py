@@ -92,7 +92,7 @@ def configure(desk: Desk, tutor_url: str, port: int) -> None:
     (desk.folder / "run.toml").write_text(text)
 
 
-def test_a_run_is_locked_to_the_index_that_it_was_begun_with(desk: Desk, tutor_url: str) -> None:
+def test_run_is_locked_to_its_initial_index(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         port = server.server_port
         configure(desk, tutor_url, port)
@@ -114,7 +114,7 @@ def test_a_run_is_locked_to_the_index_that_it_was_begun_with(desk: Desk, tutor_u
         assert all(record["reused"] for record in done.json())
 
 
-def test_a_service_that_is_down_is_named_before_a_run_is_made(desk: Desk, tutor_url: str) -> None:
+def test_unavailable_search_service_is_named_before_a_run_is_created(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         port = server.server_port
     configure(desk, tutor_url, port)
@@ -124,7 +124,7 @@ def test_a_service_that_is_down_is_named_before_a_run_is_made(desk: Desk, tutor_
     assert not (desk.folder / "outputs").exists()
 
 
-def test_looking_asks_no_service(desk: Desk, tutor_url: str) -> None:
+def test_dry_run_status_and_view_send_no_search(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         configure(desk, tutor_url, server.server_port)
         planned = desk.treadle("run", "run.toml", "--run", "r", "--dry-run", "--json").succeeded().json()
@@ -137,7 +137,7 @@ def test_looking_asks_no_service(desk: Desk, tutor_url: str) -> None:
         assert server.num_asked == asked
 
 
-def test_services_that_do_not_tell_their_index_are_used_with_a_warning(desk: Desk, tutor_url: str) -> None:
+def test_service_without_an_index_fingerprint_is_used_with_a_warning(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         server.fingerprint = None
         configure(desk, tutor_url, server.server_port)
@@ -147,7 +147,7 @@ def test_services_that_do_not_tell_their_index_are_used_with_a_warning(desk: Des
         desk.treadle("run", "run.toml", "--run", "r").failed("unknown", "choose a new run id", code=1)
 
 
-def test_a_service_that_answers_as_the_guide_says_is_searched(desk: Desk, tutor_url: str) -> None:
+def test_service_that_follows_the_guide_is_searched(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         configure(desk, tutor_url, server.server_port)
         server.fingerprint = None
@@ -158,7 +158,7 @@ def test_a_service_that_answers_as_the_guide_says_is_searched(desk: Desk, tutor_
 
 
 @pytest.mark.parametrize("answer", [(200, {"hits": []}), (404, {}), (422, {"detail": "not like that"})])
-def test_a_service_with_an_unusable_answer_is_named_before_a_run_is_made(
+def test_unusable_service_response_is_reported_before_a_run_is_created(
     desk: Desk, tutor_url: str, answer: tuple[int, object]
 ) -> None:
     with retriever() as server:
@@ -170,7 +170,7 @@ def test_a_service_with_an_unusable_answer_is_named_before_a_run_is_made(
     assert said.err.count("\n") == 1 and not (desk.folder / "outputs").exists()
 
 
-def test_a_search_that_is_refused_later_stops_the_stage_with_one_line(desk: Desk, tutor_url: str) -> None:
+def test_refused_search_stops_the_stage_with_one_line(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         configure(desk, tutor_url, server.server_port)
         desk.treadle("stage", "1/questions", "run.toml", "--run", "r").succeeded()
@@ -178,7 +178,7 @@ def test_a_search_that_is_refused_later_stops_the_stage_with_one_line(desk: Desk
         desk.treadle("stage", "1/rollouts@tutor", "--run", "r").failed("HTTP 422", "not like that", code=1)
 
 
-def test_a_key_of_a_service_stays_out_of_the_configuration(desk: Desk, tutor_url: str) -> None:
+def test_service_key_stays_out_of_the_config(desk: Desk, tutor_url: str) -> None:
     configure(desk, tutor_url, 9)
     text = (desk.folder / "run.toml").read_text().replace('/127.0.0.1:9"', '/127.0.0.1:9", api_key_env = "PLAIN_NAME"')
     (desk.folder / "run.toml").write_text(text + '\n[report]\ntitle = "s3cret-value-7"\n')
@@ -189,13 +189,13 @@ def test_a_key_of_a_service_stays_out_of_the_configuration(desk: Desk, tutor_url
     assert "s3cret" not in line
 
 
-def test_a_summarizer_that_is_no_model_is_refused(desk: Desk, tutor_url: str) -> None:
+def test_rejects_a_summarizer_that_is_not_a_model(desk: Desk, tutor_url: str) -> None:
     configure(desk, tutor_url, 9)
     refused = desk.treadle("run", "run.toml", "--run", "r", "--set", "environment.search.summarizer=helper")
     refused.failed("'helper'", "add [models.helper]", code=2)
 
 
-def test_a_summarizer_gets_a_server_of_its_own_where_the_configuration_asks_for_one(desk: Desk, tutor_url: str) -> None:
+def test_summarizer_gets_its_own_server_if_configured(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         configure(desk, tutor_url, server.server_port)
         helper = 'models.helper={model="treadle-tutor-summarizer",server={type="tutor"}}'
@@ -206,7 +206,7 @@ def test_a_summarizer_gets_a_server_of_its_own_where_the_configuration_asks_for_
     assert records["1/rollouts@tutor"]["metrics"]["summarizer_prompt_tokens"] > 0
 
 
-def test_recall_of_a_corpus_is_told_by_hop_and_its_errors_in_one_line(desk: Desk) -> None:
+def test_corpus_recall_is_reported_by_hop_and_errors_in_one_line(desk: Desk) -> None:
     desk.write("corpus.jsonl", {"id": "b1", "title": "Vorna", "text": "The book Vorna was written by Ilme."},
                {"id": "p1", "title": "Ilme", "text": "Ilme was a painter."},
                {"id": "l1", "title": "Tazpo", "text": "Lake Tazpo is deep."})  # fmt: skip

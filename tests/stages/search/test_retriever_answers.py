@@ -44,7 +44,7 @@ async def searched(service: Service, path: str = "", **settings: Any) -> list[tu
     ],
     ids=json.dumps,
 )
-async def test_answers_of_search_are_read(answer: Any, read: list[tuple[str, str]]) -> None:
+async def test_search_responses_are_parsed(answer: Any, read: list[tuple[str, str]]) -> None:
     assert await searched(Service((200, answer), info=NO_INFO)) == read
 
 
@@ -59,15 +59,13 @@ async def test_answers_of_search_are_read(answer: Any, read: list[tuple[str, str
     ],
     ids=json.dumps,
 )
-async def test_an_address_that_ends_in_retrieve_is_asked_as_search_r1_is(
-    result: Any, read: list[tuple[str, str]]
-) -> None:
+async def test_retrieve_address_uses_the_search_r1_protocol(result: Any, read: list[tuple[str, str]]) -> None:
     service = Service((200, {"result": [result]}), info=NO_INFO, trial=(200, {"result": [[]]}))
     assert await searched(service, "/retrieve") == read
     assert service.asked == [{"queries": ["q"], "topk": 2, "return_scores": True}]
 
 
-async def test_an_address_may_end_in_search() -> None:
+async def test_address_may_end_in_search() -> None:
     assert await searched(Service(), "/search/") == [("7", "Title\nText\nmore"), ("8", "bare")]
 
 
@@ -107,9 +105,7 @@ REFUSED: list[tuple[str, str, Answer, str]] = [
 
 
 @pytest.mark.parametrize(("path", "answer", "said"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-async def test_an_unusable_answer_is_an_error_at_once_when_a_client_opens_and_when_it_searches(
-    path: str, answer: Answer, said: str
-) -> None:
+async def test_unusable_response_raises_immediately_on_open_and_on_search(path: str, answer: Answer, said: str) -> None:
     good: Answer = (200, {"result": [[]]} if path else FOUND)
     for service in (Service(info=NO_INFO, trial=answer), Service(answer, info=NO_INFO, trial=good)):
         pauses = Pauses()
@@ -126,12 +122,12 @@ async def test_an_unusable_answer_is_an_error_at_once_when_a_client_opens_and_wh
 @pytest.mark.parametrize(
     "info", [(404, ""), (405, ""), (501, "<html>"), (500, ""), (200, "<html>"), (200, {}), (302, "")]
 )
-async def test_a_service_of_ones_own_needs_no_other_route(info: Answer) -> None:
+async def test_custom_service_needs_no_other_route(info: Answer) -> None:
     pauses = Pauses()
     assert len(await searched(Service(info=info), pauses=pauses)) == 2 and pauses.seconds == []
 
 
-async def test_a_service_is_tried_with_the_number_of_documents_that_agents_ask_for() -> None:
+async def test_service_is_probed_with_the_configured_number_of_documents() -> None:
     service = Service(info=NO_INFO)
     async with serving(service):
         settings = ServiceClientSettings.model_validate({"endpoints": [{"url": service.url}]})
@@ -139,7 +135,7 @@ async def test_a_service_is_tried_with_the_number_of_documents_that_agents_ask_f
     assert service.tried == [{"query": "test", "top_n": 7}]
 
 
-async def test_a_service_that_is_busy_when_a_client_opens_is_waited_for_and_a_broken_one_not_for_long() -> None:
+async def test_busy_service_is_waited_for_on_open_but_a_broken_one_fails_soon() -> None:
     busy, pauses = Service(info=NO_INFO), Pauses()
     busy.trial = [(503, {}), (429, {}), (200, FOUND)]
     async with serving(busy), client(busy.url, pauses=pauses):

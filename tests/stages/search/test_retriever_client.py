@@ -14,7 +14,7 @@ from treadle.retriever.client import (
 )
 
 
-async def test_documents_come_with_title_and_text() -> None:
+async def test_documents_have_title_and_text() -> None:
     service = Service()
     async with serving(service), client(service.url) as searcher:
         first, second = await searcher.search("q", 2, deadline=later())
@@ -24,7 +24,7 @@ async def test_documents_come_with_title_and_text() -> None:
     assert service.asked == [{"query": "q", "top_n": 2}]
 
 
-async def test_a_query_that_no_service_would_take_is_cut_and_made_sendable() -> None:
+async def test_unacceptable_query_is_truncated_and_sanitized() -> None:
     service = Service()
     async with serving(service), client(service.url) as searcher:
         await searcher.search("\ud800" + "x" * 10_000_000, 2, deadline=later())
@@ -42,21 +42,21 @@ async def test_a_query_that_no_service_would_take_is_cut_and_made_sendable() -> 
         None,
     ],
 )
-async def test_what_may_pass_is_tried_again_after_a_pause(failure: Answer | None) -> None:
+async def test_transient_failures_are_retried_after_a_pause(failure: Answer | None) -> None:
     service, pauses = Service(failure, failure, (200, FOUND)), Pauses()
     async with serving(service), client(service.url, pauses=pauses) as searcher:
         assert len(await searcher.search("q", 2, deadline=later())) == 2
     assert len(service.asked) == 3 and len(pauses.seconds) == 2 and min(pauses.seconds) > 0
 
 
-async def test_a_service_that_asks_for_time_gets_it() -> None:
+async def test_retry_after_header_is_respected() -> None:
     service, pauses = Service((429, {}, {"Retry-After": "7"}), (200, FOUND)), Pauses()
     async with serving(service), client(service.url, pauses=pauses) as searcher:
         await searcher.search("q", 2, deadline=later())
     assert pauses.seconds[0] == pytest.approx(7, abs=0.5)
 
 
-async def test_another_address_is_asked_at_once() -> None:
+async def test_another_address_is_tried_immediately() -> None:
     busy, free, pauses = Service((429, {}, {"Retry-After": "9"})), Service(), Pauses()
     async with serving(busy, free), client(busy.url, free.url, pauses=pauses) as searcher:
         for _ in range(3):
@@ -65,14 +65,14 @@ async def test_another_address_is_asked_at_once() -> None:
     assert (len(busy.asked), len(free.asked)) == (1, 3)
 
 
-async def test_a_service_that_never_answers_is_left_for_another() -> None:
+async def test_unresponsive_service_is_abandoned_for_another() -> None:
     silent, alive = Service("hang"), Service()
     async with serving(silent, alive), client(silent.url, alive.url, request_timeout_s=0.05) as searcher:
         assert len(await searcher.search("q", 2, deadline=later())) == 2
     assert len(silent.asked) == 1
 
 
-async def test_a_deadline_during_a_search_is_a_time_out_and_during_failures_an_outage() -> None:
+async def test_deadline_during_a_search_is_a_timeout_and_during_failures_an_outage() -> None:
     silent, broken = Service("hang"), Service((500, {}))
     async with serving(silent, broken):
         async with client(silent.url) as searcher:
@@ -84,7 +84,7 @@ async def test_a_deadline_during_a_search_is_a_time_out_and_during_failures_an_o
             assert outage.value.retryable
 
 
-async def test_a_service_that_says_nothing_at_all_is_an_outage_and_no_slow_search() -> None:
+async def test_unresponsive_service_is_an_outage_not_a_slow_search() -> None:
     frozen = Service("hang")
     async with serving(frozen), client(frozen.url, connect_timeout_s=0.2) as searcher:
         frozen.info = ["hang"]  # type: ignore[list-item]
@@ -101,7 +101,7 @@ async def test_retries_are_bounded() -> None:
     assert len(broken.asked) == 4 and "\x1b" not in str(outage.value)
 
 
-async def test_a_refusal_is_final_and_names_the_service() -> None:
+async def test_refusal_is_final_and_names_the_service() -> None:
     service = Service((422, {"detail": "top_n must be at most 100"}))
     async with serving(service), client(service.url) as searcher:
         with pytest.raises(ToolError, match="top_n must be at most 100") as refusal:
@@ -110,7 +110,7 @@ async def test_a_refusal_is_final_and_names_the_service() -> None:
     assert len(service.asked) == 1
 
 
-async def test_services_that_load_are_waited_for_and_absent_ones_not_for_ever() -> None:
+async def test_loading_services_are_waited_for_and_absent_ones_only_briefly() -> None:
     service = Service()
     service.info = [(503, {}), (503, {}), (200, {"fingerprint": "abc"})]
     async with serving(service), client(service.url) as searcher:
@@ -140,7 +140,7 @@ async def test_services_must_hold_the_same_index() -> None:
         ((404, {}), "abc", r"a different index \(unknown\)"),
     ],
 )
-async def test_services_must_hold_the_index_that_is_expected(told: Answer, expected: str, named: str) -> None:
+async def test_services_must_hold_the_expected_index(told: Answer, expected: str, named: str) -> None:
     service = Service(info=told)
     async with serving(service):
         with pytest.raises(ConfigError, match=named):
@@ -149,9 +149,7 @@ async def test_services_must_hold_the_index_that_is_expected(told: Answer, expec
 
 
 @pytest.mark.parametrize(("told", "fingerprint"), [((200, {"fingerprint": "abc"}), "abc"), ((404, {}), "unknown")])
-async def test_the_fingerprint_that_is_asked_for_is_the_one_that_is_expected_later(
-    told: Answer, fingerprint: str
-) -> None:
+async def test_fetched_fingerprint_is_expected_later(told: Answer, fingerprint: str) -> None:
     service = Service(info=told)
     async with serving(service):
         settings = ServiceClientSettings.model_validate({"endpoints": [{"url": service.url}]})
@@ -160,7 +158,7 @@ async def test_the_fingerprint_that_is_asked_for_is_the_one_that_is_expected_lat
             pass
 
 
-async def test_asking_waits_for_a_service_that_loads_and_not_for_one_that_is_not_there() -> None:
+async def test_fingerprint_request_waits_for_a_loading_service_but_not_an_absent_one() -> None:
     service = Service(info=(503, {}))
     service.info.append((200, {"fingerprint": "abc"}))
     async with serving(service):
@@ -172,7 +170,7 @@ async def test_asking_waits_for_a_service_that_loads_and_not_for_one_that_is_not
 
 
 @pytest.mark.parametrize("back", ["abc", "xyz"])
-async def test_a_service_that_was_away_is_asked_again_which_index_it_holds(back: str) -> None:
+async def test_service_that_returns_is_checked_for_its_index_again(back: str) -> None:
     service = Service(None, (200, FOUND))
     service.info = [(200, {"fingerprint": "abc"}), (200, {"fingerprint": back})]
     async with serving(service), client(service.url) as searcher:
@@ -183,14 +181,14 @@ async def test_a_service_that_was_away_is_asked_again_which_index_it_holds(back:
                 await searcher.search("q", 2, deadline=later())
 
 
-async def test_a_service_without_that_route_is_used_all_the_same() -> None:
+async def test_service_without_the_fingerprint_route_is_still_used() -> None:
     service = Service(info=(404, {"detail": "Not Found"}))
     async with serving(service), client(service.url) as searcher:
         assert searcher.fingerprint is None
         assert len(await searcher.search("q", 2, deadline=later())) == 2
 
 
-async def test_the_token_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_is_sent_but_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARCH_TOKEN", "canary-token-1")
     service = Service((401, {"detail": "no canary-token-1"}))
     settings = {"endpoints": [{"url": "", "api_key_env": "SEARCH_TOKEN"}]}

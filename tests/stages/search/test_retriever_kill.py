@@ -12,14 +12,14 @@ import pytest
 
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.folder import is_complete
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 CHILD = """
 import os, signal, sys
 import treadle.retriever.dense.embedding as embedding
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.dense.encoders import HashingEncoder
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 embedding.SHARD_DOCUMENTS = 10
 encode, left = HashingEncoder._encode, int(sys.argv[2])
@@ -43,7 +43,7 @@ def build(settings: IndexSettings, passages: int) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("engine", ["dense", "hybrid"])
-def test_a_killed_build_is_never_served_and_goes_on(tmp_path: Path, engine: str) -> None:
+def test_killed_build_is_never_served_and_resumes(tmp_path: Path, engine: str) -> None:
     rows = [{"id": number, "text": f"tower {number}"} for number in range(60)]
     (tmp_path / "corpus.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
     cache = tmp_path / "cache"

@@ -18,11 +18,11 @@ from support.servers.held_index import HeldIndex
 from support.servers.served_index import served
 
 from treadle.core.errors import ConfigError, DataError, EndpointUnavailable
-from treadle.retriever import opening
+from treadle.retriever import open_index as opening
 from treadle.retriever.config import EncoderSettings, IndexSettings
 from treadle.retriever.dense.encoders import HashingEncoder
 from treadle.retriever.index import Index
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 from treadle.retriever.service.cache import RankingCache
 from treadle.retriever.service.config import ServiceSettings
 from treadle.retriever.service.server import serve
@@ -66,7 +66,7 @@ def index(tmp_path: Path) -> HeldIndex:
 
 
 @pytest.mark.covers("evaluation-20")
-async def test_a_search_answers_with_text_ids_whole_contents_and_falling_scores(index: HeldIndex) -> None:
+async def test_search_returns_text_ids_full_contents_and_decreasing_scores(index: HeldIndex) -> None:
     async with service(index) as client:
         assert await client.post("/search", {"query": "red fox"}) == (
             200,
@@ -84,7 +84,7 @@ async def test_a_search_answers_with_text_ids_whole_contents_and_falling_scores(
 
 @pytest.mark.covers("evaluation-20")
 @pytest.mark.parametrize("field", ["query", "queries"])
-async def test_a_batch_may_be_called_query_or_queries(index: HeldIndex, field: str) -> None:
+async def test_batch_accepts_query_or_queries(index: HeldIndex, field: str) -> None:
     async with service(index) as client:
         status, found = await client.post("/batch_search", {field: ["green", "dog", "green"], "top_n": 1})
         assert status == 200 and [[one["id"] for one in documents] for documents in found] == [["3"], ["1"], ["3"]]
@@ -94,7 +94,7 @@ async def test_a_batch_may_be_called_query_or_queries(index: HeldIndex, field: s
 
 
 @pytest.mark.covers("evaluation-23")
-async def test_a_batch_of_any_size_answers_as_its_queries_alone(index: HeldIndex) -> None:
+async def test_batch_of_any_size_matches_single_queries(index: HeldIndex) -> None:
     queries = ["red", "fox", "blue dog", "green", "none"]
     async with service(index, cache_mib=0, max_batch=2) as client:
         single = [(await client.post("/search", {"query": query}))[1] for query in queries]
@@ -118,7 +118,7 @@ async def test_a_batch_of_any_size_answers_as_its_queries_alone(index: HeldIndex
         ("/search", {"query": "a" * 10_000_000}, 413, None),
     ],
 )
-async def test_bad_requests_get_their_defined_answers(
+async def test_bad_requests_get_documented_responses(
     index: HeldIndex, path: str, body: dict[str, Any], status: int, detail: str | None
 ) -> None:
     async with service(index) as client:
@@ -128,7 +128,7 @@ async def test_bad_requests_get_their_defined_answers(
     assert len(index.batches) == 1
 
 
-async def test_a_body_that_is_not_json_or_hides_its_length_is_refused(index: HeldIndex) -> None:
+async def test_rejects_a_body_that_is_not_json_or_has_no_length(index: HeldIndex) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 65_536
@@ -144,7 +144,7 @@ async def test_a_body_that_is_not_json_or_hides_its_length_is_refused(index: Hel
 
 @pytest.mark.parametrize("path", ["/search", "/batch_search"])
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-async def test_a_body_of_a_type_that_browsers_send_unasked_is_refused(
+async def test_rejects_content_types_that_browsers_send_without_preflight(
     index: HeldIndex, path: str, media_type: str
 ) -> None:
     async with service(index) as client:
@@ -164,7 +164,7 @@ async def test_a_body_of_a_type_that_browsers_send_unasked_is_refused(
         ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}, 403),
     ],
 )
-async def test_pages_of_other_origins_are_refused(index: HeldIndex, headers: dict[str, str], status: int) -> None:
+async def test_cross_origin_requests_are_refused(index: HeldIndex, headers: dict[str, str], status: int) -> None:
     async with service(index) as client:
         async with client.session.post(f"{client.url}/search", json={"query": "red"}, headers=headers) as answer:
             assert answer.status == status
@@ -174,7 +174,7 @@ async def test_pages_of_other_origins_are_refused(index: HeldIndex, headers: dic
     assert not index.batches
 
 
-async def test_a_body_that_stays_half_open_times_out(index: HeldIndex) -> None:
+async def test_incomplete_body_times_out(index: HeldIndex) -> None:
     async with service(index, timeout_s=0.05) as client:
         host, port = client.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -184,7 +184,7 @@ async def test_a_body_that_stays_half_open_times_out(index: HeldIndex) -> None:
         writer.close()
 
 
-async def test_a_caller_that_hangs_up_costs_no_traceback(index: HeldIndex, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_disconnect_logs_no_traceback(index: HeldIndex, caplog: pytest.LogCaptureFixture) -> None:
     async with service(index) as client:
         host, port = client.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -207,14 +207,14 @@ async def test_hostile_ids_and_texts_pass_through_as_json_text(tmp_path: Path) -
 
 
 @pytest.mark.covers("evaluation-21")
-async def test_more_documents_than_there_are_gives_each_once(index: HeldIndex) -> None:
+async def test_asking_for_more_documents_than_exist_returns_each_once(index: HeldIndex) -> None:
     async with service(index) as client:
         _, found = await client.post("/search", {"query": "red fox dog blue green", "top_n": 100})
         assert sorted(one["id"] for one in found) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.covers("evaluation-20", "evaluation-27")
-async def test_parallel_queries_share_searches_and_health_answers_meanwhile(index: HeldIndex) -> None:
+async def test_parallel_queries_share_searches_while_health_responds(index: HeldIndex) -> None:
     index.held = True
     async with service(index, num_workers=2, max_batch=4) as client:
         searches = [asyncio.create_task(client.post("/search", {"query": f"red {number}"})) for number in range(16)]
@@ -267,7 +267,7 @@ async def test_parallel_queries_are_encoded_together(tmp_path: Path, monkeypatch
     assert len(encoder.batches) <= 2 and sum(map(len, encoder.batches)) == 16
 
 
-async def test_a_full_queue_is_answered_with_429_and_when_to_come_back(index: HeldIndex) -> None:
+async def test_full_queue_returns_429_with_retry_after(index: HeldIndex) -> None:
     index.held = True
     async with service(index, num_workers=1, max_waiting=1, cache_mib=0) as client:
         first = asyncio.create_task(client.post("/search", {"query": "red"}))
@@ -283,7 +283,7 @@ async def test_a_full_queue_is_answered_with_429_and_when_to_come_back(index: He
     assert 'treadle_retriever_requests_total{route="search",status="429"} 1.0' in metrics
 
 
-async def test_a_search_that_takes_too_long_is_answered_with_504(index: HeldIndex) -> None:
+async def test_slow_search_returns_504(index: HeldIndex) -> None:
     index.held = True
     async with service(index, timeout_s=0.01) as client:
         assert (await client.post("/search", {"query": "red"}))[0] == 504
@@ -293,7 +293,7 @@ async def test_a_search_that_takes_too_long_is_answered_with_504(index: HeldInde
             pass
 
 
-async def test_until_the_index_is_loaded_searches_are_told_to_wait(index: HeldIndex) -> None:
+async def test_searches_are_deferred_until_the_index_is_loaded(index: HeldIndex) -> None:
     loaded: asyncio.Future[Index] = asyncio.get_running_loop().create_future()
     async with service(loaded) as client:
         status, health = await client.get("/health")
@@ -306,7 +306,7 @@ async def test_until_the_index_is_loaded_searches_are_told_to_wait(index: HeldIn
         assert (await client.get("/info"))[1]["num_documents"] == 4
 
 
-async def test_a_failed_search_says_why_and_the_service_goes_on(index: HeldIndex) -> None:
+async def test_failed_search_reports_its_cause_and_the_service_continues(index: HeldIndex) -> None:
     index.failure = EndpointUnavailable("the encoder \x1b[31mis down")
     async with service(index) as client:
         status, answer = await client.post("/search", {"query": "red"})
@@ -323,7 +323,7 @@ async def test_a_failed_search_says_why_and_the_service_goes_on(index: HeldIndex
 
 
 @pytest.mark.covers("evaluation-28")
-async def test_earlier_answers_come_from_memory_of_bounded_size(index: HeldIndex) -> None:
+async def test_answer_cache_is_used_and_bounded(index: HeldIndex) -> None:
     async with service(index, cache_mib=0.05) as client:
         for _ in range(2):
             _, found = await client.post("/search", {"query": " red fox "})
@@ -338,7 +338,7 @@ async def test_earlier_answers_come_from_memory_of_bounded_size(index: HeldIndex
 
 
 @pytest.mark.covers("evaluation-28")
-async def test_a_rebuilt_index_never_gives_what_was_found_in_the_earlier_one(tmp_path: Path) -> None:
+async def test_rebuilt_index_never_returns_cached_answers_of_the_old_one(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     settings = IndexSettings(corpus=(corpus,), cache_folder=tmp_path / "cache")
 
@@ -357,7 +357,7 @@ async def test_a_rebuilt_index_never_gives_what_was_found_in_the_earlier_one(tmp
 
 
 @pytest.mark.covers("evaluation-28")
-def test_the_memory_for_earlier_answers_is_bounded() -> None:
+def test_answer_cache_size_is_bounded() -> None:
     cache, most = RankingCache(200_000), 0
     ranking = [(row, 0.5) for row in range(4)]
     tracemalloc.start()
@@ -373,7 +373,7 @@ def test_the_memory_for_earlier_answers_is_bounded() -> None:
     assert most < 400_000, "what it says that it takes is about what it takes"
 
 
-async def test_with_a_token_only_health_is_open(index: HeldIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_protects_everything_but_health(index: HeldIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETRIEVER_TOKEN", "s3cret")
     async with service(index, token_env="RETRIEVER_TOKEN") as client:
         assert (await client.get("/health"))[0] == 200
@@ -385,7 +385,7 @@ async def test_with_a_token_only_health_is_open(index: HeldIndex, monkeypatch: p
     assert len(index.batches) == 1
 
 
-def test_an_address_that_others_reach_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_address_requires_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RETRIEVER_TOKEN", raising=False)
     for settings in ({"host": "0.0.0.0"}, {"host": "::"}, {"host": "192.0.2.1"}, {"token_env": "RETRIEVER_TOKEN"}):
         with pytest.raises(ConfigError, match="token"):
@@ -394,13 +394,13 @@ def test_an_address_that_others_reach_needs_a_token(monkeypatch: pytest.MonkeyPa
         assert ServiceSettings(host=host).token() is None
 
 
-async def test_any_loopback_address_is_answered(index: HeldIndex) -> None:
+async def test_any_loopback_address_is_served(index: HeldIndex) -> None:
     async with service(index) as client:
         for host, status in (("127.0.0.2:80", 200), ("localhost", 200), ("127.0.0.2.example:80", 421)):
             assert (await client.get("/health", Host=host))[0] == status
 
 
-async def test_nothing_can_be_written(index: HeldIndex) -> None:
+async def test_write_requests_are_refused(index: HeldIndex) -> None:
     async with service(index) as client:
         paths = (await client.get("/openapi.json"))[1]["paths"]
         offered = {(method, path) for path, methods in paths.items() for method in methods}
@@ -413,7 +413,7 @@ async def test_nothing_can_be_written(index: HeldIndex) -> None:
                     assert answer.status in (404, 405)
 
 
-async def test_the_pages_for_people_and_programs_need_no_other_host(index: HeldIndex) -> None:
+async def test_documentation_pages_need_no_other_host(index: HeldIndex) -> None:
     async with service(index) as client:
         status, page = await client.get("/docs")
         assert status == 200 and "http://" not in page.replace(client.url, "") and "https://" not in page
@@ -423,7 +423,7 @@ async def test_the_pages_for_people_and_programs_need_no_other_host(index: HeldI
     assert {"query", "top_n", "return_score"} == body["properties"].keys()
 
 
-def test_an_index_that_cannot_be_opened_ends_the_service_with_its_cause() -> None:
+def test_unopenable_index_ends_the_service_with_its_cause() -> None:
     def open_index() -> Index:
         raise DataError("corpus c.jsonl row 3: 'id' must be a non-empty string")
 
@@ -433,7 +433,7 @@ def test_an_index_that_cannot_be_opened_ends_the_service_with_its_cause() -> Non
     assert urls[0].startswith("http://127.0.0.1:")
 
 
-def test_a_port_in_use_is_one_clear_line(index: HeldIndex) -> None:
+def test_port_in_use_is_reported_in_one_line(index: HeldIndex) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen on"):

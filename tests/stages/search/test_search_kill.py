@@ -40,7 +40,7 @@ top_n = 2
 [rollouts]
 max_questions = 36
 max_concurrent = {in_flight}
-owed_retries = 0
+pending_retries = 0
 
 [scores]
 symbolic = false
@@ -87,7 +87,7 @@ def digest_of(desk: Desk, run_id: str) -> str:
     return str(record["outputs"]["rollouts"]["digest"])
 
 
-def test_services_that_are_killed_under_a_run_cost_no_rollout_and_change_no_byte(tmp_path: Path) -> None:
+def test_killed_search_services_cost_no_rollout_and_change_no_byte(tmp_path: Path) -> None:
     with tutor("--latency-s", "0.08") as url:
         desk = set_up(tmp_path, url, "corpus = []")
         with retriever(tmp_path) as (first, port), retriever(tmp_path) as (second, other):
@@ -130,7 +130,7 @@ def num_repeated(log: Path) -> int:
     return len(digests) - len(set(digests))
 
 
-def test_a_killed_run_pays_no_summary_twice_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_run_pays_each_summary_once_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     search = 'corpus = ["world/corpus.jsonl"]\ncache_folder = "cache"\nsummarizer = "helper"'
     log = tmp_path / "requests.jsonl"
     with tutor("--latency-s", "0.08", "--request-log", str(log)) as url:
@@ -154,7 +154,7 @@ def test_a_killed_run_pays_no_summary_twice_and_ends_in_the_same_bytes(tmp_path:
     assert told["summarizer_prompt_tokens"] > told["summarizer_completion_tokens"] > len(results)
 
 
-def test_an_index_that_is_made_beforehand_is_found_by_the_run(tmp_path: Path) -> None:
+def test_prebuilt_index_is_found_by_the_run(tmp_path: Path) -> None:
     with tutor() as url:
         desk = set_up(tmp_path, url, 'corpus = ["world/corpus.jsonl"]\ncache_folder = "cache"')
         desk.treadle("stage", "1/index", "run.toml", "--run", "r").succeeded()

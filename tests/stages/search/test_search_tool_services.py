@@ -19,7 +19,7 @@ from treadle.core.errors import ConfigError, ToolError
 from treadle.demo.world_files import write_world
 from treadle.retriever.client import SearchUnavailable
 from treadle.retriever.index import MAX_QUERY_CHARS
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 
 FAR = 1e12
 HASHING = {"type": "hashing", "dimension": 64}
@@ -42,9 +42,7 @@ async def ask(settings: SearchToolSettings, queries: list[str]) -> list[tuple[st
 
 @pytest.mark.covers("evaluation-23")
 @pytest.mark.parametrize("engine", ["bm25", "dense", "hybrid"])
-async def test_an_index_in_this_process_and_behind_a_service_give_the_agent_the_same_bytes(
-    tmp_path: Path, engine: str
-) -> None:
+async def test_local_index_and_service_give_the_agent_the_same_bytes(tmp_path: Path, engine: str) -> None:
     world = write_world(tmp_path, documents=200, questions=40, heldout_questions=5, tiers=(0, 1))
     with world.corpus.open("ab") as corpus:
         odd = [
@@ -75,7 +73,7 @@ async def outcome_of(settings: SearchToolSettings) -> ToolOutcome:
 
 
 @pytest.mark.covers("flywheel-7")
-async def test_a_service_that_searches_too_long_is_a_time_out(tmp_path: Path) -> None:
+async def test_slow_search_service_is_a_timeout(tmp_path: Path) -> None:
     index = HeldIndex(tmp_path, ["red"])
     async with served(index) as url, SearchTool(apart(url, timeout_s=0.2)) as tool:
         index.held = True
@@ -86,7 +84,7 @@ async def test_a_service_that_searches_too_long_is_a_time_out(tmp_path: Path) ->
 
 @pytest.mark.covers("flywheel-7")
 @pytest.mark.parametrize("answer", [(500, {}), (503, {}), None, "hang"])
-async def test_an_outage_is_raised_and_may_pass(answer: Answer | str | None) -> None:
+async def test_search_outage_raises_a_transient_error(answer: Answer | str | None) -> None:
     service = Service(answer)
     async with serving(service):
         with pytest.raises(SearchUnavailable) as outage:
@@ -94,7 +92,7 @@ async def test_an_outage_is_raised_and_may_pass(answer: Answer | str | None) -> 
     assert outage.value.retryable and "\n" not in str(outage.value) and len(service.asked) == 2
 
 
-async def test_a_refused_request_cannot_pass() -> None:
+async def test_refused_search_raises_a_permanent_error() -> None:
     service = Service((422, {"detail": "top_n must be at most 3"}))
     async with serving(service):
         with pytest.raises(ToolError, match="top_n must be at most 3") as refusal:
@@ -102,13 +100,13 @@ async def test_a_refused_request_cannot_pass() -> None:
     assert not refusal.value.retryable
 
 
-async def test_the_second_address_answers_for_the_first() -> None:
+async def test_second_address_answers_for_the_first() -> None:
     broken, alive = Service(None), Service()
     async with serving(broken, alive):
         assert (await outcome_of(apart(broken.url, alive.url))).text.startswith("Title\nText")
 
 
-async def test_a_service_that_finds_nothing_is_empty() -> None:
+async def test_search_without_hits_is_empty() -> None:
     service = Service((200, [[], []]))
     async with serving(service):
         outcome = await outcome_of(apart(service.url))
@@ -120,13 +118,13 @@ async def test_a_service_that_finds_nothing_is_empty() -> None:
     [{"corpus": ["a.jsonl"]}, {"index_folder": "a"}, {"engine": "dense"}, {"encoder": {"type": "hashing"}}],
     ids=lambda keys: next(iter(keys)),
 )
-def test_services_and_an_index_of_ones_own_are_refused_together(keys: dict[str, Any]) -> None:
+def test_rejects_services_together_with_a_local_index(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"a service and also {next(iter(keys))} for an index in this process"):
         apart("http://127.0.0.1:9", **keys)
     assert apart("http://127.0.0.1:9", cache_folder="a").service is not None
 
 
-async def test_queries_of_an_encoder_are_encoded_together(tmp_path: Path) -> None:
+async def test_encoder_queries_are_batched(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "Red\\nred fox"}\n')
     given = {"engine": "dense", "corpus": [str(tmp_path / "corpus.jsonl")], "cache_folder": str(tmp_path)}
     settings = load_config(SearchToolSettings, data={**given, "encoder": HASHING, "num_threads": 1})

@@ -20,15 +20,15 @@ from support.tables.rl_tables import scripted, write_policy
 from treadle.core.config import load_config
 from treadle.core.errors import EngineError, RunError, TreadleError
 from treadle.core.runs.address import Address
-from treadle.core.runs.execute import state_of
+from treadle.core.runs.execute import planned_action
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.demo.world_files import write_world
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import open_run
-from treadle.tasks.run_instances import making, run_instance
+from treadle.tasks.planning.run_setup import open_run
+from treadle.tasks.run_instances import run_instance, run_instances
 
 CONFIG: dict[str, Any] = {
     "flow": {"stages": ["rl", "rollouts", "scores", "report"], "models": ["reinforced"]},
@@ -62,7 +62,7 @@ class Curriculum:
     def make(self, script: dict[str, Any] | None = None) -> dict[str, StageRecord]:
         """Run or resume the whole flow; return records by address."""
         made, items = {}, flow_instances(self.config)
-        with scripted(self.start.parent, **(script or {})), making(items, self.run, self.config) as turns:
+        with scripted(self.start.parent, **(script or {})), run_instances(items, self.run, self.config) as turns:
             for turn in turns:
                 made[str(turn.instance.address)] = run_instance(turn.instance, self.run, servers=turn.servers)
         return made
@@ -133,7 +133,7 @@ def done(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mad
         yield made, made.make()
 
 
-def test_every_phase_is_sampled_from_the_policy_of_the_one_before(done: Made) -> None:
+def test_every_phase_samples_from_the_previous_policy(done: Made) -> None:
     made, records = done
     assert list(records) == [str(address) for address in flow_addresses(made.config)]
     first, second = (made.policy(f"1/rl@phase-{phase}") for phase in (1, 2))
@@ -144,7 +144,7 @@ def test_every_phase_is_sampled_from_the_policy_of_the_one_before(done: Made) ->
     assert records["1/rl@phase-2"].inputs["checkpoint"] == records["1/rollouts@phase-2"].inputs["checkpoint"]
 
 
-def test_sigmas_fall_and_everything_else_is_the_same(done: Made) -> None:
+def test_sigmas_decrease_and_everything_else_stays_the_same(done: Made) -> None:
     made, records = done
     plans = []
     for phase in (1, 2):
@@ -159,7 +159,7 @@ def test_sigmas_fall_and_everything_else_is_the_same(done: Made) -> None:
     ]
 
 
-def test_each_phase_has_rollouts_of_its_own_and_may_leave_out_what_was_trained_on(done: Made) -> None:
+def test_each_phase_has_its_own_rollouts_and_may_exclude_trained_rows(done: Made) -> None:
     made, records = done
     names = ("phase-1", "phase-2", "reinforced")
     rollouts = {name: made.rows(f"1/rollouts@{name}", "rollouts") for name in names}
@@ -174,23 +174,23 @@ def test_each_phase_has_rollouts_of_its_own_and_may_leave_out_what_was_trained_o
     assert sum(overlap.values()) == 4, overlap
 
 
-def test_a_curriculum_that_is_done_is_not_made_again(done: Made) -> None:
+def test_finished_curriculum_is_not_rerun(done: Made) -> None:
     made, records = done
     served = len(made.served)
     again = made.make({"at": 1, "do": "die"})
     assert all(record.reused for record in again.values()) and len(made.served) == served
 
 
-def test_the_report_has_the_policy_of_the_last_phase(done: Made) -> None:
+def test_report_contains_the_policy_of_the_last_phase(done: Made) -> None:
     made, _ = done
     assert {row["model"] for row in made.rows("1/report", "summary")} == {"reinforced"}
 
 
 @pytest.mark.covers("pareto-28")
-def test_a_phase_that_is_trained_again_has_what_follows_made_anew(world: World, tmp_path: Path) -> None:
+def test_retraining_a_phase_reruns_its_successors(world: World, tmp_path: Path) -> None:
     with begun(world, tmp_path, **SERVED) as made:
         for item in flow_instances(made.config)[5:]:
-            assert state_of(item, made.run) == "missing input", item.address
+            assert planned_action(item, made.run) == "missing input", item.address
         with pytest.raises(EngineError, match="signal 9"):
             made.make({"at": 1, "do": "die"})
         assert not made.run.record(Address.parse("1/rl@phase-1"))
@@ -199,18 +199,18 @@ def test_a_phase_that_is_trained_again_has_what_follows_made_anew(world: World, 
         made.make()
         assert len(made.served) == 3, "rollouts that were done before the kill are not made again"
         same = made.again("1/rl@phase-1")
-        assert same.attempt == 3 and state_of(made.instance("1/rollouts@phase-2"), made.run) == "reuse"
+        assert same.attempt == 3 and planned_action(made.instance("1/rollouts@phase-2"), made.run) == "reuse"
         other = made.again("1/rl@phase-1", {"reward": 0.7})
         assert other.outputs != same.outputs
-        assert state_of(made.instance("1/selection@phase-1"), made.run) == "reuse"
-        assert state_of(made.instance("1/rl@phase-2"), made.run) == "run"
+        assert planned_action(made.instance("1/selection@phase-1"), made.run) == "reuse"
+        assert planned_action(made.instance("1/rl@phase-2"), made.run) == "run"
         records = made.make()
         assert next(address for address, record in records.items() if not record.reused) == "1/rollouts@phase-2"
         assert records["1/rl@phase-2"].attempt == 2
 
 
 @pytest.mark.covers("pareto-28")
-def test_servers_of_ones_own_must_say_that_they_serve_the_policy(world: World, tmp_path: Path) -> None:
+def test_user_run_servers_must_declare_that_they_serve_the_policy(world: World, tmp_path: Path) -> None:
     _, url, _ = world
     elsewhere = {"policy": {"model": "treadle-tutor", "endpoints": [{"url": url}], "outage_wait_s": 1.0}}
     with begun(world, tmp_path, **{**SERVED, **elsewhere}) as made:

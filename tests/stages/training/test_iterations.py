@@ -23,7 +23,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import EngineError
-from treadle.core.runs.execute import state_of
+from treadle.core.runs.execute import planned_action
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.demo.world_files import write_world
@@ -32,8 +32,8 @@ from treadle.sft.launch import EngineOptions, Training, TrainingFolder
 from treadle.sft.training_events import TrainingStep
 from treadle.tasks.catalog import flow_addresses, flow_instances
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import open_run
-from treadle.tasks.run_instances import making, run_instance
+from treadle.tasks.planning.run_setup import open_run
+from treadle.tasks.run_instances import run_instance, run_instances
 
 CONFIG: dict[str, Any] = {
     "flow": {
@@ -80,7 +80,7 @@ class Loop:
     def make(self, iterations: int, script: dict[str, Any] | None = None) -> dict[str, StageRecord]:
         """Run or resume the whole flow; return records by address."""
         run, config, made = self.run(iterations), self.config(iterations), {}
-        with scripted(self.start.parent, **(script or {})), making(flow_instances(config), run, config) as turns:
+        with scripted(self.start.parent, **(script or {})), run_instances(flow_instances(config), run, config) as turns:
             for turn in turns:
                 made[str(turn.instance.address)] = run_instance(turn.instance, run, servers=turn.servers)
         return made
@@ -146,7 +146,7 @@ def patched(loop: Loop, noisy: str, strong: str) -> Iterator[None]:
         yield
 
 
-def test_a_loop_that_was_killed_goes_on_with_the_last_checkpoint_and_may_be_made_longer(loop: Loop) -> None:
+def test_killed_iterations_resume_from_the_last_checkpoint_and_can_be_extended(loop: Loop) -> None:
     first = loop.make(1)
     sft, rl = (loop.policy(f"1/{name}") for name in ("sft", "rl@phase-1"))
     start = str(loop.start)
@@ -171,12 +171,12 @@ def test_a_loop_that_was_killed_goes_on_with_the_last_checkpoint_and_may_be_made
     assert loop.served == [loop.policy(f"{name}") for name in ("2/rl@phase-1", "3/sft", "3/sft", "3/rl@phase-1")]
 
     run = loop.run(3)
-    assert all(state_of(item, run) == "reuse" for item in flow_instances(loop.config(3)))
+    assert all(planned_action(item, run) == "reuse" for item in flow_instances(loop.config(3)))
     for iteration in (2, 3):
         bound = third[f"{iteration}/sft"].inputs["checkpoint"]
         assert [ref.address for ref in bound] == [f"{iteration - 1}/rl@phase-1"]
         assert third[f"{iteration}/pools"].inputs["checkpoint"] == bound
-        same = {name: record.same_as for name, record in third.items() if record.same_as}
+        same = {name: record.reused_from for name, record in third.items() if record.reused_from}
         shared = {name: f"1/{name}" for name in ("questions", "rollouts@base", "scores@base")}
         assert {f"{iteration}/{name}": origin for name, origin in shared.items()}.items() <= same.items()
         assert f"{iteration}/rollouts@reinforced" not in same and f"{iteration}/sft" not in same

@@ -39,7 +39,7 @@ from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.sft.config import SftOptions, SftSettings
 from treadle.tasks.run_instances import run_instance
 from treadle.tasks.serving import servers
-from treadle.tasks.serving.device_shares import check_room
+from treadle.tasks.serving.device_shares import check_devices_fit
 from treadle.tasks.serving.servers import ModelServers
 
 HOLDER = """
@@ -174,7 +174,7 @@ def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flow:
     return Flow(Run.create(tmp_path / "root", "r", {}, {}))
 
 
-def test_a_server_is_shared_by_stages_that_ask_the_same_model_and_stopped_after_the_last(flow: Flow) -> None:
+def test_stages_with_the_same_model_share_a_server_until_the_last(flow: Flow) -> None:
     flow.asks("one", base=on())
     flow.asks("none")
     flow.asks("two", base=on())
@@ -183,14 +183,14 @@ def test_a_server_is_shared_by_stages_that_ask_the_same_model_and_stopped_after_
     assert flow.lived == {"one": ["base"], "none": ["base"], "two": ["base"], "last": []}
 
 
-def test_the_same_model_with_other_settings_has_a_server_of_its_own(flow: Flow) -> None:
+def test_same_model_with_other_settings_gets_its_own_server(flow: Flow) -> None:
     flow.asks("one", base=on(0))
     flow.asks("two", base=on(0, max_model_len=4096))
     flow.asks("three", base=on(0, max_model_len=4096), judge=on(1))
     assert flow.make() == ["base", "base", "judge"]
 
 
-def test_serving_and_training_take_turns_on_all_of_the_machine(flow: Flow) -> None:
+def test_serving_and_training_alternate_on_the_whole_machine(flow: Flow) -> None:
     flow.asks("before", base=on())
     flow.trains("training")
     flow.asks("after", base=on())
@@ -199,7 +199,7 @@ def test_serving_and_training_take_turns_on_all_of_the_machine(flow: Flow) -> No
     assert flow.heard("stopping vllm server for base", "1/training needs GPU 0, 1, 2, 3")
 
 
-def test_on_a_cpu_they_take_turns_too(flow: Flow) -> None:
+def test_serving_and_training_alternate_on_a_cpu(flow: Flow) -> None:
     flow.asks("before", base=on(variant="cpu"))
     flow.trains("training", variant="cpu")
     flow.asks("after", base=on(variant="cpu"), judge=on(variant="cpu"))
@@ -207,7 +207,7 @@ def test_on_a_cpu_they_take_turns_too(flow: Flow) -> None:
     assert flow.lived["training"] == [] and flow.heard("1/training needs the CPU")
 
 
-def test_on_gpus_of_their_own_they_run_at_the_same_time(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_and_training_run_concurrently_on_separate_gpus(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     flow.asks("before", base=on(0, 1), judge=on(2))
     flow.trains("training", devices=(3, 2), num_devices=1)
@@ -220,7 +220,7 @@ def test_on_gpus_of_their_own_they_run_at_the_same_time(flow: Flow, monkeypatch:
     assert "--tensor-parallel-size" not in judge["args"]
 
 
-def test_servers_that_do_not_fit_on_a_gpu_together_take_turns_and_others_stay(flow: Flow) -> None:
+def test_servers_that_do_not_fit_one_gpu_alternate_and_others_stay(flow: Flow) -> None:
     for stage, model in (("one", "base"), ("two", "tuned"), ("three", "base")):
         flow.asks(stage, **{model: on(0)})
     assert flow.make() == ["base", "tuned", "base"]
@@ -230,7 +230,7 @@ def test_servers_that_do_not_fit_on_a_gpu_together_take_turns_and_others_stay(fl
     assert flow.make() == ["base", "tuned"]
 
 
-def test_servers_that_one_stage_asks_and_that_do_not_fit_are_refused_before_anything_runs(flow: Flow) -> None:
+def test_rejects_servers_of_one_stage_that_do_not_fit_before_any_work(flow: Flow) -> None:
     flow.asks("one", base=on(0))
     flow.asks("two", base=on(0), judge=on(0, 1))
     with pytest.raises(ConfigError, match=r"1/two: the servers of base, judge would share GPU 0, .* add up to 1\.7"):
@@ -243,19 +243,19 @@ def test_servers_that_one_stage_asks_and_that_do_not_fit_are_refused_before_anyt
     assert not flow.lived
 
 
-def test_a_server_that_is_asked_in_a_training_needs_devices_of_its_own(flow: Flow) -> None:
+def test_server_used_during_training_needs_its_own_devices(flow: Flow) -> None:
     def both(*devices: int) -> Instance:
         judge = ModelSettings(model="judge", server=on(*devices))
         settings = Both(options=SftOptions(variant="cuda", devices=(0, 1)), judge=judge)
         stage = Stage(name="one", version=1, settings=Both, produces=(NUMBERS,), run=flow._body)
         return Instance(address=Address(1, "one"), stage=stage, settings=settings)
 
-    check_room(both(2))
+    check_devices_fit(both(2))
     with pytest.raises(ConfigError, match=r"1/one trains on GPU 1, and the servers of judge,.*`devices` of their own"):
-        check_room(both(1, 2))
+        check_devices_fit(both(1, 2))
 
 
-def test_what_is_done_is_neither_refused_nor_served(flow: Flow) -> None:
+def test_finished_stages_are_neither_refused_nor_served(flow: Flow) -> None:
     flow.asks("one", base=on(0))
     flow.asks("two", base=on(1))
     flow.make()
@@ -266,7 +266,7 @@ def test_what_is_done_is_neither_refused_nor_served(flow: Flow) -> None:
     assert flow.make(forced=[Address(1, "one")]) == ["base"]
 
 
-def test_two_servers_on_one_port_take_turns(flow: Flow) -> None:
+def test_two_servers_on_one_port_alternate(flow: Flow) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -276,7 +276,7 @@ def test_two_servers_on_one_port_take_turns(flow: Flow) -> None:
     assert flow.make() == ["base", "judge", "base"] and flow.heard("1/two needs its port")
 
 
-def test_a_server_that_died_between_stages_is_started_again(flow: Flow) -> None:
+def test_server_that_crashed_between_stages_is_restarted(flow: Flow) -> None:
     flow.asks("one", base=on())
     flow.asks("two", base=on())
     flow.before = {"two": kill_servers}
@@ -284,7 +284,7 @@ def test_a_server_that_died_between_stages_is_started_again(flow: Flow) -> None:
     assert flow.heard("vllm server for base ended by itself with code 137")
 
 
-def test_a_server_that_answers_no_more_between_stages_is_started_again(flow: Flow) -> None:
+def test_server_that_stopped_responding_between_stages_is_restarted(flow: Flow) -> None:
     flow.asks("one", base=on())
     flow.asks("two", base=on())
     flow.before = {"two": lambda: Path(os.environ[BROKEN]).touch()}
@@ -292,7 +292,7 @@ def test_a_server_that_answers_no_more_between_stages_is_started_again(flow: Flo
     assert flow.heard("stopping vllm server for base: it answers no more, and is started again")
 
 
-def test_one_that_dies_in_a_stage_is_told_and_the_next_try_has_another(flow: Flow) -> None:
+def test_server_crash_within_a_stage_is_reported_and_the_retry_gets_another(flow: Flow) -> None:
     flow.asks("one", base=on())
     (item,) = flow.instances
     tries: list[int] = []
@@ -313,7 +313,7 @@ def test_one_that_dies_in_a_stage_is_told_and_the_next_try_has_another(flow: Flo
     assert len(starts()) == 2
 
 
-def test_a_gpu_that_another_process_has_is_named_with_its_holder(flow: Flow) -> None:
+def test_gpu_used_by_another_process_is_named_with_its_holder(flow: Flow) -> None:
     flow.trains("training", devices=(1,))
     with holder("1", "2") as other:
         held = f"GPU 1 is held by process {other.pid} for 1/rl@phase-1 of run other since"
@@ -326,7 +326,7 @@ def test_a_gpu_that_another_process_has_is_named_with_its_holder(flow: Flow) -> 
         assert flow.make(wait_s=0.0) == [] and "training" in flow.lived, "a claim dies with its process"
 
 
-def test_who_waits_for_a_gpu_holds_none_and_goes_on_when_it_is_free(flow: Flow) -> None:
+def test_waiting_for_a_gpu_holds_none_and_continues_when_free(flow: Flow) -> None:
     flow.asks("one", base=on(0))
     flow.asks("two", base=on(0), judge=on(1))
     shown: list[InstanceStatus] = []
@@ -350,22 +350,22 @@ def test_who_waits_for_a_gpu_holds_none_and_goes_on_when_it_is_free(flow: Flow) 
     console = Console(width=160)
     with console.capture() as capture:
         console.print(status_table(flow.run, shown, forced=False))
-    assert f"not begun, waits for GPU 1 of process {other.pid}" in capture.get()
+    assert f"not started, waits for GPU 1 of process {other.pid}" in capture.get()
 
 
-def test_nobody_waits_for_work_that_somebody_else_has_done(flow: Flow) -> None:
+def test_waiting_stops_when_another_process_has_done_the_work(flow: Flow) -> None:
     flow.asks("one", base=on(0))
     (item,), asked = flow.instances, iter([True, False])
     with (
         holder("0"),
         ModelServers(flow.run, notify=flow.said.append) as of_flow,
-        of_flow.around(item, lambda: next(asked)) as served,
+        of_flow.serving(item, lambda: next(asked)) as served,
     ):
         assert served is item
     assert flow.heard("1/one of run r waits: GPU 0") and not starts()
 
 
-def test_a_server_by_hand_is_told_who_has_its_gpu(flow: Flow) -> None:
+def test_manually_started_server_reports_who_holds_its_gpu(flow: Flow) -> None:
     with holder("0") as other, pytest.raises(EngineError, match=f"GPU 0 is held by process {other.pid} .*CUDA_VISIBLE"):
         servers.serve_until_interrupted(on(0), notify=flow.said.append)
 
@@ -377,9 +377,7 @@ def write_nvidia_smi(folder: Path, uuids: Sequence[str]) -> None:
     (folder / "nvidia-smi").chmod(0o755)
 
 
-def test_a_gpu_is_known_by_the_drivers_id_whatever_its_number(
-    flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_is_identified_by_driver_id_not_number(flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.environ["PATH"]
     write_nvidia_smi(tmp_path / "all", ["GPU-a", "GPU-b"])
     write_nvidia_smi(tmp_path / "job", ["GPU-b"])
@@ -394,7 +392,7 @@ def test_a_gpu_is_known_by_the_drivers_id_whatever_its_number(
     assert asked.count("asked") == 2, "by the holder and by this process, each once"
 
 
-def test_the_command_line_shares_a_server_between_the_stages_of_a_run(tmp_path: Path) -> None:
+def test_command_line_shares_a_server_between_the_stages_of_a_run(tmp_path: Path) -> None:
     desk = set_up(tmp_path, "http://127.0.0.1:9/v1")
     config = (tmp_path / "run.toml").read_text()
     served = re.sub(r"endpoints = .*", 'server = { type = "tutor" }', config)

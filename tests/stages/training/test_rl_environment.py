@@ -16,7 +16,7 @@ from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.llm.config import Sampling
 from treadle.core.store.storage import LocalStorage
 from treadle.rl.environment import ResidentEnvironment, with_interpreter
-from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import require_groups
 from treadle.rl.training.stage import local_environment
@@ -53,14 +53,14 @@ def reply(context: str, seed: int) -> str:
 
 
 @pytest.mark.covers("pareto-26")
-def test_groups_call_real_tools_from_an_engine_that_is_not_asynchronous(tmp_path: Path) -> None:
-    settings, codec, attendance = environment(tmp_path), WordCodec(), Attendance()
+def test_groups_call_real_tools_from_a_synchronous_engine(tmp_path: Path) -> None:
+    settings, codec, membership = environment(tmp_path), WordCodec(), BatchMembership()
     with (
         ResidentEnvironment(settings, digest=settings.digest(), interpreter=Path(sys.executable)) as resident,
-        BatchedModel(ScriptedGenerator(codec, reply), attendance) as model,
+        BatchedModel(ScriptedGenerator(codec, reply), membership) as model,
     ):
         engine = resident.open.engine(model, codec, Sampling())
-        rollouts = resident.open.groups(engine, Branching(2, 2, 0.5), vocab_size=10, attendance=attendance)
+        rollouts = resident.open.groups(engine, Branching(2, 2, 0.5), vocab_size=10, membership=membership)
         jobs = [job(4, seed, str(seed)) for seed in range(3)]
         groups = resident.run(require_groups(rollouts, jobs))
         again = resident.run(require_groups(rollouts, jobs[:1]))
@@ -84,7 +84,7 @@ def test_groups_call_real_tools_from_an_engine_that_is_not_asynchronous(tmp_path
     assert "environment" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_groups_search_a_web_that_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_search_a_recorded_web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     found = SearchEntry(
         search_key("heron", "en"), "heron", "en", "p", (WebHit("t", "http://a.test", "In Ostrava."),), ""
@@ -99,20 +99,20 @@ def test_groups_search_a_web_that_is_on_record(tmp_path: Path, monkeypatch: pyte
     def say(context: str, seed: int) -> str:
         return "<answer>42</answer>" if "<result>" in context.rpartition(QUESTION.text)[2] else QUERY
 
-    codec, attendance = WordCodec(), Attendance()
+    codec, membership = WordCodec(), BatchMembership()
     with (
         ResidentEnvironment(settings, digest=settings.digest()) as resident,
-        BatchedModel(ScriptedGenerator(codec, say), attendance) as model,
+        BatchedModel(ScriptedGenerator(codec, say), membership) as model,
     ):
         engine = resident.open.engine(model, codec, Sampling())
-        rollouts = resident.open.groups(engine, Branching(2, 2, 0.5), vocab_size=10, attendance=attendance)
+        rollouts = resident.open.groups(engine, Branching(2, 2, 0.5), vocab_size=10, membership=membership)
         (group,) = resident.run(require_groups(rollouts, [job(4, 0, "0")]))
     calls = [call for made in group.trajectories for call in made.trajectory.calls]
     assert {(call.argument, call.status, call.text) for call in calls} == {("heron", "ok", "Page 1: In Ostrava.")}
     assert {call.sources for call in calls} == {(found.key,)}
 
 
-def test_another_environment_than_the_run_s_is_refused(tmp_path: Path) -> None:
+def test_rejects_an_environment_that_differs_from_the_run(tmp_path: Path) -> None:
     settings = environment(tmp_path)
     other = settings.model_copy(update={"max_total_calls": 3})
     with (
@@ -123,7 +123,7 @@ def test_another_environment_than_the_run_s_is_refused(tmp_path: Path) -> None:
     assert "environment" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_tool_that_cannot_be_opened_is_one_error(tmp_path: Path) -> None:
+def test_tool_that_fails_to_open_raises_one_error(tmp_path: Path) -> None:
     settings = environment(tmp_path)
     (tmp_path / "corpus.jsonl").unlink()
     with pytest.raises(TreadleError, match=r"corpus\.jsonl"), ResidentEnvironment(settings):
@@ -131,7 +131,7 @@ def test_a_tool_that_cannot_be_opened_is_one_error(tmp_path: Path) -> None:
     assert "environment" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_the_interpreter_of_programs_is_no_part_of_the_digest(tmp_path: Path) -> None:
+def test_program_interpreter_is_not_part_of_the_digest(tmp_path: Path) -> None:
     settings = environment(tmp_path)
     given = with_interpreter(settings, Path("/usr/bin/python3"))
     assert given.python.sandbox.interpreter == Path("/usr/bin/python3")

@@ -27,7 +27,7 @@ from support.tables.rl_tables import (
 from support.tables.score_tables import question
 
 from treadle.core.errors import ConfigError, EngineError, StageFailed
-from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
@@ -93,12 +93,12 @@ def steps_of(run: Run, record: StageRecord) -> list[dict[str, Any]]:
     return rows
 
 
-def test_what_an_engine_warns_of_is_told(run: Run, start: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_warnings_are_reported(run: Run, start: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(run, start, {"warn": "3 of 4 groups\x1b[31m were not made"}, max_steps=1)
     assert "step 1: 3 of 4 groups" in caplog.text and "\x1b" not in caplog.text
 
 
-def test_a_phase_makes_a_policy_with_its_plan_report_and_curves(done: Done) -> None:
+def test_phase_produces_a_policy_with_plan_report_and_curves(done: Done) -> None:
     (row,) = done.table("checkpoint").rows()
     assert (row["name"], row["num_steps"], row["num_rows"], row["engine"]) == (PLACE, 6, 12, "trl 0, cpu")
     assert (row["first_reward"], row["last_reward"], row["num_target_tokens"]) == (0.1, 0.6, None)
@@ -113,13 +113,13 @@ def test_a_phase_makes_a_policy_with_its_plan_report_and_curves(done: Done) -> N
     assert "| 4 (exported)" in report and "3 of 4 held-out questions" in report
 
 
-def test_the_best_saved_policy_in_validation_is_handed_over_ties_by_efficiency(done: Done) -> None:
+def test_exports_the_best_validated_policy_with_ties_broken_by_efficiency(done: Done) -> None:
     (row,) = done.table("checkpoint").rows()
     assert (row["chosen_step"], row["validation_correctness"]) == (4, 0.5)
     assert (done.table("checkpoint").folder("model") / "step.txt").read_text() == "4"
 
 
-def test_the_record_holds_the_facts_of_the_phase(done: Done) -> None:
+def test_record_contains_the_facts_of_the_phase(done: Done) -> None:
     metrics = done.record.metrics
     expected = {
         "phase": 1, "engine": "trl 0, cpu", "sigma_tool": 0.1, "sigma_length": 0.05, "seed": 3, "rows": 12,
@@ -132,7 +132,7 @@ def test_the_record_holds_the_facts_of_the_phase(done: Done) -> None:
     assert [ref.address for ref in done.record.inputs["rl_rows"]] == ["1/selection@phase-1"]
 
 
-def test_every_rollout_and_every_step_is_kept(done: Done) -> None:
+def test_every_rollout_and_step_is_kept(done: Done) -> None:
     rollouts = list(done.table("rl_rollouts").rows())
     assert [(row["step"], row["output"]) for row in rollouts] == [(step, f"done {step}") for step in range(1, 7)]
     steps = steps_of(done.run, done.record)
@@ -140,7 +140,7 @@ def test_every_rollout_and_every_step_is_kept(done: Done) -> None:
     assert steps[0]["entropy"] is None and steps[0]["sigma_length"] == 0.05
 
 
-def test_reward_correctness_format_calls_and_length_are_shown_live_with_their_curves(done: Done) -> None:
+def test_training_metrics_are_shown_live_with_curves(done: Done) -> None:
     assert done.watched.starts == [(6, 0, "steps")] and done.watched.done == 6
     facts = [fact for fact in done.watched.facts if "reward" in fact]
     assert facts[3] == {
@@ -158,15 +158,15 @@ def test_reward_correctness_format_calls_and_length_are_shown_live_with_their_cu
 
 
 @pytest.mark.covers("pareto-28")
-def test_a_finished_phase_is_not_trained_again(done: Done) -> None:
-    assert state_of(instance(done.start, **done.options), done.run) == "reuse"
+def test_finished_phase_is_not_retrained(done: Done) -> None:
+    assert planned_action(instance(done.start, **done.options), done.run) == "reuse"
     again = train(done.run, done.start, {"at": 1, "do": "die"}, **done.options)
     assert again.reused and again.fingerprint == done.record.fingerprint
     assert not list(Path(done.run.storage.root).rglob("job.json")), "the workspace is removed when the phase is done"
 
 
 @pytest.mark.covers("pareto-28")
-def test_after_a_kill_training_goes_on_from_the_newest_complete_state(run: Run, start: Path) -> None:
+def test_killed_training_resumes_from_the_newest_complete_state(run: Run, start: Path) -> None:
     with pytest.raises(EngineError, match=r"killed \(signal 9\).*max_response_tokens"):
         train(run, start, {"at": 5, "do": "die", "torn": 4})
     assert sorted(path.name for path in (workspace_of(run) / "output").iterdir()) == ["checkpoint-2", "checkpoint-4"]
@@ -181,14 +181,14 @@ def test_after_a_kill_training_goes_on_from_the_newest_complete_state(run: Run, 
     assert [row["output"] for row in rollouts] == [f"done {since}" for since in (1, 2, 1, 2, 3, 4)]
 
 
-def test_a_state_that_was_not_told_of_before_the_kill_can_be_handed_over(run: Run, start: Path) -> None:
+def test_state_not_reported_before_the_kill_can_be_exported(run: Run, start: Path) -> None:
     with pytest.raises(EngineError, match="signal 9"):
         train(run, start, {"untold": 6})
     record = train(run, start, {"at": 6, "do": "die"})
     assert (record.metrics["resumed_step"], record.metrics["chosen_step"]) == (6, 6)
 
 
-def test_states_that_are_needed_no_more_are_removed_while_training_goes_on(tmp_path: Path, start: Path) -> None:
+def test_obsolete_states_are_deleted_during_training(tmp_path: Path, start: Path) -> None:
     run = run_with_rows(tmp_path / "root", questions=HELD_OUT)
     best = {"2": (0.5, 0.2), "4": (0.4, 0.4), "6": (0.4, 0.9)}
     with pytest.raises(StageFailed, match="continues differently"):
@@ -203,7 +203,7 @@ def test_states_that_are_needed_no_more_are_removed_while_training_goes_on(tmp_p
     assert {path.name for path in (workspace_of(run) / "output").iterdir()} == {"checkpoint-2", "checkpoint-6"}
 
 
-def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(tmp_path: Path, start: Path) -> None:
+def test_without_a_selection_rule_only_the_last_policy_is_kept_and_exported(tmp_path: Path, start: Path) -> None:
     run = run_with_rows(tmp_path / "root", questions=HELD_OUT)
     with pytest.raises(StageFailed, match="continues differently"):
         train(run, start, {"correct": BEST, "says": {"ids": [7, 7, 9]}}, validation_questions=3)
@@ -211,14 +211,14 @@ def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(t
     assert (workspace_of(run) / "refused" / "step.txt").read_text() == "6"
 
 
-def test_a_policy_that_was_refused_is_written_anew_from_the_trained_state(run: Run, start: Path) -> None:
+def test_rejected_policy_is_exported_again_from_the_trained_state(run: Run, start: Path) -> None:
     with pytest.raises(StageFailed, match=rf"see .*refused. .*`treadle stage {PLACE} --force` trains again"):
         train(run, start, {"says": {"ids": [7, 7, 9]}})
     record = train(run, start, {"at": 1, "do": "die"})
     assert record.metrics["greedy_ids"] == [7, 8, 9] and record.metrics["resumed_step"] == 0
 
 
-def test_validation_questions_with_long_prompts_are_left_out_and_counted(
+def test_validation_questions_with_long_prompts_are_skipped_and_counted(
     tmp_path: Path, start: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     questions = [question("h1", ["Oreb"]), question("h2", ["Oreb"]) | {"question": "x" * 300}]
@@ -231,7 +231,7 @@ def test_validation_questions_with_long_prompts_are_left_out_and_counted(
         train(run, start, {}, validation_questions=2)
 
 
-def test_a_start_on_the_hub_is_fetched_once_and_checked_like_any_other(
+def test_hub_start_model_is_downloaded_once_and_checked(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -256,7 +256,7 @@ def test_a_start_on_the_hub_is_fetched_once_and_checked_like_any_other(
     assert (row["base_model"], row["base_digest"], record.metrics["rows"]) == ("org/base", COMMIT, 12)
 
 
-def test_rows_with_long_prompts_are_left_out_by_the_tokenizer_of_the_hub_too(
+def test_rows_with_long_prompts_are_skipped_with_the_hub_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with_rows(tmp_path / "root", [*example_rows(), rl_row("q99", question="x" * 300)])
@@ -282,11 +282,11 @@ def test_rows_with_long_prompts_are_left_out_by_the_tokenizer_of_the_hub_too(
             r"nothing to learn from: in all 12 groups of 6 steps \(48 rollouts\) the rewards were equal \(all -1\)",
         ),
         ({"equal": True}, r"the rewards were equal \(mean 0.1 to 0.6\)"),
-        ({"at": 4, "do": "unmoved"}, r"learnt nothing \(Error: unmoved it is\); check learning_rate"),
-        ({"at": 6, "do": "unmoved", "equal": True}, r"nothing to learn from: in all 10 groups of 5 steps"),
+        ({"at": 4, "do": "nothing_learned"}, r"learnt nothing \(Error: nothing_learned it is\); check learning_rate"),
+        ({"at": 6, "do": "nothing_learned", "equal": True}, r"nothing to learn from: in all 10 groups of 5 steps"),
     ],
 )
-def test_a_training_that_fails_is_one_error_with_its_log(
+def test_failed_training_raises_one_error_with_its_log(
     run: Run, start: Path, script: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(EngineError, match=said) as caught:
@@ -295,18 +295,18 @@ def test_a_training_that_fails_is_one_error_with_its_log(
     assert run.record(instance(start).address) is None
 
 
-def test_a_training_that_had_nothing_to_learn_from_is_not_gone_on_with(run: Run, start: Path) -> None:
+def test_training_without_a_learning_signal_is_not_resumed(run: Run, start: Path) -> None:
     with pytest.raises(EngineError, match="nothing to learn from"):
         train(run, start, {"equal": True})
     assert train(run, start, {}).metrics["resumed_step"] == 0
 
 
-def test_what_the_engine_refuses_is_an_error_of_the_configuration(run: Run, start: Path) -> None:
+def test_engine_rejection_is_a_config_error(run: Run, start: Path) -> None:
     with pytest.raises(ConfigError, match="trl refuses the configuration of rl: no key 'x'"):
         train(run, start, {"refuse": "no key 'x'"})
 
 
-def test_a_training_of_which_nothing_is_heard_is_ended_with_all_its_processes(run: Run, start: Path) -> None:
+def test_silent_training_is_killed_with_all_its_processes(run: Run, start: Path) -> None:
     before = {process.pid for process in family(os.getpid())}
     with pytest.raises(EngineError, match=r"hangs: it sent no events for 5 s(.|\n)*still here"):
         train(run, start, {"at": 3, "do": "hang"}, stall_timeout_s=5.0)
@@ -322,7 +322,7 @@ class Interrupting(Watched):
             raise KeyboardInterrupt
 
 
-def test_ctrl_c_ends_the_training_and_the_next_call_goes_on(run: Run, start: Path) -> None:
+def test_ctrl_c_ends_the_training_and_the_next_call_resumes(run: Run, start: Path) -> None:
     before = {process.pid for process in family(os.getpid())}
     with pytest.raises(KeyboardInterrupt):
         train(run, start, {"at": 4, "do": "hang"}, progress=Interrupting())
@@ -330,7 +330,7 @@ def test_ctrl_c_ends_the_training_and_the_next_call_goes_on(run: Run, start: Pat
     assert train(run, start, {}).metrics["resumed_step"] == 2
 
 
-def test_a_killed_treadle_leaves_no_training_behind_and_the_next_call_goes_on(run: Run, start: Path) -> None:
+def test_killing_treadle_kills_the_training_and_the_next_call_resumes(run: Run, start: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(run.storage.root), str(start)], env={**os.environ, "PYTHONPATH": str(TESTS)}
     )
@@ -355,15 +355,13 @@ def test_a_killed_treadle_leaves_no_training_behind_and_the_next_call_goes_on(ru
         ({"model.safetensors": "nothing"}, "is not a valid safetensors file"),
     ],
 )
-def test_a_policy_that_is_not_its_start_is_not_handed_over(
-    run: Run, start: Path, spoil: dict[str, str], said: str
-) -> None:
+def test_policy_unlike_its_start_model_is_not_exported(run: Run, start: Path, spoil: dict[str, str], said: str) -> None:
     with pytest.raises(StageFailed, match=rf"{PLACE}: .*{said}"):
         train(run, start, {"spoil": spoil})
     assert run.record(instance(start).address) is None
 
 
-def test_tensors_of_another_shape_are_named(run: Run, start: Path) -> None:
+def test_tensors_with_a_different_shape_are_named(run: Run, start: Path) -> None:
     path = start.parent / "other.safetensors"
     write_safetensors(
         path, {"embed.weight": ("F16", (2, 3)), "norm.weight": ("BF16", (4,)), "new.weight": ("BF16", (1,))}
@@ -380,7 +378,7 @@ def test_tensors_of_another_shape_are_named(run: Run, start: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sigma_tool": 0.0, "sigma_length": 0.0}, "allow_plain"),
+        ({"sigma_tool": 0.0, "sigma_length": 0.0}, "allow_zero_sigmas"),
         ({"prompts_per_step": 14, "mini_batch_prompts": 14}, "12 rows are fewer than rl.prompts_per_step = 14"),
         ({"max_prompt_tokens": 1}, "12 of 12 rows have prompts longer than rl.max_prompt_tokens = 1"),
         ({"validation_questions": 2}, "there is no held-out question"),
@@ -389,7 +387,7 @@ def test_tensors_of_another_shape_are_named(run: Run, start: Path) -> None:
     ],
 )
 @pytest.mark.covers("pareto-28")
-def test_a_phase_that_cannot_be_followed_is_refused_before_an_engine_starts(
+def test_phase_with_an_invalid_successor_is_refused_before_an_engine_starts(
     tmp_path: Path, start: Path, options: dict[str, Any], said: str
 ) -> None:
     run = run_with_rows(tmp_path / "root", questions=[question("t", ["Oreb"]) | {"split": "train"}])

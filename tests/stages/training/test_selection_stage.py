@@ -40,7 +40,7 @@ def test_every_question_is_a_row_or_a_rejection_with_its_reason(tmp_path: Path) 
     assert (made.metrics["fronts"], made.metrics["selected_fronts"], made.metrics["domain.math"]) == (2, 1, 4)
 
 
-def test_report_and_picture_show_fronts_fates_and_how_right_the_questions_are(tmp_path: Path) -> None:
+def test_report_and_figure_show_fronts_outcomes_and_question_accuracy(tmp_path: Path) -> None:
     made = select(tmp_path, example(), SelectionOptions(max_questions=4))
     assert "4 of 8 questions, chosen by 64 rollouts; 5 have rollouts that disagree" in made.report
     cells = [re.sub(r" +", " ", line) for line in made.report.splitlines()]
@@ -53,9 +53,7 @@ def test_report_and_picture_show_fronts_fates_and_how_right_the_questions_are(tm
         assert text in made.picture
 
 
-def test_under_quotas_fronts_are_told_by_domain_and_so_is_what_a_quota_leaves_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_quotas_report_fronts_and_exclusions_by_domain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         made = select(tmp_path, example(), SelectionOptions(max_questions=8, quotas={"math": 3, "qa": 5}))
     assert made.keys == ["A", "B", "C", "F"] and made.reasons["D"] == "over_quota"
@@ -77,13 +75,13 @@ def test_under_quotas_fronts_are_told_by_domain_and_so_is_what_a_quota_leaves_ou
     assert "over the quota" in made.picture and "over the limit" not in made.picture
 
 
-def test_names_of_data_sets_drive_no_terminal_from_the_record(tmp_path: Path) -> None:
+def test_dataset_names_in_the_record_cannot_drive_a_terminal(tmp_path: Path) -> None:
     made = select(tmp_path, [Asked("a", MIXED, (1, 2, 3, 4), dataset="x|y\x1b[2J\n")])
     assert {name for name in made.metrics if name.startswith("dataset.")} == {"dataset.x|y\ufffd[2J\ufffd"}
 
 
 @pytest.mark.covers("pareto-5")
-def test_order_of_input_and_way_through_files_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_order_and_file_layout_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [Asked(f"q{number}", MIXED, (number % 5, 0, 1, 2)) for number in range(30)]
     options = SelectionOptions(max_questions=20)
     first = select(tmp_path / "a", asked, options)
@@ -98,7 +96,7 @@ def test_order_of_input_and_way_through_files_change_nothing(tmp_path: Path, mon
     assert sorted(row["extra_info"]["index"] for row in first.rows) == list(range(20))
 
 
-def test_rollouts_lost_to_infrastructure_or_without_verdict_are_not_wrong_answers(tmp_path: Path) -> None:
+def test_rollouts_lost_or_without_verdict_are_not_wrong_answers(tmp_path: Path) -> None:
     asked = [
         Asked("lost", (1, 1, 1, 0, 0), (1, 1, 1, None, None)),
         Asked("kept", (1, 1, 0, 0, None), (1, 2, 3, None, 9), "qa"),
@@ -121,7 +119,7 @@ def test_held_out_questions_are_never_trained_on(tmp_path: Path) -> None:
         select(tmp_path / "b", asked[1:])
 
 
-def test_nothing_mixed_fails_the_stage_with_counts_and_a_way_out(tmp_path: Path) -> None:
+def test_stage_without_mixed_questions_fails_with_counts_and_a_remedy(tmp_path: Path) -> None:
     wrong, right = Asked("a", (0, 0, 0, 0), (1,) * 4), Asked("b", (1, 1, 1, 1), (1,) * 4)
     with pytest.raises(StageFailed, match=r"all_right 1, all_wrong 2\); the policy answers none of them"):
         select(tmp_path / "a", [wrong, right, Asked("c", (0, 0, 0, 0), (1,) * 4)])
@@ -133,7 +131,7 @@ def test_nothing_mixed_fails_the_stage_with_counts_and_a_way_out(tmp_path: Path)
 
 
 @pytest.mark.covers("pareto-6")
-def test_a_rollout_without_score_and_a_score_without_rollout_are_named(tmp_path: Path) -> None:
+def test_rollout_without_score_and_score_without_rollout_are_named(tmp_path: Path) -> None:
     asked = example()
     scores, rollouts = score_rows(asked), rollout_rows(asked)
     with pytest.raises(ArtifactError, match="rollout H-7 has no score"):
@@ -146,9 +144,7 @@ def test_a_rollout_without_score_and_a_score_without_rollout_are_named(tmp_path:
         select(tmp_path / "d", asked, questions=[row for row in question_rows(asked) if row["question_key"] != "C"])
 
 
-def test_rollouts_of_an_earlier_version_of_the_environment_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_rollouts_of_an_earlier_environment_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = example()
     with monkeypatch.context() as patch:
         patch.setattr("treadle.agent.config.ENVIRONMENT_VERSION", 1)
@@ -157,7 +153,7 @@ def test_rollouts_of_an_earlier_version_of_the_environment_are_refused(
         select(tmp_path, asked, rollouts=rollout_rows(asked, environment_digest=earlier))
 
 
-def test_rollouts_of_another_environment_or_of_two_policies_are_refused(tmp_path: Path) -> None:
+def test_rejects_rollouts_of_another_environment_or_of_two_policies(tmp_path: Path) -> None:
     asked = example()
     other = EnvironmentSettings(max_total_calls=3)
     with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
@@ -169,7 +165,7 @@ def test_rollouts_of_another_environment_or_of_two_policies_are_refused(tmp_path
 
 
 @pytest.mark.covers("pareto-7")
-def test_a_source_has_one_domain_in_filter_and_rows_and_an_unknown_one_is_named(tmp_path: Path) -> None:
+def test_each_source_has_one_domain_and_an_unknown_one_is_named(tmp_path: Path) -> None:
     graded = (0.9, 0.1, 0.2, 0.3)
     asked = [
         Asked("a", MIXED, (1, 1, 1, 1), "math", dataset="still"),
@@ -191,7 +187,7 @@ def test_a_source_has_one_domain_in_filter_and_rows_and_an_unknown_one_is_named(
         select(tmp_path / "b", [*asked, Asked("e", MIXED, (1,) * 4, "poetry", dataset="elsewhere")])
 
 
-def test_later_phases_tell_what_became_of_earlier_rows_and_can_leave_them_out(tmp_path: Path) -> None:
+def test_later_phases_report_and_can_exclude_earlier_rows(tmp_path: Path) -> None:
     def asked(*right: str) -> list[Asked]:
         return [Asked(key, (1,) * 4 if key in right else MIXED, (1, 2, 3, 4)) for key in "abcd"]
 
@@ -212,7 +208,7 @@ def test_later_phases_tell_what_became_of_earlier_rows_and_can_leave_them_out(tm
     assert third.metrics["overlap.2.selected_before"] == 3
 
 
-def test_rows_open_as_the_format_of_their_question_says_and_keep_its_scorer(tmp_path: Path) -> None:
+def test_rows_start_as_their_question_format_says_and_keep_its_scorer(tmp_path: Path) -> None:
     asked = [Asked("a", MIXED, (1, 2, 3, 4), "qa"), Asked("b", MIXED, (1, 2, 3, 5), "qa")]
     questions = question_rows(asked)
     questions[0] |= {"format": "assertion", "scorer": "math"}
@@ -228,7 +224,7 @@ def test_rows_open_as_the_format_of_their_question_says_and_keep_its_scorer(tmp_
 
 
 @pytest.mark.covers("pareto-8")
-def test_rows_have_the_prompt_of_the_environment_and_verls_types(tmp_path: Path) -> None:
+def test_rows_have_the_environment_prompt_and_verl_types(tmp_path: Path) -> None:
     asked = [Asked("a", MIXED, (1, 2, 3, 4), "qa"), Asked("b", MIXED, (1, 2, 3, 5), "choice")]
     questions = question_rows(asked)
     questions[0]["answers"] = ["Eiffel Tower", "La tour Eiffel"]

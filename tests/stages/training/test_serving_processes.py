@@ -14,7 +14,7 @@ from treadle.core.engines.serving import serve
 from treadle.core.errors import ConfigError, EngineError
 
 
-def test_a_started_server_answers_and_stops_with_its_block(tmp_path: Path) -> None:
+def test_started_server_responds_and_stops_with_its_context(tmp_path: Path) -> None:
     said: list[str] = []
     with serve(TutorServer(options={"latency_s": 0.01}), log_folder=tmp_path, notify=said.append) as served:
         body = json.dumps({"model": served.model, "prompt": "1", "max_tokens": 1}).encode()
@@ -26,7 +26,7 @@ def test_a_started_server_answers_and_stops_with_its_block(tmp_path: Path) -> No
     assert "answers at" in said[-1]
 
 
-def test_a_server_that_refuses_its_options_is_one_error_with_its_log(tmp_path: Path) -> None:
+def test_server_that_rejects_its_options_raises_one_error_with_its_log(tmp_path: Path) -> None:
     with (
         pytest.raises(EngineError, match=r"ended with code 2 before it answered(.|\n)*--no-such-option"),
         serve(TutorServer(options={"no_such_option": True}), log_folder=tmp_path),
@@ -34,7 +34,7 @@ def test_a_server_that_refuses_its_options_is_one_error_with_its_log(tmp_path: P
         pass
 
 
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_server_that_never_responds_times_out(tmp_path: Path) -> None:
     settings = TutorServer(options={"faults": "500=1"}, startup_timeout_s=2.0)
     with (
         pytest.raises(EngineError, match=r"did not answer within 2 s"),
@@ -43,7 +43,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
         pass
 
 
-def test_a_model_name_that_the_server_does_not_know_is_an_error_at_once(tmp_path: Path) -> None:
+def test_unknown_model_name_fails_immediately(tmp_path: Path) -> None:
     with (
         pytest.raises(EngineError, match=r"refuses a completion of 'other'"),
         serve(TutorServer(), model_name="other", log_folder=tmp_path),
@@ -51,7 +51,7 @@ def test_a_model_name_that_the_server_does_not_know_is_an_error_at_once(tmp_path
         pass
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+def test_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

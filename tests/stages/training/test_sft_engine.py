@@ -21,7 +21,7 @@ from treadle.core.errors import ConfigError, EngineError
 from treadle.sft import launch
 from treadle.sft.config import SftOptions
 from treadle.sft.launch import EngineOptions, Training, TrainingFolder, fine_tune
-from treadle.sft.llamafactory_config import Machine, torchrun_arguments
+from treadle.sft.llamafactory_config import SftMachine, torchrun_arguments
 from treadle.sft.training_events import TrainingStep
 
 TESTS = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def run(folder: TrainingFolder, options: EngineOptions = OPTIONS, **script: Any)
     return fine_tune(folder, "a: 1\n", options)
 
 
-def test_steps_are_told_as_they_come_and_a_finished_training_is_not_repeated(folder: TrainingFolder) -> None:
+def test_steps_are_reported_live_and_a_finished_training_is_not_repeated(folder: TrainingFolder) -> None:
     (folder.path / "script.json").write_text("{}")
     steps: list[TrainingStep] = []
     begins: list[tuple[int, int]] = []
@@ -75,23 +75,23 @@ def test_steps_are_told_as_they_come_and_a_finished_training_is_not_repeated(fol
     assert run(folder, at=1, do="die") == done
 
 
-def test_what_llamafactory_refuses_is_an_error_of_the_configuration(folder: TrainingFolder) -> None:
+def test_llamafactory_rejection_is_a_config_error(folder: TrainingFolder) -> None:
     with pytest.raises(ConfigError, match=r"refuses the configuration of sft: unknown key 'lerning_rate'"):
         run(folder, refuse="unknown key 'lerning_rate'")
     assert not folder.rows.exists()
 
 
-def test_a_model_that_the_hub_does_not_give_is_one_line(folder: TrainingFolder) -> None:
+def test_model_missing_from_the_hub_fails_in_one_line(folder: TrainingFolder) -> None:
     said = r"^sft\.model cannot be fetched from the model hub \(org/name: gone\); check its name.*set a local folder"
     with pytest.raises(EngineError, match=said) as caught:
         run(folder, refuse="org/name: gone", kind="no_model")
     assert "\n" not in str(caught.value)
 
 
-def test_the_commands_of_further_nodes_are_told_before_they_are_waited_for(
+def test_commands_for_further_nodes_are_printed_before_waiting_for_them(
     folder: TrainingFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine = Machine(variant="cuda", num_devices=2, num_nodes=3)
+    machine = SftMachine(variant="cuda", num_devices=2, num_nodes=3)
     arguments = torchrun_arguments(SftOptions(num_nodes=3, main_address="first"), machine)
     options = EngineOptions(variant="cpu", stall_timeout_s=60.0, num_nodes=3, torchrun=tuple(arguments))
     (folder.path / "script.json").write_text("{}")
@@ -107,7 +107,7 @@ def test_the_commands_of_further_nodes_are_told_before_they_are_waited_for(
     assert done.returncode == 0 and "scripted engine: train" in done.stdout, done.stderr
 
 
-def test_a_configuration_that_was_refused_is_checked_again(folder: TrainingFolder) -> None:
+def test_rejected_config_is_checked_again(folder: TrainingFolder) -> None:
     (folder.path / "script.json").write_text(json.dumps({"at": 1, "do": "other"}))
     with pytest.raises(EngineError, match="other it is"):
         fine_tune(folder, "a: 1\n", OPTIONS)
@@ -117,7 +117,7 @@ def test_a_configuration_that_was_refused_is_checked_again(folder: TrainingFolde
             fine_tune(folder, "a: 2\n", OPTIONS)
 
 
-def test_what_prepare_found_is_told_before_the_training_and_pins_the_later_processes(folder: TrainingFolder) -> None:
+def test_prepare_findings_are_reported_before_training_and_pin_later_processes(folder: TrainingFolder) -> None:
     def refuse(prepared: Mapping[str, Any]) -> None:
         raise ConfigError(prepared["tokenizer_digest"])
 
@@ -131,7 +131,7 @@ def test_what_prepare_found_is_told_before_the_training_and_pins_the_later_proce
     assert all("revision c0ffee" in (folder.logs / f"{name}.log").read_text() for name in ("train", "finish"))
 
 
-def test_a_model_without_its_greedy_ids_is_not_the_end(folder: TrainingFolder) -> None:
+def test_missing_greedy_sample_leaves_the_training_resumable(folder: TrainingFolder) -> None:
     (folder.path / "script.json").write_text(json.dumps({"finish": "no memory"}))
     with pytest.raises(
         EngineError, match="ran out of memory; the training is saved, only its model must still be written"
@@ -147,13 +147,13 @@ def test_a_model_without_its_greedy_ids_is_not_the_end(folder: TrainingFolder) -
     ("given", "num_devices", "seen"),
     [(None, 2, "0,1"), ("3, 5,7", 2, "3,5"), ("3,5", 1, "3"), ("GPU-a,GPU-b", 2, None)],
 )
-def test_processes_see_the_gpus_that_take_part_and_prepare_counts_as_one_of_torchrun(
+def test_processes_see_participating_gpus_and_prepare_runs_as_a_torchrun_process(
     folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, given: str | None, num_devices: int, seen: str | None
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    arguments = torchrun_arguments(SftOptions(), Machine(variant="cuda", num_devices=num_devices))
+    arguments = torchrun_arguments(SftOptions(), SftMachine(variant="cuda", num_devices=num_devices))
     torchrun = tuple(arguments) if num_devices > 1 else None
     run(folder, EngineOptions(variant="cuda", stall_timeout_s=60.0, torchrun=torchrun))
     visible = f"CUDA_VISIBLE_DEVICES={seen or given} "
@@ -162,9 +162,7 @@ def test_processes_see_the_gpus_that_take_part_and_prepare_counts_as_one_of_torc
     assert ("RANK=0 WORLD_SIZE=1" in prepared) == (torchrun is not None) and "RANK=None" in trained
 
 
-def test_a_training_sees_the_gpus_that_its_configuration_names(
-    folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_sees_the_gpus_named_in_its_config(folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     run(folder, EngineOptions(variant="cuda", stall_timeout_s=60.0, devices=(3, 1)))
     assert "CUDA_VISIBLE_DEVICES=7 " in (folder.logs / "train.log").read_text()
@@ -177,7 +175,7 @@ def test_a_training_sees_the_gpus_that_its_configuration_names(
         ({"at": 3, "do": "no memory"}, r"ran out of memory; lower per_device_batch_size(.|\n)*Tried to allocate"),
         ({"at": 3, "do": "no_memory"}, "ran out of memory"),
         ({"at": 3, "do": "diverged"}, r"diverged \(Error: diverged it is\); lower learning_rate"),
-        ({"at": 3, "do": "unmoved"}, "learnt nothing"),
+        ({"at": 3, "do": "nothing_learned"}, "learnt nothing"),
         ({"at": 3, "do": "other"}, r"failed with code 1 \(Error: other it is\)"),
         ({"at": 1, "do": "stop early"}, "took no step"),
         ({"at": 3, "do": "stop early"}, "took no step"),
@@ -186,7 +184,7 @@ def test_a_training_sees_the_gpus_that_its_configuration_names(
         ({"loss": 0.25}, r"the loss was 0.25 in all 6 steps"),
     ],
 )
-def test_a_training_that_fails_is_one_error_with_its_log(
+def test_failed_training_raises_one_error_with_its_log(
     folder: TrainingFolder, script: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(EngineError, match=said) as caught:
@@ -195,14 +193,14 @@ def test_a_training_that_fails_is_one_error_with_its_log(
     assert not folder.model.exists() and not folder.trained.exists()
 
 
-def test_a_training_of_which_nothing_is_heard_is_ended_with_all_its_processes(folder: TrainingFolder) -> None:
+def test_silent_training_is_killed_with_all_its_processes(folder: TrainingFolder) -> None:
     before = family(os.getpid())
     with pytest.raises(EngineError, match=r"hangs: it sent no events for 5 s(.|\n)*still here"):
         run(folder, EngineOptions(variant="cpu", stall_timeout_s=5.0), at=3, do="hang")
     assert pids(family(os.getpid())) <= pids(before)
 
 
-def test_after_a_kill_training_goes_on_from_the_newest_complete_state(folder: TrainingFolder) -> None:
+def test_killed_training_resumes_from_the_newest_complete_state(folder: TrainingFolder) -> None:
     with pytest.raises(EngineError, match="signal 9"):
         run(folder, at=5, do="die", torn=4)
     assert (folder.output / "checkpoint-4").is_dir()
@@ -212,14 +210,14 @@ def test_after_a_kill_training_goes_on_from_the_newest_complete_state(folder: Tr
     assert done.seconds == 6.5, "the two steps that were done twice count once"
 
 
-def test_a_training_that_learnt_nothing_is_not_gone_on_with(folder: TrainingFolder) -> None:
+def test_training_that_learnt_nothing_is_not_resumed(folder: TrainingFolder) -> None:
     with pytest.raises(EngineError, match="learnt nothing"):
-        run(folder, at=5, do="unmoved")
-    assert (folder.unmoved / "checkpoint-4" / "treadle-complete").is_file(), "the states are kept for a look"
+        run(folder, at=5, do="nothing_learned")
+    assert (folder.nothing_learned / "checkpoint-4" / "treadle-complete").is_file(), "the states are kept for a look"
     assert run(folder).resumed_step == 0
 
 
-def test_ctrl_c_ends_the_training_and_the_next_call_goes_on(folder: TrainingFolder) -> None:
+def test_ctrl_c_ends_the_training_and_the_next_call_resumes(folder: TrainingFolder) -> None:
     (folder.path / "script.json").write_text(json.dumps({"at": 4, "do": "hang", "once": True}))
 
     def interrupt(step: TrainingStep) -> None:
@@ -233,7 +231,7 @@ def test_ctrl_c_ends_the_training_and_the_next_call_goes_on(folder: TrainingFold
     assert fine_tune(folder, "a: 1\n", OPTIONS).resumed_step == 2
 
 
-def test_a_killed_treadle_leaves_no_training_behind(folder: TrainingFolder, python: Path) -> None:
+def test_killing_treadle_leaves_no_training_process(folder: TrainingFolder, python: Path) -> None:
     (folder.path / "script.json").write_text(json.dumps({"at": 3, "do": "hang", "once": True}))
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(python), str(folder.path)])
     try:

@@ -78,7 +78,7 @@ def start(folder: Path, code: str, *arguments: str, grace_s: float = 0.2) -> Chi
     return start_child(command, name="engine", log_path=folder / "log", grace_s=grace_s)
 
 
-def test_killing_the_parent_leaves_no_descendant_of_the_engine(tmp_path: Path) -> None:
+def test_killing_the_parent_kills_every_engine_descendant(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, ENGINE, str(tmp_path)])
     pids = pids_in(tmp_path, (*NAMES, "supervisor"))
     assert all(is_alive(pid) for pid in pids)
@@ -88,7 +88,7 @@ def test_killing_the_parent_leaves_no_descendant_of_the_engine(tmp_path: Path) -
 
 
 @pytest.mark.covers("flywheel-5")
-def test_the_grace_of_an_engine_is_cut_short_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_engine_grace_period_is_shortened_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT.replace("0.2", "600.0"), ENGINE, str(tmp_path)])
     pids = pids_in(tmp_path, (*NAMES, "supervisor"))
     parent.kill()
@@ -96,7 +96,7 @@ def test_the_grace_of_an_engine_is_cut_short_when_its_parent_is_killed(tmp_path:
     assert eventually(lambda: not any(is_alive(pid) for pid in pids), 10.0)
 
 
-def test_a_fork_of_the_parent_that_holds_the_pipe_does_not_keep_the_engine_alive(tmp_path: Path) -> None:
+def test_parent_fork_that_holds_the_pipe_does_not_keep_the_engine_alive(tmp_path: Path) -> None:
     fork = PARENT.replace(
         "time.sleep(600)", "import os\nif os.fork() == 0: (folder / 'fork').write_text(str(os.getpid()))"
     )
@@ -112,7 +112,7 @@ def test_a_fork_of_the_parent_that_holds_the_pipe_does_not_keep_the_engine_alive
         os.kill(holder, signal.SIGKILL)
 
 
-def test_stopping_kills_what_ignores_sigterm_and_what_left_the_group(tmp_path: Path) -> None:
+def test_stopping_kills_processes_that_ignore_sigterm_or_left_the_group(tmp_path: Path) -> None:
     child = start(tmp_path, ENGINE, str(tmp_path))
     pids = pids_in(tmp_path)
     assert child.poll() is None
@@ -121,7 +121,7 @@ def test_stopping_kills_what_ignores_sigterm_and_what_left_the_group(tmp_path: P
     assert child.stop() == 128 + signal.SIGKILL
 
 
-def test_descendants_do_not_outlive_an_engine_that_ends_by_itself(tmp_path: Path) -> None:
+def test_descendants_do_not_outlive_an_engine_that_exits(tmp_path: Path) -> None:
     # It ends only after its descendants have reported: they are killed the moment it ends.
     told = 'all(os.path.exists(f"{folder}/{name}") for name in ("child", "daemon"))'
     ends = ENGINE.replace('tell("engine")\ntime.sleep(600)', f'tell("engine")\nwhile not {told}:\n    time.sleep(0.01)')
@@ -131,7 +131,7 @@ def test_descendants_do_not_outlive_an_engine_that_ends_by_itself(tmp_path: Path
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_an_engine_may_end_in_its_own_way_within_the_grace(tmp_path: Path) -> None:
+def test_engine_may_exit_on_its_own_within_the_grace_period(tmp_path: Path) -> None:
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit(7)))\n"
@@ -144,7 +144,7 @@ def test_an_engine_may_end_in_its_own_way_within_the_grace(tmp_path: Path) -> No
     assert child.log_tail() == "up\nbye"
 
 
-def test_a_killed_supervisor_takes_the_engine_along(tmp_path: Path) -> None:
+def test_killed_supervisor_kills_the_engine(tmp_path: Path) -> None:
     child = start(tmp_path, "import time; time.sleep(600)")
     os.kill(child.supervisor_pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(child.pid))
@@ -152,25 +152,25 @@ def test_a_killed_supervisor_takes_the_engine_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 11)", 139)])
-def test_the_engines_exit_code_comes_through(tmp_path: Path, end: str, code: int) -> None:
+def test_engine_exit_code_is_returned(tmp_path: Path, end: str, code: int) -> None:
     child = start(tmp_path, f"import os, sys; {end}")
     assert child.wait(20.0) == code
     child.stop()
 
 
-def test_a_command_that_does_not_exist_is_one_error(tmp_path: Path) -> None:
+def test_missing_command_raises_one_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"cannot start engine \(/no/such/program\).*No such file"):
         start_child(["/no/such/program"], name="engine", log_path=tmp_path / "log")
 
 
-def test_an_engine_starts_in_an_empty_folder(tmp_path: Path) -> None:
+def test_engine_starts_in_an_empty_folder(tmp_path: Path) -> None:
     child = start(tmp_path, "import os; print(os.listdir('.'))")
     child.wait(20.0)
     child.stop()
     assert child.log_tail() == "[]"
 
 
-def test_what_an_engine_prints_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+def test_engine_output_cannot_control_the_terminal(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one\n\x1b[31mred\x1b[0m \x1b]0;title\x07two\x07\n10%\r50%\r100% done\nbad \xff bytes \x9b1m\n")
     assert log_tail(log) == "one\nred two\\x07\n100% done\nbad \ufffd bytes \ufffd1m"

@@ -121,7 +121,7 @@ def newest_state(root: Path) -> int:
 
 @pytest.mark.covers("flywheel-25")
 @pytest.mark.parametrize("kind", [sft, rl])
-def test_a_training_killed_in_any_of_its_processes_ends_as_if_nothing_had_been(
+def test_training_with_any_process_killed_matches_an_undisturbed_one(
     kind: Callable[[Path], Training], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = int(os.environ.get("TREADLE_KILL_SEED") or int.from_bytes(os.urandom(4), "big"))

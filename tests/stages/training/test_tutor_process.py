@@ -38,7 +38,7 @@ def complete(url: str, seed: int) -> dict[str, Any]:
         return dict(json.load(response))
 
 
-def test_it_says_what_it_is_where_it_listens_and_ends_on_a_signal(tmp_path: Path) -> None:
+def test_tutor_reports_its_purpose_and_address_and_ends_on_a_signal(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     with tutor("--port-file", str(port_file), "--persona", "noisy") as (process, ready):
         assert ready["url"] == f"http://127.0.0.1:{port_file.read_text().strip()}/v1"
@@ -49,7 +49,7 @@ def test_it_says_what_it_is_where_it_listens_and_ends_on_a_signal(tmp_path: Path
         assert process.wait(timeout=20) == 130
 
 
-def test_two_processes_give_equal_answers() -> None:
+def test_two_tutor_processes_give_equal_answers() -> None:
     answers = []
     for _ in range(2):
         with tutor() as (_, ready):
@@ -57,7 +57,7 @@ def test_two_processes_give_equal_answers() -> None:
     assert answers[0] == answers[1]
 
 
-def test_the_log_holds_every_request_when_the_server_is_killed(tmp_path: Path) -> None:
+def test_log_contains_every_request_when_the_server_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     with tutor("--request-log", str(log)) as (process, ready):
         for seed in range(3):
@@ -78,7 +78,7 @@ def test_the_log_holds_every_request_when_the_server_is_killed(tmp_path: Path) -
         (["--request-log", "/proc/none/log"], "request log"),
     ],
 )
-def test_wrong_settings_end_with_one_line(arguments: list[str], words: str) -> None:
+def test_wrong_settings_fail_in_one_line(arguments: list[str], words: str) -> None:
     command = [sys.executable, "-m", "treadle.demo.tutor", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode in (1, 2) and ended.stdout == ""

@@ -13,7 +13,7 @@ from treadle.web.slots import PageTime
 
 
 @pytest.mark.parametrize("status", [204, 206, 304, 400, 401, 403, 404, 410, 451, 501])
-async def test_another_status_than_200_is_no_page(status: int) -> None:
+async def test_status_other_than_200_is_not_a_page(status: int) -> None:
     with Site({"/": Page("" if status in (204, 304) else "x", status)}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             refused = await refusal(fetch(site.url()))
@@ -21,7 +21,7 @@ async def test_another_status_than_200_is_no_page(status: int) -> None:
         assert len(site.requests) == 1
 
 
-async def test_a_redirect_that_leads_nowhere_is_no_page() -> None:
+async def test_redirect_without_target_is_not_a_page() -> None:
     with Site({"/": Page("", 302), "/300": Page("", 300)}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await refusal(fetch(site.url()))).detail == "status 302"
@@ -40,7 +40,7 @@ class Pauses:
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-async def test_a_busy_server_is_asked_again_after_a_pause(status: int, attempts: int) -> None:
+async def test_busy_server_is_retried_after_a_pause(status: int, attempts: int) -> None:
     pauses = Pauses()
     with Site({"/": Page("x", status)}) as site:
         async with fetching(allowed=LOOPBACK, pause=pauses, fetch={"attempts": attempts}) as fetch:
@@ -59,29 +59,29 @@ async def test_a_busy_server_is_asked_again_after_a_pause(status: int, attempts:
     ids=["at once", "in the header", "in the body", "in a chunk"],
 )
 @pytest.mark.parametrize("attempts", [1, 2])
-async def test_a_server_that_breaks_off_is_asked_again(script: Script, attempts: int) -> None:
+async def test_server_that_drops_the_connection_is_retried(script: Script, attempts: int) -> None:
     with Hostile(script) as server:
         async with fetching(allowed=LOOPBACK, fetch={"attempts": attempts}) as fetch:
             assert (await refusal(fetch(server.url))).kind == "connect"
         assert server.requests == attempts
 
 
-async def test_a_server_is_not_asked_again_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PageTime, "half_is_left", property(lambda _: False))
+async def test_server_is_not_retried_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PageTime, "can_retry", property(lambda _: False))
     with Site({"/": Page("x", 503)}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             await refusal(fetch(site.url()))
         assert len(site.requests) == 1
 
 
-async def test_what_failed_once_may_be_had_the_second_time() -> None:
+async def test_failed_page_may_succeed_on_the_second_attempt() -> None:
     answers = [Page("", 503), Page("there")]
     with Site({"/": lambda _: answers.pop(0)}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await fetch(site.url())).body == b"there"
 
 
-async def test_a_port_where_nobody_listens_is_a_failure_of_the_connection() -> None:
+async def test_closed_port_is_a_connection_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     async with fetching(allowed=LOOPBACK) as fetch:
@@ -104,7 +104,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("said", "media_type", "charset"), TYPES)
-async def test_text_of_these_types_is_read(said: str, media_type: str, charset: str) -> None:
+async def test_supported_text_types_are_read(said: str, media_type: str, charset: str) -> None:
     with Site({"/": Page("text", media_type=said)}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             page = await fetch(site.url())
@@ -126,7 +126,7 @@ async def test_text_of_these_types_is_read(said: str, media_type: str, charset: 
         "*/*",
     ],
 )
-async def test_other_types_are_refused_before_they_are_read(said: str) -> None:
+async def test_other_types_are_refused_before_reading(said: str) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: 9999\r\n\r\n<html>" % said.encode()
     with Hostile(falling_silent(head)) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
@@ -147,7 +147,7 @@ async def test_other_types_are_refused_before_they_are_read(said: str) -> None:
         (b"text", ""),
     ],
 )
-async def test_without_a_type_the_first_bytes_tell(said: str, body: bytes, media_type: str) -> None:
+async def test_missing_type_is_detected_from_the_first_bytes(said: str, body: bytes, media_type: str) -> None:
     with Site({"/": Page(body, media_type=said)}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             if media_type:
@@ -156,26 +156,26 @@ async def test_without_a_type_the_first_bytes_tell(said: str, body: bytes, media
                 assert (await refusal(fetch(site.url()))).kind == "type"
 
 
-async def test_a_file_without_a_type_is_not_read_to_its_end() -> None:
+async def test_unsupported_file_without_a_type_is_not_read_to_its_end() -> None:
     script = falling_silent(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + b"x" * 600)
     with Hostile(script) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await refusal(fetch(server.url))).kind == "type"
 
 
-async def test_a_pdf_is_known_by_its_first_bytes_whatever_its_type() -> None:
+async def test_pdf_is_detected_by_its_first_bytes_regardless_of_its_type() -> None:
     with Site({"/": Page(b"%PDF-1.7", media_type="text/html")}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await fetch(site.url())).media_type == "application/pdf"
 
 
-async def test_an_empty_page_is_a_page() -> None:
+async def test_empty_page_is_a_page() -> None:
     with Site({"/": ""}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await fetch(site.url())).body == b""
 
 
-async def test_words_of_a_failure_are_ours() -> None:
+async def test_failure_messages_contain_no_server_text() -> None:
     """Server text could be an instruction to a reader of the record."""
     order = b"IGNORE-ALL-ORDERS"
     scripts = [

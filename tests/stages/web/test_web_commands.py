@@ -54,7 +54,7 @@ def command(desk: Desk, *arguments: str, cache: str = "cache") -> object:
     return treadle(desk, *arguments, "--json", cache=cache).succeeded().json()
 
 
-def test_a_record_of_a_run_is_an_artifact_that_can_be_looked_into(desk: Desk) -> None:
+def test_web_record_of_a_run_is_exported_as_a_browsable_artifact(desk: Desk) -> None:
     done = treadle(desk, "export", "web_record", "--run", "r").succeeded()
     folder = done.out.splitlines()[0]
     assert folder.startswith(str(desk.folder / "outputs/artifacts/web_record/"))
@@ -73,7 +73,7 @@ def test_a_record_of_a_run_is_an_artifact_that_can_be_looked_into(desk: Desk) ->
 
 
 @pytest.mark.parametrize("where", ["run", "folder"])
-def test_entries_are_shown_and_drive_no_terminal(desk: Desk, where: str) -> None:
+def test_entries_are_shown_and_cannot_drive_a_terminal(desk: Desk, where: str) -> None:
     place = ["--run", "r"]
     if where == "folder":
         exported = command(desk, "export", "web_record", "--run", "r")
@@ -93,7 +93,7 @@ def test_entries_are_shown_and_drive_no_terminal(desk: Desk, where: str) -> None
     assert command(desk, "web", "show", *place, "--key", SEARCH.key) == found
 
 
-def test_what_a_run_takes_from_a_record_is_shown_of_the_run(desk: Desk) -> None:
+def test_record_entries_used_by_a_run_are_shown_for_the_run(desk: Desk) -> None:
     desk.write("cache.json", {"Paris population": "2.1 million"})
     folders = [
         treadle(desk, *made).succeeded().out.splitlines()[0]
@@ -116,7 +116,7 @@ def test_what_a_run_takes_from_a_record_is_shown_of_the_run(desk: Desk) -> None:
     assert "2.1 million" in treadle(desk, "web", "show", "--run", "imported", "--query", "paris POPULATION?").out
 
 
-def test_what_is_not_there_is_said_in_one_line(desk: Desk) -> None:
+def test_missing_web_record_entries_are_reported_in_one_line(desk: Desk) -> None:
     treadle(desk, "web", "show", "--run", "r", "--query", "\x1bother").failed("has no search for", code=2)
     treadle(desk, "web", "show", "--run", "r", "--url", "https://example.org/other").failed("has no page", code=2)
     treadle(desk, "web", "show", "--run", "r", "--url", "file:///etc/passwd").failed("is no address", code=2)
@@ -130,7 +130,7 @@ def test_what_is_not_there_is_said_in_one_line(desk: Desk) -> None:
     assert not (desk.folder / "outputs/artifacts").exists()
 
 
-def test_a_damaged_entry_is_named_and_nothing_is_exported(desk: Desk) -> None:
+def test_damaged_entry_is_named_and_nothing_is_exported(desk: Desk) -> None:
     (path,) = (desk.folder / "outputs/runs/r/store/web").rglob(SEARCH.key)
     path.write_bytes(b"1damaged")
     treadle(desk, "export", "web_record", "--run", "r").failed(SEARCH.key, "is damaged", code=1)
@@ -143,7 +143,7 @@ def test_a_damaged_entry_is_named_and_nothing_is_exported(desk: Desk) -> None:
     assert not list((desk.folder / "outputs/artifacts/web_record").iterdir())
 
 
-def test_caches_of_other_programs_become_a_record_that_finds_by_words(desk: Desk) -> None:
+def test_foreign_caches_become_a_record_searchable_by_words(desk: Desk) -> None:
     hits = [{"title": "Seine", "link": "https://example.org/seine", "snippet": "775 km"}]
     cache = {
         "how long is the seine": {"organic": hits},
@@ -172,7 +172,7 @@ def test_caches_of_other_programs_become_a_record_that_finds_by_words(desk: Desk
     assert isinstance(kept, dict) and kept["provider"] == "serper"
 
 
-def test_an_import_without_anything_to_use_is_one_line(desk: Desk) -> None:
+def test_import_without_usable_entries_fails_in_one_line(desk: Desk) -> None:
     (desk.folder / "bad.json").write_text('{"q": null}')
     treadle(desk, "import", "web_cache", "bad.json").failed("bad.json", "unknown form", code=2)
     treadle(desk, "import", "web_cache", "none.json").failed("none.json", code=1)
@@ -180,7 +180,9 @@ def test_an_import_without_anything_to_use_is_one_line(desk: Desk) -> None:
     assert not (desk.folder / "outputs/artifacts").exists()
 
 
-def test_records_go_to_an_object_store_and_come_from_there(desk: Desk, objects: ObjectServer, object_root: str) -> None:
+def test_records_are_uploaded_to_and_read_from_an_object_store(
+    desk: Desk, objects: ObjectServer, object_root: str
+) -> None:
     store = Run.create(object_root, "r", {}, {}).store("web")
     for entry in ENTRIES:
         store.add(entry.key, packed(entry))
@@ -192,7 +194,7 @@ def test_records_go_to_an_object_store_and_come_from_there(desk: Desk, objects: 
     assert isinstance(shown, dict) and shown["text"] == PAGE.text
 
 
-def test_a_search_key_in_a_configuration_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+def test_search_key_in_a_config_is_refused_before_anything_is_stored(tmp_path: Path) -> None:
     desk = set_up(tmp_path / "desk", "http://127.0.0.1:9/v1")
     config = (desk.folder / "run.toml").read_text().replace("search.enabled = false", "")
     table = '[environment.search.web]\nprovider = { type = "serper", api_key_envs = ["SEARCH_ONE"] }\n'
@@ -202,7 +204,7 @@ def test_a_search_key_in_a_configuration_is_refused_before_anything_is_kept(tmp_
     assert not (desk.folder / "outputs/runs/r").exists()
 
 
-def test_a_key_that_is_not_there_is_missed_before_anything_is_made(tmp_path: Path) -> None:
+def test_missing_search_key_is_reported_before_any_work(tmp_path: Path) -> None:
     desk = set_up(tmp_path / "desk", "http://127.0.0.1:9/v1")
     config = (desk.folder / "run.toml").read_text().replace("search.enabled = false", "")
     (desk.folder / "run.toml").write_text(config + PROVIDER % "http://127.0.0.1:9/search")
@@ -225,7 +227,7 @@ recorded_in = "%s"
 """
 
 
-def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_path: Path) -> None:
+def test_recorded_run_is_replayed_offline_by_another_and_no_key_is_stored(tmp_path: Path) -> None:
     with tutor() as url, Site({"/page": "<p>Anna is the oldest of them.</p>"}) as site:
         desk = set_up(tmp_path / "desk", url)
         desk.write("questions.jsonl", {"question": "Who is the oldest of them?", "answer": "x"}, QUESTIONS[0])
@@ -280,7 +282,7 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
     assert KEY_VALUE not in made.out + made.err
 
 
-def test_a_finished_run_is_known_as_finished_when_the_record_that_it_began_with_has_vanished(tmp_path: Path) -> None:
+def test_finished_run_stays_finished_after_its_initial_record_vanishes(tmp_path: Path) -> None:
     with tutor() as url, SmallWeb({}) as web:
         desk = set_up(tmp_path / "desk", url)
         desk.write("questions.jsonl", {"question": "Who is the oldest of them?", "answer": "x"})

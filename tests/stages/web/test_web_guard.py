@@ -21,7 +21,7 @@ from support.servers.web_servers import Names, Page, Request, Route, Site, World
 from support.web.fetching import LOOPBACK, fetching, refusal
 from yarl import URL
 
-from treadle.web import once
+from treadle.web import log_once as once
 from treadle.web.addresses import AddressRule
 from treadle.web.pages import fetch as fetch_module
 
@@ -138,7 +138,7 @@ async def test_no_spelling_of_this_machine_is_connected_to(host: str, kind: str,
 
 
 @pytest.mark.parametrize("host", [host for host, _ in SPELLINGS.values()], ids=list(SPELLINGS))
-async def test_the_guard_alone_stops_what_the_rule_for_urls_would_let_through(
+async def test_guard_alone_blocks_addresses_that_pass_the_url_rule(
     host: str, private: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_module, "checked_url", lambda text: URL(text))
@@ -149,7 +149,7 @@ async def test_the_guard_alone_stops_what_the_rule_for_urls_would_let_through(
 
 
 @pytest.mark.parametrize("spelling", [name for name, (_, kind) in SPELLINGS.items() if kind == "blocked"])
-async def test_an_allowed_network_is_connected_to(spelling: str, private: tuple[Site, Site]) -> None:
+async def test_allowed_network_is_connected_to(spelling: str, private: tuple[Site, Site]) -> None:
     before, url = _seen(private), f"http://{SPELLINGS[spelling][0]}:{private[0].port}/secret"
     async with fetching(allowed=[*LOOPBACK, "0.0.0.0/32"]) as fetch:
         assert (await fetch(url)).body == b"secret"
@@ -197,7 +197,7 @@ def _way_to(address: str, way: str, public: Site) -> str:
 
 
 @pytest.mark.parametrize("port", [22, 25, 6379, 8081])
-async def test_a_public_address_is_connected_to_only_where_pages_are_served(port: int, public: Site) -> None:
+async def test_public_address_is_connected_to_only_on_web_ports(port: int, public: Site) -> None:
     world = World({(PUBLIC, number): public.port for number in (80, 443, 8080, 8443, port)})
     async with fetching(make_socket=world.make_socket, resolver=_names(PUBLIC)) as fetch:
         assert "port" in (await refusal(fetch(f"http://public.example:{port}/"))).detail
@@ -219,7 +219,7 @@ async def test_a_public_address_is_connected_to_only_where_pages_are_served(port
         ["fd00::1", "10.0.0.5", PUBLIC],
     ],
 )
-async def test_of_several_addresses_only_the_public_one_is_connected_to(
+async def test_only_the_public_one_of_several_addresses_is_connected_to(
     addresses: list[str], public: Site, private: tuple[Site, Site]
 ) -> None:
     before, world = _seen(private), _world(public, private, *(set(addresses) - {PUBLIC}))
@@ -229,7 +229,7 @@ async def test_of_several_addresses_only_the_public_one_is_connected_to(
     assert world.connected == [(PUBLIC, 80)] and _seen(private) == before
 
 
-async def test_a_public_address_of_the_new_kind_is_connected_to(private: tuple[Site, Site]) -> None:
+async def test_public_ipv6_address_is_connected_to(private: tuple[Site, Site]) -> None:
     before, names = _seen(private), Names({"new.example": [[PUBLIC_6, "::1"], ["::1", PUBLIC_6]]})
     with Site({"/": "welcome"}, host="::1") as public:
         world = World({(PUBLIC_6, 80): public.port, ("::1", 80): private[1].port})
@@ -240,7 +240,7 @@ async def test_a_public_address_of_the_new_kind_is_connected_to(private: tuple[S
 
 
 @pytest.mark.parametrize("addresses", [[PUBLIC, "10.0.0.5"], ["10.0.0.5", PUBLIC], ["::1", PUBLIC]])
-async def test_a_public_address_that_does_not_answer_leads_to_no_private_one(
+async def test_unreachable_public_address_does_not_fall_back_to_a_private_one(
     addresses: list[str], public: Site, private: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, names = _seen(private), Names({"both.example": [addresses]})
@@ -253,7 +253,9 @@ async def test_a_public_address_that_does_not_answer_leads_to_no_private_one(
         assert (await fetch("http://both.example/")).body == b"secret"
 
 
-async def test_a_name_that_turns_private_is_asked_and_checked_anew(public: Site, private: tuple[Site, Site]) -> None:
+async def test_name_that_becomes_private_is_resolved_and_checked_again(
+    public: Site, private: tuple[Site, Site]
+) -> None:
     before, world = _seen(private), _world(public, private, "127.0.0.1")
     names = Names({"twice.example": [[PUBLIC], ["127.0.0.1"]]})
     async with fetching(make_socket=world.make_socket, resolver=names) as fetch:
@@ -263,7 +265,7 @@ async def test_a_name_that_turns_private_is_asked_and_checked_anew(public: Site,
     assert world.connected == [(PUBLIC, 80)] and _seen(private) == before
 
 
-async def test_a_name_that_turns_private_within_one_page_is_checked_anew(
+async def test_name_that_becomes_private_during_a_page_is_checked_again(
     public: Site, private: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, world = _seen(private), _world(public, private, "127.0.0.1")
@@ -291,7 +293,7 @@ async def test_only_the_first_addresses_of_a_name_are_tried(public: Site) -> Non
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_into_the_machine_is_not_followed(
+async def test_redirect_to_this_machine_is_not_followed(
     status: int, public: Site, private: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, world = _seen(private), _world(public, private, "127.0.0.1")
@@ -305,9 +307,7 @@ async def test_a_redirect_into_the_machine_is_not_followed(
 
 
 @pytest.mark.parametrize("host", [host for host, _ in SPELLINGS.values()], ids=list(SPELLINGS))
-async def test_a_redirect_to_any_spelling_of_this_machine_is_not_followed(
-    host: str, private: tuple[Site, Site]
-) -> None:
+async def test_redirect_to_any_spelling_of_this_machine_is_not_followed(host: str, private: tuple[Site, Site]) -> None:
     location = f"http://{host}:{private[0].port}/secret"
     # A header is bytes; UTF-8 is what browsers and aiohttp make of them.
     with Site({"/": Page(status=302, headers={"Location": location.encode().decode("latin-1")})}) as public:
@@ -338,7 +338,7 @@ async def test_a_redirect_to_any_spelling_of_this_machine_is_not_followed(
         "x" * 3000,
     ],
 )
-async def test_a_redirect_to_what_is_no_web_address_is_not_followed(location: str, public: Site) -> None:
+async def test_redirect_to_a_non_web_address_is_not_followed(location: str, public: Site) -> None:
     world = World({(PUBLIC, 80): public.port})
     public.routes["/away"] = Page(status=302, headers={"Location": location})
     async with fetching(make_socket=world.make_socket, resolver=_names(PUBLIC)) as fetch:
@@ -346,7 +346,7 @@ async def test_a_redirect_to_what_is_no_web_address_is_not_followed(location: st
     assert world.connected == [(PUBLIC, 80)]
 
 
-async def test_redirects_are_followed_so_far_and_no_further() -> None:
+async def test_redirects_are_followed_up_to_a_limit() -> None:
     def chain(request: Request) -> Page:
         left = int(request.query["left"])
         return Page("arrived") if not left else Page(status=302, headers={"Location": f"?left={left - 1}"})
@@ -361,7 +361,7 @@ async def test_redirects_are_followed_so_far_and_no_further() -> None:
             assert (await refusal(fetch(site.url("/round")))).kind == "redirects"
 
 
-async def test_a_site_learns_nothing_on_the_way(public: Site) -> None:
+async def test_requests_reveal_nothing_to_a_site(public: Site) -> None:
     public.routes["/first"] = Page(status=302, headers={"Location": "/second", "Set-Cookie": "a=b; Path=/"})
     public.routes["/second"] = Page("there", headers={"Set-Cookie": "c=d", "Refresh": "0; url=http://127.0.0.1/"})
     world = World({(PUBLIC, 80): public.port})
@@ -389,14 +389,14 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield proxy
 
 
-async def test_a_proxy_of_the_environment_is_not_used_and_that_is_said(
+async def test_environment_proxy_is_ignored_with_a_warning(
     proxied: Site,
     public: Site,
     private: tuple[Site, Site],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(once, "_told", set())
+    monkeypatch.setattr(once, "_logged", set())
     world = _world(public, private, "10.0.0.5")
     async with fetching(make_socket=world.make_socket, resolver=_names(PUBLIC)) as fetch:
         assert (await fetch("http://public.example/")).body == b"welcome"
@@ -405,14 +405,14 @@ async def test_a_proxy_of_the_environment_is_not_used_and_that_is_said(
     assert "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY: not used" in caplog.text
 
 
-def test_another_client_uses_that_proxy(proxied: Site) -> None:
+def test_default_client_uses_the_environment_proxy(proxied: Site) -> None:
     with pytest.raises(urllib.error.HTTPError):
         # Its own opener: that of the module remembers the proxies of its first use.
         urllib.request.build_opener().open("http://10.0.0.5/secret", timeout=60)
     assert proxied.connections() == 1
 
 
-async def test_no_password_is_taken_from_a_netrc(public: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_netrc_passwords_are_not_used(public: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine public.example login me password word\ndefault login me password word\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     world = World({(PUBLIC, 80): public.port})
@@ -423,7 +423,7 @@ async def test_no_password_is_taken_from_a_netrc(public: Site, monkeypatch: pyte
         assert "authorization" in public.requests[-1].headers
 
 
-async def test_a_certificate_that_is_not_valid_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_certificate_ends_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, trusting = server_context(tmp_path, "127.0.0.1")
     with Site({"/": "encrypted"}, tls=server) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
@@ -437,7 +437,7 @@ async def test_a_certificate_that_is_not_valid_ends_it(tmp_path: Path, monkeypat
             assert (await refusal(fetch(named))).kind == "tls", "valid, but of another name"
 
 
-async def test_a_redirect_from_an_encrypted_page_into_the_machine_is_not_followed(
+async def test_redirect_from_https_to_this_machine_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: tuple[Site, Site]
 ) -> None:
     server, trusting = server_context(tmp_path, "public.example")
@@ -456,10 +456,10 @@ async def test_a_redirect_from_an_encrypted_page_into_the_machine_is_not_followe
 # Networks that are allowed in addition to the public ones.
 
 
-async def test_what_is_allowed_beside_the_public_net_is_said_once(
+async def test_networks_allowed_in_addition_to_the_public_ones_are_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once, "_told", set())
+    monkeypatch.setattr(once, "_logged", set())
     with caplog.at_level(logging.WARNING):
         async with fetching():
             assert "allowed_networks" not in caplog.text
@@ -469,7 +469,7 @@ async def test_what_is_allowed_beside_the_public_net_is_said_once(
             assert caplog.text.count("fetched from") == caplog.text.count("can reach") == 1
 
 
-async def test_an_allowed_network_allows_no_other(public: Site, private: tuple[Site, Site]) -> None:
+async def test_allowed_network_allows_no_other(public: Site, private: tuple[Site, Site]) -> None:
     world = _world(public, private, "10.1.0.5", "10.2.0.5", "127.0.0.1")
     async with fetching(allowed=["10.1.0.0/16"], make_socket=world.make_socket) as fetch:
         assert (await fetch("http://10.1.0.5/secret")).body == b"secret"
@@ -478,7 +478,7 @@ async def test_an_allowed_network_allows_no_other(public: Site, private: tuple[S
     assert world.connected == [("10.1.0.5", 80)]
 
 
-async def test_the_machines_own_resolver_is_asked_for_names(private: tuple[Site, Site]) -> None:
+async def test_system_resolver_is_used_for_names(private: tuple[Site, Site]) -> None:
     async with fetching(allowed=LOOPBACK) as fetch:
         assert (await fetch(f"http://localhost:{private[0].port}/secret")).body == b"secret"
         assert (await refusal(fetch("http://no-such-name.invalid/"))).kind == "dns"

@@ -54,7 +54,7 @@ top_n = 4
 provider = {{ type = "searxng", url = "{provider}" }}
 fetch = {{ allowed_networks = ["127.0.0.0/8"], reader_processes = 1 }}
 [rollouts]
-owed_retries = 0
+pending_retries = 0
 [scores]
 symbolic = false
 [scores.judges]
@@ -118,7 +118,7 @@ def rollouts(line: Line) -> list[dict[str, Any]]:
     return rows
 
 
-def test_no_order_of_a_page_that_was_copied_into_an_answer_reaches_a_judge(line: Line) -> None:
+def test_page_instruction_copied_into_an_answer_reaches_no_judge(line: Line) -> None:
     scores = {row["rollout_key"]: row for row in line.desk.rows("r", "1/scores@ids", "scores")}
     for row in rollouts(line):
         score = scores[row["rollout_key"]]
@@ -134,7 +134,7 @@ def test_no_order_of_a_page_that_was_copied_into_an_answer_reaches_a_judge(line:
     assert [judge(text, gullible=True) for text in bare] == ["Correct"] * len(PAYLOADS)
 
 
-def test_results_stay_in_their_blocks_where_a_judge_is_shown_the_whole_way(line: Line) -> None:
+def test_results_stay_in_their_blocks_if_a_judge_sees_the_whole_trajectory(line: Line) -> None:
     shown = [text for text in line.asked_of_judges() if "<predicted_" not in text]
     assert len(shown) == len(PAYLOADS) + 1
     for text in shown:
@@ -147,7 +147,7 @@ def test_results_stay_in_their_blocks_where_a_judge_is_shown_the_whole_way(line:
         assert not any(re.search(r"<\s*/?\s*\w+\s*>|<\|", inside) for _, inside in blocks)
 
 
-def test_what_pages_say_is_no_text_to_learn_from(line: Line, tmp_path: Path) -> None:
+def test_page_text_is_masked_from_training(line: Line, tmp_path: Path) -> None:
     codec = ChatTokenizer.load(line.desk.folder / "tokenizer")
     (right,) = (row for row in rollouts(line) if row["text"].endswith("\\boxed{5}</answer>"))
     questions = line.desk.rows("r", "1/questions", "questions")
@@ -181,7 +181,7 @@ class Elements(HTMLParser):
         self.links |= {value or "" for name, value in attrs if name in ("href", "src", "action")}
 
 
-def test_pages_of_the_viewer_show_what_a_web_page_says_as_text(line: Line) -> None:
+def test_viewer_shows_web_page_content_as_text(line: Line) -> None:
     viewer = client(Run.open(line.desk.folder / "outputs", "r"))
     for row in rollouts(line):
         for view in ("trajectory", "lineage", "json"):
@@ -198,7 +198,7 @@ def test_pages_of_the_viewer_show_what_a_web_page_says_as_text(line: Line) -> No
     assert found.status_code == 200 and all(row["rollout_key"][:4] in found.text for row in rollouts(line))
 
 
-def test_the_reports_page_runs_nothing_that_a_web_page_says(line: Line) -> None:
+def test_report_executes_nothing_from_web_pages(line: Line) -> None:
     seen = Elements(line.page)
     assert "alert(1)" not in line.page and "onerror" not in seen.attributes
     assert not seen.found & {"img", "iframe", "object"}

@@ -38,7 +38,7 @@ search.web = {web}
 [rollouts]
 max_questions = {num_rollouts}
 max_concurrent = 3
-owed_retries = 0
+pending_retries = 0
 """
 PATHS = ("/a", "/b", "/c")
 
@@ -75,7 +75,7 @@ def digest_of(desk: Desk, run_id: str) -> str:
 
 
 @pytest.mark.parametrize("held", ["search", "page"])
-def test_a_run_killed_in_a_search_asks_for_nothing_twice_and_its_replays_are_the_same_bytes(
+def test_run_killed_during_a_search_repeats_no_request_and_replays_identically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
@@ -108,9 +108,7 @@ def test_a_run_killed_in_a_search_asks_for_nothing_twice_and_its_replays_are_the
         replays(desk, folder, rows)
 
 
-def test_processes_that_share_a_stage_go_by_one_web_though_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_sharing_a_stage_see_one_consistent_web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     versions = itertools.count()
     with SmallWeb({}) as web, tutor() as url, ThreadPoolExecutor(1) as threads:

@@ -23,7 +23,7 @@ from treadle.web.types import Unfetchable
 # Size.
 
 
-async def test_a_gigabyte_is_refused_by_its_length_before_any_of_it_is_read() -> None:
+async def test_huge_content_length_is_refused_before_reading() -> None:
     with Hostile(falling_silent(HEAD + b"Content-Length: 1073741824\r\n\r\n")) as server:
         async with fetching(allowed=LOOPBACK, max_page_bytes=64 * KIB) as fetch:
             assert (await refusal(fetch(server.url))).kind == "too_large"
@@ -39,7 +39,7 @@ async def test_a_gigabyte_is_refused_by_its_length_before_any_of_it_is_read() ->
     ],
     ids=["chunks", "no length"],
 )
-async def test_a_body_without_end_is_left_at_the_limit(script: Script) -> None:
+async def test_endless_body_is_abandoned_at_the_limit(script: Script) -> None:
     with Hostile(script) as server:
         async with fetching(allowed=LOOPBACK, max_page_bytes=256 * KIB) as fetch:
             refused = await refusal(fetch(server.url))
@@ -48,14 +48,14 @@ async def test_a_body_without_end_is_left_at_the_limit(script: Script) -> None:
         assert server.requests == 1 and server.num_sent < 64 << 20
 
 
-async def test_the_user_agent_is_the_product_and_its_version() -> None:
+async def test_user_agent_is_the_product_and_its_version() -> None:
     with Site({"/": "text"}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             await fetch(site.url("/"))
         assert site.requests[0].headers["user-agent"] == f"treadle/{version('treadle')}"
 
 
-async def test_the_limit_is_the_last_byte_that_is_taken() -> None:
+async def test_byte_limit_is_inclusive() -> None:
     with Site({"/in": "x" * 4096, "/beyond": "x" * 4097}) as site:
         async with fetching(allowed=LOOPBACK, max_page_bytes=4096) as fetch:
             assert len((await fetch(site.url("/in"))).body) == 4096
@@ -63,7 +63,7 @@ async def test_the_limit_is_the_last_byte_that_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("encoding", "named"), [("gzip", "gzip"), ("X-GZIP", "gzip"), ("deflate", "deflate")])
-async def test_a_packed_body_comes_as_it_was_sent(encoding: str, named: str) -> None:
+async def test_compressed_body_is_returned_as_sent(encoding: str, named: str) -> None:
     """A bomb is unpacked, and stopped, in the process that reads pages; here it costs what was sent."""
     bomb = gzip.compress(bytes(16 << 20)) if named == "gzip" else zlib.compress(bytes(16 << 20))
     with Site({"/": Page(bomb, headers={"Content-Encoding": encoding})}) as site:
@@ -72,7 +72,7 @@ async def test_a_packed_body_comes_as_it_was_sent(encoding: str, named: str) -> 
     assert (page.body, page.encoding) == (bomb, named) and len(bomb) < 32 * KIB
 
 
-async def test_a_bomb_of_a_server_is_stopped_where_it_is_unpacked_and_the_next_page_is_read() -> None:
+async def test_server_bomb_is_stopped_on_decompression_and_the_next_page_is_read() -> None:
     bomb = gzip.compress(bytes(64 << 20), compresslevel=1)
     packed = {"Content-Encoding": "gzip"}
     with Site({"/": Page(bomb, headers=packed), "/next": Page(gzip.compress(b"<p>text"), headers=packed)}) as site:
@@ -90,13 +90,13 @@ async def test_a_bomb_of_a_server_is_stopped_where_it_is_unpacked_and_the_next_p
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "deflate, gzip", "compress", "gzip;q=1", "x" * 4000])
-async def test_other_and_stacked_packings_are_refused(encoding: str) -> None:
+async def test_unsupported_and_stacked_encodings_are_refused(encoding: str) -> None:
     with Site({"/": Page(b"x", headers={"Content-Encoding": encoding})}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await refusal(fetch(site.url()))).kind == "encoding"
 
 
-async def test_packings_in_two_headers_are_stacked_too() -> None:
+async def test_encodings_in_two_headers_are_stacked() -> None:
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx"
     with Hostile(saying(head)) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
@@ -135,7 +135,7 @@ async def test_packings_in_two_headers_are_stacked_too() -> None:
         "a chunk of no size",
     ],
 )
-async def test_a_header_without_end_or_sense_is_refused(script: Script) -> None:
+async def test_endless_or_malformed_header_is_refused(script: Script) -> None:
     with Hostile(script) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await refusal(fetch(server.url))).kind in ("http", "too_large")
@@ -161,7 +161,7 @@ async def test_a_header_without_end_or_sense_is_refused(script: Script) -> None:
         "blank lines",
     ],
 )
-async def test_what_brings_no_page_is_left_long_before_its_time(script: Script) -> None:
+async def test_response_without_a_page_is_abandoned_early(script: Script) -> None:
     with Hostile(script) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert (await refusal(fetch(server.url))).kind == "http"
@@ -169,14 +169,14 @@ async def test_what_brings_no_page_is_left_long_before_its_time(script: Script) 
 
 
 @pytest.mark.parametrize("size", [16, 1000, 70_000])
-async def test_a_page_in_small_pieces_is_had_whole(size: int) -> None:
+async def test_page_in_small_pieces_is_read_whole(size: int) -> None:
     pieces = chunk(b"x" * size) * ((1 << 20) // size)
     with Hostile(saying(CHUNKED + pieces + b"0\r\n\r\n")) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert len((await fetch(server.url)).body) == (1 << 20) // size * size
 
 
-async def test_a_large_page_is_had_whole_through_tls_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_page_is_read_whole_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, trusting = server_context(tmp_path, "127.0.0.1")
     monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", trusting)
     with Site({"/": bytes(9 << 20)}, tls=server) as site:
@@ -198,7 +198,7 @@ async def test_a_large_page_is_had_whole_through_tls_too(tmp_path: Path, monkeyp
     ],
     ids=["drip", "silence", "silence in the header", "silence in the body", "silence between chunks"],
 )
-async def test_a_server_that_takes_its_time_is_left_when_the_pages_time_is_over(script: Script) -> None:
+async def test_slow_server_is_abandoned_at_the_page_timeout(script: Script) -> None:
     with Hostile(script) as server:
         async with fetching(allowed=LOOPBACK, page_timeout_s=0.2) as fetch:
             assert (await refusal(fetch(server.url))).kind == "timeout"
@@ -206,7 +206,7 @@ async def test_a_server_that_takes_its_time_is_left_when_the_pages_time_is_over(
 
 
 @pytest.mark.parametrize("within_s", [0.0, -1.0])
-async def test_nothing_is_begun_after_the_deadline(within_s: float) -> None:
+async def test_no_request_starts_after_the_deadline(within_s: float) -> None:
     with Site({"/": "x"}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
             with pytest.raises(SearchUnavailable):
@@ -214,7 +214,7 @@ async def test_nothing_is_begun_after_the_deadline(within_s: float) -> None:
         assert site.connections() == 0
 
 
-async def test_what_is_begun_has_its_own_time_whatever_the_deadline() -> None:
+async def test_started_request_has_its_full_time_regardless_of_the_deadline() -> None:
     with Site({"/": "x"}) as site, Hostile(falling_silent()) as slow:
         asked = site.hold("/")
         async with fetching(allowed=LOOPBACK, page_timeout_s=1.0) as fetch:
@@ -229,13 +229,13 @@ async def test_what_is_begun_has_its_own_time_whatever_the_deadline() -> None:
             assert (await refusal(pages[1])).kind == "timeout"
 
 
-async def test_a_slow_server_behind_a_redirect_is_left_too() -> None:
+async def test_slow_server_after_a_redirect_is_abandoned() -> None:
     with Hostile(drip) as slow, Site({"/": Page(status=302, headers={"Location": slow.url})}) as site:
         async with fetching(allowed=LOOPBACK, page_timeout_s=0.2) as fetch:
             assert (await refusal(fetch(site.url()))).kind == "timeout"
 
 
-async def test_a_connection_that_is_not_made_is_left() -> None:
+async def test_unestablished_connection_is_abandoned() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]
         # These are never accepted: once the queue is full, the kernel answers no more connections.
@@ -250,7 +250,7 @@ async def test_a_connection_that_is_not_made_is_left() -> None:
             one.close()
 
 
-async def test_nonsense_far_into_a_body_ends_at_the_latest_with_the_pages_time() -> None:
+async def test_malformed_body_fails_at_the_latest_at_the_page_timeout() -> None:
     with Hostile(saying(CHUNKED + chunk(b"x" * FAR) + b"not a number\r\n")) as server:
         async with fetching(allowed=LOOPBACK, page_timeout_s=0.2) as fetch:
             assert (await refusal(fetch(server.url))).kind in ("timeout", "http", "connect")

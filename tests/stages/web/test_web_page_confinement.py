@@ -15,7 +15,7 @@ from support.web.page_reading import MAX_BYTES, PAGE, fetched, pids, see_first
 from treadle.core.errors import SandboxError
 from treadle.core.untrusted import landlock_rights
 from treadle.tasks.doctor import _web_pages
-from treadle.web import once
+from treadle.web import log_once as once
 from treadle.web.pages import reader as page_reader
 from treadle.web.pages.reader import PageReader
 from treadle.web.types import Unfetchable
@@ -28,10 +28,10 @@ def machine_without_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("machine_without_filter")
-async def test_what_the_kernel_does_not_take_away_is_said_once(
+async def test_missing_kernel_confinement_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once, "_told", set())
+    monkeypatch.setattr(once, "_logged", set())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             reader = PageReader(1)
@@ -58,7 +58,7 @@ parent, libc = os.getppid(), ctypes.CDLL(None, use_errno=True)
 page_worker._load()
 held = os.open(f"{folder}/file", os.O_RDONLY)
 if mode in ("files", "confined"):
-    process_confinement.give_up_files()
+    process_confinement.drop_file_access()
 if mode in ("filter", "confined"):
     assert process_confinement.confine(page_worker.CPU_LIMIT_S) == ""
 def call(*what):
@@ -138,7 +138,7 @@ def below(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("mode", ["confined", "filter"])
-def test_a_reader_that_was_taken_over_can_reach_nothing(tmp_path: Path, mode: str) -> None:
+def test_compromised_reader_can_reach_nothing(tmp_path: Path, mode: str) -> None:
     """The filter alone suffices, without Landlock."""
     free = probed("free", tmp_path / "free")
     assert len(free) == 44 and set(free.values()) == {"done"}, "the control"
@@ -159,7 +159,7 @@ def has_landlock() -> bool:
 
 
 @pytest.mark.skipif(not has_landlock(), reason="the kernel has no Landlock")
-def test_where_there_is_no_filter_files_are_out_of_reach_by_their_paths(tmp_path: Path) -> None:
+def test_without_a_filter_files_are_unreachable_by_path(tmp_path: Path) -> None:
     """The parent of all readers is confined by this alone."""
     lines = probed("files", tmp_path / "files")
     changing = "read write create list unlink unlinkat rename renameat renameat2 rmdir mkdir mkdirat symlink symlinkat"
@@ -185,7 +185,7 @@ LIE = {"title": "", "text": "what another page wants", "media_type": "text/html"
 def read_page(body, *rest):
     # What code of a page's author could do that runs in the place of the reader.
     if b"take over" in body:
-        page_worker.read_page = page_worker.unpacked = lambda *_: LIE
+        page_worker.read_page = page_worker.decompressed = lambda *_: LIE
         said = orjson.dumps(LIE)
         frame = struct.pack(">Ii", len(said), 0) + said
         if b"all descriptors" in body:
@@ -205,7 +205,7 @@ sys.exit(page_worker.main())
 """
 
 
-async def test_a_page_that_takes_its_reader_over_says_nothing_in_the_place_of_others(
+async def test_page_that_compromises_its_reader_cannot_forge_other_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken_over.py").write_text(_TAKEN_OVER)
@@ -222,21 +222,21 @@ async def test_a_page_that_takes_its_reader_over_says_nothing_in_the_place_of_ot
     await reader.close()
 
 
-def test_the_doctor_says_that_pages_are_read_in_confinement() -> None:
+def test_doctor_reports_confined_page_reading() -> None:
     check = _web_pages()
     assert check.status == "ok"
     assert "confined by a filter of system calls" in check.detail
 
 
 @pytest.mark.usefixtures("machine_without_filter")
-def test_the_doctor_warns_of_pages_that_are_read_without_a_filter() -> None:
+def test_doctor_warns_of_page_reading_without_a_filter() -> None:
     check = _web_pages()
     assert check.status == "warn"
     assert "riscv64" in check.detail
     assert check.fix
 
 
-def test_the_doctor_names_the_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 

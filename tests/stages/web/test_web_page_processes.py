@@ -22,29 +22,29 @@ from treadle.web.pages.reader import PageReader
 from treadle.web.types import Fetched, Unfetchable
 
 
-async def test_a_process_that_hangs_is_ended_by_the_clock_of_its_own_work() -> None:
+async def test_hanging_process_is_killed_at_its_cpu_limit() -> None:
     reader = PageReader(1)
     await reader.open()
     (worker,) = reader._workers
     with pytest.raises(Unfetchable, match=UNREADABLE):
         await reader.read(fetched(HANGS), max_bytes=MAX_BYTES)
-    assert worker._child_code == -signal.SIGXCPU and not worker.is_gone
+    assert worker._child_code == -signal.SIGXCPU and not worker.has_exited
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     await reader.close()
 
 
-async def test_a_process_that_eats_memory_is_ended_by_its_limit() -> None:
+async def test_process_that_exhausts_memory_is_killed_at_its_limit() -> None:
     reader = PageReader(1)
     await reader.open()
     (worker,) = reader._workers
     with pytest.raises(Unfetchable, match=UNREADABLE):
         await reader.read(fetched(pdf_bomb(2_500_000), "application/pdf"), max_bytes=MAX_BYTES)
-    assert worker._child_code not in (0, -signal.SIGXCPU, -signal.SIGKILL) and not worker.is_gone
+    assert worker._child_code not in (0, -signal.SIGXCPU, -signal.SIGKILL) and not worker.has_exited
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     await reader.close()
 
 
-async def test_a_process_that_is_silent_is_ended_by_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_process_is_killed_by_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_reader, "_WALL_LIMIT_S", 0.2)
     reader = PageReader(1)
     await reader.open()
@@ -54,7 +54,7 @@ async def test_a_process_that_is_silent_is_ended_by_the_clock_on_the_wall(monkey
     await reader.close()
 
 
-async def test_a_process_killed_from_outside_is_replaced_and_the_page_is_read() -> None:
+async def test_externally_killed_process_is_replaced_and_the_page_is_read() -> None:
     reader = PageReader(1)
     await reader.open()
     (pid,) = pids(reader)
@@ -67,7 +67,7 @@ async def test_a_process_killed_from_outside_is_replaced_and_the_page_is_read() 
     await reader.close()
 
 
-async def test_a_child_killed_again_and_again_leaves_the_page_unread_and_the_next_one_is_read() -> None:
+async def test_repeatedly_killed_child_leaves_the_page_unread_and_the_next_one_is_read() -> None:
     reader = PageReader(1)
     await reader.open()
     (worker,) = reader._workers
@@ -88,7 +88,7 @@ async def test_a_child_killed_again_and_again_leaves_the_page_unread_and_the_nex
     await reader.close()
 
 
-async def test_a_page_that_is_given_up_takes_its_process_with_it_and_no_other_page() -> None:
+async def test_abandoned_page_ends_its_process_and_no_other_page() -> None:
     reader = PageReader(1)
     await reader.open()
     (worker,) = reader._workers
@@ -103,7 +103,7 @@ async def test_a_page_that_is_given_up_takes_its_process_with_it_and_no_other_pa
     await reader.close()
 
 
-async def test_pages_are_read_side_by_side_and_each_gets_its_own_text() -> None:
+async def test_pages_are_read_concurrently_and_each_gets_its_own_text() -> None:
     reader = PageReader(2)
     await reader.open()
     pages = [fetched(f"<p>number {number}".encode()) for number in range(50)]
@@ -113,7 +113,7 @@ async def test_pages_are_read_side_by_side_and_each_gets_its_own_text() -> None:
     await reader.close()
 
 
-async def test_many_pages_of_one_site_hold_up_others_only_for_those_that_were_begun() -> None:
+async def test_pages_of_one_site_delay_others_only_while_already_started() -> None:
     reader = PageReader(1)
     await reader.open()
     (pid,) = pids(reader)
@@ -133,7 +133,7 @@ async def test_many_pages_of_one_site_hold_up_others_only_for_those_that_were_be
     await reader.close()
 
 
-async def test_a_page_for_which_no_process_is_free_in_time_is_owed_and_what_is_begun_is_done() -> None:
+async def test_page_without_a_free_process_in_time_stays_pending() -> None:
     reader = PageReader(1)
     await reader.open()
     (pid,) = pids(reader)
@@ -149,7 +149,7 @@ async def test_a_page_for_which_no_process_is_free_in_time_is_owed_and_what_is_b
     await reader.close()
 
 
-async def test_closing_ends_every_process_also_in_the_middle_of_a_page() -> None:
+async def test_closing_ends_every_process_even_during_a_page() -> None:
     reader = PageReader(1)
     await reader.open()
     (worker,) = reader._workers
@@ -164,7 +164,7 @@ async def test_closing_ends_every_process_also_in_the_middle_of_a_page() -> None
     assert not reader._workers
 
 
-async def test_a_process_that_lies_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inconsistent_replies_of_a_process_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "liar.py"
     program.write_text(
         "import json, os, struct, sys\n"
@@ -193,7 +193,7 @@ async def test_a_process_that_lies_is_not_believed(tmp_path: Path, monkeypatch: 
     await reader.close()
 
 
-async def test_missing_packages_are_named_with_the_command_that_installs_them(
+async def test_missing_packages_are_named_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pypdfium2.py").write_text("raise ImportError('no module pypdfium2')")
@@ -204,14 +204,14 @@ async def test_missing_packages_are_named_with_the_command_that_installs_them(
     assert not reader._workers
 
 
-async def test_a_process_that_does_not_start_is_an_error_and_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_does_not_start_is_an_error_not_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_reader, "_MODULE", "no_such_module")
     reader = PageReader(1)
     with pytest.raises(ToolError, match="did not start: exit code 1"):
         await reader.open()
 
 
-def test_the_processes_end_with_their_parent() -> None:
+def test_processes_end_with_their_parent() -> None:
     program = (
         "import asyncio, os, signal\n"
         "from treadle.web.pages.reader import PageReader\n"

@@ -44,7 +44,7 @@ def reading() -> Iterator[Reading]:
         runner.run(reading.reader.close())
 
 
-def test_a_page_becomes_its_title_and_its_visible_text(reading: Reading) -> None:
+def test_page_becomes_its_title_and_visible_text(reading: Reading) -> None:
     page = reading.read(
         b"<!doctype html><html><head><title> Of\n towers </title><style>p{}</style><script>let x = 1</script></head>"
         b"<body><nav>Home</nav><h1>The tower</h1><p>It is <b>330</b>\n metres tall.</p><ul><li>one<li>two</ul>"
@@ -56,11 +56,11 @@ def test_a_page_becomes_its_title_and_its_visible_text(reading: Reading) -> None
     assert (page.media_type, page.reader.split(" ")[0]) == ("text/html", "resiliparse")
 
 
-def test_a_page_that_hides_its_body_until_a_script_runs_is_read(reading: Reading) -> None:
+def test_page_with_a_body_hidden_until_scripts_run_is_read(reading: Reading) -> None:
     assert reading.read(b"<html style='display:none'><body style='visibility:hidden'><p>text").text == "text"
 
 
-def test_a_pdf_becomes_its_title_and_the_running_text_of_its_pages(reading: Reading) -> None:
+def test_pdf_becomes_its_title_and_page_text(reading: Reading) -> None:
     body = pdf_file([["The tower is", "330 metres tall."], ["Second (page)."]], title="Of towers")
     for media_type in ("application/pdf", "text/html", ""):
         page = reading.read(body, media_type)
@@ -70,7 +70,7 @@ def test_a_pdf_becomes_its_title_and_the_running_text_of_its_pages(reading: Read
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "application/json", "text/xml"])
-def test_plain_text_stays_as_it_is(reading: Reading, media_type: str) -> None:
+def test_plain_text_is_unchanged(reading: Reading, media_type: str) -> None:
     page = reading.read('{"a": "<b>塔</b>"}\r\n\r\n\r\n\r\nend'.encode(), media_type)
     assert (page.text, page.title, page.media_type) == ('{"a": "<b>塔</b>"}\n\nend', "", media_type)
 
@@ -87,11 +87,11 @@ def test_plain_text_stays_as_it_is(reading: Reading, media_type: str) -> None:
         ("<p>高塔 é".encode(), "rot13"),
     ],
 )
-def test_the_encoding_is_told_by_mark_server_or_page_in_this_order(reading: Reading, body: bytes, charset: str) -> None:
+def test_encoding_is_detected_by_bom_then_server_then_page(reading: Reading, body: bytes, charset: str) -> None:
     assert reading.read(body, charset=charset).text == "高塔 é"
 
 
-def test_every_encoding_that_a_page_may_name_is_there_although_no_file_can_be_opened(reading: Reading) -> None:
+def test_every_declared_encoding_is_available_without_file_access(reading: Reading) -> None:
     names = (
         "ibm866 iso-8859-2 iso-8859-3 iso-8859-4 iso-8859-5 iso-8859-6 iso-8859-7 iso-8859-8 iso-8859-8-i iso-8859-10 "
         "iso-8859-13 iso-8859-14 iso-8859-15 iso-8859-16 koi8-r koi8-u macintosh windows-874 windows-1250 windows-1251 "
@@ -104,18 +104,18 @@ def test_every_encoding_that_a_page_may_name_is_there_although_no_file_can_be_op
     assert reading.read("<p>日本語".encode("iso-2022-jp"), charset="iso-2022-jp").text == "日本語"
 
 
-def test_a_page_is_unpacked_here(reading: Reading) -> None:
+def test_compressed_page_is_decompressed(reading: Reading) -> None:
     assert reading.read(gzip.compress(PAGE), encoding="gzip").title == "Towers"
 
 
-def test_long_pages_are_cut(reading: Reading) -> None:
+def test_long_pages_are_truncated(reading: Reading) -> None:
     page = reading.read(b"<title>" + b"t" * 999 + b"</title>" + b"<p>many words" * 100_000)
     assert (len(page.title), len(page.text)) == (300, 50_000)
     assert len(reading.read(b"\n \n" * 50_000 + b"words " * 100_000, "text/plain").text) > 49_990
     assert len(reading.read(pdf_file([["many words " * 7] * 45] * 20)).text) > 49_990
 
 
-def test_text_that_is_not_seen_does_not_leave_the_process(reading: Reading) -> None:
+def test_invisible_text_does_not_leave_the_process(reading: Reading) -> None:
     page = reading.read("<title>a\u202eb</title><p>or\u200bder\x1b[2J\U000e0041 &#8238;&#27;&#xd800;x".encode())
     assert (page.title, page.text) == ("ab", "order[2J x")
 
@@ -131,7 +131,7 @@ def test_text_that_is_not_seen_does_not_leave_the_process(reading: Reading) -> N
         (b"no PDF", "application/pdf", "unreadable"),
     ],
 )
-def test_what_is_no_page_is_refused_and_the_process_lives(
+def test_non_page_is_refused_and_the_process_survives(
     reading: Reading, body: bytes, media_type: str, kind: str
 ) -> None:
     before = pids(reading.reader)
@@ -159,7 +159,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
 """
 
 
-def test_a_bomb_is_refused_at_its_limit_without_being_unpacked_further() -> None:
+def test_bomb_is_refused_at_its_limit_without_further_decompression() -> None:
     done = subprocess.run([sys.executable, "-c", _BOMBS], capture_output=True, text=True, check=True)
     *kinds, most_memory_mib = done.stdout.split()
     assert kinds == ["too_large"] * 2
@@ -176,7 +176,7 @@ def test_a_bomb_is_refused_at_its_limit_without_being_unpacked_further() -> None
     ],
     ids=["nested", "tables", "entities", "marks"],
 )
-def test_an_odd_page_is_read_or_refused_and_the_next_one_is_read(reading: Reading, body: bytes) -> None:
+def test_odd_page_is_read_or_refused_and_the_next_one_is_read(reading: Reading, body: bytes) -> None:
     try:
         assert reading.read(body).text
     except Unfetchable as error:
@@ -192,9 +192,7 @@ def test_an_odd_page_is_read_or_refused_and_the_next_one_is_read(reading: Readin
     charset=st.sampled_from(["", "gbk", "iso-2022-jp", "utf-16", "x"]),
 )
 @example(body=pdf_file([["text"]])[:-30], media_type="application/pdf", charset="")
-def test_whatever_bytes_come_there_is_clean_text_or_an_outcome(
-    reading: Reading, body: bytes, media_type: str, charset: str
-) -> None:
+def test_any_bytes_give_clean_text_or_an_outcome(reading: Reading, body: bytes, media_type: str, charset: str) -> None:
     try:
         page = reading.read(body, media_type, charset=charset)
     except Unfetchable as error:

@@ -15,7 +15,7 @@ from treadle.web.pages import fetch as fetch_module
 
 
 @pytest.mark.parametrize("limits", [{"max_per_host": 2}, {"max_fetches": 2}], ids=["of a host", "of all"])
-async def test_no_more_are_asked_at_once_than_there_are_places(limits: dict[str, int]) -> None:
+async def test_concurrent_requests_do_not_exceed_the_slots(limits: dict[str, int]) -> None:
     with Site({f"/{number}": "x" for number in range(6)}) as site:
         asked = [site.hold(f"/{number}") for number in range(6)]
         async with fetching(allowed=LOOPBACK, fetch=limits) as fetch, fetching(allowed=LOOPBACK) as free:
@@ -30,7 +30,7 @@ async def test_no_more_are_asked_at_once_than_there_are_places(limits: dict[str,
             assert [(await page).body for page in pages] == [b"x"] * 6
 
 
-async def test_a_slow_host_takes_no_places_from_others() -> None:
+async def test_slow_host_takes_no_slots_from_others() -> None:
     with Site({f"/{number}": "x" for number in range(9)}) as slow, Site({"/": "y"}, host="127.0.0.2") as quick:
         asked = [slow.hold(f"/{number}") for number in range(9)]
         async with fetching(allowed=LOOPBACK, fetch={"max_per_host": 1, "max_fetches": 2}) as fetch:
@@ -42,7 +42,7 @@ async def test_a_slow_host_takes_no_places_from_others() -> None:
             await asyncio.gather(*pages)
 
 
-async def test_a_host_has_no_more_places_by_another_spelling() -> None:
+async def test_host_gets_no_more_slots_by_another_spelling() -> None:
     with Site({"/0": "x", "/1": "x"}) as site:
         asked = site.hold("/0")
         names = Names({"site.test": [["127.0.0.1"]], "site.test.": [["127.0.0.1"]]})
@@ -55,7 +55,7 @@ async def test_a_host_has_no_more_places_by_another_spelling() -> None:
             assert (await first).body == b"x" and site.paths == ["/0"]
 
 
-async def test_waiting_for_a_place_costs_nothing_of_the_pages_time() -> None:
+async def test_waiting_for_a_slot_does_not_count_as_page_time() -> None:
     """The first takes its whole time; were the second's time running meanwhile, it would never be asked for."""
     with Hostile(drip) as first, Site({"/": "x"}) as second:
         async with fetching(allowed=LOOPBACK, page_timeout_s=0.5, fetch={"max_fetches": 1}) as fetch:
@@ -64,7 +64,7 @@ async def test_waiting_for_a_place_costs_nothing_of_the_pages_time() -> None:
         assert first.requests == 1 and second.paths == ["/"]
 
 
-async def test_the_deadline_runs_while_a_place_is_waited_for() -> None:
+async def test_deadline_includes_waiting_for_a_slot() -> None:
     with Site({"/": "x"}) as site:
         asked = site.hold("/")
         async with fetching(allowed=LOOPBACK, fetch={"max_fetches": 1}) as fetch:
@@ -77,7 +77,7 @@ async def test_the_deadline_runs_while_a_place_is_waited_for() -> None:
             assert (await first).body == b"x" and site.paths == ["/"]
 
 
-async def test_a_place_is_free_again_after_each_kind_of_end() -> None:
+async def test_slot_is_released_after_every_outcome() -> None:
     with Hostile(drip) as slow, Site({"/": "x", "/no": Page("", 404)}) as site:
         places = {"max_fetches": 1, "max_per_host": 1}
         async with fetching(allowed=LOOPBACK, page_timeout_s=1.0, fetch=places) as fetch:
@@ -93,7 +93,7 @@ async def test_a_place_is_free_again_after_each_kind_of_end() -> None:
             assert (await fetch(site.url())).body == b"x"
 
 
-async def test_closing_breaks_off_what_is_under_way() -> None:
+async def test_closing_cancels_active_requests() -> None:
     with Hostile(falling_silent()) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
             page = asyncio.create_task(fetch(server.url))
@@ -105,19 +105,19 @@ async def test_closing_breaks_off_what_is_under_way() -> None:
 # Memory.
 
 
-async def test_a_page_holds_its_place_until_it_is_needed_no_more() -> None:
+async def test_page_holds_its_slot_until_released() -> None:
     with Site({"/a": "a", "/b": "b", "/no": Page("", 404)}) as site:
         async with fetching(allowed=LOOPBACK, fetch={"max_fetches": 1}) as fetch:
-            with ExitStack() as places:
-                await refusal(fetch(site.url("/no"), places=places))
-                assert (await fetch(site.url("/a"), places=places)).body == b"a"
+            with ExitStack() as held_slots:
+                await refusal(fetch(site.url("/no"), held_slots=held_slots))
+                assert (await fetch(site.url("/a"), held_slots=held_slots)).body == b"a"
                 with pytest.raises(SearchUnavailable):
                     await fetch(site.url("/b"), 0.1)
             assert (await fetch(site.url("/b"))).body == b"b"
         assert site.paths == ["/no", "/a", "/b"]
 
 
-async def test_large_bodies_are_few_at_a_time_and_wait_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_are_limited_without_delaying_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were they not, 256 pages of 10 MiB could wait for their reader at once, and more with each search."""
     for name, value in (("LARGE_BYTES", 4 * KIB), ("NUM_LARGE", 3), ("NUM_LARGE_OF_SITE", 2)):
         monkeypatch.setattr(fetch_module, name, value)
@@ -125,18 +125,18 @@ async def test_large_bodies_are_few_at_a_time_and_wait_in_nobodys_way(monkeypatc
     with Site(routes) as site, Site(routes, host="127.0.0.2") as other:
         async with fetching(allowed=LOOPBACK, page_timeout_s=0.5) as fetch:
             held = [ExitStack() for _ in range(4)]
-            pages = [asyncio.create_task(fetch(site.url(f"/{at}"), places=held[at])) for at in range(4)]
+            pages = [asyncio.create_task(fetch(site.url(f"/{at}"), held_slots=held[at])) for at in range(4)]
             await asyncio.wait(pages, return_when=asyncio.FIRST_COMPLETED)
             assert len((await fetch(site.url("/small"))).body) == 4 * KIB
             third = ExitStack()
-            assert len((await fetch(other.url("/0"), places=third)).body) == 8 * KIB
+            assert len((await fetch(other.url("/0"), held_slots=third)).body) == 8 * KIB
             with pytest.raises(SearchUnavailable):
                 await fetch(other.url("/1"), 0.1)
             # Longer than a page's own time, which does not run while waiting.
             done, waiting = await asyncio.wait(pages, timeout=0.6)
             assert (len(done), len(waiting)) == (2, 2)
-            for places in held:
-                places.close()
+            for held_slots in held:
+                held_slots.close()
             assert [len((await page).body) for page in pages] == [8 * KIB] * 4
-            for places in (*held, third):
-                places.close()
+            for held_slots in (*held, third):
+                held_slots.close()

@@ -31,7 +31,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
 from treadle.rl.environment import ResidentEnvironment
-from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, require_groups
 from treadle.rl.rewards import group_rewards
@@ -99,15 +99,15 @@ def group_of(job_given: dict[str, Any]) -> Group:
     settings, codec = EnvironmentSettings.model_validate(job_given["environment"]), WordCodec()
     with (
         ResidentEnvironment(settings, digest=job_given["environment_digest"]) as resident,
-        BatchedModel(ScriptedGenerator(codec, say), attendance := Attendance()) as model,
+        BatchedModel(ScriptedGenerator(codec, say), membership := BatchMembership()) as model,
     ):
         engine = resident.open.engine(model, codec, Sampling())
-        rollouts = resident.open.groups(engine, Branching(8), vocab_size=10, attendance=attendance)
+        rollouts = resident.open.groups(engine, Branching(8), vocab_size=10, membership=membership)
         (group,) = resident.run(require_groups(rollouts, [job(8)]))
     return group
 
 
-async def test_rollouts_that_recorded_the_web_are_selected_and_trained_from_in_the_same_run(
+async def test_recorded_web_rollouts_are_selected_and_trained_on_in_the_same_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, start = (

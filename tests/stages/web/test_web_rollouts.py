@@ -20,8 +20,8 @@ from support.tables.given_questions import TOKENIZER_FOLDER, give_questions
 from support.web.pdf_files import pdf_file
 from support.web.web_rollouts import SmallWeb, exported, recorded, replaying, said, searching
 
-from treadle.agent.dialect import TOOL_PROTOCOL
-from treadle.core.errors import RolloutsOwed, ToolError
+from treadle.agent.dialect import TOOL_DIALECT
+from treadle.core.errors import JobsPending, ToolError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.retriever.client import SearchUnavailable
@@ -76,7 +76,7 @@ def calls(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-async def test_rollouts_search_the_web_and_read_its_pages_once(tmp_path: Path) -> None:
+async def test_rollouts_search_the_web_and_read_each_page_once(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     with SmallWeb(FOUND) as web:
         record = await made(bench, "moss", "fern", "nothing", environment=searching(web.settings()))
@@ -97,7 +97,7 @@ async def test_rollouts_search_the_web_and_read_its_pages_once(tmp_path: Path) -
     assert [type(entries[key]) for key in calls(row)[0]["sources"]] == [SearchEntry, PageEntry, PageEntry]
 
 
-async def test_replays_of_a_record_need_no_web_and_give_the_same_rows_however_they_are_divided(tmp_path: Path) -> None:
+async def test_replays_need_no_web_and_give_the_same_rows_with_any_sharding(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     with SmallWeb(FOUND) as web:
         record = await made(bench, "moss", "fern", environment=searching(web.settings()))
@@ -113,7 +113,7 @@ async def test_replays_of_a_record_need_no_web_and_give_the_same_rows_however_th
     assert len(digests) == 1
 
 
-async def test_what_is_shown_of_a_record_may_change_without_the_web(tmp_path: Path) -> None:
+async def test_presentation_of_a_record_may_change_without_the_web(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, 1)
     with SmallWeb(FOUND) as web:
         await made(bench, environment=searching(web.settings()))
@@ -123,7 +123,7 @@ async def test_what_is_shown_of_a_record_may_change_without_the_web(tmp_path: Pa
     assert json.loads(line)["context"] == "Moss is a small green plant."
 
 
-async def test_a_replay_stops_at_the_first_search_that_is_not_on_record(tmp_path: Path) -> None:
+async def test_replay_stops_at_the_first_unrecorded_search(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     with SmallWeb(FOUND) as web:
         await made(bench, environment=searching(web.settings()))
@@ -136,7 +136,7 @@ async def test_a_replay_stops_at_the_first_search_that_is_not_on_record(tmp_path
         assert web.num_asked == asked and not miss.value.retryable and "\n" not in str(miss.value)
 
 
-async def test_a_record_that_another_run_made_is_gone_on_with(tmp_path: Path) -> None:
+async def test_record_of_another_run_can_be_extended(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     with SmallWeb(FOUND) as web:
         await made(bench, environment=searching(web.settings()))
@@ -148,13 +148,13 @@ async def test_a_record_that_another_run_made_is_gone_on_with(tmp_path: Path) ->
     assert len(recorded(again.run)) == 5 and again.rows(record)[0]["status"] == "answered"
 
 
-async def test_a_provider_that_is_down_leaves_rollouts_owed_that_search_alone_later(tmp_path: Path) -> None:
+async def test_unavailable_provider_leaves_searching_rollouts_pending_for_a_resume(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     with SmallWeb(FOUND) as web:
         settings = web.settings()
         settings["provider"]["retry_limit"] = 0
         web.provider.status = 503
-        with pytest.raises(RolloutsOwed, match="4 of 4 rollouts could not be finished; first cause: .*503"):
+        with pytest.raises(JobsPending, match="4 of 4 rollouts could not be finished; first cause: .*503"):
             await made(bench, environment=searching(settings))
         assert recorded(bench.run) == [] and web.site.requests == []
         web.provider.status = 200
@@ -164,7 +164,7 @@ async def test_a_provider_that_is_down_leaves_rollouts_owed_that_search_alone_la
     assert {row["status"] for row in bench.rows(record)} == {"answered"}
 
 
-async def test_a_query_that_the_provider_refuses_is_told_to_the_agent_and_kept_on_record(tmp_path: Path) -> None:
+async def test_query_refused_by_the_provider_is_invalid_to_the_agent_and_recorded(tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     with SmallWeb(FOUND) as web:
         web.provider.refused.add("mo(ss")
@@ -186,9 +186,7 @@ async def test_a_query_that_the_provider_refuses_is_told_to_the_agent_and_kept_o
     assert (facts.num_searches, facts.refused, facts.empty) == (2, 1, 0)
 
 
-async def test_a_provider_that_refuses_all_keys_stops_the_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_provider_that_rejects_all_keys_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SEARCH", "the-key-itself")
     bench = bench_of(tmp_path)
     with SmallWeb(FOUND) as web:
@@ -216,7 +214,7 @@ def questions_by_route(folder: Path) -> Bench:
         ("both", ["both"] * 4),
     ],
 )
-async def test_each_question_is_searched_where_it_says_unless_the_environment_does(
+async def test_question_route_applies_unless_the_environment_sets_one(
     tmp_path: Path, route: str, went: list[str]
 ) -> None:
     bench = questions_by_route(tmp_path)
@@ -232,14 +230,14 @@ async def test_each_question_is_searched_where_it_says_unless_the_environment_do
         assert text.startswith(shown[place]) and (page in text) == (place != "local"), (row["question_key"], text)
 
 
-async def test_questions_without_the_web_are_searched_in_the_corpus_as_ever(tmp_path: Path) -> None:
+async def test_questions_without_the_web_search_the_corpus(tmp_path: Path) -> None:
     bench = questions_by_route(tmp_path)
     environment = {"search": {"enabled": True, "corpus": [str(corpus(tmp_path))], "cache_folder": str(tmp_path)}}
     record = await made(bench, environment=environment)
     assert [results(row) for row in bench.rows(record)] == [[LOCAL]] * 4
 
 
-async def test_a_summarizer_reads_whole_passages_with_their_addresses(tmp_path: Path) -> None:
+async def test_summarizer_reads_whole_passages_with_their_addresses(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, 1)
     with SmallWeb(FOUND) as web:
         async with server(asks("moss")) as scripted:
@@ -273,7 +271,7 @@ def hostile_page() -> str:
 
 @pytest.mark.parametrize("summarized", [False, True])
 @pytest.mark.parametrize("ids", [True, False])
-async def test_what_a_page_tries_reaches_neither_protocol_nor_template_nor_summarizer(
+async def test_hostile_page_affects_neither_protocol_template_nor_summarizer(
     tmp_path: Path, ids: bool, summarized: bool
 ) -> None:
     bench = bench_of(tmp_path, 1)
@@ -297,7 +295,7 @@ async def test_what_a_page_tries_reaches_neither_protocol_nor_template_nor_summa
     (call,) = calls(row)
     assert (row["status"], row["calls_requested"], call["argument"]) == ("answered", 1, "moss")
     (segment,) = [one for one in json.loads(row["segments"]) if one["kind"] == "result"]
-    opening, closing = TOOL_PROTOCOL.by_name["result"].opening, TOOL_PROTOCOL.by_name["result"].closing
+    opening, closing = TOOL_DIALECT.by_name["result"].opening, TOOL_DIALECT.by_name["result"].closing
     inner = segment["text"].removeprefix(opening).removesuffix(closing)
     assert not any(tag in inner for tag in ("<answer>", "</result>", "<search>", "</search>", "<result>"))
     assert not re.search(
@@ -318,7 +316,7 @@ async def test_what_a_page_tries_reaches_neither_protocol_nor_template_nor_summa
         )[2].count("**Final Information**")
 
 
-async def test_hits_lead_a_rollout_to_pages_of_allowed_addresses_alone(tmp_path: Path) -> None:
+async def test_hits_lead_only_to_pages_of_allowed_addresses(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, 1)
     large = "x" * 40_000
     with SmallWeb({}) as web, Site({}, host="127.0.0.2") as outside:
@@ -360,7 +358,7 @@ async def test_hits_lead_a_rollout_to_pages_of_allowed_addresses_alone(tmp_path:
     assert shown == ["[This page could not be fetched.]"] * 6 + ["The tower is 330 metres tall."] * 2
 
 
-async def test_pools_meet_the_web_once_for_all_their_trajectories_and_replay_it(tmp_path: Path) -> None:
+async def test_pools_query_the_web_once_for_all_trajectories_and_replay_it(tmp_path: Path) -> None:
     def answer(text: str, turn: int) -> str:
         return RIGHT if "<result>" in text.rpartition("assistant\n")[2] else "<think>t</think><search>moss</search>"
 
@@ -378,7 +376,7 @@ async def test_pools_meet_the_web_once_for_all_their_trajectories_and_replay_it(
     assert len(made_calls) == 1 and all(len(call["sources"]) == 3 for call in made_calls)
 
 
-async def test_the_web_of_a_question_with_a_hostile_query_is_one_line_in_errors(tmp_path: Path) -> None:
+async def test_web_errors_of_a_hostile_query_are_one_line(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, 1)
     with SmallWeb(FOUND) as web:
         await made(bench, environment=searching(web.settings()))

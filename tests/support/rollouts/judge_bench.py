@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from support.servers.scripted_server import Item, ScriptedServer
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.judges.base import Case, Judge, Verdict
 from treadle.agent.role import RoleModel
 from treadle.agent.role_settings import JudgeSampling
@@ -29,4 +29,4 @@ async def asked(*script: Item, **overrides: object) -> AsyncIterator[tuple[RoleM
 
 async def judged(judge: Judge, case: Case) -> Verdict:
     async with judge:
-        return await judge.verdict(case, Forgetful())
+        return await judge.verdict(case, NullCache())

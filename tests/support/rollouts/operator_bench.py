@@ -9,7 +9,7 @@ from functools import cache
 
 from support.qwen_tokenizer import qwen_tokenizer
 
-from treadle.agent.call_cache import Forgetful, Memory, Scoped
+from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.judges.base import Verdict
@@ -22,8 +22,8 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.datagen.operators.context import Parent, Workbench
-from treadle.datagen.pools.pool import Entry
+from treadle.datagen.operators.context import OperatorContext, Parent
+from treadle.datagen.pools.pool import PoolEntry
 from treadle.datagen.prompts import PromptSet
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 
@@ -130,7 +130,7 @@ class World:
 
     async def rolled(self, turns: Sequence[str | tuple[str, str]]) -> Trajectory:
         """Return a trajectory of the policy from its start, with these turns; the tools forget its calls."""
-        trajectory = await self._play(Script(turns, self.tokenizer), None, 1, Forgetful())
+        trajectory = await self._play(Script(turns, self.tokenizer), None, 1, NullCache())
         for tool in self.tools.values():
             tool.arguments.clear()
         return trajectory
@@ -143,44 +143,44 @@ class World:
         refiner: Sequence[str | tuple[str, str]] = (),
         policy: Sequence[str | tuple[str, str]] = (),
         seed: int = 7,
-        memory: Memory | None = None,
+        memory: CallCache | None = None,
         hints: Sequence[str] = HINTS,
-    ) -> Workbench:
+    ) -> OperatorContext:
         """A workbench on a parent, with what the models will say."""
         for role, replies in (("critic", critic), ("refiner", refiner), ("policy", policy)):
             self.scripts[role] = Script(replies, self.tokenizer, self.honours_stops)
-        entry = Entry("key", 0, 0, "initial", None, 0, parent, "Z", Verdict(False, 0.0, "qa_f1"), 0.0)
-        return self._bench(Parent.of(entry), seed, memory or Forgetful(), hints)
+        entry = PoolEntry("key", 0, 0, "initial", None, 0, parent, "Z", Verdict(False, 0.0, "qa_f1"), 0.0)
+        return self._bench(Parent.of(entry), seed, memory or NullCache(), hints)
 
-    def _bench(self, parent: Parent, seed: int, memory: Memory, hints: Sequence[str]) -> Workbench:
+    def _bench(self, parent: Parent, seed: int, memory: CallCache, hints: Sequence[str]) -> OperatorContext:
         roles = {
             role: RoleModel(role, "m", self.scripts[role], Sampling(), self.tokenizer, max_model_len=self.window)
             for role in ("critic", "refiner")
         }
-        return Workbench(
+        return OperatorContext(
             question=QUESTION,
             parent=parent,
             prompts=PromptSet(),
             roles=roles,
             hints=hints,
             codec=self.tokenizer,
-            protocol=self.settings.protocol,
+            dialect=self.settings.dialect,
             seed=seed,
-            play=lambda prefix, seed, memory: self._play(self.scripts["policy"], prefix, seed, memory),
-            memory=memory,
+            run_rollout=lambda prefix, seed, memory: self._play(self.scripts["policy"], prefix, seed, memory),
+            cache=memory,
             deadline=math.inf,
-            beside=lambda name: self._bench(parent, seed, Scoped(memory, name), hints),
+            new_finding_context=lambda name: self._bench(parent, seed, ScopedCache(memory, name), hints),
         )
 
-    async def _play(self, model: Script, prefix: Prefix | None, seed: int, memory: Memory) -> Trajectory:
+    async def _play(self, model: Script, prefix: Prefix | None, seed: int, memory: CallCache) -> Trajectory:
         more = 0 if prefix is None else self.settings.continuation_calls
         limits = RolloutLimits(
             self.settings.turn_limit(more), continue_unmarked=self.settings.on_unmarked == "continue"
         )
-        engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.protocol)
+        engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.dialect)
         tools: dict[str, Tool] = dict(self.tools)
         episode = ToolEnvironment(self.settings, tools, additional_calls=more)
-        return await engine.roll_out(episode, QUESTION, seed=seed, deadline=math.inf, memory=memory, prefix=prefix)
+        return await engine.roll_out(episode, QUESTION, seed=seed, deadline=math.inf, cache=memory, prefix=prefix)
 
 
 def environment(**keys: object) -> EnvironmentSettings:

@@ -7,8 +7,8 @@ from support.rollouts.operator_bench import World
 
 from treadle.agent.dialect import RESULT, render
 from treadle.agent.rollout import Trajectory
-from treadle.datagen.operators.context import Workbench
-from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.operators.context import OperatorContext
+from treadle.datagen.operators.rejection import EditRejected
 
 FINISH = "<think>At last.</think><answer>\\boxed{new}</answer>"
 NEW_STEP = "<think>Shorter.</think><search>Y</search>"
@@ -53,7 +53,7 @@ def check_contexts(world: World, trajectory: Trajectory, first: str) -> None:
     assert world.scripts["policy"].prompts()[0].endswith(first)
 
 
-async def rejected(operator: object, bench: Workbench) -> Rejected:
-    with pytest.raises(Rejected) as error:
+async def rejected(operator: object, bench: OperatorContext) -> EditRejected:
+    with pytest.raises(EditRejected) as error:
         await operator.apply(bench)  # type: ignore[attr-defined]
     return error.value

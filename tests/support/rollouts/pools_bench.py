@@ -50,7 +50,7 @@ class PoolsBench:
         base = {
             "roles": roles,
             "environment": {"python": {"enabled": False}, "search": {"enabled": False}},
-            "options": {"owed_retries": 0, "owed_pause_s": 0.0},
+            "options": {"pending_retries": 0, "pending_pause_s": 0.0},
         }
         return Instance(
             address=Address.parse("1/pools"),

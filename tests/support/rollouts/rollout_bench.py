@@ -8,7 +8,7 @@ from functools import cache
 
 from support.qwen_tokenizer import qwen_tokenizer
 
-from treadle.agent.call_cache import Forgetful, Memory
+from treadle.agent.call_cache import CallCache, NullCache
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.dialect import render
 from treadle.agent.environment import Question, ToolEnvironment
@@ -89,7 +89,7 @@ async def play(
     environment: EnvironmentSettings | None = None,
     prefix: Prefix | None = None,
     additional: int = 0,
-    memory: Memory | None = None,
+    cache: CallCache | None = None,
     max_model_len: int | None = None,
     max_tokens: int = 4096,
     tool: FixedTool | None = None,
@@ -107,7 +107,7 @@ async def play(
     engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits)
     episode = ToolEnvironment(settings, tools, additional_calls=additional)
     return await engine.roll_out(
-        episode, QUESTION, seed=7, deadline=deadline, memory=memory or Forgetful(), prefix=prefix
+        episode, QUESTION, seed=7, deadline=deadline, cache=cache or NullCache(), prefix=prefix
     )
 
 

@@ -73,7 +73,7 @@ def role(url: str, name: str = "judge", **model: Any) -> dict[str, Any]:
 
 def judged_by(judges: Mapping[str, str], options: Mapping[str, Any] | None = None, **model: Any) -> dict[str, Any]:
     """Settings with judges of answers: name -> URL; `options` are merged into those of the stage."""
-    base = {"symbolic": False, "owed_retries": 0, "owed_pause_s": 0.0, "judges": {"models": list(judges)}}
+    base = {"symbolic": False, "pending_retries": 0, "pending_pause_s": 0.0, "judges": {"models": list(judges)}}
     roles = {name: role(url, name, **model) for name, url in judges.items()}
     return {"options": merge(base, dict(options or {})), "judges": roles, "judge_digests": ["d"]}
 

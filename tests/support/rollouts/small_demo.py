@@ -58,12 +58,12 @@ def kill_when(condition: Callable[[], bool], what: str, arguments: tuple[str, ..
     """
     child = start(arguments, said)
 
-    def came_true() -> bool:
+    def is_fulfilled() -> bool:
         assert child.poll() is None, said.with_suffix(".err").read_text()
         return condition()
 
     try:
-        until(came_true, what, limit_s=1500, pause_s=0.2)
+        until(is_fulfilled, what, limit_s=1500, pause_s=0.2)
         orphans = kill_alone(child)
         assert orphans, "it was over before it was killed"
         until(lambda: not remaining(orphans), "all that the command started has ended with it")

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 from support.rollouts.tutor_rollout import run_python, run_search
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.model_types import RolloutLimits
@@ -29,13 +29,13 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen.operators import load_operators
-from treadle.datagen.pools.context import Kit
+from treadle.datagen.pools.context import PoolContext
 from treadle.datagen.pools.evolution import Evolution
-from treadle.datagen.pools.pool import Entry
+from treadle.datagen.pools.pool import PoolEntry
 from treadle.datagen.pools.settings import DEFAULT_OPERATORS, PoolOptions
 from treadle.datagen.prompts import PromptSet
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.tutor.completion import Writer
+from treadle.demo.tutor.completion import ReplyWriter
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
 from treadle.demo.world_files import write_world
 
@@ -46,7 +46,7 @@ _MATH = ("world-compute", "world-arithmetic")
 class TutorModel:
     """The tutor's writer as a model; everything goes out as text."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: ReplyWriter) -> None:
         self._writer = writer
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
@@ -94,10 +94,10 @@ class Shelf:
 
 @dataclass
 class Flywheel:
-    """A world, a tutor, and the kit of the stage `pools` around them."""
+    """A world, a tutor, and the pool_context of the stage `pools` around them."""
 
     rows: list[Row]
-    kit: Kit
+    pool_context: PoolContext
 
     @classmethod
     def make(
@@ -114,13 +114,13 @@ class Flywheel:
         texts = {row["title"]: row["text"] for row in map(orjson.loads, made.corpus.read_bytes().splitlines())}
         rows = [_row(line) for line in made.questions.read_bytes().splitlines()[:questions]]
         settings = TutorSettings(persona="noisy", rates=rates or ErrorRates())
-        model = TutorModel(Writer(settings, ChatTokenizer.load(write_byte_tokenizer(folder))))
+        model = TutorModel(ReplyWriter(settings, ChatTokenizer.load(write_byte_tokenizer(folder))))
         environment, sampling = EnvironmentSettings(), Sampling(max_tokens=512)
         fresh, more = (
-            RolloutEngine(model, None, sampling, RolloutLimits(environment.turn_limit(extra)), environment.protocol)
+            RolloutEngine(model, None, sampling, RolloutLimits(environment.turn_limit(extra)), environment.dialect)
             for extra in (0, environment.continuation_calls)
         )
-        kit = Kit(
+        pool_context = PoolContext(
             options=PoolOptions(operators=tuple(operators), rounds=rounds),
             environment=environment,
             fresh=fresh,
@@ -133,14 +133,14 @@ class Flywheel:
             policy_name="tutor",
             seed=1,
         )
-        return cls(rows, kit)
+        return cls(rows, pool_context)
 
     async def evolve(self) -> list[tuple[Row, Evolution]]:
         """All questions through all rounds."""
         done = []
-        async with self.kit.judge:
+        async with self.pool_context.judge:
             for row in self.rows:
-                evolution = Evolution(self.kit, row, Forgetful())
+                evolution = Evolution(self.pool_context, row, NullCache())
                 await evolution.run()
                 done.append((row, evolution))
         return done
@@ -159,7 +159,7 @@ def _row(line: bytes) -> Row:
     }
 
 
-def patterns(row: Row, entry: Entry) -> set[str]:
+def patterns(row: Row, entry: PoolEntry) -> set[str]:
     """Return the persona's error patterns in a trajectory, from its ledger and verdict, not by the tutor's rules."""
     calls = entry.trajectory.calls
     good = {(call.tool, call.argument) for call in calls if call.status == "ok"}

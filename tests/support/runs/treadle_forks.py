@@ -118,7 +118,7 @@ def serve(path: str) -> None:
     """Fork a keeper for every client until the input ends."""
     import treadle.cli.views.tables
     import treadle.report.terminal
-    import treadle.tasks.planning.begin
+    import treadle.tasks.planning.run_setup
     import treadle.tasks.run_instances  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX)

@@ -39,7 +39,7 @@ def serve() -> None:
     """Fork for every line until the input ends."""
     import treadle.cli.views.tables
     import treadle.report.terminal
-    import treadle.tasks.planning.begin
+    import treadle.tasks.planning.run_setup
     import treadle.tasks.run_instances  # noqa: F401
 
     for line in sys.stdin:

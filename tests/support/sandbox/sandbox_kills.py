@@ -76,13 +76,13 @@ async def make_sandboxes(task: dict[str, object], marker: int, stuck: bool) -> N
         launcher = StuckLauncher(settings, launcher.runtime, launcher.bwrap)
     guardian = Guardian()
 
-    async def one_after_the_other() -> None:
+    async def make_sandboxes_in_sequence() -> None:
         while True:
             sandbox = await SandboxProcess.start(guardian, replace(launcher), 60.0, eager=False)
             sandbox.kill()
             await sandbox.gone()
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(make_sandboxes_in_sequence() for _ in range(AT_ONCE)))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from support.servers.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 from support.tables.given_questions import TOKENIZER
 
-from treadle.agent.prompt_strategy import GO_ON
+from treadle.agent.prompt_strategy import CONTINUE_MESSAGE
 
 Answering = Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 
@@ -28,7 +28,7 @@ def hosted(script: Answering, *, drops_stops: bool = True, model: str = "scripte
 def turn_of(request: RecordedRequest) -> int:
     """Results that the agent had when it asked."""
     assert request.messages is not None
-    return sum(message["role"] == "user" and message["content"] != GO_ON for message in request.messages) - 1
+    return sum(message["role"] == "user" and message["content"] != CONTINUE_MESSAGE for message in request.messages) - 1
 
 
 def agent_requests(server: ScriptedServer) -> list[RecordedRequest]:

@@ -47,7 +47,7 @@ class Time:
         self.now += seconds
 
 
-def execute_cut_off(run: Run, num_finished: int, **options: Any) -> None:
+def execute_interrupted(run: Run, num_finished: int, **options: Any) -> None:
     """Run an attempt that is interrupted after this number of units."""
 
     def cut_off(context: StageContext) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Asking a Prefect server as its own client does."""
+"""PromptStrategy a Prefect server as its own client does."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def simulate(
     def push(at: float, what: str, worker: int, sent_at: float = 0.0) -> None:
         heapq.heappush(queue, (at, next(order), what, worker, sent_at))
 
-    def hand_out(now: float) -> None:
+    def dispatch_requests(now: float) -> None:
         nonlocal in_flight
         while waiting and in_flight < limit.value:
             in_flight += 1
@@ -119,5 +119,5 @@ def simulate(
             tries[worker] += 1
             push(now + min(30.0, 0.5 * 2.0 ** (tries[worker] - 1)) * chance.uniform(0.5, 1.0), "ask", worker)
             events.append(Event(now, sent_at, False, server.held, limit.value))
-        hand_out(now)
+        dispatch_requests(now)
     return events

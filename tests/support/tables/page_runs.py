@@ -14,7 +14,7 @@ from support.tables.score_tables import put_rows, question, rollout, score
 
 from treadle.core import schemas
 from treadle.core.config import Section
-from treadle.core.pictures import draw_svg
+from treadle.core.plots import draw_svg
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
@@ -218,7 +218,7 @@ def add_flywheel(run: Run, text: str = "") -> None:
         "produced": 8,
         "right": 6,
         "rejected": 1,
-        "turned_right": 5,
+        "corrected": 5,
         "calls_before": 9,
         "calls_after": 7,
     }
@@ -228,9 +228,9 @@ def add_flywheel(run: Run, text: str = "") -> None:
         "1/pools",
         {schemas.POOL_EVENTS: []},
         metrics={
-            "num_questions": 9, "num_questions_right_at_first": 4, "num_questions_right_at_last": 7,
+            "num_questions": 9, "num_questions_correct_initially": 4, "num_questions_correct_finally": 7,
             "num_trajectories": 17, "num_correct": 10, "num_unknown_verdicts": 0, "calls_initial": 1.5,
-            "calls_right": 1.25, "status_ok": 9, "reasons": {f"hint{text}.empty{text}": 1},
+            "calls_correct": 1.25, "status_ok": 9, "reasons": {f"hint{text}.empty{text}": 1},
             "operators": {"initial": {"tried": 9, "produced": 9, "right": 4}, f"hint{text}": counts},
             "usage": {"policy": used, "judge": {**used, "calls": 7}},
         },

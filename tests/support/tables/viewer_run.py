@@ -18,9 +18,9 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.tasks.inspection.lineage import trace_back
 from treadle.tasks.inspection.trajectory_changes import changes_between
-from treadle.viewer.lineage_links import Kin
+from treadle.viewer.lineage_callbacks import LineageCallbacks
 
-KIN = Kin(lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between)
+KIN = LineageCallbacks(lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between)
 _EMPTY: dict[str, Any] = {"string": "", "bool": False, "double": 0.0}
 
 
@@ -231,11 +231,11 @@ def client(run: Run, **options: Any) -> TestClient:
     """Return a client of the viewer of a run, which rereads the run each time, without a network."""
     from treadle.viewer.app import make_app
 
-    return TestClient(make_app(run, KIN, fresh_s=0), base_url="http://127.0.0.1:8484", **options)
+    return TestClient(make_app(run, KIN, refresh_s=0), base_url="http://127.0.0.1:8484", **options)
 
 
 @contextmanager
-def served(run: Run, *, fresh_s: float = 0.0, host: str = "127.0.0.1") -> Iterator[str]:
+def served(run: Run, *, refresh_s: float = 0.0, host: str = "127.0.0.1") -> Iterator[str]:
     """The viewer of a run on a free port; yields its URL without a slash at the end."""
     import threading
 
@@ -244,7 +244,7 @@ def served(run: Run, *, fresh_s: float = 0.0, host: str = "127.0.0.1") -> Iterat
     from treadle.viewer.app import make_app
     from treadle.viewer.server import listen
 
-    config = uvicorn.Config(make_app(run, KIN, fresh_s=fresh_s), log_config=None, access_log=False)
+    config = uvicorn.Config(make_app(run, KIN, refresh_s=refresh_s), log_config=None, access_log=False)
     server = uvicorn.Server(config)
     with listen(host, 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

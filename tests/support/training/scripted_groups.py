@@ -14,7 +14,7 @@ from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question
-from treadle.agent.model_types import ChatCodec, Model
+from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
@@ -22,7 +22,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.advantages import group_advantages
-from treadle.rl.groups.batching import Attendance
+from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts
 from treadle.rl.rewards import group_rewards
@@ -145,11 +145,11 @@ class ScriptedGenerator:
 
 
 def make_rollouts(
-    model: Model,
+    model: CompletionModel,
     codec: ChatCodec,
     *,
     branching: Branching,
-    attendance: Attendance | None = None,
+    membership: BatchMembership | None = None,
     environment: EnvironmentSettings | None = None,
     tools: Sequence[StubTool] = (),
     max_response_tokens: int | None = None,
@@ -160,7 +160,7 @@ def make_rollouts(
     given: dict[str, Any] = {"search": StubTool("search"), "python": StubTool("python")}
     opened = OpenEnvironment(settings, given | {tool.name: tool for tool in tools})
     engine = opened.engine(model, codec, Sampling(max_tokens=max_tokens), max_response_tokens=max_response_tokens)
-    return opened.groups(engine, branching, vocab_size=10, attendance=attendance)
+    return opened.groups(engine, branching, vocab_size=10, membership=membership)
 
 
 def job(size: int, seed: int = 1, group_id: str = "g") -> GroupJob:
@@ -206,11 +206,13 @@ def contract_generator(codec: ChatCodec) -> ScriptedGenerator:
     return ScriptedGenerator(codec, reply, entropy=lambda _, seed: seed % 5 / 2)
 
 
-def contract_rollouts(model: Model, codec: ChatCodec, attendance: Attendance | None = None) -> GroupRollouts:
+def contract_rollouts(
+    model: CompletionModel, codec: ChatCodec, membership: BatchMembership | None = None
+) -> GroupRollouts:
     """Return the scenario's group rollouts over a model, by default one that answers immediately."""
     opened = OpenEnvironment(CONTRACT_ENVIRONMENT, contract_tools())
     engine = opened.engine(model, codec, Sampling(top_p=1.0, max_tokens=256), max_response_tokens=512)
-    return opened.groups(engine, CONTRACT_BRANCHING, vocab_size=CONTRACT_VOCABULARY, attendance=attendance)
+    return opened.groups(engine, CONTRACT_BRANCHING, vocab_size=CONTRACT_VOCABULARY, membership=membership)
 
 
 def contract_facts(groups: Sequence[Group], codec: ChatCodec) -> list[dict[str, Any]]:

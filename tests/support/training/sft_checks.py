@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from treadle.core.engines.motion import Motion
+from treadle.core.engines.weight_change import WeightChange
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
 
 CPU_BUILD = {"use_cpu": True, "bf16": False}
@@ -35,7 +35,7 @@ def motion_under_zero3() -> dict[str, Any]:
     """Return the report on partitioned weights before and after they changed."""
     model = torch.nn.Module()
     model.weights = Partitioned.of(3.0, 4.0, numel=9)
-    motion, nothing = Motion(model), Motion(torch.nn.Module())
+    motion, nothing = WeightChange(model), WeightChange(torch.nn.Module())
     answer: dict[str, Any] = {"parameters": motion.num_parameters, "still": motion.length()}
     model.weights.ds_tensor[0] += 5.0
     answer |= {"moved": motion.length(), "finite": motion.is_finite(), "unknown": math.isnan(nothing.length())}

@@ -33,7 +33,7 @@ from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.engine.rows import Row, first_prompt
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl import trainer as trl_trainer
-from treadle.rl.engine.trl.events import Reporter
+from treadle.rl.engine.trl.events import TrlReporter
 from treadle.rl.groups.rollout import require_groups
 from treadle.rl.rewards import group_rewards
 from treadle.rl.training.plan import RlPlan
@@ -76,7 +76,7 @@ def generation(policy: Path, base: list[int]) -> dict[str, Any]:
     expected = [_one_by_one(model, codec, prompt, 24) for prompt in [*prompts, *turns]]
     drawn = [request(base, free, seed) for seed in range(8)]
     together = [answer.token_ids for answer in generator.generate(drawn)]
-    generator.forget()
+    generator.clear_cache()
     alone = [generator.generate([one])[0].token_ids for one in reversed(drawn)][::-1]
     stopped = generator.generate([request(base, greedy, stop=("</think>", "</python>"))])[0]
     row = torch.tensor([[*base, *stopped.token_ids]])
@@ -120,9 +120,9 @@ class _ScriptedSource:
 def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments: Any) -> Any:
     rows = [Row(Question(f"key-{index}", f"Question {index}?", domain="math"), ("12",)) for index in range(3)]
     config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
-    reporter = Reporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
+    reporter = TrlReporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
     trainer, slot = trl_trainer._trainer(plan, policy, rows, config, reporter)
-    slot.rollouts = trl_trainer.Rollouts(plan, rows, source, lambda: None, reporter, folder / "rollouts")
+    slot.rollouts = trl_trainer.RolloutFunction(plan, rows, source, lambda: None, reporter, folder / "rollouts")
     # TRL takes it for an evaluation otherwise.
     trainer.model.train()
     return trainer
@@ -142,7 +142,7 @@ def contract(policy: Path, plan: RlPlan) -> dict[str, Any]:
         for start in range(0, len(prompts), 8):
             rows = range(start, start + 8)
             groups.append([_facts(inputs, row, codec) for row in rows])
-        rewards = list(trainer._logs["rewards"]["given_rewards"])
+        rewards = list(trainer._logs["rewards"]["precomputed_rewards"])
         # Another order of the groups, and groups that are taken apart.
         refused = [_refusal(trainer, prompts[shift:] + prompts[:shift]) for shift in (8, 4)]
         gradients = _gradients(trainer, inputs)
@@ -270,7 +270,7 @@ def windows() -> list[int | None]:
         model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda text=text: text))
         arguments = SimpleNamespace(vllm_max_model_length=460)
         trainer: Any = SimpleNamespace(model=model, use_vllm=use_vllm, args=arguments)
-        found.append(trl_trainer._most_tokens(trainer))
+        found.append(trl_trainer._max_context_tokens(trainer))
     return found
 
 
@@ -288,13 +288,13 @@ def refused_policy(job: dict[str, Any]) -> str:
 def muted(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Train all weights on trajectories whose masks are 0, with the default weight decay: the events."""
     options = {**job["plan"]["options"], "finetuning_type": "full", "learning_rate": RlOptions().learning_rate}
-    given = trl_trainer._as_trl_takes_it
+    given = trl_trainer._to_trl
 
     def silenced(made: Any) -> dict[str, Any]:
         answer = given(made)
         return {**answer, "env_mask": [[0] * len(mask) for mask in answer["env_mask"]]}
 
-    trl_trainer._as_trl_takes_it = silenced
+    trl_trainer._to_trl = silenced
     with _folder() as folder:
         names = {"output": "output", "events": "events.jsonl", "rollouts": "rollouts"}
         paths = {name: str(folder / path) for name, path in names.items()}
@@ -302,7 +302,7 @@ def muted(job: dict[str, Any]) -> list[dict[str, Any]]:
         job_path.write_text(json.dumps({**job, "plan": {**job["plan"], "options": options}, **paths}))
         code = engine("train", str(job_path))
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    trl_trainer._as_trl_takes_it = given
+    trl_trainer._to_trl = given
     return [*events, {"event": "exit", "code": code}]
 
 

@@ -63,7 +63,7 @@ class Probe:
         self.plan = RlPlan.from_json(json.dumps(self.job["plan"]))
         self.lines = json.loads((folder / "overrides.json").read_text())
         self.codec = ChatTokenizer.load(folder / "start")
-        self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT.protocol))
+        self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT.dialect))
 
     def composed(self) -> dict[str, Any]:
         """Return how verl's schema answers each list of overrides, unknown keys, and some resulting values."""

@@ -21,7 +21,7 @@ LOOPBACK = ("127.0.0.0/8", "::1/128")
 class Fetch(Protocol):
     """Fetches a URL, with a time limit for the call."""
 
-    async def __call__(self, url: str, within_s: float = 60.0, places: ExitStack | None = None) -> Fetched: ...
+    async def __call__(self, url: str, within_s: float = 60.0, held_slots: ExitStack | None = None) -> Fetched: ...
 
 
 @asynccontextmanager
@@ -46,8 +46,8 @@ async def fetching(
     fetcher = Fetcher(made, resolver=resolver, make_socket=make_socket, pause=pause or _no_pause)
     await fetcher.open()
 
-    async def fetched(url: str, within_s: float = 60.0, places: ExitStack | None = None) -> Fetched:
-        return await fetcher.fetch(url, deadline=asyncio.get_running_loop().time() + within_s, places=places)
+    async def fetched(url: str, within_s: float = 60.0, held_slots: ExitStack | None = None) -> Fetched:
+        return await fetcher.fetch(url, deadline=asyncio.get_running_loop().time() + within_s, held_slots=held_slots)
 
     try:
         yield fetched

@@ -10,7 +10,7 @@ import pytest
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import open_run
+from treadle.tasks.planning.run_setup import open_run
 
 NOWHERE = {"endpoints": [{"url": "http://127.0.0.1:9/v1"}], "connect_timeout_s": 1.0}
 
@@ -34,7 +34,7 @@ def config(stages: list[str], chat_only: str, **roles: str) -> TreadleConfig:
         (["rollouts", "pools"], "hosted", {"judge": "hosted"}, ""),
     ],
 )
-def test_a_chat_only_model_may_be_measured_and_judge_and_nothing_that_goes_on_from_text(
+def test_chat_only_model_may_be_evaluated_and_judge_but_not_continue_text(
     tmp_path: Path, stages: list[str], chat_only: str, roles: dict[str, str], refused: str
 ) -> None:
     made = config(stages, chat_only, **roles)
@@ -46,7 +46,7 @@ def test_a_chat_only_model_may_be_measured_and_judge_and_nothing_that_goes_on_fr
     assert not any(tmp_path.iterdir())
 
 
-def test_ids_cannot_be_required_of_a_chat_route() -> None:
+def test_chat_route_cannot_require_ids() -> None:
     data = {"models": {"own": {"model": "m", **NOWHERE, "api": "chat", "token_ids": "required"}}}
     with pytest.raises(ConfigError, match="the chat route has no token ids"):
         load_config(TreadleConfig, data=data)

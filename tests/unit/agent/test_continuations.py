@@ -65,7 +65,7 @@ def by_depth(turns: Sequence[str], tokenizer: ChatTokenizer, prompt_length: int)
 @pytest.mark.parametrize("name", ["qwen", "smollm2"])
 @given(turns=_turns, overrun=st.sampled_from(["", "\n", "><", "é"]))
 @hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_continuation_has_the_context_of_an_unbroken_rollout_id_for_id(
+def test_continuation_has_the_same_context_ids_as_an_unbroken_rollout(
     name: str, turns: list[str], overrun: str
 ) -> None:
     tokenizer = load(name)
@@ -96,7 +96,7 @@ def test_a_continuation_has_the_context_of_an_unbroken_rollout_id_for_id(
 
 
 @pytest.mark.covers("flywheel-17")
-async def test_a_continuation_counts_its_prefix_and_may_call_more(tokenizer: ChatTokenizer) -> None:
+async def test_continuation_counts_its_prefix_and_gets_an_extra_call_allowance(tokenizer: ChatTokenizer) -> None:
     environment = settings(search={"max_calls": 1})
     whole = await play(ScriptedModel([SEARCH, ANSWER], tokenizer), tokenizer, environment=environment)
     tool = FixedTool("search")
@@ -113,7 +113,7 @@ async def test_a_continuation_counts_its_prefix_and_may_call_more(tokenizer: Cha
     assert continued.num_turns == 4
 
 
-async def test_an_open_block_in_a_prefix_is_closed_by_the_continuation(tokenizer: ChatTokenizer) -> None:
+async def test_open_block_in_a_prefix_is_closed_by_the_continuation(tokenizer: ChatTokenizer) -> None:
     whole = await play(ScriptedModel([("<think>half", "length")], tokenizer), tokenizer)
     prefix = whole.prefix(1, tokenizer)
     continued = await play(ScriptedModel([" more</think><answer>x</answer>"], tokenizer), tokenizer, prefix=prefix)
@@ -137,7 +137,7 @@ class ListeningTool(FixedTool):
         return await super().call(argument, deadline=deadline)
 
 
-async def test_a_tool_is_told_the_whole_turn_so_far_also_in_a_continuation(tokenizer: ChatTokenizer) -> None:
+async def test_tool_receives_the_whole_turn_so_far_even_in_a_continuation(tokenizer: ChatTokenizer) -> None:
     turns = [SEARCH, "<think>b</think><python>1</python>", "<search>r</search>", ANSWER]
     blocks = ["<result>found: q</result>", "<result>found: 1</result>"]
     tool = ListeningTool()

@@ -17,7 +17,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 @pytest.mark.parametrize("num_segments", [0, 3, 7])
 @pytest.mark.parametrize("text", ["<think>Wait,", "<think>a</think><search>b</search>", "<think>é\n</think> so"])
-async def test_an_extended_prefix_keeps_the_parents_ids_and_adds_those_of_the_text_alone(
+async def test_extended_prefix_keeps_parent_ids_and_adds_only_text_ids(
     world: World, num_segments: int, text: str
 ) -> None:
     parent = await world.rolled(STEPS)
@@ -34,12 +34,12 @@ async def test_an_extended_prefix_keeps_the_parents_ids_and_adds_those_of_the_te
         assert after.origins == (*before.origins, *[ORIGIN_REENCODED] * len(new))
 
 
-async def test_an_answer_that_is_put_in_is_pending(world: World) -> None:
+async def test_inserted_answer_is_pending(world: World) -> None:
     assert extended(empty_prefix(), "<answer>x</answer>", world.tokenizer).pending
 
 
 @pytest.mark.parametrize("num_segments", [2, 9])
-async def test_what_ends_with_a_call_or_an_answer_cannot_be_extended(world: World, num_segments: int) -> None:
+async def test_trajectory_ending_in_a_call_or_answer_cannot_be_extended(world: World, num_segments: int) -> None:
     parent = await world.rolled(["<think>a</think><search>b</search>", "<think>c</think>", ""])
     whole = await world.rolled(STEPS)
     prefix = (parent if num_segments == 2 else whole).prefix(
@@ -49,7 +49,7 @@ async def test_what_ends_with_a_call_or_an_answer_cannot_be_extended(world: Worl
         extended(prefix, "more", world.tokenizer)
 
 
-async def test_text_that_goes_on_in_an_open_thought_joins_its_segment(world: World) -> None:
+async def test_text_continuing_an_open_thought_joins_its_segment(world: World) -> None:
     parent = await world.rolled([STEPS[0], "<think>So it"])
     prefix = extended(parent.prefix(4, world.tokenizer), "<think> is.</think>", world.tokenizer)
     assert [segment.kind for segment in prefix.segments] == ["think", "search", RESULT, "think", "think"]
@@ -57,7 +57,7 @@ async def test_text_that_goes_on_in_an_open_thought_joins_its_segment(world: Wor
     assert [segment.text for segment in once.segments] == ["<think>So it is.</think>"]
 
 
-async def test_pieces_are_put_together_as_if_they_had_been_written(world: World) -> None:
+async def test_combined_pieces_equal_text_written_at_once(world: World) -> None:
     parent = await world.rolled(STEPS)
     pieces: list[Piece] = [
         ("system" if segment.kind == RESULT else "model", segment.text) for segment in parent.segments

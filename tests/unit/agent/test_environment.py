@@ -54,7 +54,7 @@ async def play(
     return [await episode.step(text, turn=turn, deadline=math.inf) for turn, text in enumerate(texts)], tools
 
 
-async def test_a_call_is_run_and_its_result_follows_in_a_block() -> None:
+async def test_call_is_executed_and_its_result_follows_in_a_block() -> None:
     observations, tools = await play(settings(), [PYTHON, SEARCH, "<answer>x</answer>"])
     assert [item.blocks for item in observations] == [
         ("<result>python 1</result>",),
@@ -74,31 +74,31 @@ async def test_a_call_is_run_and_its_result_follows_in_a_block() -> None:
         ("stop", (), "limit"),
     ],
 )
-async def test_a_call_over_the_limit_is_not_executed(on_limit: str, third: tuple[str, ...], status: str | None) -> None:
+async def test_call_over_the_limit_is_not_executed(on_limit: str, third: tuple[str, ...], status: str | None) -> None:
     observations, tools = await play(limited(2, 2, on_limit=on_limit), [PYTHON] * 3)
     assert (observations[2].blocks, observations[2].status) == (third, status)
     assert observations[2].calls[0].status == "refused"
     assert len(tools["python"].arguments) == 2
 
 
-async def test_a_second_refused_call_of_the_same_tool_ends_the_rollout() -> None:
+async def test_second_refused_call_of_the_same_tool_ends_the_rollout() -> None:
     observations, _ = await play(limited(1, 1), [PYTHON, SEARCH, PYTHON, SEARCH, PYTHON])
     assert [item.status for item in observations] == [None, None, None, None, "limit"]
     assert observations[4].blocks == ()
 
 
-async def test_a_total_limit_counts_all_tools() -> None:
+async def test_total_limit_counts_all_tools() -> None:
     observations, _ = await play(settings(max_total_calls=2), [PYTHON, SEARCH, PYTHON])
     assert [item.calls[0].status for item in observations] == ["ok", "ok", "refused"]
 
 
-async def test_a_tool_that_is_off_is_refused() -> None:
+async def test_disabled_tool_is_refused() -> None:
     observations, tools = await play(settings(python={"enabled": False}), [PYTHON])
     assert "python tool is not available" in observations[0].blocks[0]
     assert tools["python"].arguments == []
 
 
-async def test_calls_of_a_prefix_count_and_a_continuation_has_more() -> None:
+async def test_prefix_calls_count_and_a_continuation_gets_more() -> None:
     environment = limited(1, 1)
     episode = ToolEnvironment(environment, {"python": EchoTool("python")}, additional_calls=1)
     await episode.reset(QUESTION, [CallRecord("python", "0", "ok", 0)])
@@ -107,7 +107,7 @@ async def test_calls_of_a_prefix_count_and_a_continuation_has_more() -> None:
     assert [first.calls[0].status, second.calls[0].status] == ["ok", "refused"]
 
 
-async def test_a_replayed_observation_counts_and_runs_nothing() -> None:
+async def test_replayed_observation_counts_and_executes_nothing() -> None:
     tool = EchoTool("python")
     recorded, _ = await play(limited(1, 1), [PYTHON])
     episode = ToolEnvironment(limited(1, 1), {"python": tool})
@@ -150,7 +150,7 @@ async def test_choices_follow_the_question_one_per_line() -> None:
         ({"prompt": "none"}, {"<think>", "<answer>"}),
     ],
 )
-def test_the_prompt_speaks_of_the_tools_that_there_are(keys: dict[str, object], markers: set[str]) -> None:
+def test_prompt_describes_only_the_enabled_tools(keys: dict[str, object], markers: set[str]) -> None:
     text = settings(**keys).system_text
     every = {"<search>", "<python>", "<result>", "<think>", "<answer>"}
     assert {marker for marker in every if marker in text} == markers
@@ -158,7 +158,7 @@ def test_the_prompt_speaks_of_the_tools_that_there_are(keys: dict[str, object], 
 
 
 @pytest.mark.covers("evaluation-29")
-async def test_the_format_of_a_question_decides_how_its_system_message_ends() -> None:
+async def test_question_format_determines_the_end_of_the_system_message() -> None:
     given = settings()
     asked = {}
     for form in (None, *FORMATS):
@@ -184,11 +184,11 @@ async def test_the_format_of_a_question_decides_how_its_system_message_ends() ->
         ({"system_prompt": "Be brief.", "format_prompts": {"multiple_choice": "A letter."}}, "essay", "Be brief."),
     ],
 )
-def test_a_prompt_of_ones_own_ends_as_the_user_says(keys: dict[str, object], form: str, expected: str) -> None:
+def test_custom_prompt_ends_as_configured(keys: dict[str, object], form: str, expected: str) -> None:
     assert settings(**keys).system_text_of(form) == expected
 
 
-def test_an_empty_text_takes_the_shipped_end_away() -> None:
+def test_empty_text_removes_the_shipped_ending() -> None:
     given = settings(format_prompts={"open_ended": ""})
     assert given.system_text_of("open_ended") == given.system_text == settings().system_text
     assert given.system_text_of("assertion") == settings().system_text_of("assertion")
@@ -198,7 +198,7 @@ def test_an_empty_text_takes_the_shipped_end_away() -> None:
         settings(format_prompts={"open": ""})
 
 
-def test_the_digest_of_a_question_is_that_of_its_format_where_the_prompt_differs() -> None:
+def test_question_digest_uses_its_format_if_the_prompt_differs() -> None:
     plain = settings()
     digests = plain.digests()
     assert digests.plain == plain.digest() == digests.by_format["multiple_choice"] == digests.of({"format": None})
@@ -210,19 +210,19 @@ def test_the_digest_of_a_question_is_that_of_its_format_where_the_prompt_differs
     assert settings(format_prompts={"assertion": "Yes or no?"}).digest() != plain.digest()
 
 
-def test_formats_that_nobody_set_leave_fingerprints_as_they_were() -> None:
+def test_default_formats_leave_fingerprints_unchanged() -> None:
     assert "format_prompts" not in semantic_dump(settings())
     assert semantic_dump(settings(format_prompts={"fill_in": ""}))["format_prompts"]["fill_in"] == ""
 
 
-def test_limits_follow_from_the_settings() -> None:
+def test_limits_follow_the_settings() -> None:
     assert settings().turn_limit() == 16
     assert settings().turn_limit(additional=4) == 24
     assert settings(max_turns=5).turn_limit() == 5
     assert settings(search={"enabled": False}).turn_limit() == 10
 
 
-def test_a_preset_lies_under_the_keys_given_beside_it() -> None:
+def test_keys_given_with_a_preset_override_it() -> None:
     preset = settings(preset="et-agent-rl", python={"max_calls": 3})
     assert (preset.on_limit, preset.max_total_calls, preset.result_format) == ("silent", 6, "spaced")
     assert (preset.python.time_limit_s, preset.python.max_output_chars, preset.python.max_calls) == (120.0, None, 3)
@@ -231,7 +231,7 @@ def test_a_preset_lies_under_the_keys_given_beside_it() -> None:
         settings(preset="et")
 
 
-def test_the_digest_follows_what_the_agent_meets_and_nothing_else() -> None:
+def test_digest_depends_only_on_what_the_agent_sees() -> None:
     base = settings().digest()
     assert settings(search={"num_threads": 7}).digest() == base
     assert settings(system_prompt="Be brief.").digest() != base

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from treadle.agent.job_runner import Crew
+from treadle.agent.job_runner import JobRunner
 from treadle.core.errors import EndpointUnavailable
 
 
@@ -18,12 +18,12 @@ class Numbered:
 @dataclass(frozen=True, slots=True)
 class Options:
     max_concurrent: int = 4
-    owed_retries: int = 1
-    owed_pause_s: float = 0.0
+    pending_retries: int = 1
+    pending_pause_s: float = 0.0
     max_error_rate: float = 0.1
 
 
-async def test_jobs_that_a_pass_never_tried_are_owed_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_jobs_never_tried_in_a_pass_stay_pending(caplog: pytest.LogCaptureFixture) -> None:
     jobs, finished, tried = [Numbered(str(number)) for number in range(40)], set[str](), list[str]()
 
     async def make(job: Numbered) -> None:
@@ -32,7 +32,7 @@ async def test_jobs_that_a_pass_never_tried_are_owed_too(caplog: pytest.LogCaptu
             raise EndpointUnavailable("away")
         finished.add(job.key)
 
-    crew = Crew(Options(), lambda: (job for job in jobs if job.key not in finished), make, noun="rollouts")
-    await crew.work(len(jobs))
-    assert "40 rollouts are owed, trying again in 0 s" in caplog.messages
-    assert finished == {job.key for job in jobs} and not crew.last.errors
+    job_runner = JobRunner(Options(), lambda: (job for job in jobs if job.key not in finished), make, noun="rollouts")
+    await job_runner.work(len(jobs))
+    assert "40 rollouts are pending, trying again in 0 s" in caplog.messages
+    assert finished == {job.key for job in jobs} and not job_runner.last.errors

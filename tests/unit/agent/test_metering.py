@@ -12,7 +12,7 @@ CHEAP = ModelSettings(model="m", prompt_price_per_million=1.0, completion_price_
 UNPRICED = ModelSettings(model="m", prompt_price_per_million=1.0)
 
 
-def test_money_is_counted_by_each_models_own_prices() -> None:
+def test_cost_is_counted_by_the_prices_of_each_model() -> None:
     budget = TokenBudget(None, max_cost=5.0)
     budget.count(CHEAP, 1_000_000, 1_000_000)
     budget.count(UNPRICED, 1_000_000, 7)
@@ -23,7 +23,7 @@ def test_money_is_counted_by_each_models_own_prices() -> None:
         budget.check()
 
 
-def test_a_model_without_a_price_is_refused_only_where_money_is_limited() -> None:
+def test_model_without_a_price_is_refused_only_with_a_cost_limit() -> None:
     TokenBudget(10).check_price("m", UNPRICED)
     TokenBudget(None, max_cost=1.0).check_price("m", CHEAP)
     with pytest.raises(ConfigError, match="models.m has no prices: .*completion_price_per_million"):

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rollouts.rollout_bench import ANSWER, QUESTION, SEARCH, FixedTool, settings
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_PROTOCOL, result_block
+from treadle.agent.dialect import TOOL_DIALECT, result_block
 from treadle.agent.environment import ToolEnvironment
 from treadle.agent.model_types import RolloutLimits
-from treadle.agent.prompt_strategy import GO_ON, conversation, dropped_stop
+from treadle.agent.prompt_strategy import CONTINUE_MESSAGE, conversation, dropped_stop
 from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.transcript import Transcript
 from treadle.core.llm.config import Sampling
@@ -30,7 +30,7 @@ RESULT = "<result>found: q</result>"
 def completion(text: str, finish: str = "stop", stop: str | None = None, used: tuple[int, int] = (1, 1)) -> Completion:
     """As of a service that leaves stop strings out."""
     answer = Answer(text, None, finish, stop, *used)
-    dropped = lacks_stop(answer, TOOL_PROTOCOL.stops, DROPPED)
+    dropped = lacks_stop(answer, TOOL_DIALECT.stops, DROPPED)
     return Completion(text, None, finish, stop, *used, "http://x/v1", 0.5, 0, stop_dropped=dropped)
 
 
@@ -69,7 +69,7 @@ async def play(
     engine = RolloutEngine(model, None, Sampling(max_tokens=100), bounds, chat=model if over_chat else None)
     tools = {"search": FixedTool("search"), "python": FixedTool("python")}
     return await engine.roll_out(
-        ToolEnvironment(chosen, tools), QUESTION, seed=7, deadline=float("inf"), memory=Forgetful()
+        ToolEnvironment(chosen, tools), QUESTION, seed=7, deadline=float("inf"), cache=NullCache()
     )
 
 
@@ -78,10 +78,10 @@ def turn_in(model: ChattingModel, number: int) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in model.asked[number][1:]]
 
 
-def test_the_turn_is_told_in_messages_of_its_authors() -> None:
-    transcript = Transcript(TOOL_PROTOCOL, None)
+def test_turn_is_sent_as_messages_of_its_authors() -> None:
+    transcript = Transcript(TOOL_DIALECT, None)
     assert conversation(OPENING, transcript.segments()) == OPENING
-    transcript.absorb(SEARCH, None, 3)
+    transcript.append_completion(SEARCH, None, 3)
     transcript.append_block("<result>a</result>")
     transcript.append_block("<result>b</result>")
     assert conversation(OPENING, transcript.segments())[2:] == [
@@ -96,8 +96,8 @@ PIECES = st.lists(
 
 
 @given(PIECES)
-def test_no_text_of_a_result_is_ever_the_assistants_and_none_is_lost(pieces: list[tuple[bool, str]]) -> None:
-    transcript = Transcript(TOOL_PROTOCOL, None)
+def test_result_text_is_never_sent_as_assistant_and_never_lost(pieces: list[tuple[bool, str]]) -> None:
+    transcript = Transcript(TOOL_DIALECT, None)
     for by_model, text in pieces:
         if by_model:
             transcript.insert(text)
@@ -106,7 +106,7 @@ def test_no_text_of_a_result_is_ever_the_assistants_and_none_is_lost(pieces: lis
     messages = conversation(OPENING, transcript.segments())
     assert messages[:2] == OPENING and messages[-1]["role"] == "user"
     turn = messages[2:]
-    if turn and turn[-1]["content"] == GO_ON:
+    if turn and turn[-1]["content"] == CONTINUE_MESSAGE:
         turn.pop()
     assert "".join(message["content"] for message in turn) == transcript.text
     assert all(one["role"] != other["role"] for one, other in zip(turn, turn[1:], strict=False))
@@ -131,26 +131,24 @@ def test_no_text_of_a_result_is_ever_the_assistants_and_none_is_lost(pieces: lis
         ("", ("",), ""),
     ],
 )
-def test_a_closing_marker_that_the_service_left_out_is_that_of_the_open_block(
-    before: str, said: tuple[str, ...], marker: str
-) -> None:
-    assert dropped_stop(before, completion(*said), TOOL_PROTOCOL) == marker
+def test_omitted_closing_marker_is_restored_for_the_open_block(before: str, said: tuple[str, ...], marker: str) -> None:
+    assert dropped_stop(before, completion(*said), TOOL_DIALECT) == marker
 
 
-async def test_a_model_that_is_to_go_on_is_told_so_by_the_user() -> None:
+async def test_user_message_asks_the_model_to_continue() -> None:
     model = ChattingModel(["<think>t</think>", "<search>q", ANSWER])
     trajectory = await play(model, settings(system_prompt="", on_unmarked="continue"))
     assert (trajectory.status, trajectory.text) == ("answered", f"<think>t</think><search>q</search>{RESULT}{ANSWER}")
-    assert turn_in(model, 1) == [("assistant", "<think>t</think>"), ("user", GO_ON)]
+    assert turn_in(model, 1) == [("assistant", "<think>t</think>"), ("user", CONTINUE_MESSAGE)]
     assert turn_in(model, 2) == [("assistant", "<think>t</think><search>q</search>"), ("user", RESULT)]
     silent = settings(system_prompt="", on_limit="silent", search={"max_calls": 1})
     model = ChattingModel([SEARCH, SEARCH, ANSWER])
     trajectory = await play(model, silent)
     assert trajectory.text == SEARCH + RESULT + SEARCH + ANSWER
-    assert turn_in(model, 2)[2:] == [("assistant", SEARCH), ("user", GO_ON)]
+    assert turn_in(model, 2)[2:] == [("assistant", SEARCH), ("user", CONTINUE_MESSAGE)]
 
 
-async def test_the_window_is_what_the_service_counted_and_the_characters_since() -> None:
+async def test_window_use_is_the_service_count_plus_newer_characters() -> None:
     thought = completion(SEARCH, used=(40, 900))
     model = ChattingModel([thought, completion("<think>cut", "length", used=(80, 5))])
     trajectory = await play(model, max_model_len=len(QUESTION.text) + 100)
@@ -159,7 +157,7 @@ async def test_the_window_is_what_the_service_counted_and_the_characters_since()
     assert (model.limits, trajectory.status) == ([100, left], "context_full")
 
 
-async def test_the_budget_of_a_trajectory_is_what_the_service_counted() -> None:
+async def test_trajectory_budget_uses_the_service_count() -> None:
     replies = [completion(SEARCH, used=(40, 10)), completion(SEARCH, used=(70, 10)), ANSWER]
     model = ChattingModel(replies)
     trajectory = await play(model, max_trajectory_tokens=40)
@@ -176,7 +174,7 @@ def beyond_and_after(tokens: int = 60 * PER_CALL) -> list[Completion]:
     return [completion(BEYOND, used=(600, tokens)), completion(ANSWER, used=(600 + 2 * PER_CALL, 5))]
 
 
-async def test_what_was_written_beyond_a_call_counts_neither_to_the_budget_nor_to_the_window() -> None:
+async def test_text_beyond_a_call_counts_towards_neither_budget_nor_window() -> None:
     model = ChattingModel(beyond_and_after())
     trajectory = await play(model, max_trajectory_tokens=50)
     assert (trajectory.status, trajectory.text) == ("answered", SEARCH + RESULT + ANSWER)
@@ -187,7 +185,7 @@ async def test_what_was_written_beyond_a_call_counts_neither_to_the_budget_nor_t
     assert (trajectory.status, model.limits) == ("answered", [100, 9])
 
 
-async def test_hidden_thoughts_beside_a_cut_answer_count_no_more_than_its_kept_characters() -> None:
+async def test_hidden_reasoning_of_a_cut_answer_counts_at_most_its_kept_characters() -> None:
     model = ChattingModel(beyond_and_after(10**6))
     await play(model, max_trajectory_tokens=50)
     assert model.limits == [50, 50 - len(SEARCH)]
@@ -201,7 +199,7 @@ class CompletingModel(ChattingModel):
         return await self.chat([], asked, seed=request.seed, session=session, deadline=deadline)
 
 
-async def test_text_that_was_cut_off_leaves_the_window_as_it_was_in_text_mode_too() -> None:
+async def test_discarded_text_does_not_change_the_window_in_text_mode() -> None:
     model = CompletingModel(beyond_and_after())
     trajectory = await play(model, over_chat=False, max_model_len=600 + PER_CALL + len(RESULT) + 9)
     assert (trajectory.status, model.limits) == ("answered", [100, 9])

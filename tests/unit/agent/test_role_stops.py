@@ -9,14 +9,14 @@ from support.rollouts.model_pool import settings
 from support.sandbox.memories import Remembering
 from support.servers.scripted_server import ScriptedServer, Stops
 
-from treadle.agent.dialect import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.metering import Meter, TokenBudget
-from treadle.agent.role import RoleModel, missing_stop, remembered_reply
+from treadle.agent.role import RoleModel, dropped_stop_string, parse_cached_reply
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion
 
-STOPS = TOOL_PROTOCOL.stops
+STOPS = TOOL_DIALECT.stops
 
 
 @pytest.mark.parametrize(
@@ -29,16 +29,16 @@ STOPS = TOOL_PROTOCOL.stops
         ("Step: 3", " is fine", None, (*STOPS, "Analysis:"), ""),
     ],
 )
-def test_the_stop_string_that_is_missing_is_the_named_one_the_only_one_or_that_of_the_open_block(
+def test_dropped_stop_string_is_restored_from_name_or_open_block(
     before: str, text: str, named: str | None, stops: tuple[str, ...], marker: str
 ) -> None:
     completion = Completion(text, None, "stop", named, 9, 3, "http://x/v1", 0.1, 0, stop_dropped=True)
-    assert missing_stop(before, completion, stops) == marker
+    assert dropped_stop_string(before, completion, stops) == marker
 
 
 @pytest.mark.parametrize("stops", ["kept", "named", "dropped"])
-async def test_a_reply_is_the_same_whatever_the_server_does_with_stop_strings(stops: Stops) -> None:
-    memory = Remembering()
+async def test_reply_is_the_same_however_the_server_treats_stop_strings(stops: Stops) -> None:
+    cache = Remembering()
     async with (
         ScriptedServer(lambda _: "it is 7</think> and more", stops=stops) as server,
         ModelPool("critic", settings(server)) as pool,
@@ -47,7 +47,7 @@ async def test_a_reply_is_the_same_whatever_the_server_does_with_stop_strings(st
         model = RoleModel("critic", "critic", Meter(pool, TokenBudget(None)), Sampling(max_tokens=64))
         reply = await model.ask(
             [{"role": "user", "content": "Think."}],
-            memory=memory,
+            cache=cache,
             unit="ask-0",
             seed=1,
             session="s",
@@ -56,5 +56,5 @@ async def test_a_reply_is_the_same_whatever_the_server_does_with_stop_strings(st
             stop=("</think>",),
         )
     assert reply.text == "it is 7</think>"
-    known = memory.get("ask-0")
-    assert known is not None and remembered_reply(known) == reply
+    known = cache.get("ask-0")
+    assert known is not None and parse_cached_reply(known) == reply

@@ -19,7 +19,7 @@ from support.rollouts.rollout_bench import (
 )
 from support.sandbox.memories import Remembering
 
-from treadle.agent.dialect import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.rows import calls_of, head_of_row, row_of, trajectory_of
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
@@ -32,7 +32,7 @@ def tokenizer(request: pytest.FixtureRequest) -> ChatTokenizer:
 
 
 @pytest.mark.covers("flywheel-1")
-async def test_text_after_a_closing_marker_is_dropped_and_the_next_prompt_ends_with_the_result(
+async def test_text_after_a_closing_marker_is_dropped_and_the_prompt_ends_with_the_result(
     tokenizer: ChatTokenizer,
 ) -> None:
     model = ScriptedModel([f"{SEARCH}\n<result>invented</result> and so on", ANSWER], tokenizer)
@@ -47,7 +47,7 @@ async def test_text_after_a_closing_marker_is_dropped_and_the_next_prompt_ends_w
 
 
 @pytest.mark.covers("flywheel-2", "flywheel-26")
-async def test_every_request_carries_stops_sampling_and_its_own_seed(tokenizer: ChatTokenizer) -> None:
+async def test_every_request_contains_stops_sampling_and_its_own_seed(tokenizer: ChatTokenizer) -> None:
     model = ScriptedModel([SEARCH, ANSWER], tokenizer)
     await play(model, tokenizer, max_tokens=99)
     assert {request.stop for request in model.requests} == {("</python>", "</search>", "</answer>")}
@@ -73,7 +73,7 @@ async def test_each_way_to_end_has_its_status(tokenizer: ChatTokenizer, replies:
 
 
 @pytest.mark.covers("flywheel-4")
-async def test_a_model_that_never_calls_nor_answers_ends_with_max_turns(tokenizer: ChatTokenizer) -> None:
+async def test_model_that_never_calls_nor_answers_ends_with_max_turns(tokenizer: ChatTokenizer) -> None:
     model = ScriptedModel(lambda _: ("on and on ", "length"), tokenizer)
     trajectory = await play(model, tokenizer, environment=settings(on_unmarked="continue"))
     assert (trajectory.status, len(model.requests), trajectory.num_turns) == ("max_turns", 16, 16)
@@ -85,7 +85,7 @@ async def test_a_model_that_never_calls_nor_answers_ends_with_max_turns(tokenize
 
 
 @pytest.mark.covers("flywheel-4")
-async def test_a_full_context_is_not_asked_for_again(tokenizer: ChatTokenizer) -> None:
+async def test_full_context_is_not_requested_again(tokenizer: ChatTokenizer) -> None:
     model = ScriptedModel(lambda _: SEARCH, tokenizer)
     short = await play(model, tokenizer, max_model_len=40)
     assert (short.status, model.requests) == ("context_full", [])
@@ -94,7 +94,7 @@ async def test_a_full_context_is_not_asked_for_again(tokenizer: ChatTokenizer) -
     assert (rejected.status, len(model.requests)) == ("context_full", 1)
 
 
-async def test_the_room_left_bounds_each_request(tokenizer: ChatTokenizer) -> None:
+async def test_remaining_context_bounds_each_request(tokenizer: ChatTokenizer) -> None:
     model = ScriptedModel([SEARCH, ("<think>cut", "length")], tokenizer)
     window = len(tokenizer.prompt_ids([{"role": "user", "content": QUESTION.text}])) + 60
     trajectory = await play(model, tokenizer, max_model_len=window, environment=settings(system_prompt=""))
@@ -104,14 +104,14 @@ async def test_the_room_left_bounds_each_request(tokenizer: ChatTokenizer) -> No
     assert trajectory.status == "context_full"
 
 
-async def test_a_trajectory_token_budget_ends_with_budget(tokenizer: ChatTokenizer) -> None:
+async def test_trajectory_token_budget_ends_with_budget(tokenizer: ChatTokenizer) -> None:
     model = ScriptedModel([SEARCH, ("<think>cut", "length")], tokenizer)
     trajectory = await play(model, tokenizer, environment=settings(max_trajectory_tokens=60))
     assert trajectory.status == "budget"
     assert model.requests[1].max_tokens == 60 - len(model.requests[1].prompt) + len(trajectory.prompt_ids)
 
 
-async def test_the_wall_time_ends_with_timeout_and_keeps_what_there_is(tokenizer: ChatTokenizer) -> None:
+async def test_wall_time_ends_with_timeout_and_keeps_the_text(tokenizer: ChatTokenizer) -> None:
     model = ScriptedModel([SEARCH, DeadlineExceeded("late")], tokenizer)
     trajectory = await play(model, tokenizer)
     assert (trajectory.status, len(trajectory.calls)) == ("timeout", 1)
@@ -127,17 +127,15 @@ async def test_two_rollouts_with_one_engine_do_not_mix(tokenizer: ChatTokenizer)
 
 
 @pytest.mark.parametrize("broken_at", [0, 1, 2])
-async def test_an_interrupted_rollout_is_replayed_without_model_or_tool(
-    tokenizer: ChatTokenizer, broken_at: int
-) -> None:
+async def test_interrupted_rollout_is_replayed_without_model_or_tool(tokenizer: ChatTokenizer, broken_at: int) -> None:
     texts: list[Reply] = [SEARCH, "<python>1</python>", ANSWER]
     whole = await play(ScriptedModel(texts, tokenizer, "\n"), tokenizer)
-    memory, tool = Remembering(), FixedTool("search")
+    cache, tool = Remembering(), FixedTool("search")
     broken: list[Reply] = [*texts[:broken_at], EndpointUnavailable("down")]
     with pytest.raises(EndpointUnavailable):
-        await play(ScriptedModel(broken, tokenizer, "\n"), tokenizer, memory=memory, tool=tool)
+        await play(ScriptedModel(broken, tokenizer, "\n"), tokenizer, cache=cache, tool=tool)
     model = ScriptedModel(texts[broken_at:], tokenizer, "\n")
-    resumed = await play(model, tokenizer, memory=memory, tool=tool)
+    resumed = await play(model, tokenizer, cache=cache, tool=tool)
     assert len(model.requests) == 3 - broken_at
     assert tool.calls == 1
     assert (resumed.text, resumed.output_ids, resumed.token_origin, resumed.calls, resumed.segments) == (
@@ -145,15 +143,15 @@ async def test_an_interrupted_rollout_is_replayed_without_model_or_tool(
     )
 
 
-async def test_a_rollout_cut_off_between_call_and_result_runs_the_tool_once_more_only(
+async def test_rollout_interrupted_after_a_call_reruns_only_that_tool(
     tokenizer: ChatTokenizer,
 ) -> None:
-    memory = Remembering()
-    await play(ScriptedModel([SEARCH, ANSWER], tokenizer), tokenizer, memory=memory)
+    cache = Remembering()
+    await play(ScriptedModel([SEARCH, ANSWER], tokenizer), tokenizer, cache=cache)
     for unit in ("tool-0", "llm-1"):
-        del memory.units[unit]
+        del cache.units[unit]
     model, tool = ScriptedModel([ANSWER], tokenizer), FixedTool("search")
-    trajectory = await play(model, tokenizer, memory=memory, tool=tool)
+    trajectory = await play(model, tokenizer, cache=cache, tool=tool)
     assert (tool.calls, len(model.requests), trajectory.status) == (1, 1, "answered")
 
 
@@ -167,7 +165,7 @@ async def test_text_mode_gives_the_same_text_and_no_ids(tokenizer: ChatTokenizer
     assert [call.status for call in trajectory.calls] == ["ok", "invalid"]
 
 
-async def test_a_stored_row_gives_the_trajectory_back(tokenizer: ChatTokenizer) -> None:
+async def test_stored_row_restores_the_trajectory(tokenizer: ChatTokenizer) -> None:
     trajectory = await play(ScriptedModel([SEARCH, ANSWER], tokenizer, "\n"), tokenizer)
     question = {"question_key": "k", "dataset": "d", "domain": "qa", "question": "Who?", "choices": []}
     head = head_of_row(question, "base", 0, 1)
@@ -180,7 +178,7 @@ async def test_a_stored_row_gives_the_trajectory_back(tokenizer: ChatTokenizer) 
     assert (row["calls_requested"], row["search_calls"], row["python_calls"], row["num_turns"]) == (1, 1, 0, 2)
 
 
-def test_seeds_differ_by_every_part_and_fit() -> None:
+def test_seeds_differ_in_every_part_and_fit() -> None:
     seeds = {
         derive_seed(run, key, model, sample) for run in (0, 1) for key in "ab" for model in "xy" for sample in (0, 1)
     }
@@ -190,4 +188,4 @@ def test_seeds_differ_by_every_part_and_fit() -> None:
 
 
 def test_stops_are_the_closing_markers_of_calls_and_answer() -> None:
-    assert set(TOOL_PROTOCOL.stops) == {"</search>", "</python>", "</answer>"}
+    assert set(TOOL_DIALECT.stops) == {"</search>", "</python>", "</answer>"}

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_PROTOCOL, Protocol, Segment, Tag
+from treadle.agent.dialect import TOOL_DIALECT, Dialect, Segment, Tag
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine
@@ -55,22 +55,22 @@ class Model:
 
 
 @pytest.fixture
-def a_further_row(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def custom_tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The two edits of own.md that are no settings: the row of the table, which every part shares, and the limit."""
-    before = vars(TOOL_PROTOCOL).copy()
-    after = {**TOOL_PROTOCOL.successors, "lookup": ("result",)}
+    before = vars(TOOL_DIALECT).copy()
+    after = {**TOOL_DIALECT.successors, "lookup": ("result",)}
     after["think"] = ("lookup", *after["think"])
-    tags = (*TOOL_PROTOCOL.tags, Tag("lookup", is_tool=True, stop=True))
-    changed = dataclasses.replace(TOOL_PROTOCOL, tags=tags, successors=after)
+    tags = (*TOOL_DIALECT.tags, Tag("lookup", is_tool=True, stop=True))
+    changed = dataclasses.replace(TOOL_DIALECT, tags=tags, successors=after)
     limit = EnvironmentSettings.call_limit
     monkeypatch.setattr(
         EnvironmentSettings, "call_limit", lambda self, tool, more=0: 1 if tool == "lookup" else limit(self, tool, more)
     )
-    vars(TOOL_PROTOCOL).clear()
-    vars(TOOL_PROTOCOL).update(vars(changed))
+    vars(TOOL_DIALECT).clear()
+    vars(TOOL_DIALECT).update(vars(changed))
     yield
-    vars(TOOL_PROTOCOL).clear()
-    vars(TOOL_PROTOCOL).update(before)
+    vars(TOOL_DIALECT).clear()
+    vars(TOOL_DIALECT).update(before)
 
 
 def played(model: Model) -> dict[str, Any]:
@@ -78,12 +78,12 @@ def played(model: Model) -> dict[str, Any]:
     engine = RolloutEngine(model, None, Sampling(), RolloutLimits(max_turns=9))
     environment = ToolEnvironment(EnvironmentSettings(system_prompt="Look it up."), {"lookup": Lookup()})
     question = Question("q", "What is x?", dataset="world", domain="qa")
-    made = engine.roll_out(environment, question, seed=1, deadline=math.inf, memory=Forgetful())
+    made = engine.roll_out(environment, question, seed=1, deadline=math.inf, cache=NullCache())
     return row_of({}, asyncio.run(made), "", "")
 
 
-@pytest.mark.usefixtures("a_further_row")
-def test_rollouts_rows_format_checks_and_the_viewer_go_by_the_table() -> None:
+@pytest.mark.usefixtures("custom_tool")
+def test_custom_tool_works_in_rollouts_rows_format_checks_and_the_viewer() -> None:
     model = Model()
     row = played(model)
     assert all("</lookup>" in request.stop for request in model.requests)
@@ -97,18 +97,18 @@ def test_rollouts_rows_format_checks_and_the_viewer_go_by_the_table() -> None:
     assert shown == [("x", False)] * 2
 
 
-@pytest.mark.usefixtures("a_further_row")
-def test_figures_by_tool_know_two_tools() -> None:
+@pytest.mark.usefixtures("custom_tool")
+def test_tool_metrics_cover_two_tools() -> None:
     row = played(Model())
     counted = {name: row[name] for name in ("calls_requested", "calls_executed", "python_calls", "search_calls")}
     assert counted == {"calls_requested": 2, "calls_executed": 1, "python_calls": 0, "search_calls": 0}
 
 
-def test_the_files_that_own_md_names_hold_what_it_says() -> None:
+def test_files_named_in_the_customization_guide_contain_the_quoted_lines() -> None:
     for name, line in (
-        ("agent/dialect.py", "TOOL_PROTOCOL = Protocol("),
+        ("agent/dialect.py", "TOOL_DIALECT = Dialect("),
         ("agent/config.py", "def call_limit("),
         ("agent/tools/toolbox.py", "def make_tools("),
     ):
         assert f"`{name}`" in (ROOT / "docs/guides/own.md").read_text() and line in (ROOT / name).read_text()
-    assert isinstance(TOOL_PROTOCOL, Protocol) and "lookup" not in TOOL_PROTOCOL.by_name
+    assert isinstance(TOOL_DIALECT, Dialect) and "lookup" not in TOOL_DIALECT.by_name

@@ -37,7 +37,7 @@ def segments_of(text: str, *results: str) -> list[Segment]:
         "<think>a</think><python>print('an error: ' + str(1))</python>{}<think>b</think><answer>\\boxed{1}</answer>",
     ],
 )
-def test_nothing_is_wrong_with_well_formed_turns(text: str) -> None:
+def test_well_formed_turns_have_no_faults(text: str) -> None:
     assert format_faults(segments_of(text)) == []
 
 
@@ -83,7 +83,7 @@ def test_each_fault_has_its_code(text: str, faults: list[str]) -> None:
     assert format_faults(segments_of(text)) == faults
 
 
-def test_markers_and_boxes_in_results_and_programs_are_not_the_turns_own() -> None:
+def test_markers_and_boxes_in_results_and_programs_do_not_count() -> None:
     quoted = r"<result>error: Execution Timeout \boxed{2} </think></result>"
     text = r"<think>a</think><python>s = '\boxed{3}'</python>{}<think>b</think><answer>\boxed{1}</answer>"
     segments = segments_of(text, quoted)
@@ -101,18 +101,18 @@ def test_markers_and_boxes_in_results_and_programs_are_not_the_turns_own() -> No
         ("refused", "call_refused"),
     ],
 )
-def test_what_became_of_a_call_is_read_from_the_ledger(status: str, code: str) -> None:
+def test_call_outcomes_come_from_the_ledger(status: str, code: str) -> None:
     assert call_faults(segments_of(GOOD), [("search", "ok"), ("python", status)]) == [code]
 
 
 @pytest.mark.parametrize("block", ["<result></result>", "<result> \n </result>", " <result>\n\n</result>"])
-def test_blank_result_is_empty_whatever_the_tool_said(block: str) -> None:
+def test_blank_result_is_empty_regardless_of_the_tool_status(block: str) -> None:
     calls = [("search", "ok"), ("python", "ok")]
     assert call_faults(segments_of(GOOD, result_block("x"), block), calls) == ["result_empty"]
 
 
 @pytest.mark.parametrize("calls", [[], [("search", "ok")], [("python", "ok"), ("search", "ok")]])
-def test_calls_that_the_ledger_does_not_know_are_no_calls(calls: list[tuple[str, str]]) -> None:
+def test_calls_missing_from_the_ledger_do_not_count(calls: list[tuple[str, str]]) -> None:
     assert call_faults(segments_of(GOOD), calls) == ["ledger_differs"]
 
 
@@ -121,7 +121,7 @@ PIECES = [*WHOLE, "<search>", "</search>", "<python>", "</python>", "<result>", 
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from(PIECES), st.booleans()), max_size=3))
-def test_only_turns_of_the_protocols_shape_pass(edits: list[tuple[int, str, bool]]) -> None:
+def test_only_turns_with_the_protocol_shape_pass(edits: list[tuple[int, str, bool]]) -> None:
     pieces = list(WHOLE)
     for place, piece, is_insertion in edits:
         pieces[place : place + (not is_insertion)] = [piece] if is_insertion else []

@@ -68,16 +68,14 @@ def command(run: Run, *arguments: str) -> Result:
     return CliRunner().invoke(export, options, catch_exceptions=False)
 
 
-def test_a_model_whose_name_ends_in_a_number_is_no_phase(run: Run, tmp_path: Path) -> None:
+def test_model_name_ending_in_a_number_is_not_a_phase(run: Run, tmp_path: Path) -> None:
     for name in ("base", "qwen-72"):
         sample(run, f"1/rollouts@{name}")
     with pytest.raises(RunError, match="1/rollouts@base, 1/rollouts@qwen-72; name one of them"):
         command(run, "rollouts", "--out", str(tmp_path / "out"))
 
 
-def test_the_last_phase_is_taken_but_not_before_what_a_model_of_the_same_iteration_made(
-    run: Run, tmp_path: Path
-) -> None:
+def test_last_phase_is_exported_but_not_before_a_model_of_the_same_iteration(run: Run, tmp_path: Path) -> None:
     for place in ("1/rollouts@base", "2/rollouts@phase-2", "2/rollouts@phase-10"):
         sample(run, place)
     assert "of 2/rollouts@phase-10" in command(run, "rollouts", "--out", str(tmp_path / "out")).output
@@ -87,14 +85,14 @@ def test_the_last_phase_is_taken_but_not_before_what_a_model_of_the_same_iterati
 
 
 @pytest.mark.parametrize("name", ["rollouts.json", "rollouts.jsonl", "rollouts.parquet"])
-def test_a_folder_is_not_given_the_name_of_a_file(run: Run, tmp_path: Path, name: str) -> None:
+def test_folder_is_not_named_like_a_file(run: Run, tmp_path: Path, name: str) -> None:
     sample(run, "1/rollouts@base")
     with pytest.raises(ConfigError, match=f"{name} is a file, but the export is a folder of files"):
         command(run, "rollouts", "--out", str(tmp_path / name))
     assert not (tmp_path / name).exists()
 
 
-def test_rollouts_bear_the_verdicts_of_their_own_iteration(run: Run, tmp_path: Path) -> None:
+def test_rollouts_have_the_verdicts_of_their_own_iteration(run: Run, tmp_path: Path) -> None:
     for iteration in (1, 2):
         sample(run, f"{iteration}/rollouts@base")
         score(run, f"{iteration}/scores@base", right=iteration == 2)
@@ -111,7 +109,7 @@ def checkpoint(run: Run) -> None:
     put_from(run, "1/sft", {"checkpoint": [filled(schemas.CHECKPOINTS, **facts)]}, {})
 
 
-def test_scores_that_a_later_iteration_took_over_stand_on_a_card_once(run: Run, tmp_path: Path) -> None:
+def test_reused_scores_appear_on_a_card_once(run: Run, tmp_path: Path) -> None:
     checkpoint(run)
     for iteration in (1, 2):
         sample(run, f"{iteration}/rollouts@phase-1", checkpoint="1/sft")
@@ -121,7 +119,7 @@ def test_scores_that_a_later_iteration_took_over_stand_on_a_card_once(run: Run, 
     assert "1/scores@phase-1" in card and "2/scores@phase-1" not in card
 
 
-def test_scores_of_what_another_program_made_are_not_those_of_a_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_scores_of_imported_rollouts_are_not_shown_for_a_checkpoint(run: Run, tmp_path: Path) -> None:
     checkpoint(run)
     sample(run, "1/rollouts@phase-1", checkpoint="1/sft", imported_from="foreign.json")
     score(run, "1/scores@phase-1", right=True)

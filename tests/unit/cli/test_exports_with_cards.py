@@ -116,7 +116,7 @@ def head_of(card: str) -> dict[str, Any]:
     return found
 
 
-def test_a_model_is_whole_and_its_card_tells_base_data_training_and_scores(run: Run, tmp_path: Path) -> None:
+def test_exported_model_is_complete_and_its_card_has_base_data_and_scores(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "model"
     told = json.loads(command(run, "model", "--instance", "1/sft", "--out", str(out), "--json").stdout)
     assert (out / "model.safetensors").read_bytes() == WEIGHTS
@@ -140,7 +140,7 @@ def test_a_model_is_whole_and_its_card_tells_base_data_training_and_scores(run: 
     assert "secret-project" not in (out / "export.json").read_text()
 
 
-def test_the_last_model_is_taken_and_its_base_is_that_of_the_chain(run: Run, tmp_path: Path) -> None:
+def test_last_model_is_exported_with_the_base_of_its_chain(run: Run, tmp_path: Path) -> None:
     shown = command(run, "model", "--out", str(tmp_path / "model"))
     assert shown.exit_code == 0 and "the model of 1/rl@phase-1" in shown.output and "apache-2.0" in shown.output
     card = (tmp_path / "model" / "README.md").read_text()
@@ -152,7 +152,7 @@ def test_the_last_model_is_taken_and_its_base_is_that_of_the_chain(run: Run, tmp
         export_model(run, run.record(Address(1, "questions")), tmp_path / "other")  # type: ignore[arg-type]
 
 
-def test_a_card_in_the_base_folder_tells_the_licence_if_it_is_that_model(run: Run, tmp_path: Path) -> None:
+def test_license_comes_from_the_base_model_card_if_it_matches(run: Run, tmp_path: Path) -> None:
     base = tmp_path / "private" / "Some-7B"
     base.mkdir(parents=True)
     (base / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\nlicense: wrong\n")
@@ -168,7 +168,7 @@ def test_a_card_in_the_base_folder_tells_the_licence_if_it_is_that_model(run: Ru
     assert "license" not in head_of(card) and "not known here" in card
 
 
-def test_a_changed_file_leaves_no_export(run: Run, tmp_path: Path) -> None:
+def test_changed_file_leaves_no_export(run: Run, tmp_path: Path) -> None:
     record = run.record(Address(1, "sft"))
     assert record is not None
     weights = Path(run.storage.location(f"{record.outputs['checkpoint'].folder}/model/model.safetensors"))
@@ -178,7 +178,7 @@ def test_a_changed_file_leaves_no_export(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_any_table_becomes_a_data_set_with_its_card(run: Run, tmp_path: Path) -> None:
+def test_any_table_exports_as_a_dataset_with_its_card(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "rows"
     assert command(run, "dataset", "rollouts", "--instance", "1/rollouts@tuned", "--out", str(out)).exit_code == 0
     assert pq.read_table(out / "part-00000.parquet").num_rows == 10

@@ -14,18 +14,18 @@ from support.foreign_desk import RIGHT, WRONG, Desk, calling, evolved, sampled
 
 from treadle.cli.commands.inspect import status
 from treadle.cli.commands.run import run as run_command
-from treadle.cli.views.summary import made_text
+from treadle.cli.views.summary import result_text
 from treadle.core.config import load_config
 from treadle.core.errors import RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
-from treadle.core.runs.stage import StageContext, Worked
+from treadle.core.runs.stage import StageContext, WorkResult
 from treadle.core.store.leases import hold_key
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.exchange.original_import import write_questions
 from treadle.tasks.page.build import report_page
-from treadle.tasks.planning.begin import open_run
+from treadle.tasks.planning.run_setup import open_run
 from treadle.tasks.prefect.stage_card import stage_card
 
 
@@ -47,7 +47,7 @@ def with_questions(desk: Desk, records: Sequence[dict[str, Any]], held_out: int,
     desk.config.write_text(f"{desk.config.read_text()}\n{more}\n{source}")
 
 
-def test_held_out_questions_of_a_file_become_no_rows_to_train_on(tmp_path: Path) -> None:
+def test_imported_held_out_questions_become_no_training_rows(tmp_path: Path) -> None:
     desk = Desk(tmp_path, ["pools", "sft_rows"])
     records = [evolved(number, WRONG, calling("36")) for number in range(1, 7)]
     with_questions(desk, records, held_out=3)
@@ -59,7 +59,7 @@ def test_held_out_questions_of_a_file_become_no_rows_to_train_on(tmp_path: Path)
     assert [split[row["question_key"]] for row in desk.rows("1/sft_rows", "sft_rows")] == ["train"] * 3
 
 
-def test_questions_to_train_on_get_into_no_measurement_of_held_out_ones(direct: Desk) -> None:
+def test_training_questions_enter_no_held_out_evaluation(direct: Desk) -> None:
     records = [sampled(number, RIGHT) for number in range(1, 5)]
     with_questions(direct, records, held_out=3, more='[rollouts]\nsplit = "heldout"\nmax_questions = 2')
     told = direct.ask("rollouts", direct.write(records), "--instance", "1/rollouts@policy")
@@ -69,7 +69,7 @@ def test_questions_to_train_on_get_into_no_measurement_of_held_out_ones(direct: 
     assert [row["question_key"] for row in direct.rows("1/rollouts@policy", "rollouts")] == keys[:2]
 
 
-def test_questions_that_a_file_has_nothing_about_are_told(direct: Desk) -> None:
+def test_questions_missing_from_an_imported_file_are_reported(direct: Desk) -> None:
     records = [sampled(number, RIGHT) for number in range(1, 4)]
     with_questions(direct, records, held_out=0)
     told = direct.ask("rollouts", direct.write(records[:1]), "--instance", "1/rollouts@policy")
@@ -77,14 +77,14 @@ def test_questions_that_a_file_has_nothing_about_are_told(direct: Desk) -> None:
     assert direct.record("1/rollouts@policy").metrics["questions_missing"] == 2
 
 
-def test_a_later_iteration_gets_what_its_file_holds_and_not_the_equal_result_of_an_earlier_one(tmp_path: Path) -> None:
+def test_later_iteration_uses_its_imported_file_not_an_earlier_equal_result(tmp_path: Path) -> None:
     desk = Desk(tmp_path, ["pools", "sft_rows", "sft", "rollouts", "scores", "report"])
     first, second = (desk.write([sampled(n, end) for n in (1, 2)], f"{n}.json") for n, end in ((1, RIGHT), (2, WRONG)))
     desk.bring("rollouts", first, "--instance", "1/rollouts@policy", "--set", "flow.iterations=2")
     told = json.loads(desk.go_on("rollouts", second, "--instance", "2/rollouts@policy", "--json").stdout)
     assert (told["num_rows"], told["reused"]) == (2, False)
     record = desk.record("2/rollouts@policy")
-    assert (record.same_as, record.imported_from) == ("", "2.json")
+    assert (record.reused_from, record.imported_from) == ("", "2.json")
     assert {row["text"] for row in desk.rows("2/rollouts@policy", "rollouts")} == {WRONG}
     assert desk.make("2/rollouts@policy").reused, "and it stays"
 
@@ -100,20 +100,20 @@ def begun(desk: Desk, path: Path, num_shards: int = 1) -> Address:
     execute(instance(config, Address(1, "questions")), run)
     wanted = instance(config, Address(1, "rollouts", "policy"))
 
-    def work(context: StageContext) -> Worked:
+    def work(context: StageContext) -> WorkResult:
         for key in ("a", "b", "c"):
             if context.owns(key):
                 context.journal.finish(key, b"paid for")
         if context.owns("c"):
             raise KeyboardInterrupt
-        return Worked()
+        return WorkResult()
 
     with pytest.raises(KeyboardInterrupt):
         execute(replace(wanted, stage=replace(wanted.stage, work=work)), run)
     return wanted.address
 
 
-def test_answers_that_were_paid_for_are_not_thrown_away_unasked(direct: Desk) -> None:
+def test_paid_answers_are_not_discarded_without_force(direct: Desk) -> None:
     path = direct.write([sampled(1, RIGHT)])
     address = begun(direct, path)
     with pytest.raises(RunError, match=r"was begun, and 3 are finished in its journal, .* with --force"):
@@ -123,7 +123,7 @@ def test_answers_that_were_paid_for_are_not_thrown_away_unasked(direct: Desk) ->
     assert direct.run.status(address).num_finished == 0
 
 
-def test_shards_that_others_work_at_are_not_taken_from_them(direct: Desk) -> None:
+def test_shards_in_use_by_others_are_not_replaced(direct: Desk) -> None:
     path = direct.write([sampled(1, RIGHT)])
     address = begun(direct, path, num_shards=2)
     run = direct.run
@@ -133,20 +133,20 @@ def test_shards_that_others_work_at_are_not_taken_from_them(direct: Desk) -> Non
     assert shards.plan() is not None
 
 
-def test_a_model_that_nobody_is_going_to_ask_needs_no_key(direct: Desk) -> None:
+def test_model_that_will_not_be_called_needs_no_key(direct: Desk) -> None:
     direct.config.write_text(direct.config.read_text().replace('9/v1"', '9/v1", api_key_env = "TREADLE_TEST_NO_KEY"'))
     told = direct.bring("rollouts", direct.write([sampled(1, RIGHT)]), "--instance", "1/rollouts@policy")
     assert told["num_rows"] == 1
 
 
-def test_figures_of_an_import_are_said_to_be_of_one(direct: Desk) -> None:
+def test_metrics_of_an_import_are_labelled_as_imported(direct: Desk) -> None:
     direct.bring("rollouts", direct.write([sampled(1, RIGHT, calling("36"))]), "--instance", "1/rollouts@policy")
     for address in ("1/scores@policy", "1/report"):
         direct.make(address)
     run, rollouts, report = direct.run, direct.record("1/rollouts@policy"), direct.record("1/report")
     options = ["--run", "r", "--root", str(direct.root)]
     assert "2 rollouts, imported from foreign.json" in CliRunner().invoke(status, options).output
-    assert made_text(rollouts) == "rollouts 2 (imported from foreign.json)"
+    assert result_text(rollouts) == "rollouts 2 (imported from foreign.json)"
     assert "imported from foreign.json, attempt 1" in stage_card(rollouts, run).markdown
     said = "The rollouts of policy were imported from foreign.json"
     assert said in stage_card(report, run).markdown

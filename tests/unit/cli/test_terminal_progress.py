@@ -10,7 +10,7 @@ from support.runs.processes import until
 
 from treadle.cli import terminal
 from treadle.cli.terminal import TerminalProgress
-from treadle.tasks import pace
+from treadle.tasks import progress_tracker as pace
 
 
 class Screen(io.StringIO):
@@ -26,7 +26,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> io.StringI
     for module in (terminal, pace):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
     monkeypatch.setattr(terminal, "PLAIN_INTERVAL_S", 0.0)
-    monkeypatch.setattr(terminal, "_BEAT_S", 0.001)
+    monkeypatch.setattr(terminal, "_REFRESH_S", 0.001)
     return written
 
 
@@ -34,7 +34,7 @@ def shown(stderr: io.StringIO, words: str) -> None:
     until(lambda: words in stderr.getvalue(), words, limit_s=20.0)
 
 
-def test_a_stage_is_told_of_before_it_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_is_announced_before_its_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
     with TerminalProgress("1/sft") as progress:
         shown(stderr, "1/sft: under way, 0 s so far\n")
@@ -44,9 +44,9 @@ def test_a_stage_is_told_of_before_it_says_how_much_there_is_to_do(monkeypatch: 
         shown(stderr, "1/sft: 2 of 24 steps, about 0 s left; loss 0.5\n")
 
 
-def test_what_is_usual_is_told_until_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usual_duration_is_shown_until_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
-    with TerminalProgress("1/sft", usual_s=170.0, after_s=600.0) as progress:
+    with TerminalProgress("1/sft", usual_s=170.0, later_stages_s=600.0) as progress:
         shown(stderr, "1/sft: under way, about 3 min left, of all steps about 13 min\n")
         progress.start(24, 0, "steps")
         shown(stderr, "1/sft: 0 of 24 steps, about 3 min left, of all steps about 13 min\n")
@@ -54,7 +54,7 @@ def test_what_is_usual_is_told_until_there_is_a_pace(monkeypatch: pytest.MonkeyP
         shown(stderr, "1/sft: 23 of 24 steps, about 0 s left, of all steps about 10 min\n")
 
 
-def test_a_quiet_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_progress_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
     with TerminalProgress("1/sft", quiet=True) as progress:
         progress.start(2, 1, "steps")
@@ -62,17 +62,17 @@ def test_a_quiet_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not stderr.getvalue()
 
 
-def test_on_a_terminal_a_bar_moves_though_nothing_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_moves_on_a_terminal_even_if_nothing_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = watched(monkeypatch, Screen())
     monkeypatch.setattr(terminal, "_BRIEF_S", 0.0)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
-    with TerminalProgress("1/rl@phase-1", usual_s=400.0, after_s=120.0):
+    with TerminalProgress("1/rl@phase-1", usual_s=400.0, later_stages_s=120.0):
         shown(screen, "of all steps about 9 min")
     assert "under way" in screen.getvalue()
 
 
-def test_what_is_over_at_once_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instant_stage_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr("sys.stderr", screen)
     with TerminalProgress("1/questions"):
@@ -80,7 +80,7 @@ def test_what_is_over_at_once_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> 
     assert not screen.getvalue()
 
 
-def lines_in_an_hour(monkeypatch: pytest.MonkeyPatch, usual_s: float | None, finished_at_s: float) -> list[float]:
+def log_times_in_an_hour(monkeypatch: pytest.MonkeyPatch, usual_s: float | None, finished_at_s: float) -> list[float]:
     """When lines are written for a stage that finishes one unit in an hour."""
 
     def wait(pause_s: float) -> bool:
@@ -98,18 +98,18 @@ def lines_in_an_hour(monkeypatch: pytest.MonkeyPatch, usual_s: float | None, fin
     monkeypatch.setattr(progress, "_ended", SimpleNamespace(wait=wait, is_set=lambda: False))
     monkeypatch.setattr(progress, "_line", lambda text: at.append(now[0]))
     progress.start(3, 0, "steps")
-    progress._beat()
+    progress._refresh_loop()
     return at
 
 
-def test_lines_of_a_log_become_rare_while_nothing_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = lines_in_an_hour(monkeypatch, None, finished_at_s=1000.0)
+def test_log_lines_become_rare_while_nothing_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = log_times_in_an_hour(monkeypatch, None, finished_at_s=1000.0)
     assert at[:8] == [10.0, 30.0, 70.0, 150.0, 310.0, 610.0, 910.0, 1000.0]
     assert at[8:12] == [1010.0, 1030.0, 1070.0, 1150.0], "a unit was finished: often again"
     assert at[-1] - at[-2] == 300.0
 
 
-def test_where_it_is_known_what_is_usual_a_line_comes_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = lines_in_an_hour(monkeypatch, 170.0, finished_at_s=100.0)
+def test_with_a_known_usual_duration_a_line_is_logged_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = log_times_in_an_hour(monkeypatch, 170.0, finished_at_s=100.0)
     assert at[:7] == [10.0, 30.0, 60.0, 90.0, 100.0, 110.0, 130.0]
     assert at[-1] - at[-2] == 30.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.agent import job_runner as crew
+from treadle.agent import job_runner as job_runner
 from treadle.cli import warnings
 from treadle.cli.warnings import BURST, TerminalWarnings, show_warnings
 
@@ -22,7 +22,7 @@ def shown() -> Iterator[TerminalWarnings]:
     logger.removeHandler(handler)
 
 
-def test_a_warning_is_one_harmless_line(shown: TerminalWarnings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_is_one_sanitized_line(shown: TerminalWarnings, capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("treadle.core.some")
     log.warning("the server %s\nsaid \x1b[31m%s", "a", "no\u202e")
     log.info("not this")
@@ -30,7 +30,7 @@ def test_a_warning_is_one_harmless_line(shown: TerminalWarnings, capsys: pytest.
     assert capsys.readouterr().err == "warning: the server a said \\x1b[31mno\\u202e\n"
 
 
-def test_a_flood_is_counted_and_told_again_after_growing_pauses(
+def test_repeated_warnings_are_counted_and_repeated_after_growing_pauses(
     shown: TerminalWarnings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -51,22 +51,24 @@ def test_a_flood_is_counted_and_told_again_after_growing_pauses(
     assert told(1) == []
     now += 11
     assert told(3) == ["rollout 0 is odd (and 1 more like it)"]
-    shown.tell_rest()
+    shown.report_omitted()
     assert capsys.readouterr().err == "warning: 2 more like these are in the log of the attempt\n"
     assert told(1) == ["rollout 0 is odd"]
 
 
-def test_what_is_told_of_each_rollout_stays_in_the_log(
+def test_warnings_for_single_rollouts_stay_in_the_log(
     shown: TerminalWarnings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are not printed, because the next line of the stage has their count."""
-    said = [line for line in inspect.getsource(crew).splitlines() if "_log." in line and "owed" in line]
+    said = [line for line in inspect.getsource(job_runner).splitlines() if "_log." in line and "pending" in line]
     messages = [match[1] for line in said if (match := re.search(r'"(.*?)"', line))]
     assert len(messages) == 2
     for message in messages:
-        logging.getLogger(crew.__name__).warning(message.replace("%d", "%s").replace("%g", "%s"), "31", "rollouts", "5")
-    assert capsys.readouterr().err == "warning: 31 rollouts are owed, trying again in 5 s\n"
-    shown.tell_rest()
+        logging.getLogger(job_runner.__name__).warning(
+            message.replace("%d", "%s").replace("%g", "%s"), "31", "rollouts", "5"
+        )
+    assert capsys.readouterr().err == "warning: 31 rollouts are pending, trying again in 5 s\n"
+    shown.report_omitted()
     assert capsys.readouterr().err == ""
 
 

@@ -19,13 +19,13 @@ from pydantic.fields import FieldInfo
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.execute import fingerprint_of
-from treadle.core.runs.record_files import as_read_back
+from treadle.core.runs.record_files import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import open_run
+from treadle.tasks.planning.run_setup import open_run
 from treadle.web.record.table import write_record
 
 REVISABLE = (
@@ -49,18 +49,18 @@ ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_respon
 ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.prompt_price_per_million
 ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
 ModelSettings.retry_limit ModelSettings.tokenizer
-PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.owed_pause_s
-PoolOptions.owed_retries PoolOptions.prompts PoolOptions.shards
+PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.pending_pause_s
+PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
-PhaseRollouts.owed_pause_s PhaseRollouts.owed_retries PhaseRollouts.shards
+PhaseRollouts.pending_pause_s PhaseRollouts.pending_retries PhaseRollouts.shards
 RlOptions.devices RlOptions.gpu_memory_share RlOptions.gradient_checkpointing RlOptions.num_devices RlOptions.num_nodes
 RlOptions.per_device_batch_size RlOptions.preset RlOptions.stall_timeout_s RlOptions.tensor_parallel RlOptions.threads
 RlOptions.trackers RlOptions.variant
 RolloutOptions.max_concurrent RolloutOptions.max_cost RolloutOptions.max_total_tokens
-RolloutOptions.owed_pause_s RolloutOptions.owed_retries RolloutOptions.shards
+RolloutOptions.pending_pause_s RolloutOptions.pending_retries RolloutOptions.shards
 SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
 ScoresOptions.judgement_time_s ScoresOptions.max_concurrent ScoresOptions.max_cost ScoresOptions.max_total_tokens
-ScoresOptions.owed_pause_s ScoresOptions.owed_retries ScoresOptions.symbolic_workers
+ScoresOptions.pending_pause_s ScoresOptions.pending_retries ScoresOptions.symbolic_workers
 SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
 ServiceClientSettings.connect_timeout_s ServiceClientSettings.endpoints ServiceClientSettings.max_response_bytes
 ServiceClientSettings.request_timeout_s ServiceClientSettings.retry_limit ServiceClientSettings.start_wait_s
@@ -267,7 +267,9 @@ def fingerprints(config: TreadleConfig) -> dict[str, str]:
     return {str(instance.address): fingerprint_of(instance, {}) for instance in flow_instances(config)}
 
 
-def test_every_key_is_refused_with_its_difference_or_taken_over(tmp_path: Path, bases: list[TreadleConfig]) -> None:
+def test_every_changed_key_is_refused_with_its_difference_or_applied(
+    tmp_path: Path, bases: list[TreadleConfig]
+) -> None:
     tried: dict[str, str] = {}
     for number, base in enumerate(bases):
         try_keys(tmp_path, f"r{number}", base, tried)
@@ -302,7 +304,7 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
             tried[key.name] = "taken over"
             in_force = config.model_dump(mode="json")
             assert run.config() == Run.open(tmp_path / "root", run_id).config() == in_force
-            assert run.info.semantic == as_read_back(semantic_of(config))
+            assert run.info.semantic == json_round_trip(semantic_of(config))
             made = fingerprints(config)
             # One more iteration adds instances, and changes no others.
             both = usual.keys() & made.keys()

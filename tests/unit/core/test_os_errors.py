@@ -12,7 +12,7 @@ import pytest
 
 from treadle.core.errors import StorageError
 from treadle.core.os_errors import explained
-from treadle.core.store.locks import FileLease, living_holder
+from treadle.core.store.locks import FileLease, live_holder
 from treadle.core.store.storage import LocalStorage, storage_errors
 
 WORDS = {
@@ -37,7 +37,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("number", WORDS, ids=lambda number: errno.errorcode[number])
-def test_an_error_is_told_with_its_place_meaning_and_remedy(number: int, tmp_path: Path) -> None:
+def test_os_error_is_reported_with_location_meaning_and_remedy(number: int, tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught, storage_errors("write", tmp_path / "x"):
         raise OSError(number, os.strerror(number), str(tmp_path / "x"))
     line = str(caught.value)
@@ -86,13 +86,13 @@ def no_descriptor(storage: LocalStorage) -> None:
         (no_descriptor, "too many open files in this process"),
     ],
 )
-def test_the_system_s_own_errors_are_named(work: Callable[[LocalStorage], None], said: str, tmp_path: Path) -> None:
+def test_system_errors_are_named(work: Callable[[LocalStorage], None], said: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=said):
         work(LocalStorage(tmp_path / "root"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "locks" / "1.lock"
     FileLease(lock, "1/x of run r").release()
 
@@ -100,19 +100,19 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    for work in (lambda: FileLease(lock, "1/x of run r"), lambda: living_holder(lock)):
+    for work in (lambda: FileLease(lock, "1/x of run r"), lambda: live_holder(lock)):
         with pytest.raises(StorageError, match=r"locks/1\.lock: the file system .*another") as caught:
             work()
         assert "lock" in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENOTCONN, errno.EACCES, errno.EPERM])
-def test_an_error_without_a_file_name_may_be_of_a_socket_and_is_no_file_system_error(number: int) -> None:
+def test_error_without_a_file_name_is_not_a_file_system_error(number: int) -> None:
     assert explained(OSError(number, os.strerror(number))) == ""
     assert explained(OSError(number, os.strerror(number), "/root/x")).startswith("cannot use /root/x: ")
 
 
-def test_a_current_folder_that_was_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_working_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = OSError(errno.ENOENT, "")
     assert explained(gone) == "", "a socket, as long as the current folder is there"
     (tmp_path / "x").mkdir()
@@ -121,6 +121,6 @@ def test_a_current_folder_that_was_deleted_is_named(tmp_path: Path, monkeypatch:
     assert explained(gone).startswith("cannot use the current folder: it does not exist")
 
 
-def test_an_error_of_the_output_or_of_the_process_is_explained_without_a_file_name() -> None:
+def test_output_or_process_error_is_explained_without_a_file_name() -> None:
     assert explained(OSError(errno.ENOSPC, "")).startswith("cannot use the output: the disk is full")
     assert explained(OSError(errno.EMFILE, "")).startswith("too many open files in this process")

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import own_clock
 
-from treadle.core.steady_loop import LONGEST_STEP_S, TICK_S, SteadyClock, SteadyLoop, wait_for_first
+from treadle.core.steady_loop import MAX_STEP_S, TICK_S, SteadyClock, SteadyLoop, wait_for_first
 from treadle.core.work_clock import CONFIRM_PAUSE_S, WorkClock, timed_work, work_clock
 
 
-def test_holds_that_overlap_count_once() -> None:
+def test_overlapping_holds_count_once() -> None:
     async def work() -> float:
         clock = WorkClock()
 
@@ -29,28 +29,28 @@ def test_holds_that_overlap_count_once() -> None:
     assert own_clock.run(work()) == pytest.approx(20 - 6 - 1)
 
 
-def test_time_is_given_back_afterwards_but_not_twice() -> None:
+def test_time_is_refunded_afterwards_but_not_twice() -> None:
     async def work() -> list[float]:
         clock = WorkClock()
         await asyncio.sleep(10)
-        clock.give_back(4.0)
+        clock.exclude(4.0)
         first = clock.time()
-        clock.give_back(4.0)
+        clock.exclude(4.0)
         await asyncio.sleep(1)
         # It was held from 4 to 10 already.
-        clock.give_back(2.0)
+        clock.exclude(2.0)
         return [first, clock.time()]
 
     assert own_clock.run(work()) == pytest.approx([4.0, 2.0])
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.none() | st.integers(0, 20)), max_size=100))
-def test_each_moment_that_is_given_back_counts_once(spans: list[tuple[int, int | None]]) -> None:
+def test_each_refunded_moment_counts_once(spans: list[tuple[int, int | None]]) -> None:
     async def work() -> float:
         clock = WorkClock()
         await asyncio.sleep(20)
         for since, until in spans:
-            clock.give_back(float(since), until)
+            clock.exclude(float(since), until)
         return clock.time()
 
     given = {second for since, until in spans for second in range(since, 20 if until is None else until)}
@@ -58,16 +58,14 @@ def test_each_moment_that_is_given_back_counts_once(spans: list[tuple[int, int |
 
 
 @given(st.permutations(range(200)), st.integers(0, 200), st.integers(0, 400))
-def test_beyond_the_spans_that_are_kept_time_counts_twice_at_most_for_the_length_of_the_others(
-    seconds: list[int], num_spans: int, since: int
-) -> None:
+def test_beyond_the_kept_spans_overlapping_refunds_are_bounded(seconds: list[int], num_spans: int, since: int) -> None:
     async def work() -> list[float]:
         clock, times = WorkClock(), []
         await asyncio.sleep(400)
         for second in seconds[:num_spans]:
-            clock.give_back(2.0 * second, 2.0 * second + 1)
+            clock.exclude(2.0 * second, 2.0 * second + 1)
         times.append(clock.time())
-        clock.give_back(float(since))
+        clock.exclude(float(since))
         times.append(clock.time())
         return times
 
@@ -81,7 +79,7 @@ def test_beyond_the_spans_that_are_kept_time_counts_twice_at_most_for_the_length
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=60, max_size=120))
-def test_a_clock_is_never_fast_nor_before_its_begin(spans: list[tuple[int, int]]) -> None:
+def test_clock_is_never_fast_nor_before_its_start(spans: list[tuple[int, int]]) -> None:
     async def work() -> None:
         clock, given = WorkClock(), set[int]()
         await asyncio.sleep(400)
@@ -89,7 +87,7 @@ def test_a_clock_is_never_fast_nor_before_its_begin(spans: list[tuple[int, int]]
         for since, length in spans:
             # Most are so short that many of them are separate.
             until = since + (1 if length < 290 else length - 280)
-            clock.give_back(float(since), float(until))
+            clock.exclude(float(since), float(until))
             given |= set(range(since, min(until, 400)))
             assert -1e-6 <= clock.time() <= min(before, 400 - len(given)) + 1e-6
             before = clock.time()
@@ -97,7 +95,7 @@ def test_a_clock_is_never_fast_nor_before_its_begin(spans: list[tuple[int, int]]
     own_clock.run(work())
 
 
-def test_all_time_of_a_failed_attempt_is_given_back_after_many_short_holds() -> None:
+def test_failed_attempt_is_refunded_in_full_after_many_short_holds() -> None:
     async def work() -> list[float]:
         clock = WorkClock()
         await asyncio.sleep(5)
@@ -106,10 +104,10 @@ def test_all_time_of_a_failed_attempt_is_given_back_after_many_short_holds() -> 
             with clock.hold():
                 await asyncio.sleep(1e-6)
             await asyncio.sleep(0.02)
-        clock.give_back(began + 1.0)
+        clock.exclude(began + 1.0)
         times.append(clock.time())
-        clock.give_back(began)
-        clock.give_back(began)
+        clock.exclude(began)
+        clock.exclude(began)
         times.append(clock.time())
         return times
 
@@ -117,7 +115,7 @@ def test_all_time_of_a_failed_attempt_is_given_back_after_many_short_holds() -> 
     assert late == pytest.approx(6.0, abs=200e-6) and whole == pytest.approx(5.0, abs=200e-6)
 
 
-def test_all_time_of_long_work_is_given_back_at_most_once() -> None:
+def test_long_work_is_refunded_in_full_at_most_once() -> None:
     async def work() -> list[float]:
         clock = WorkClock()
         for _ in range(200):
@@ -125,16 +123,16 @@ def test_all_time_of_long_work_is_given_back_at_most_once() -> None:
             with clock.hold():
                 await asyncio.sleep(1)
         before = clock.time()
-        clock.give_back(0.0)
+        clock.exclude(0.0)
         after = clock.time()
         await asyncio.sleep(1)
-        clock.give_back(400.0)
+        clock.exclude(400.0)
         return [before, after, clock.time()]
 
     assert own_clock.run(work()) == pytest.approx([200, 0, 0])
 
 
-def test_a_limit_moves_with_its_clock_and_a_held_one_can_be_ended() -> None:
+def test_limit_moves_with_its_clock_and_a_held_one_can_be_ended() -> None:
     async def work() -> list[float]:
         loop, ended = asyncio.get_running_loop(), []
         clock = WorkClock()
@@ -165,7 +163,7 @@ def test_a_limit_moves_with_its_clock_and_a_held_one_can_be_ended() -> None:
     assert own_clock.run(work()) == pytest.approx([0.5, 35.0, 37.0])
 
 
-def test_a_limit_whose_confirmation_fails_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_limit_with_a_failing_confirmation_ends(caplog: pytest.LogCaptureFixture) -> None:
     async def confirm() -> bool:
         raise ValueError("broken\nfor good")
 
@@ -182,7 +180,7 @@ def test_a_limit_whose_confirmation_fails_ends(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_a_limit_that_is_not_confirmed_is_asked_about_again_after_a_pause() -> None:
+def test_unconfirmed_limit_is_checked_again_after_a_pause() -> None:
     async def work() -> list[float]:
         clock, asked_at = WorkClock(), list[float]()
 
@@ -205,7 +203,7 @@ def test_a_limit_that_is_not_confirmed_is_asked_about_again_after_a_pause() -> N
     assert own_clock.run(work()) == pytest.approx([2.0 + number * CONFIRM_PAUSE_S for number in range(4)])
 
 
-def test_tasks_of_one_work_share_its_clock_and_other_work_has_none_of_it() -> None:
+def test_tasks_of_one_work_item_share_its_clock() -> None:
     async def work() -> None:
         assert work_clock() is not work_clock()
         with timed_work() as clock:
@@ -236,7 +234,7 @@ class _Stopped(selectors.DefaultSelector):
         return ready
 
 
-def test_a_stop_of_the_process_takes_no_time_of_its_loop() -> None:
+def test_suspended_process_takes_no_event_loop_time() -> None:
     selector = _Stopped()
 
     async def work() -> tuple[float, float]:
@@ -248,13 +246,13 @@ def test_a_stop_of_the_process_takes_no_time_of_its_loop() -> None:
 
     with asyncio.Runner(loop_factory=lambda: SteadyLoop(selector, lambda: selector.now_s)) as runner:
         in_the_loop, outside = runner.run(work())
-    assert 4.5 <= in_the_loop <= 4.5 + LONGEST_STEP_S
+    assert 4.5 <= in_the_loop <= 4.5 + MAX_STEP_S
     assert outside > 4.5 + 100.0
 
 
-def test_of_a_long_step_of_a_steady_clock_only_a_tick_counts() -> None:
+def test_long_step_of_a_steady_clock_counts_as_one_tick() -> None:
     now_s = 100.0
-    clock = SteadyClock(lambda: now_s, longest_step_s=10.0)
+    clock = SteadyClock(lambda: now_s, max_step_s=10.0)
     began, counted = clock.time(), []
     for step_s in (5.0, 9.0, 600.0, 3.0):
         now_s += step_s

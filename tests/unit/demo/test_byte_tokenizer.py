@@ -18,7 +18,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-def test_every_text_comes_back_and_ids_are_its_bytes(tokenizer: ChatTokenizer, text: str) -> None:
+def test_every_text_round_trips_and_ids_are_its_bytes(tokenizer: ChatTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert ids == list(text.encode())
     assert tokenizer.decode(ids) == text
@@ -38,7 +38,7 @@ def test_control_tokens_come_from_the_template_only(tokenizer: ChatTokenizer) ->
     assert tokenizer.eos_ids == {SPECIAL_TOKENS["<|im_end|>"]}
 
 
-def test_writing_twice_gives_the_same_digest(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+def test_equal_writes_give_equal_digests(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     folder = write_byte_tokenizer(tmp_path)
     write_byte_tokenizer(folder)
     assert ChatTokenizer.load(folder).digest == tokenizer.digest

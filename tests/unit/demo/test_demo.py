@@ -9,8 +9,8 @@ import pytest
 
 from treadle.core.errors import ConfigError
 from treadle.demo import quickstart
-from treadle.demo.outcome import Tally, first_and_last_rewards
 from treadle.demo.quickstart import demo_configuration
+from treadle.demo.results import ModelCounts, first_and_last_rewards
 from treadle.demo.steps import step_of
 from treadle.tasks.catalog import flow_addresses
 
@@ -33,9 +33,7 @@ def score(**columns: Any) -> dict[str, Any]:
     return {"correct": False, "is_valid_answer": False, "calls_executed": 0, "failed_calls": 0, **columns}
 
 
-def test_missing_engines_are_told_with_their_size_and_time_before_they_are_installed(
-    engines: set[str], tmp_path: Path
-) -> None:
+def test_missing_engines_are_announced_with_size_and_time_before_installing(engines: set[str], tmp_path: Path) -> None:
     said: list[str] = []
     name, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
     assert name == "demo" and engines == {"serve", "sft", "trl"}
@@ -49,21 +47,19 @@ def test_missing_engines_are_told_with_their_size_and_time_before_they_are_insta
     assert len(said) == told + 1, "what is installed is not told of again"
 
 
-def test_the_tutor_alone_needs_no_engine(engines: set[str], tmp_path: Path) -> None:
+def test_tutor_alone_needs_no_engine(engines: set[str], tmp_path: Path) -> None:
     name, config = demo_configuration(tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
     assert name == "demo-tutor" and not engines
     assert list(map(str, flow_addresses(config))) == TUTOR_STAGES
 
 
-def test_a_wrong_key_is_told_before_anything_is_installed(engines: set[str], tmp_path: Path) -> None:
+def test_invalid_key_is_reported_before_installing_anything(engines: set[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sft\.max_row'; did you mean 'max_rows'"):
         demo_configuration(tmp_path, fresh=False, tutor_only=False, overrides=("sft.max_row=3",), notify=print)
     assert not engines and not (tmp_path / "demo-world").exists()
 
 
-def test_a_fresh_run_has_a_name_of_its_own_and_is_the_one_that_is_gone_on_with(
-    engines: set[str], tmp_path: Path
-) -> None:
+def test_fresh_demo_run_gets_a_new_name_and_is_the_one_resumed_later(engines: set[str], tmp_path: Path) -> None:
     def name(*, fresh: bool, tutor_only: bool = False) -> str:
         return demo_configuration(tmp_path, fresh=fresh, tutor_only=tutor_only, notify=lambda line: None)[0]
 
@@ -82,26 +78,26 @@ def test_keys_can_be_overridden(engines: set[str], tmp_path: Path) -> None:
     assert config.sft.max_rows == 3
 
 
-def test_every_step_that_takes_long_is_explained(engines: set[str], tmp_path: Path) -> None:
+def test_every_slow_step_is_explained(engines: set[str], tmp_path: Path) -> None:
     _, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
     silent = [str(address) for address in flow_addresses(config) if not step_of(address).words]
     scored = ("phase-1", "tutor", "base", "tuned", "reinforced")
     assert silent == ["1/questions", *(f"1/scores@{model}" for model in scored)]
 
 
-def test_rollouts_are_counted_by_what_became_of_them() -> None:
+def test_rollouts_are_counted_by_outcome() -> None:
     rows = [
         score(correct=True, is_valid_answer=True, calls_executed=2, failed_calls=1),
         score(is_valid_answer=True, calls_executed=1),
         score(correct=None),
         score(),
     ]
-    assert Tally.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
-    assert Tally.of([score()]).cells()[2] == "none made"
-    assert Tally.of(rows[:2]) + Tally.of(rows[2:]) == Tally.of(rows)
+    assert ModelCounts.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
+    assert ModelCounts.of([score()]).cells()[2] == "none made"
+    assert ModelCounts.of(rows[:2]) + ModelCounts.of(rows[2:]) == ModelCounts.of(rows)
 
 
-def test_rewards_are_told_by_the_first_and_the_last_group_of_a_question() -> None:
+def test_rewards_are_reported_for_the_first_and_last_group_of_a_question() -> None:
     rewards = (("a", 1, 0.0), ("a", 1, 1.0), ("b", 2, 0.5), ("a", 3, None), ("a", 5, 2.0), ("a", 4, 9.0))
     rows = [{"question_key": key, "step": step, "reward": reward} for key, step, reward in rewards]
     assert first_and_last_rewards(rows) == [(0.5, 2.0)], "b was trained on once"

@@ -11,7 +11,7 @@ from treadle.demo import steps
 from treadle.demo.steps import STEPS, DemoSteps
 from treadle.tasks.catalog import flow_addresses, flow_instances
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.pace import duration
+from treadle.tasks.progress_tracker import duration
 
 MODELS = {name: {"model": name, "endpoints": [{"url": "http://127.0.0.1:9/v1"}]} for name in ("tutor", "base")}
 CONFIG = TreadleConfig.model_validate({
@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return a table of instance states to fill; instances without an entry are still to run."""
     there: dict[str, str] = {}
-    monkeypatch.setattr(steps, "state_of", lambda item, run: there.get(str(item.address), "run"))
+    monkeypatch.setattr(steps, "planned_action", lambda item, run: there.get(str(item.address), "run"))
     return there
 
 
@@ -69,7 +69,7 @@ def usual_s(*names: str) -> float:
     return sum(STEPS[name].usual_s for name in names)
 
 
-def test_steps_are_counted_without_those_that_are_over_in_a_moment(run: Run) -> None:
+def test_instant_steps_are_not_counted(run: Run) -> None:
     demo = Demo(run, timed=False)
     lines = [line for address in ADDRESSES if (line := demo.begin(address)[0])]
     assert len(ADDRESSES) == 7
@@ -77,21 +77,21 @@ def test_steps_are_counted_without_those_that_are_over_in_a_moment(run: Run) -> 
     assert lines[0] == f"step 1 of 4: {STEPS['pools'].words}", "sizes of the user's own have no usual times"
 
 
-def test_what_is_made_already_is_not_told_of_and_not_waited_for(run: Run, states: dict[str, str]) -> None:
+def test_finished_steps_are_neither_announced_nor_awaited(run: Run, states: dict[str, str]) -> None:
     states |= {"1/questions": "reuse", "1/pools": "reuse", "1/rollouts@tutor": "take over"}
     states |= {"1/scores@base": "missing input", "1/report": "missing input"}
     demo = Demo(run)
     assert demo.begin("1/pools") == ("", None, None)
-    line, this_s, after_s = demo.begin("1/scores@tutor")
+    line, this_s, later_stages_s = demo.begin("1/scores@tutor")
     assert (line, this_s) == ("", 1.0)
-    assert after_s == usual_s("rollouts@base", "report") + 1.0
+    assert later_stages_s == usual_s("rollouts@base", "report") + 1.0
 
 
-def test_what_is_left_follows_the_pace_of_the_steps_before(run: Run, clock: Clock) -> None:
+def test_remaining_time_follows_the_pace_of_earlier_steps(run: Run, clock: Clock) -> None:
     demo = Demo(run)
-    line, this_s, after_s = demo.begin("1/pools")
+    line, this_s, later_stages_s = demo.begin("1/pools")
     after_pools_s = usual_s("rollouts@tutor", "rollouts@base", "report") + 2.0
-    assert (this_s, after_s) == (usual_s("pools"), after_pools_s)
+    assert (this_s, later_stages_s) == (usual_s("pools"), after_pools_s)
     assert line.endswith(f"(about {duration(this_s)}; of all steps about {duration(this_s + after_pools_s)} left)")
     clock.now += 3.0 * usual_s("pools") + 2.0 * 60.0
     demo.steps.end()
@@ -100,7 +100,7 @@ def test_what_is_left_follows_the_pace_of_the_steps_before(run: Run, clock: Cloc
     assert this_s == pytest.approx(3.0 * usual_s("rollouts@tutor"))
 
 
-def test_a_step_that_was_made_before_says_nothing_of_the_pace(run: Run, clock: Clock, states: dict[str, str]) -> None:
+def test_previously_finished_step_does_not_affect_the_pace(run: Run, clock: Clock, states: dict[str, str]) -> None:
     states["1/pools"] = "reuse"
     demo = Demo(run)
     demo.begin("1/pools")

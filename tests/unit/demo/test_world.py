@@ -37,19 +37,19 @@ def test_equal_parameters_give_equal_bytes_and_another_seed_another_world(world:
     assert len(titles & {row["title"] for row in rows(other.corpus)}) < 20
 
 
-def test_bytes_are_those_of_this_version(tmp_path: Path) -> None:
+def test_generated_bytes_match_this_version(tmp_path: Path) -> None:
     world = write_world(tmp_path, documents=100, questions=10, heldout_questions=5, tiers=(0, 1), seed=1)
     digest = hashlib.sha256(world.corpus.read_bytes() + world.questions.read_bytes()).hexdigest()
     assert digest[:16] == "ff2864aeaaef3465"
 
 
-def test_names_are_unique_and_can_be_taken_apart() -> None:
+def test_names_are_unique_and_can_be_split() -> None:
     sample = range(0, NUM_NAMES, 27)
     assert len({name(3, index) for index in sample}) == len(sample)
     assert all("".join(name_parts(3, index)).istitle() for index in range(200))
 
 
-def test_counts_and_fields_are_as_asked(world: World) -> None:
+def test_counts_and_fields_are_as_requested(world: World) -> None:
     questions = rows(world.questions)
     assert [row["split"] for row in questions].count("train") == 300
     assert [row["split"] for row in questions].count("heldout") == 150
@@ -58,7 +58,7 @@ def test_counts_and_fields_are_as_asked(world: World) -> None:
     assert len({row["id"] for row in rows(world.corpus)}) == 1000
 
 
-def test_train_and_heldout_share_no_entity_in_questions_answers_or_documents(world: World) -> None:
+def test_train_and_heldout_share_no_entity(world: World) -> None:
     book = Encyclopedia(1000, 7)
     side = {book.name(index): book.split(index) for index in range(1000)}
     for index, document in enumerate(rows(world.corpus)):
@@ -70,7 +70,7 @@ def test_train_and_heldout_share_no_entity_in_questions_answers_or_documents(wor
         assert named and {side[word] for word in named} == {row["split"]}
 
 
-def test_answers_of_lookups_stand_in_the_document_of_the_entity(world: World) -> None:
+def test_lookup_answers_are_in_the_document_of_the_entity(world: World) -> None:
     texts = {row["title"]: str(row["text"]) for row in rows(world.corpus)}
     lookups = [row for row in rows(world.questions) if row["source"] == "world-lookup"]
     for row in lookups:
@@ -81,7 +81,7 @@ def test_answers_of_lookups_stand_in_the_document_of_the_entity(world: World) ->
     assert len(lookups) > 50
 
 
-def test_supports_lead_from_the_question_to_the_answer_with_one_document_a_lookup(world: World) -> None:
+def test_supporting_documents_lead_from_question_to_answer_one_per_lookup(world: World) -> None:
     documents = {row["id"]: row for row in rows(world.corpus)}
     templates = {template.id: template for template in TEMPLATES}
     lengths: dict[object, set[int]] = {}
@@ -110,7 +110,7 @@ def test_no_two_questions_are_near_duplicates(world: World) -> None:
     assert worst < 0.85
 
 
-def test_every_question_is_recognised_as_its_own_template(world: World) -> None:
+def test_every_question_is_recognised_by_its_template(world: World) -> None:
     for row in rows(world.questions):
         asked = recognise(str(row["question"]))
         assert asked is not None and asked.template.id == row["template"]
@@ -122,7 +122,7 @@ def test_tier_zero_documents_are_one_short_sentence(world: World) -> None:
     assert all(str(row["text"]).count(".") == 1 for row in rows(world.corpus))
 
 
-def test_a_large_world_streams_in_bounded_memory() -> None:
+def test_large_world_streams_in_bounded_memory() -> None:
     stream = Encyclopedia(1_000_000, 5).stream()
     for _ in range(1000):
         next(stream)

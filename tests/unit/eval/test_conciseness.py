@@ -29,7 +29,7 @@ def shares(*rollouts: ScoredRollout) -> tuple[float | None, float | None, int]:
 
 
 @pytest.mark.covers("evaluation-9")
-def test_worked_example() -> None:
+def test_worked_conciseness_example() -> None:
     assert shares(voted(6, 4), voted(5, 5), voted(0, 0, 10), voted(1, 0, 9)) == (0.0, 0.0, 3)
 
 
@@ -47,21 +47,21 @@ def test_worked_example() -> None:
         (Votes(0, 0, 0), None),
     ],
 )
-def test_a_majority_is_of_all_votes_asked_for(votes: Votes, redundant: bool | None) -> None:
+def test_majority_is_of_all_requested_votes(votes: Votes, redundant: bool | None) -> None:
     assert is_redundant(votes) is redundant
 
 
-def test_rollouts_without_calls_are_concise_and_told_apart() -> None:
+def test_rollouts_without_calls_are_concise_and_counted_separately() -> None:
     rollouts = [voted(0, 0, calls=0), voted(10, 0, calls=0), voted(10, 0), voted(0, 10), voted(10, 0)]
     assert shares(*rollouts) == (3 / 5, pytest.approx(1 / 3), 0)
 
 
-def test_agent_that_never_acts_has_no_share_among_tool_users() -> None:
+def test_agent_without_calls_has_no_share_among_tool_users() -> None:
     assert shares(voted(0, 0, calls=0)) == (1.0, None, 0)
     assert shares(voted(5, 5)) == (None, None, 1)
 
 
-def test_a_silent_judge_praises_nobody() -> None:
+def test_judge_without_readable_votes_gives_no_conciseness() -> None:
     """The ten that made no call are concise; of the ninety that did nothing is known."""
     silent = [voted(0, 0, calls=0)] * 10 + [voted(0, 0, 10)] * 90
     assert shares(*silent) == (None, None, 90)
@@ -70,7 +70,7 @@ def test_a_silent_judge_praises_nobody() -> None:
     assert shares(*silent, voted(0, 10)) == (1.0, 1.0, 90)
 
 
-def test_without_a_judge_nothing_is_concise() -> None:
+def test_without_a_judge_no_rollout_is_concise() -> None:
     assert shares(scored(1, 0), scored(1, 2)) == (None, None, 1)
 
 
@@ -94,7 +94,7 @@ def published(dataset: str, share: float, calls: int) -> list[DatasetFigures]:
     )
 
 
-def test_average_of_the_published_row() -> None:
+def test_average_reproduces_the_published_row() -> None:
     row = [53.3, 65.0, 84.6, 62.0, 58.4, 18.5]
     parts = [part for place, value in enumerate(row) for part in published(f"d{place}", value / 100, 1)]
     means = averages(parts)["all"]
@@ -102,6 +102,6 @@ def test_average_of_the_published_row() -> None:
     assert means["conciseness_tool_users"] == means["conciseness"]
 
 
-def test_average_needs_every_data_set() -> None:
+def test_average_needs_every_dataset() -> None:
     means = averages(published("a", 0.5, 1) + dataset_figures([voted(0, 0, calls=0, dataset="b")]))["all"]
     assert (means["conciseness"], means["conciseness_tool_users"]) == (0.75, None)

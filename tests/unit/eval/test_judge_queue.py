@@ -9,9 +9,9 @@ from support.rollouts.scores_bench import judged_by, role
 
 from treadle.core.answers.score import Score
 from treadle.core.config import load_config, merge
-from treadle.eval.answers import COPIED, Answer, Gold
+from treadle.eval.answers import COPIED_COLUMNS, Answer, Gold
 from treadle.eval.config import ScoresSettings
-from treadle.eval.docket import Docket
+from treadle.eval.judge_queue import JudgeQueue
 
 SERVED = {"model": {"server": {"type": "vllm", "model": "1/rl@phase-1"}, "endpoints": []}}
 WRONG = Score(0.0, 0.0, 0.0, None, False, "math_rules")
@@ -24,20 +24,26 @@ def settings(**changes: Any) -> ScoresSettings:
 
 
 def keys(made: ScoresSettings, trained: tuple[str, ...] = ()) -> list[str]:
-    row = {**dict.fromkeys(COPIED), "rollout_key": "r", "question_key": "q", "status": "answered", "calls_requested": 1}
+    row = {
+        **dict.fromkeys(COPIED_COLUMNS),
+        "rollout_key": "r",
+        "question_key": "q",
+        "status": "answered",
+        "calls_requested": 1,
+    }
     segments = [{"kind": "answer", "text": "<answer>seven</answer>"}]
     answer = Answer(row, segments, "seven", Gold(("7",), (), "math", "How many?"))
-    return [judgement.key for judgement in Docket(made, trained).about(answer, WRONG)]
+    return [judgement.key for judgement in JudgeQueue(made, trained).about(answer, WRONG)]
 
 
-def test_a_judge_that_was_trained_anew_is_another_judge() -> None:
+def test_retrained_judge_is_another_judge() -> None:
     served = settings(**SERVED)
     first, second = keys(served, ("0" * 64,)), keys(served, ("1" * 64,))
     assert len(first) == 2 and not set(first) & set(second)
     assert keys(served, ("0" * 64,)) == first
 
 
-def test_training_changes_no_judge_that_the_run_does_not_serve() -> None:
+def test_training_does_not_change_judges_that_the_run_does_not_serve() -> None:
     assert keys(settings(), ("0" * 64,)) == keys(settings())
 
 
@@ -52,7 +58,7 @@ def test_training_changes_no_judge_that_the_run_does_not_serve() -> None:
         ({"model": {"endpoints": [{"url": "http://127.0.0.1:8/v1"}]}}, False),
     ],
 )
-def test_a_judge_is_known_by_model_and_sampling(changes: dict[str, Any], is_another: bool) -> None:
+def test_judge_is_identified_by_model_and_sampling(changes: dict[str, Any], is_another: bool) -> None:
     changed = settings(**changes)
     assert role("http://127.0.0.1:9/v1")["name"] == "judge"
     assert bool(set(keys(changed)) & set(keys(settings()))) is not is_another

@@ -46,19 +46,19 @@ WORKED = [sample(1, 0), sample(1, 2), sample(0.5, 1), sample(0, 3)]
 
 
 @pytest.mark.covers("evaluation-7")
-def test_aggregate_of_the_worked_example() -> None:
+def test_worked_example_aggregate() -> None:
     overall = legacy_overall(WORKED, judged=False)
     assert (overall["efficiency"], overall["average_datas_used_tool_number"], overall["tool_call"]) == (0.5, 0.75, 1.5)
     assert overall["m1m2"] == overall["tool_productivity"] == pytest.approx(58.59, abs=5e-3)
     assert overall["num_valid_answer"] == "4 of 4"
 
 
-def test_productivity_rises_with_wasted_calls_and_is_nothing_without() -> None:
+def test_productivity_rises_with_wasted_calls_and_is_undefined_without() -> None:
     assert legacy_productivity(0.625, 6) == pytest.approx(61.48, abs=5e-3)
     assert legacy_productivity(1.0, 0) == 0.0
 
 
-def test_efficiency_of_math_is_the_judges_even_without_one() -> None:
+def test_math_efficiency_is_that_of_the_judges_even_without_one() -> None:
     rows = [sample(1, 0, "math"), sample(1, 1, "math")]
     assert legacy_efficiency(rows) == 0.0
     (ours,) = dataset_figures([scored(1, 0, domain="math"), scored(1, 1, domain="math")])
@@ -66,7 +66,7 @@ def test_efficiency_of_math_is_the_judges_even_without_one() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12)), min_size=1, max_size=20))
-def test_efficiency_and_tool_use_of_answers_in_words_are_as_ours(rows: list[tuple[float, int]]) -> None:
+def test_qa_efficiency_and_tool_use_match_ours(rows: list[tuple[float, int]]) -> None:
     theirs = legacy_overall([sample(score, calls) for score, calls in rows], judged=False)
     (ours,) = dataset_figures([scored(score, calls) for score, calls in rows])
     assert theirs["efficiency"] == pytest.approx(ours.sums["efficiency"].value)
@@ -76,7 +76,7 @@ def test_efficiency_and_tool_use_of_answers_in_words_are_as_ours(rows: list[tupl
 
 @pytest.mark.covers("evaluation-8")
 @pytest.mark.parametrize("output", ["<search>a</search>x<search>b", "<search>a<search>b</search>"])
-def test_a_tag_that_does_not_close_is_not_counted(output: str) -> None:
+def test_unclosed_tag_is_not_counted(output: str) -> None:
     assert legacy_count_tag(output, "search") == 1
 
 
@@ -89,11 +89,11 @@ def test_a_tag_that_does_not_close_is_not_counted(output: str) -> None:
         ("</search><search>", 0),
     ],
 )
-def test_tags_are_counted_wherever_they_stand(output: str, count: int) -> None:
+def test_tags_are_counted_anywhere(output: str, count: int) -> None:
     assert legacy_count_tag(output, "search") == count
 
 
-def test_open_result_counts_for_length_and_not_for_reasoning() -> None:
+def test_open_result_counts_for_length_but_not_for_reasoning() -> None:
     output = "<think>a b</think><result>x y z</result><answer>c</answer>"
     assert legacy_reasoning_text(output) == "<think>a b</think><answer>c</answer>"
     assert legacy_output_length(output) == len("<think>a b</think><answer>c</answer>")
@@ -110,19 +110,19 @@ def test_open_result_counts_for_length_and_not_for_reasoning() -> None:
         ("  ", 0),
     ],
 )
-def test_length_is_counted_without_white_space_around(output: str, length: int) -> None:
+def test_length_ignores_surrounding_whitespace(output: str, length: int) -> None:
     assert legacy_output_length(output) == length
 
 
 @pytest.mark.covers("evaluation-11")
-def test_reasoning_length_of_the_worked_example() -> None:
+def test_worked_example_reasoning_length() -> None:
     rows = [(1.0, "a " * 200), (0.5, "a " * 100 + "<result>b b b</result>"), (0.0, "a " * 50)]
     assert round(1_000 * legacy_reasoning_length(rows, lambda text: len(text.split())), 2) == 3.33
     assert legacy_reasoning_length([(1.0, "")], len) == 1.0
 
 
 @pytest.mark.covers("evaluation-9")
-def test_conciseness_praises_ties_and_silence() -> None:
+def test_conciseness_counts_ties_and_silence() -> None:
     counts = [(6, 4, 0), (5, 5, 0), (0, 0, 10), (1, 0, 9)]
     assert legacy_conciseness([(yes, no) for yes, no, _ in counts]) == 0.5
     ours = figure_sums([scored(1, 1, votes=Votes(*count)) for count in counts], "conciseness")
@@ -130,7 +130,7 @@ def test_conciseness_praises_ties_and_silence() -> None:
 
 
 @given(st.lists(st.integers(0, 10), min_size=1))
-def test_conciseness_agrees_where_all_ten_votes_are_read_and_none_is_tied(yes_votes: list[int]) -> None:
+def test_conciseness_agrees_if_all_ten_votes_are_readable_and_untied(yes_votes: list[int]) -> None:
     rows = [(yes, 10 - yes) for yes in yes_votes if yes != 5]
     ours = figure_sums([scored(1, 1, votes=Votes(yes, no, 0)) for yes, no in rows], "conciseness")
     assert ours.value == (legacy_conciseness(rows) if rows else None)
@@ -151,7 +151,7 @@ def test_conciseness_agrees_where_all_ten_votes_are_read_and_none_is_tied(yes_vo
         ("<answer>no</answer><answer>yes</answer>", "no"),
     ],
 )
-def test_votes_are_read_by_their_first_letters(reply: str, vote: str) -> None:
+def test_votes_are_parsed_by_their_first_letters(reply: str, vote: str) -> None:
     assert legacy_vote(reply) == vote
 
 
@@ -169,7 +169,7 @@ def test_votes_are_read_by_their_first_letters(reply: str, vote: str) -> None:
         ("</judgment> no tags around <judgment> correct", 0),
     ],
 )
-def test_verdicts_are_read_by_parts_of_words(reply: str, verdict: int) -> None:
+def test_verdicts_are_parsed_by_parts_of_words(reply: str, verdict: int) -> None:
     assert legacy_verdict(reply, "12", "13") == verdict
 
 
@@ -177,12 +177,12 @@ def test_verdicts_are_read_by_parts_of_words(reply: str, verdict: int) -> None:
     ("prediction", "gold", "verdict"),
     [("1/2", r"\frac{1}{2}", 1), ("Paris", "paris", 0), ("x=Y", "Y", 1), ("x=Y", "y", 0)],
 )
-def test_equal_texts_outvote_the_judge_and_letter_case_counts(prediction: str, gold: str, verdict: int) -> None:
+def test_equal_texts_override_the_judge_and_letter_case_matters(prediction: str, gold: str, verdict: int) -> None:
     assert legacy_verdict("Incorrect", prediction, gold) == verdict
 
 
 @pytest.mark.covers("evaluation-10")
-def test_successful_execution_of_the_worked_example() -> None:
+def test_worked_example_execution_success() -> None:
     rows = [(1.0, ["ok", "42"]), (1.0, ["NameError: x", "", "7"]), (0.5, ["Execution Timeout"])]
     value, ratio = legacy_successful_execution(rows)
     assert (round(value, 4), ratio) == (0.6667, 3 / 6)
@@ -191,7 +191,7 @@ def test_successful_execution_of_the_worked_example() -> None:
     assert legacy_successful_execution([(1.0, [])]) == (1.0, None)
 
 
-def test_failures_are_found_by_a_word() -> None:
+def test_failures_are_detected_by_a_word() -> None:
     """A success by our rule may be a failure by theirs, and the other way round."""
     assert legacy_failed_results(["learned by trial and error"]) == 1
     assert legacy_failed_results(["Local search failed: q", "invalid query"]) == 0
@@ -199,13 +199,13 @@ def test_failures_are_found_by_a_word() -> None:
     assert ours.sums["call_success"].value == 1.0
 
 
-def test_data_sets_in_words_take_f1_for_correctness() -> None:
+def test_text_datasets_use_f1_as_correctness() -> None:
     row = sample(0.25, 0, "qa", llm_equal=1.0)
     assert (legacy_execution_score(row, "musique"), legacy_execution_score(row, "gaia")) == (0.25, 1.0)
     assert (legacy_execution_score(row, "2wikimultihopqa"), legacy_execution_score(row, "HotpotQA-dev")) == (0.25, 0.25)
 
 
-def test_end_of_the_output_is_scored_where_the_answer_is_missing() -> None:
+def test_missing_answer_is_scored_by_the_end_of_the_output() -> None:
     output = "one\n\ntwo\nthree\n\nfour\nfive\nthe answer is Paris"
     assert legacy_scored_text("", output) == "two\nthree\nfour\nfive\nthe answer is Paris"
     assert legacy_scored_text("Rome", output) == "Rome"
@@ -214,7 +214,7 @@ def test_end_of_the_output_is_scored_where_the_answer_is_missing() -> None:
     assert score_answer("", ["Paris"], [], "qa").acc == 0.0
 
 
-def test_nothing_to_score_is_not_valid() -> None:
+def test_empty_prediction_is_not_valid() -> None:
     row = legacy_sample("", "", "Paris", "qa", llm_equal=1.0)
     assert row == LegacySample("qa", 0, 0, 0, 0, 0, False, 0, 0)
 
@@ -233,13 +233,13 @@ def test_nothing_to_score_is_not_valid() -> None:
         (70, "math", ["70"]),
     ],
 )
-def test_gold_answers_that_begin_with_a_bracket_are_split_in_qa_alone(
+def test_gold_answers_starting_with_a_bracket_are_split_only_in_qa(
     answer: str | bool | int | list[str], domain: str, gold: list[str]
 ) -> None:
     assert legacy_gold(answer, domain) == gold
 
 
-def test_an_interval_is_one_answer_in_mathematics() -> None:
+def test_interval_is_one_math_answer() -> None:
     assert legacy_sample("[0,1)", "", "[0,1)", "math").em == 1.0
     assert legacy_sample("[0,1)", "", "[0,1)", "qa").em == 0.0
 
@@ -256,9 +256,7 @@ def test_an_interval_is_one_answer_in_mathematics() -> None:
         ("true", True, 1.0),
     ],
 )
-def test_equality_in_mathematics_is_a_figure_of_qa_too(
-    prediction: str, answer: str | bool | list[str], equal: float
-) -> None:
+def test_math_equality_is_reported_for_qa_too(prediction: str, answer: str | bool | list[str], equal: float) -> None:
     """`x = a` loses its article before it is compared, so that nothing is left of either side."""
     assert legacy_sample(prediction, "", answer, "qa").math_equal == equal
 
@@ -276,20 +274,22 @@ def test_equality_in_mathematics_is_a_figure_of_qa_too(
         ("true", True, 1, 1, 1.0),
     ],
 )
-def test_words_are_matched_as_then(prediction: str, gold: str | bool, em: float, acc: float, f1: float) -> None:
+def test_text_answers_are_matched_by_the_original_rule(
+    prediction: str, gold: str | bool, em: float, acc: float, f1: float
+) -> None:
     row = legacy_sample(prediction, "", gold, "qa")
     assert (row.em, row.acc, row.f1) == (em, acc, f1)
 
 
 @pytest.mark.covers("evaluation-4")
 @pytest.mark.parametrize(("prediction", "gold", "equal"), [("25", "025", 0), (r"\frac34", "3/4", 1), ("12.0", "12", 0)])
-def test_mathematics_is_compared_as_text(prediction: str, gold: str, equal: float) -> None:
+def test_math_answers_are_compared_as_text(prediction: str, gold: str, equal: float) -> None:
     row = legacy_sample(prediction, "<python>1</python><search>a</search>", gold, "math")
     assert (row.math_equal, row.tool_counts) == (equal, 2)
     assert score_answer("25", ["025"], [], "math").score == 1.0
 
 
-def test_results_of_other_agents_are_taken_out_by_their_forms() -> None:
+def test_results_of_other_agents_are_removed_by_their_formats() -> None:
     """IKEA writes them in tags of its own; in SMART's steps they follow the word `output`."""
     assert legacy_reasoning_of_information("a<information>x</information>b<information>y") == "ab"
     assert (
@@ -297,7 +297,7 @@ def test_results_of_other_agents_are_taken_out_by_their_forms() -> None:
     )
 
 
-def test_report_from_stored_rows_is_that_of_the_samples() -> None:
+def test_report_from_stored_rows_equals_that_of_the_samples() -> None:
     scores = [
         score("r1", "q1", True, domain="math", dataset="aime24", prediction="5", scorer="judge", reasoning_tokens=200),
         score("r2", "q2", False, domain="math", dataset="aime24", prediction="", votes_yes=5, votes_no=5),
@@ -320,7 +320,7 @@ def test_report_from_stored_rows_is_that_of_the_samples() -> None:
         legacy_report(scores, rollouts[::-1], questions)
 
 
-def test_with_judges_an_answer_that_the_rule_calls_right_is_right() -> None:
+def test_answer_correct_by_rule_stays_correct_with_judges() -> None:
     """No judge is asked about it here; the original asks, and also counts math equality."""
     by_rule = score("r1", "q1", True, domain="math", dataset="aime24", prediction="5", scorer="math")
     by_judge = score("r2", "q2", True, domain="math", dataset="aime24", prediction="seven", scorer="judge")

@@ -17,7 +17,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.eval.config import ScoresOptions, ScoresSettings
-from treadle.eval.lengths import own_ids
+from treadle.eval.lengths import count_agent_ids
 
 WITHOUT_ALGEBRA = ScoresOptions(symbolic=False)
 THOUGHT, CALL, ANSWER = (
@@ -38,18 +38,18 @@ def only_row(tmp_path: Path, segments: list[tuple[str, str]], tokenizer: Path | 
     return row
 
 
-def test_ids_that_no_tool_wrote_are_counted(tmp_path: Path) -> None:
+def test_ids_not_written_by_a_tool_are_counted(tmp_path: Path) -> None:
     row = only_row(tmp_path, [ANSWER], output_ids=[5] * 6, token_origin=[1, 1, 0, 0, 2, 1], tokenizer_digest="d")
     assert row["reasoning_tokens"] == 4
 
 
 def test_ids_are_counted_per_rollout_of_a_batch() -> None:
     origins = pa.array([[1, 0, 2], [], [0, 0], [1]], pa.list_(pa.int8()))
-    assert own_ids(origins) == [2, 0, 0, 1]
-    assert own_ids(origins[1:]) == [0, 0, 1]
+    assert count_agent_ids(origins) == [2, 0, 0, 1]
+    assert count_agent_ids(origins[1:]) == [0, 0, 1]
 
 
-def test_text_is_counted_by_the_models_tokenizer_where_there_are_no_ids(tmp_path: Path) -> None:
+def test_text_is_counted_by_the_model_tokenizer_if_ids_are_missing(tmp_path: Path) -> None:
     folder = write_byte_tokenizer(tmp_path / "tokenizer")
     own = THOUGHT[1] + CALL[1] + ANSWER[1]
     row = only_row(tmp_path, [THOUGHT, CALL, result("a long text"), ANSWER], folder)
@@ -61,13 +61,13 @@ def test_length_is_unknown_without_ids_and_tokenizer(tmp_path: Path) -> None:
     assert only_row(tmp_path, [ANSWER])["reasoning_tokens"] is None
 
 
-def test_an_unfinished_rollout_with_ids_has_a_length_without_any_tokenizer(tmp_path: Path) -> None:
+def test_unfinished_rollout_with_ids_has_a_length_without_a_tokenizer(tmp_path: Path) -> None:
     assert only_row(tmp_path, [], status="failed", tokenizer_digest="d")["reasoning_tokens"] == 0
 
 
 @pytest.mark.covers("evaluation-11")
 @pytest.mark.parametrize("text", ["", "x", "7 " * 3_000, "<think>not the agent's</think><answer>7</answer>"])
-def test_the_text_of_a_result_never_changes_a_length(tmp_path: Path, text: str) -> None:
+def test_result_text_never_changes_a_length(tmp_path: Path, text: str) -> None:
     folder = write_byte_tokenizer(tmp_path / "tokenizer")
     row = only_row(tmp_path / "with", [THOUGHT, CALL, result(text), ANSWER], folder)
     without = only_row(tmp_path / "without", [THOUGHT, CALL, ANSWER], folder)
@@ -75,7 +75,7 @@ def test_the_text_of_a_result_never_changes_a_length(tmp_path: Path, text: str) 
 
 
 @pytest.mark.covers("evaluation-11")
-def test_a_tokenizer_that_cannot_be_loaded_is_an_error_before_any_row(tmp_path: Path) -> None:
+def test_unloadable_tokenizer_is_an_error_before_any_row(tmp_path: Path) -> None:
     ids = {"output_ids": [5], "token_origin": [1], "tokenizer_digest": "d"}
     with pytest.raises(ConfigError, match=r"nowhere.tokenizer\.json"):
         only_row(tmp_path / "a", [ANSWER], tmp_path / "nowhere", **ids)
@@ -85,7 +85,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_an_error_before_any_row(tmp_path: 
 
 
 @pytest.mark.covers("evaluation-2")
-def test_the_published_token_f1_stands_beside_the_corrected_one(tmp_path: Path) -> None:
+def test_published_token_f1_is_reported_next_to_the_corrected_one(tmp_path: Path) -> None:
     questions = [
         question("q1", ["Paris"]),
         question("q2", ["A"], "choice", ["x", "y"]),
@@ -112,7 +112,7 @@ def scored_calls(tmp_path: Path, calls: list[CallRecord], segments: list[tuple[s
 
 
 @pytest.mark.covers("evaluation-8")
-def test_calls_are_those_of_the_ledger_and_never_tags_in_a_result(tmp_path: Path) -> None:
+def test_calls_come_from_the_ledger_never_from_tags_in_a_result(tmp_path: Path) -> None:
     calls = [
         CallRecord("search", "a", "ok", 0),
         CallRecord("python", "1", "ok", 1),
@@ -126,7 +126,7 @@ def test_calls_are_those_of_the_ledger_and_never_tags_in_a_result(tmp_path: Path
 
 @pytest.mark.covers("evaluation-10")
 @pytest.mark.parametrize(("status", "failed"), [("ok", 0), ("error", 1), ("empty", 1), ("timeout", 1), ("refused", 0)])
-def test_a_failed_call_is_one_that_the_ledger_calls_so(tmp_path: Path, status: Any, failed: int) -> None:
+def test_failed_calls_come_from_the_ledger(tmp_path: Path, status: Any, failed: int) -> None:
     found = result("It was found by trial and error.")
     row = scored_calls(tmp_path, [CallRecord("search", "q", status, 0)], [CALL, found, ANSWER])
     assert row["failed_calls"] == failed

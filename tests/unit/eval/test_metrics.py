@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.scored_rollouts import averages, rollouts, scored
 
-from treadle.eval.averages import averaged
+from treadle.eval.averages import average_groups
 from treadle.eval.dataset_figures import DatasetFigures, FigureSums, dataset_figures, figure_sums, pass_at_ks
 from treadle.eval.metrics import FIGURES, reasoning_length
 from treadle.eval.scored_rollout import ScoredRollout
@@ -58,7 +58,7 @@ def test_efficiency_is_a_mean_of_ratios() -> None:
 
 
 @pytest.mark.covers("evaluation-8")
-def test_refused_calls_count_for_efficiency_and_are_no_failures() -> None:
+def test_refused_calls_count_for_efficiency_and_are_not_failures() -> None:
     """Two calls that ran and one that was refused are three requests."""
     figures = one(scored(1, 3, failed=0, calls_executed=2))
     assert figures.sums["efficiency"].value == pytest.approx(1 / 3)
@@ -66,7 +66,7 @@ def test_refused_calls_count_for_efficiency_and_are_no_failures() -> None:
 
 
 @pytest.mark.covers("evaluation-10")
-def test_successful_execution_of_the_worked_example() -> None:
+def test_worked_example_execution_success() -> None:
     figures = one(scored(1, 2, failed=0), scored(1, 3, failed=2), scored(0.5, 1, failed=1))
     assert round(figures.sums["successful_execution"].value, 4) == 0.6667
     assert round(figures.sums["successful_execution_strict"].value, 4) == 0.5278
@@ -74,13 +74,13 @@ def test_successful_execution_of_the_worked_example() -> None:
 
 
 @pytest.mark.covers("evaluation-11")
-def test_reasoning_length_of_the_worked_example() -> None:
+def test_worked_example_reasoning_length() -> None:
     figures = one(scored(1, tokens=200), scored(0.5, tokens=100), scored(0, tokens=50))
     assert round(figures.sums["reasoning_length"].value, 2) == 3.33
     assert round(figures.sums["reasoning_tokens"].value, 1) == 116.7
 
 
-def test_nothing_written_counts_as_one_token() -> None:
+def test_empty_output_counts_as_one_token() -> None:
     assert reasoning_length(0.5, 0) == 500
 
 
@@ -92,7 +92,7 @@ def test_nothing_written_counts_as_one_token() -> None:
         ("efficiency", [43.3, 71.3, 76.1, 35.6, 34.4, 15.3], 46.0, 63.6, 28.4),
     ],
 )
-def test_averages_of_the_published_rows(
+def test_averages_reproduce_the_published_rows(
     name: str, values: list[float], everything: float, mathematics: float, knowledge: float
 ) -> None:
     means = averages(published(name, values))
@@ -104,7 +104,7 @@ def test_averages_of_the_published_rows(
 
 
 @pytest.mark.covers("evaluation-12")
-def test_data_sets_weigh_the_same_however_many_rows_they_have() -> None:
+def test_datasets_weigh_equally_regardless_of_size() -> None:
     """By rows the mean would be 79.5."""
     given_rollouts = [
         scored(float(index < right), dataset=dataset, domain="math", question_key=f"{dataset}{index}")
@@ -142,12 +142,12 @@ def test_published_averages_are_reproduced(values: list[float], average: float) 
     assert 100 * averages(published("score", values))["all"]["score"] == pytest.approx(average, abs=unit)
 
 
-def test_one_published_average_is_not_that_of_its_row() -> None:
+def test_one_published_average_does_not_match_its_row() -> None:
     """Tool-Star's correctness: the table prints 52.3."""
     assert round(100 * averages(published("score", [33.3, 60.0, 80.4, 65.8, 55.4, 24.5]))["all"]["score"], 1) == 53.2
 
 
-def test_undecided_and_failed_rollouts_are_counted_apart() -> None:
+def test_undecided_and_failed_rollouts_are_counted_separately() -> None:
     figures = one(
         scored(1, question_key="a"),
         scored(None, 5, question_key="b", is_valid_answer=True),
@@ -169,7 +169,7 @@ def test_undecided_and_failed_rollouts_are_counted_apart() -> None:
     assert figures.sums["accuracy"].value == pytest.approx(1 / 3)
 
 
-def test_figures_that_need_no_verdict_are_of_all_rollouts() -> None:
+def test_metrics_without_a_verdict_cover_all_rollouts() -> None:
     """The rollout without a verdict is the long one with six calls, of which three failed."""
     means = values_of(one(scored(1, 0, tokens=100), scored(None, 6, failed=3, tokens=4_000, f1=0.5)))
     assert (means["calls_requested"], means["tool_use"], means["reasoning_tokens"]) == (3, 0.5, 2_050)
@@ -177,7 +177,7 @@ def test_figures_that_need_no_verdict_are_of_all_rollouts() -> None:
     assert (means["score"], means["efficiency"], means["reasoning_length"]) == (1, 1, 10)
 
 
-def test_data_set_without_a_verdict_has_the_figures_that_need_none() -> None:
+def test_dataset_without_verdicts_has_verdict_free_metrics() -> None:
     means = values_of(one(scored(None, 2), scored(None, 4, question_key="q1")))
     of_verdicts = {"score", "accuracy", "efficiency", "reasoning_length"}
     of_verdicts |= {"successful_execution", "successful_execution_strict"}
@@ -186,7 +186,7 @@ def test_data_set_without_a_verdict_has_the_figures_that_need_none() -> None:
     assert means["calls_requested"] == 3
 
 
-def test_areas_go_by_domain() -> None:
+def test_areas_follow_the_domain() -> None:
     parts = dataset_figures(
         [
             scored(1, dataset="a", domain="math"),
@@ -197,19 +197,19 @@ def test_areas_go_by_domain() -> None:
         ]
     )
     assert [part.area for part in parts] == ["math", "knowledge", "mixed"]
-    groups = averaged({part.dataset: part.area for part in parts})
+    groups = average_groups({part.dataset: part.area for part in parts})
     assert groups == {"all": ["a", "b", "c"], "math": ["a"], "knowledge": ["b"]}
-    assert averaged({"b": "knowledge"}).keys() == {"all", "knowledge"}
+    assert average_groups({"b": "knowledge"}).keys() == {"all", "knowledge"}
 
 
-def test_partly_right_answers_count_for_f1_and_not_for_accuracy() -> None:
+def test_partially_correct_answers_count_for_f1_but_not_accuracy() -> None:
     figures = one(scored(0.9, correct=True), scored(0.5), scored(0.0))
     assert (figures.sums["accuracy"].value, figures.sums["f1"].value) == (pytest.approx(1 / 3), pytest.approx(1.4 / 3))
 
 
 @pytest.mark.covers("evaluation-13")
 @given(st.lists(rollouts(), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_figures_are_ordered_bounded_and_independent_of_order(
+def test_metrics_are_ordered_bounded_and_order_independent(
     given_rollouts: list[ScoredRollout], draw: random.Random
 ) -> None:
     parts = dataset_figures(given_rollouts)
@@ -229,14 +229,14 @@ def test_figures_are_ordered_bounded_and_independent_of_order(
     assert dataset_figures(shuffled) == parts
 
 
-def test_order_does_not_show_in_the_last_bit() -> None:
+def test_row_order_changes_no_bit_of_the_result() -> None:
     rows = [scored(score, question_key="q") for score in (0.1, 0.2, 0.3)]
     assert sum(row.f1 for row in rows) != sum(row.f1 for row in rows[::-1])
     assert one(*rows) == one(*rows[::-1])
 
 
 @given(st.lists(rollouts(datasets=1), min_size=1, max_size=20))
-def test_figures_are_those_of_exact_arithmetic(given_rollouts: list[ScoredRollout]) -> None:
+def test_metrics_equal_exact_arithmetic(given_rollouts: list[ScoredRollout]) -> None:
     rows = [replace(rollout, dataset="d") for rollout in given_rollouts if rollout.score is not None]
     if not rows:
         return
@@ -254,7 +254,7 @@ def test_figures_are_those_of_exact_arithmetic(given_rollouts: list[ScoredRollou
         assert means[name] == pytest.approx(float(sum(terms) / len(terms)), rel=1e-12)
 
 
-def test_sums_per_question_are_what_the_mean_is_made_of() -> None:
+def test_sums_per_question_reproduce_the_mean() -> None:
     rows = [
         scored(1, 2, question_key="b"),
         scored(1, 0, question_key="a"),
@@ -269,12 +269,12 @@ def test_sums_per_question_are_what_the_mean_is_made_of() -> None:
 @pytest.mark.parametrize(
     ("num_each", "ks"), [([1, 3], []), ([2, 2], [2]), ([5, 6], [2, 4, 5]), ([16, 16], [2, 4, 8, 16])]
 )
-def test_pass_at_k_is_told_up_to_what_every_question_has(num_each: list[int], ks: list[int]) -> None:
+def test_pass_at_k_is_reported_up_to_the_smallest_sample_count(num_each: list[int], ks: list[int]) -> None:
     rows = [scored(question_key=f"q{place}") for place, count in enumerate(num_each) for _ in range(count)]
     assert pass_at_ks(rows) == ks
 
 
-def test_questions_with_too_few_verdicts_are_left_out_of_pass_at_k() -> None:
+def test_questions_with_too_few_verdicts_are_excluded_from_pass_at_k() -> None:
     """One of three questions with four rollouts each has only two verdicts."""
     verdicts: dict[str, list[float | None]] = {"a": [1, 0, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, None, None]}
     rows = [scored(value, question_key=key) for key, values in verdicts.items() for value in values]

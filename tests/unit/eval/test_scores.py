@@ -38,7 +38,7 @@ def test_each_rollout_gets_one_verdict_by_the_rule_of_its_question(tmp_path: Pat
     assert (metrics["num_rollouts"], metrics["num_correct"], metrics["accuracy"]) == (4, 3, 0.75)
 
 
-def test_a_scorer_of_the_question_takes_the_place_of_its_domains(tmp_path: Path) -> None:
+def test_scorer_of_a_question_replaces_that_of_its_domain(tmp_path: Path) -> None:
     questions = [question("q1", ["1/2"]), question("q2", ["1/2"]) | {"scorer": "math"}]
     half = [("answer", r"<answer>\boxed{0.5}</answer>")]
     rows, _ = score_rows(tmp_path, questions, [rollout("r1", "q1", half), rollout("r2", "q2", half)])
@@ -63,19 +63,19 @@ def test_efficiency_divides_by_requested_calls(tmp_path: Path) -> None:
 
 @pytest.mark.covers("flywheel-19")
 @pytest.mark.parametrize("status", ["no_answer", "limit", "max_turns", "length", "timeout", "failed"])
-def test_unfinished_rollout_keeps_its_prediction_and_is_never_right(tmp_path: Path, status: str) -> None:
+def test_unfinished_rollout_keeps_its_prediction_and_is_never_correct(tmp_path: Path, status: str) -> None:
     (row,), _ = score_rows(tmp_path, [question("q1", ["Paris"])], [rollout("r1", "q1", PARIS, status=status)])
     assert (row["prediction"], row["correct"], row["score"], row["f1"]) == ("Paris", False, 0.0, 0.0)
     assert (row["is_valid_answer"], row["scorer"], row["error"]) == (False, "status", None)
 
 
-def test_answer_in_a_tool_result_is_not_the_agents(tmp_path: Path) -> None:
+def test_answer_in_a_tool_result_does_not_count(tmp_path: Path) -> None:
     segments = [("search", "<search>q</search>"), ("result", "<result><answer>Paris</answer></result>")]
     (row,), _ = score_rows(tmp_path, [question("q1", ["Paris"])], [rollout("r1", "q1", segments)])
     assert (row["prediction"], row["correct"], row["is_valid_answer"]) == ("", False, False)
 
 
-def test_threshold_is_a_setting(tmp_path: Path) -> None:
+def test_threshold_is_configurable(tmp_path: Path) -> None:
     rollouts = [rollout("r1", "q1", [("answer", "<answer>Barack Hussein Obama</answer>")])]
     questions = [question("q1", ["Barack Obama"])]
     (row,), _ = score_rows(tmp_path / "a", questions, rollouts)
@@ -90,7 +90,7 @@ def test_rollouts_of_other_questions_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("evaluation-13")
-def test_verdict_does_not_depend_on_the_order_of_rollouts(tmp_path: Path) -> None:
+def test_verdict_does_not_depend_on_rollout_order(tmp_path: Path) -> None:
     questions = [question(f"q{n}", [f"answer {n}"]) for n in range(5)]
     rollouts = [rollout(f"r{n}", f"q{n % 5}", [("answer", f"<answer>answer {n}</answer>")]) for n in range(10)]
     forward, _ = score_rows(tmp_path / "a", questions, rollouts)
@@ -99,5 +99,5 @@ def test_verdict_does_not_depend_on_the_order_of_rollouts(tmp_path: Path) -> Non
 
 
 def test_all_columns_of_the_schema_are_filled() -> None:
-    answer = Answer.of(rollout("r1", "q1", PARIS) | {"num_own_ids": 0}, Gold(("Paris",), (), "qa"))
+    answer = Answer.of(rollout("r1", "q1", PARIS) | {"num_agent_ids": 0}, Gold(("Paris",), (), "qa"))
     assert set(scored_row(answer, rule_score(answer, None, 0.8))) == set(schemas.SCORES.schema.names)

@@ -39,7 +39,7 @@ def scores_of(made: TreadleConfig, address: Address = SCORES) -> Instance:
     return instance(made, address)
 
 
-def test_judges_are_asked_and_answer_no_questions_themselves() -> None:
+def test_judges_judge_but_do_not_answer_questions() -> None:
     made = config()
     assert flow_models(made) == ("base",)
     settings: Any = scores_of(made).settings
@@ -48,12 +48,12 @@ def test_judges_are_asked_and_answer_no_questions_themselves() -> None:
     assert flow_models(config(flow={"models": ["base", "large"]})) == ("base", "large")
 
 
-def test_without_judges_nobody_is_asked() -> None:
+def test_no_judge_is_called_if_none_is_configured() -> None:
     settings: Any = scores_of(config({})).settings
     assert (settings.judges, settings.redundancy, settings.judge_digests, settings.seed) == ({}, None, (), 0)
 
 
-def test_judges_are_in_the_fingerprint_and_how_hard_they_are_worked_is_not() -> None:
+def test_fingerprint_includes_judges_but_not_their_concurrency() -> None:
     def fingerprint(scores: Any) -> str:
         return fingerprint_of(scores_of(config(scores)), {})
 
@@ -69,7 +69,7 @@ def test_judges_are_in_the_fingerprint_and_how_hard_they_are_worked_is_not() -> 
     assert len({usual, *map(fingerprint, others)}) == 1 + len(others)
 
 
-def test_runs_of_a_time_without_judges_are_not_refused() -> None:
+def test_runs_from_before_judges_are_accepted() -> None:
     assert {"judges", "redundancy"}.isdisjoint(semantic_of(config({}))["scores"])
 
 
@@ -93,19 +93,19 @@ def test_phases_are_scored_by_the_rules_that_reward_them() -> None:
         ({"judges": {"models": ["large"], "domains": ["choice"]}}, "domains"),
     ],
 )
-def test_judges_that_cannot_be_are_refused(scores: Any, says: str) -> None:
+def test_impossible_judges_are_refused(scores: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         config(scores)
 
 
-def test_one_model_under_two_names_is_refused() -> None:
+def test_same_model_under_two_names_is_refused() -> None:
     elsewhere = MODELS["large"] | {"endpoints": [{"url": "http://127.0.0.1:2/v1"}]}
     made = config({"judges": {"models": ["large", "other", "again"]}}, models={**MODELS, "again": elsewhere})
     with pytest.raises(ConfigError, match="names 'large' and 'again', which are the same model"):
         scores_of(made)
 
 
-def test_an_override_may_name_other_judges_but_no_strangers() -> None:
+def test_override_may_name_other_judges_but_only_configured_models() -> None:
     changed = config(overrides={str(SCORES): {"judges": {"models": ["other"]}}})
     settings: Any = scores_of(changed).settings
     assert list(settings.judges) == ["other"]
@@ -113,7 +113,7 @@ def test_an_override_may_name_other_judges_but_no_strangers() -> None:
         scores_of(config(overrides={str(SCORES): {"redundancy": {"model": "nobody"}}}))
 
 
-def test_a_judge_may_be_a_checkpoint_of_the_run() -> None:
+def test_judge_may_be_a_checkpoint_of_the_run() -> None:
     server = {"type": "vllm", "model": "1/sft"}
     made = load_config(
         TreadleConfig, data={"models": {**MODELS, "own": {"model": "own", "server": server}}, "scores": BOTH}
@@ -128,7 +128,7 @@ def estimate(made: TreadleConfig, run: Any = None) -> Estimate | None:
     return next(iter(estimates(instances, run, [str(SCORES)], force=False)), None)
 
 
-def test_judges_are_estimated_in_calls_and_money_before_any_is_asked() -> None:
+def test_judges_are_estimated_in_calls_and_cost_before_any_request() -> None:
     made = config(rollouts={"max_questions": 50, "samples_per_question": 2})
     found = estimate(made)
     assert found is not None and (found.unit, found.num_units) == ("rollout", 100)
@@ -145,17 +145,17 @@ def test_judges_are_estimated_in_calls_and_money_before_any_is_asked() -> None:
     assert estimate(config({}, rollouts={"max_questions": 50})) is None
 
 
-def test_rollouts_that_are_there_are_counted(tmp_path: Any) -> None:
+def test_existing_rollouts_are_counted(tmp_path: Any) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math"), question("q2", ["x"])])
     rows = [rollout(f"r{number}", "q1", [], sample_index=number) for number in range(6)]
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
     found = estimate(config(rollouts={"max_questions": 50}), run)
-    assert found is not None and (found.num_units, found.counted) == (6, "6 rollouts in 1/rollouts@base")
+    assert found is not None and (found.num_units, found.num_units_source) == (6, "6 rollouts in 1/rollouts@base")
     assert {role.calls for role in found.roles} == {2, 24}
 
 
-def test_a_role_that_another_models_scores_did_not_ask_is_reckoned(tmp_path: Any) -> None:
+def test_unused_role_of_another_model_is_estimated(tmp_path: Any) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math")])
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [rollout(f"r{n}", "q1", [], sample_index=n) for n in range(6)])

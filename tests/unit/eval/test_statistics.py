@@ -38,7 +38,7 @@ def test_wilson_interval_of_a_small_benchmark() -> None:
     assert share_interval([(1.0, 1)] * 14 + [(0.0, 1)] * 16) == Interval(14 / 30, low, high, "wilson")
 
 
-def test_nothing_known_without_trials() -> None:
+def test_interval_without_trials_is_unbounded() -> None:
     assert wilson_interval(0.5, 0) == (0.0, 1.0)
 
 
@@ -53,12 +53,12 @@ def test_repeated_samples_of_a_question_are_not_independent() -> None:
 
 
 @pytest.mark.parametrize("right", [0.0, 4.0])
-def test_all_alike_falls_back_to_the_number_of_questions(right: float) -> None:
+def test_uniform_outcomes_fall_back_to_the_number_of_questions(right: float) -> None:
     interval = share_interval([(right, 4)] * 10)
     assert (interval.low, interval.high) == wilson_interval(right / 4, 10)
 
 
-def test_one_question_asked_often_is_one_question() -> None:
+def test_repeated_samples_of_one_question_count_as_one_question() -> None:
     interval = share_interval([(50.0, 100)])
     assert (interval.low, interval.high) == wilson_interval(0.5, 1)
 
@@ -102,7 +102,7 @@ def test_average_of_intervals_is_unweighted_and_narrower() -> None:
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_choices_with_a_right_rollout(counts: tuple[int, int, int]) -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_correct_rollout(counts: tuple[int, int, int]) -> None:
     num_rollouts, num_right, k = counts
     choices = list(itertools.combinations([True] * num_right + [False] * (num_rollouts - num_right), k))
     assert pass_at_k(num_rollouts, num_right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
@@ -163,7 +163,7 @@ def test_ratio_without_spread() -> None:
     assert (middle.low, middle.high) == pytest.approx((-wilson_interval(0, 30)[1], wilson_interval(0, 30)[1]))
 
 
-def test_questions_without_a_denominator_may_be_among_others() -> None:
+def test_some_questions_may_lack_a_denominator() -> None:
     interval = ratio_interval([(0.0, 0.0), (2.0, 4.0), (3.0, 4.0)], num_samples=200, seed=0)
     assert (interval.low, interval.mean, interval.high) == (0.5, 0.625, 0.75)
     for bad in ([(1.0, 0.0)], [(1.0, 3.0), (1.0, -1.0)]):

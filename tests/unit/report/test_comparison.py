@@ -22,12 +22,12 @@ from treadle.eval.statistics import (
     share_interval,
     wilson_interval,
 )
-from treadle.report.comparison import Comparison, compared, compared_average, pair
+from treadle.report.comparison import Comparison, compare_average, compare_pairs, pair
 
 
 def compare(first: list[ScoredRollout], second: list[ScoredRollout], figure: str = "score", **how: int) -> Comparison:
     """As the report does on one data set."""
-    return compared(pair(first, second, figure), **how)
+    return compare_pairs(pair(first, second, figure), **how)
 
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=25)
@@ -58,7 +58,7 @@ def test_one_rollout_each_is_mcnemars_test() -> None:
     assert compare(answers(*([[0]] * 10)), answers(*([[1]] * 7 + [[0]] * 3))).difference.low > 0
 
 
-def test_pairing_sees_what_two_intervals_do_not() -> None:
+def test_paired_test_detects_differences_that_separate_intervals_miss() -> None:
     """Both models fail the same hard questions; the second also answers 8 more of 60."""
     first, second = answers(*([[1]] * 26 + [[0]] * 34)), answers(*([[1]] * 34 + [[0]] * 26))
     found = compare(first, second)
@@ -68,7 +68,7 @@ def test_pairing_sees_what_two_intervals_do_not() -> None:
     )
 
 
-def test_equal_models_are_not_set_apart() -> None:
+def test_equal_models_are_not_distinguished() -> None:
     same = answers(*([[1]] * 15 + [[0]] * 15))
     found = compare(same, same)
     assert (found.p_value, found.gained, found.lost) == (1.0, (), ())
@@ -82,7 +82,7 @@ def test_f1_of_one_rollout_each_is_a_permutation_test() -> None:
     assert (found.gained, found.lost) == ((), ())
 
 
-def test_many_small_gains_do_not_outweigh_few_great_losses() -> None:
+def test_many_small_gains_do_not_outweigh_few_large_losses() -> None:
     """By signs alone 20 gains against 5 losses would speak for the second model, and clearly."""
     few = compare(answers(*([[0.5]] * 25)), answers(*([[0.51]] * 20 + [[0.0]] * 5)))
     assert few.test == "permutation" and few.difference.mean == pytest.approx(-0.092)
@@ -117,19 +117,19 @@ def test_many_questions_are_permuted_at_random_with_a_fixed_seed() -> None:
     assert far.p_value == 0.01
 
 
-def test_questions_without_verdict_are_left_out_and_counted() -> None:
+def test_questions_without_verdict_are_excluded_and_counted() -> None:
     found = compare(answers([1], [None], [0, None]), answers([1], [1], [1, 1]))
     assert (found.num_questions, found.num_dropped, found.num_dropped_rollouts) == (2, 1, 3)
     assert (found.first, found.second, found.gained) == (0.5, 1.0, ("q002",))
 
 
-def test_questions_that_only_one_was_asked_are_left_out_and_counted() -> None:
+def test_questions_of_one_model_only_are_excluded_and_counted() -> None:
     found = compare(answers([1]), answers([1], [0]))
     assert (found.num_questions, found.num_dropped, found.num_dropped_rollouts) == (1, 1, 1)
     assert not pair(answers([None]), answers([1]), "score").first
 
 
-def test_figures_without_bounds_are_compared_in_their_own_unit() -> None:
+def test_unbounded_metrics_are_compared_in_their_own_unit() -> None:
     found = compare(answers([1], [0], tokens=400), answers([1], [0], tokens=150), "reasoning_tokens")
     assert (found.difference.mean, found.difference.method) == (-250, "constant")
     only = compare(answers([1], tokens=400), answers([1], tokens=150), "reasoning_tokens").difference
@@ -143,7 +143,7 @@ def test_figures_without_bounds_are_compared_in_their_own_unit() -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_nothing_depends_on_order_and_sides_can_be_exchanged(
+def test_comparison_ignores_order_and_is_antisymmetric(
     rows: list[tuple[list[float | None], list[float | None]]], draw: random.Random
 ) -> None:
     rows = [*rows, ([1.0], [0.1])]
@@ -164,7 +164,7 @@ def test_nothing_depends_on_order_and_sides_can_be_exchanged(
 
 
 @given(VERDICTS)
-def test_flips_and_p_value_are_those_of_counting(verdicts: list[tuple[bool, bool]]) -> None:
+def test_flips_and_p_value_match_direct_counting(verdicts: list[tuple[bool, bool]]) -> None:
     found = compare(
         answers(*[[left] for left, _ in verdicts]), answers(*[[right] for _, right in verdicts]), num_samples=20
     )
@@ -177,7 +177,7 @@ def test_flips_and_p_value_are_those_of_counting(verdicts: list[tuple[bool, bool
 
 
 @given(SMALL_STEPS)
-def test_exact_permutation_is_that_of_every_choice_of_signs(differences: list[float]) -> None:
+def test_exact_permutation_test_enumerates_every_choice_of_signs(differences: list[float]) -> None:
     seen = abs(sum(differences))
     flips = list(itertools.product([1, -1], repeat=len(differences)))
     as_far = sum(
@@ -187,7 +187,7 @@ def test_exact_permutation_is_that_of_every_choice_of_signs(differences: list[fl
     assert (name, p_value) == ("permutation_exact", pytest.approx(as_far / len(flips)))
 
 
-def test_questions_that_do_not_differ_leave_the_test_exact() -> None:
+def test_questions_without_a_difference_keep_the_test_exact() -> None:
     assert permutation_test([0.5, 0.0, 0.25, 0.5] + [0.0] * 30, num_permutations=8, seed=0) == (
         "permutation_exact",
         0.25,
@@ -200,7 +200,7 @@ def test_no_change_is_no_evidence() -> None:
     assert mcnemar_test(2_000, 0) == pytest.approx(0.0, abs=1e-300)
 
 
-def test_figures_without_a_verdict_compare_all_rollouts() -> None:
+def test_metrics_without_a_verdict_compare_all_rollouts() -> None:
     first = [scored(None, 4, question_key="a"), scored(1, 2, question_key="b")]
     second = [scored(1, 1, question_key="a"), scored(None, 0, question_key="b")]
     found = compare(first, second, "calls_requested")
@@ -208,12 +208,12 @@ def test_figures_without_a_verdict_compare_all_rollouts() -> None:
     assert not pair(first, second, "score").first
 
 
-def test_rollouts_of_two_data_sets_are_not_paired() -> None:
+def test_rollouts_of_two_datasets_are_not_paired() -> None:
     with pytest.raises(DataError, match="questions of amc23, math500 cannot be paired"):
         compare(answers([1], dataset="amc23"), answers([1], dataset="math500"))
 
 
-def test_intervals_of_right_and_wrong_are_score_intervals() -> None:
+def test_accuracy_intervals_are_score_intervals() -> None:
     """At each end McNemar's statistic for the supposed difference is 1.96 standard deviations off."""
     interval = paired_share_interval(12, 2, 50)
     assert (interval.mean, interval.method) == (0.2, "tango")
@@ -230,7 +230,7 @@ def test_intervals_of_right_and_wrong_are_score_intervals() -> None:
 
 
 @given(st.tuples(*[st.integers(0, 12)] * 3).filter(any))
-def test_interval_and_test_of_right_and_wrong_agree(counts: tuple[int, int, int]) -> None:
+def test_accuracy_interval_and_test_agree(counts: tuple[int, int, int]) -> None:
     same, gained, lost = counts
     kinds = [([1], [1])] * same + [([0], [1])] * gained + [([1], [0])] * lost
     found = compare(answers(*[left for left, _ in kinds]), answers(*[right for _, right in kinds]))
@@ -242,28 +242,28 @@ def test_interval_and_test_of_right_and_wrong_agree(counts: tuple[int, int, int]
 
 
 @pytest.mark.parametrize("gained", range(8))
-def test_one_more_gain_moves_the_interval_a_little(gained: int) -> None:
+def test_one_more_gain_moves_the_interval_slightly(gained: int) -> None:
     """With a bootstrap of so few jumps the lower end moved from -0.11 to 0 with the first gain."""
     before, after = (paired_share_interval(count, 0, 30) for count in (gained, gained + 1))
     assert 0 < after.low - before.low < 0.05 and 0 < after.high - before.high < 0.06
 
 
-def test_average_of_data_sets_weighs_them_the_same() -> None:
+def test_dataset_average_weighs_datasets_equally() -> None:
     small = pair(answers([0], [0], dataset="a"), answers([1], [1], dataset="a"), "score")
     large = pair(answers(*([[1]] * 40), dataset="b"), answers(*([[1]] * 30 + [[0]] * 10), dataset="b"), "score")
-    found = compared_average([small, large])
+    found = compare_average([small, large])
     assert (found.num_questions, found.difference.mean) == (42, pytest.approx((1 - 0.25) / 2))
     assert (found.first, found.second) == (0.5, 0.875)
     assert found.p_value == pytest.approx(0.5, abs=0.02)
     assert found.difference.low <= 0 < found.difference.high and found.gained == ()
     alike = [pair(answers(*([[0]] * 5), dataset=name), answers(*([[1]] * 5), dataset=name), "score") for name in "ab"]
-    sure = compared_average(alike)
+    sure = compare_average(alike)
     assert (sure.test, sure.p_value) == ("permutation_exact", 2 / 1_024)
     parts = [paired_share_interval(5, 0, 5)] * 2
     assert sure.difference == average_interval(parts)
 
 
-def test_p_values_are_adjusted_for_each_other() -> None:
+def test_p_values_are_adjusted_for_multiple_comparisons() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.9]) == [1.0, 1.0]
     assert holm([]) == []

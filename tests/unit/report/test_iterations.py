@@ -15,13 +15,13 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.demo.outcome import differences, outcome
+from treadle.demo.results import differences, outcome
 from treadle.eval.config import ReportSettings
 from treadle.report.labels import label_prefixes
 from treadle.report.stage import REPORT
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.models import evaluated_models
-from treadle.tasks.page.sources import Source
+from treadle.tasks.page.sources import PageRun
 from treadle.tasks.summaries.report_tables import report_tables
 
 VERDICTS = {
@@ -38,7 +38,7 @@ def scores_of(address: str, digest: str) -> tuple[Address, str]:
     return Address.parse(address), digest
 
 
-def test_what_is_the_same_is_there_once_and_what_differs_is_told_by_its_iteration() -> None:
+def test_unchanged_results_appear_once_and_others_by_iteration() -> None:
     tables = [
         scores_of("1/scores@base", "b"),
         scores_of("1/scores@tuned", "t"),
@@ -92,7 +92,7 @@ def run(tmp_path: Path) -> Run:
     return found
 
 
-def test_the_report_of_an_iteration_has_all_models_up_to_it(run: Run) -> None:
+def test_iteration_report_has_all_models_up_to_it(run: Run) -> None:
     record = run.record(Address(3, "report"))
     assert record is not None
     rows = [row for row in run.rows(record.outputs["summary"]).rows() if row["figure"] == "accuracy"]
@@ -111,7 +111,7 @@ def test_the_report_of_an_iteration_has_all_models_up_to_it(run: Run) -> None:
         ({"tuned": 3}, {"base", "tuned"}),
     ],
 )
-def test_a_model_that_only_later_iterations_have_is_told_by_its_own(
+def test_model_of_later_iterations_is_labelled_with_its_own(
     tmp_path: Path, joins: dict[str, int], names: set[str]
 ) -> None:
     run = new_run(tmp_path)
@@ -122,13 +122,13 @@ def test_a_model_that_only_later_iterations_have_is_told_by_its_own(
     assert tables == names, "who reads the report's record calls them as the report does"
 
 
-def test_a_first_report_calls_models_by_their_names(tmp_path: Path) -> None:
+def test_first_report_uses_plain_model_names(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     made(run, 1)
     assert models_of(run, 1) == {"base", "tuned"}
 
 
-def test_no_report_stands_for_one_of_the_same_scores_in_other_iterations(tmp_path: Path) -> None:
+def test_report_is_not_reused_for_the_same_scores_of_other_iterations(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     for last in (2, 4):
         rows = [(last - 1 + place, rows_of("tuned", list(VERDICTS["tuned"][place]))) for place in (0, 1)]
@@ -136,14 +136,14 @@ def test_no_report_stands_for_one_of_the_same_scores_in_other_iterations(tmp_pat
     assert (models_of(run, 2), models_of(run, 4)) == ({"1/tuned", "2/tuned"}, {"3/tuned", "4/tuned"})
 
 
-def test_the_page_finds_the_rollouts_of_every_label(run: Run) -> None:
-    models = evaluated_models([Source(run)])
+def test_page_finds_the_rollouts_of_every_label(run: Run) -> None:
+    models = evaluated_models([PageRun(run)])
     right = {model.name: sum(bool(rollout.correct) for rollout in model.rollouts) for model in models}
     assert right == {"base": 1, "1/tuned": 2, "2/tuned": 3, "3/tuned": 4}
     assert b"3/tuned" in report_page([run])
 
 
-def test_the_demo_shows_what_each_iteration_made_of_a_model(run: Run) -> None:
+def test_demo_shows_the_model_of_each_iteration(run: Run) -> None:
     shown = outcome(run, ["base", "tuned"])
     right = {str(row[0]): str(row[1]).partition(" (")[0] for row in shown.rows}
     assert right == {
@@ -154,7 +154,7 @@ def test_the_demo_shows_what_each_iteration_made_of_a_model(run: Run) -> None:
     }, "the base is the same in all of them"
 
 
-def test_the_demo_shows_what_each_training_changed_question_by_question(run: Run) -> None:
+def test_demo_shows_what_each_training_changed_by_question(run: Run) -> None:
     rows = differences(run, ["tutor", "base", "tuned"]).rows
     assert [row[0] for row in rows] == [
         "base to tuned", "tuned to tuned, iteration 2", "tuned, iteration 2 to tuned, iteration 3",
@@ -163,7 +163,7 @@ def test_the_demo_shows_what_each_training_changed_question_by_question(run: Run
     assert all(str(row[1]).startswith("+25 (") and row[4] == "1.000" for row in rows), "one in four is chance"
 
 
-def test_a_change_is_told_apart_from_chance_by_its_interval(tmp_path: Path) -> None:
+def test_change_is_distinguished_from_chance_by_its_interval(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     told = {"base": [False] * 20, "tuned": [True] * 15 + [False] * 5, "reinforced": [False] + [True] * 17 + [False] * 2}
     for model, verdicts in told.items():

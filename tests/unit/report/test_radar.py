@@ -18,7 +18,7 @@ TUNED = {
 DIRECT = {**TUNED, "reasoning_length": 1.2, "conciseness": None, "efficiency": None}
 
 
-def test_axes_stand_in_order_and_state_their_range() -> None:
+def test_axes_are_in_order_and_show_their_range() -> None:
     axes = radar_axes({"tuned": TUNED, "direct": DIRECT})
     assert [(axis.title, axis.low, axis.high) for axis in axes] == [
         ("correctness", 0, 1),
@@ -31,7 +31,7 @@ def test_axes_stand_in_order_and_state_their_range() -> None:
     assert axes[-1].position("tuned") == pytest.approx(3.07 / 5)
 
 
-def test_what_is_not_known_is_a_gap() -> None:
+def test_unknown_value_is_a_gap() -> None:
     axes = radar_axes({"direct": DIRECT})
     assert [axis.position("direct") is None for axis in axes] == [False, True, True, False, False]
     assert all(axis.position("direct") is None for axis in radar_axes({"direct": {}}))

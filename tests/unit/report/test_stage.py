@@ -23,8 +23,8 @@ from treadle.core.store.export_file import write_file
 from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES
 from treadle.eval.statistics import holm
-from treadle.report.comparison_rows import COMPARED, model_pairs
-from treadle.report.layout import Line, comparison_cells, summary_lines
+from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
+from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
 from treadle.report.markdown import escape
 from treadle.report.stage import REPORT, as_csv
 from treadle.report.terminal import comparison_table, judges_table, summary_table
@@ -33,7 +33,7 @@ from treadle.tasks.exchange.report_export import format_by_name, report_content
 SETTINGS = ScoresSettings(options=ScoresOptions(symbolic=False))
 
 
-def _report(tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any) -> tuple[list[Line], str]:
+def _report(tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any) -> tuple[list[SummaryLine], str]:
     reader, _ = _made(tmp_path, *tables, **settings)
     return summary_lines(reader.rows()), reader.read_file("report.md").decode()
 
@@ -58,7 +58,7 @@ def _many(model: str, dataset: str, verdicts: list[bool | None], **columns: Any)
     ]
 
 
-def test_models_and_data_sets_are_summed_up_apart(tmp_path: Path) -> None:
+def test_models_and_datasets_are_summarized_separately(tmp_path: Path) -> None:
     base = _many("base", "gsm8k", [True] * 14 + [False] * 16, calls_requested=2) + _many("base", "2wiki", [True] * 4)
     tuned = _many("tuned", "gsm8k", [True] * 30)
     lines, markdown = _report(tmp_path, base, tuned)
@@ -77,7 +77,7 @@ def test_models_and_data_sets_are_summed_up_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("evaluation-12")
-def test_data_sets_weigh_the_same_in_the_whole(tmp_path: Path) -> None:
+def test_datasets_weigh_equally_in_the_total(tmp_path: Path) -> None:
     lines, _ = _report(tmp_path, _many("m", "big", [True] * 90 + [False] * 10) + _many("m", "small", [False] * 2))
     overall = lines[-1]
     accuracy = overall.figures["accuracy"]
@@ -95,7 +95,7 @@ def test_samples_of_one_question_are_clustered(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("evaluation-7")
-def test_efficiency_and_tool_use_of_the_worked_example(tmp_path: Path) -> None:
+def test_efficiency_and_tool_use_reproduce_the_worked_example(tmp_path: Path) -> None:
     values = [(1.0, 0), (1.0, 2), (0.5, 1), (0.0, 3)]
     rows = [
         score(f"r{n}", f"q{n}", p == 1, score=p, f1=p, efficiency=p / max(t, 1), calls_requested=t)
@@ -105,19 +105,19 @@ def test_efficiency_and_tool_use_of_the_worked_example(tmp_path: Path) -> None:
     assert [line.value(name) for name in ("efficiency", "tool_use", "calls_requested")] == [0.5, 0.75, 1.5]
 
 
-def test_rows_without_verdict_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_rows_without_verdict_are_counted_and_excluded(tmp_path: Path) -> None:
     (line,), markdown = _report(tmp_path, _many("m", "d", [True, None, False, None]))
     assert (line.num_rollouts, line.figures["accuracy"]["num_undecided"], line.value("accuracy")) == (4, 2, 0.5)
     assert "4 (2 unscored)" in markdown
 
 
-def test_without_a_verdict_only_the_figures_that_need_none_are_there(tmp_path: Path) -> None:
+def test_only_verdict_free_metrics_exist_without_a_verdict(tmp_path: Path) -> None:
     (line,), markdown = _report(tmp_path, _many("m", "d", [None, None], calls_requested=2))
     assert (line.value("score"), line.value("efficiency"), line.value("calls_requested")) == (None, None, 2.0)
     assert "2 (2 unscored)" in markdown
 
 
-def test_averages_are_over_the_headline_data_sets(tmp_path: Path) -> None:
+def test_averages_cover_the_headline_datasets(tmp_path: Path) -> None:
     from rich.console import Console
 
     rows = [
@@ -140,7 +140,7 @@ def test_averages_are_over_the_headline_data_sets(tmp_path: Path) -> None:
     assert accuracy["all"] == pytest.approx(7 / 12) and accuracy["math"] == 0.625 and "every" not in accuracy
 
 
-def test_an_average_needs_a_value_of_every_data_set(tmp_path: Path) -> None:
+def test_average_needs_a_value_of_every_dataset(tmp_path: Path) -> None:
     lines, _ = _report(tmp_path, _many("m", "a", [True, None]) + _many("m", "b", [None], calls_requested=3))
     assert (lines[0].value("score"), lines[1].value("score"), lines[2].value("score")) == (1.0, None, None)
     assert (lines[2].dataset, lines[2].value("calls_requested")) == ("all", 1.5)
@@ -156,7 +156,7 @@ def test_several_rollouts_per_question_have_pass_at_k(tmp_path: Path) -> None:
     assert f"1.000 [{row['low']:.3f}, 1.000] |" in markdown
 
 
-def test_models_are_compared_on_data_sets_and_on_the_average(tmp_path: Path) -> None:
+def test_models_are_compared_on_datasets_and_on_the_average(tmp_path: Path) -> None:
     before = _many("before", "a", [False] * 10) + _many("before", "b", [False, True] * 10, calls_requested=4)
     after = _many("after", "a", [True] * 10) + _many("after", "b", [False, True] * 10, calls_requested=2)
     reader, comparisons = _made(tmp_path, before, after)
@@ -174,7 +174,7 @@ def test_models_are_compared_on_data_sets_and_on_the_average(tmp_path: Path) -> 
     assert all(row["note"] is None for row in comparisons)
 
 
-def test_verdicts_of_different_kinds_are_told(tmp_path: Path) -> None:
+def test_verdicts_of_different_kinds_are_reported(tmp_path: Path) -> None:
     from rich.console import Console
 
     rules, judged = _many("rules", "a", [True, False]), _many("judged", "a", [True, True])
@@ -198,7 +198,7 @@ def _judgements(**verdicts: bool | None) -> dict[str, Any]:
     return {"scorer": "judge", "judge_status": "parsed", "judges": json.dumps(said)}
 
 
-def test_other_judges_and_other_treatment_of_what_they_do_not_say_are_told(tmp_path: Path) -> None:
+def test_other_judges_and_other_failure_policies_are_reported(tmp_path: Path) -> None:
     def notes(name: str, ours: dict[str, Any], theirs: dict[str, Any], **domain: str) -> set[str | None]:
         first, second = _many("one", "a", [True, False], **domain), _many("other", "a", [True, True], **domain)
         first[1] |= ours
@@ -222,7 +222,7 @@ def test_other_judges_and_other_treatment_of_what_they_do_not_say_are_told(tmp_p
     assert notes("possible", by_f1, strict | {"f1": 0.5}) == {None}
 
 
-def test_a_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_path: Path) -> None:
+def test_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_path: Path) -> None:
     """Judges decide about mathematics for both, about questions of knowledge for the second alone."""
     first = _many("one", "a", [False, False], domain="qa") + _many("one", "b", [True], domain="math")
     second = _many("other", "a", [True, False], domain="qa") + _many("other", "b", [True], domain="math")
@@ -234,7 +234,7 @@ def test_a_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_
     assert notes == {"a": told, "b": None, "all": told}
 
 
-def test_agreement_of_several_judges_is_in_summary_report_and_terminal(tmp_path: Path) -> None:
+def test_judge_agreement_is_in_summary_report_and_terminal(tmp_path: Path) -> None:
     """Both judges say correct for four of ten answers and wrong for three, and differ on two; one has a single
     reply.
     """
@@ -265,12 +265,12 @@ def test_agreement_of_several_judges_is_in_summary_report_and_terminal(tmp_path:
     assert judges_table(by_name["rules", "a"].figures.values()) is None
 
 
-def test_one_judge_agrees_with_nobody(tmp_path: Path) -> None:
+def test_single_judge_has_no_agreement(tmp_path: Path) -> None:
     lines, markdown = _report(tmp_path, [row | _judgements(large=True) for row in _many("m", "a", [True])])
     assert "judge_agreement" not in lines[0].figures and "How far the judges agree" not in markdown
 
 
-def test_averages_over_different_data_sets_are_said_to_be(tmp_path: Path) -> None:
+def test_averages_over_different_datasets_are_labelled(tmp_path: Path) -> None:
     from rich.console import Console
 
     both = _many("both", "a", [True]) + _many("both", "b", [True])
@@ -285,7 +285,7 @@ def test_averages_over_different_data_sets_are_said_to_be(tmp_path: Path) -> Non
     assert told not in _report(tmp_path / "alike", both, _many("other", "a", [True]) + _many("other", "b", [True]))[1]
 
 
-def test_names_are_no_formulas_in_a_spreadsheet(tmp_path: Path) -> None:
+def test_names_cannot_become_spreadsheet_formulas(tmp_path: Path) -> None:
     """Dataset names may come from rows."""
     name = '=HYPERLINK("http://x","y")'
     rows = _many("@m", name, [True, False]), _many("-n", name, [True, True])
@@ -294,21 +294,21 @@ def test_names_are_no_formulas_in_a_spreadsheet(tmp_path: Path) -> None:
     assert {(line["model"], line["dataset"]) for line in lines} == {("'@m", f"'{name}"), ("'-n", f"'{name}")}
     compared = list(csv.DictReader(io.StringIO(as_csv(comparisons, schemas.COMPARISONS.schema.names).decode())))
     assert {(line["first"], line["second"], line["dataset"]) for line in compared} == {("'@m", "'-n", f"'{name}")}
-    assert {line["figure"] for line in compared} <= set(COMPARED)
+    assert {line["figure"] for line in compared} <= set(COMPARED_FIGURES)
     assert float(compared[0]["low"]) < 0, "numbers stay numbers"
 
 
-def test_without_a_judge_the_report_says_that_rules_decide(tmp_path: Path) -> None:
+def test_report_without_a_judge_states_that_rules_decide(tmp_path: Path) -> None:
     _, markdown = _report(tmp_path, _many("m", "a", [True]))
     assert "No model judged answers: P is what the rules say." in markdown
 
 
-def test_models_of_other_questions_are_not_compared(tmp_path: Path) -> None:
+def test_models_with_different_questions_are_not_compared(tmp_path: Path) -> None:
     reader, comparisons = _made(tmp_path, _many("one", "a", [True]), _many("other", "b", [True]))
     assert comparisons == [] and "## Comparisons" not in reader.read_file("report.md").decode()
 
 
-def test_models_are_compared_on_the_questions_that_both_were_asked(tmp_path: Path) -> None:
+def test_models_are_compared_on_their_common_questions(tmp_path: Path) -> None:
     ours, theirs = _many("one", "a", [True] * 10), _many("other", "a", [False] * 8 + [None] * 2)
     for place, row in enumerate(theirs):
         row["question_key"] = f"a-{place + 5}"
@@ -321,7 +321,7 @@ def test_models_are_compared_on_the_questions_that_both_were_asked(tmp_path: Pat
     assert "5 (10 left out)" in reader.read_file("report.md").decode()
 
 
-def test_the_terminal_shows_the_main_comparisons_in_100_columns(tmp_path: Path) -> None:
+def test_terminal_shows_the_main_comparisons_in_100_columns(tmp_path: Path) -> None:
     from rich.console import Console
 
     before = _many("before", "a", [False] * 10) + _many("before", "b", [False, True] * 10)
@@ -334,14 +334,14 @@ def test_the_terminal_shows_the_main_comparisons_in_100_columns(tmp_path: Path) 
     assert "  all" in shown and "  a " not in shown and "0.500 [" in shown
 
 
-def test_of_many_models_neighbours_and_the_first_with_each_are_compared() -> None:
+def test_many_models_are_compared_with_neighbours_and_the_first() -> None:
     assert model_pairs(["a", "b", "c"]) == [("a", "b"), ("a", "c"), ("b", "c")]
     assert model_pairs(["a", "b", "c", "d"]) == [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("c", "d")]
     assert model_pairs(["a"]) == []
-    assert COMPARED[0] == "score"
+    assert COMPARED_FIGURES[0] == "score"
 
 
-def test_the_same_scores_give_the_same_files_in_whatever_order(tmp_path: Path) -> None:
+def test_same_scores_give_the_same_files_in_any_order(tmp_path: Path) -> None:
     tables = [_many("m", "a", [True, False, None], calls_requested=2) + _many("m", "b", [True] * 4)]
     tables.append([{**row, "model": "n", "rollout_key": f"n{row['rollout_key']}"} for row in tables[0]])
     reader, comparisons = _made(tmp_path / "one", *tables)
@@ -356,7 +356,7 @@ def test_the_same_scores_give_the_same_files_in_whatever_order(tmp_path: Path) -
     assert len(lines) == len(told["summary"]) and lines[0]["model"] == "m"
 
 
-def test_the_radar_states_ranges_and_draws_names_as_text(tmp_path: Path) -> None:
+def test_radar_shows_ranges_and_draws_names_as_text(tmp_path: Path) -> None:
     name = "</text><script>$x$"
     reader, _ = _made(tmp_path, _many(name, "a", [True, False], calls_requested=2))
     picture = reader.read_file("radar.svg").decode()
@@ -364,7 +364,7 @@ def test_the_radar_states_ranges_and_draws_names_as_text(tmp_path: Path) -> None
     assert "<script" not in picture and "&lt;script&gt;$x$" in picture and "<dc:date>" not in picture
 
 
-def test_data_set_with_the_name_of_the_sum_is_refused(tmp_path: Path) -> None:
+def test_dataset_named_like_the_total_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="all"):
         _report(tmp_path, _many("m", "all", [True]))
     with pytest.raises(ConfigError, match="may not be called 'math'"):
@@ -384,7 +384,7 @@ def test_statuses_are_counted(tmp_path: Path) -> None:
     assert "| answered | failed | max_turns |" in markdown
 
 
-def test_names_cannot_be_taken_for_markup(tmp_path: Path) -> None:
+def test_names_cannot_become_markup(tmp_path: Path) -> None:
     name = "a|b\n<script>[x](y) *z* \x1b[31m`_q_"
     (whole,), markdown = _report(tmp_path, _many(name, "d", [True]))
     assert whole.model == name
@@ -395,7 +395,7 @@ def test_names_cannot_be_taken_for_markup(tmp_path: Path) -> None:
     assert escape("no_answer") == "no_answer"
 
 
-def test_terminal_table_shows_names_as_they_are(tmp_path: Path) -> None:
+def test_terminal_table_shows_names_verbatim(tmp_path: Path) -> None:
     from rich.console import Console
 
     (line,), _ = _report(tmp_path, _many("[red]m[/red]\x1b[2J", "d", [True, False]))
@@ -406,20 +406,20 @@ def test_terminal_table_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "0.500 [0.095, 0.905]" in shown
 
 
-def test_efficiency_is_left_out_where_no_tool_was_used(tmp_path: Path) -> None:
+def test_efficiency_is_omitted_if_no_tool_was_used(tmp_path: Path) -> None:
     _, markdown = _report(tmp_path, _many("m", "d", [True]))
     line, _ = [line for line in markdown.splitlines() if line.startswith("| m ") and "1.000" in line]
     assert [cell.strip() for cell in line.split("|")][6] == "-"
 
 
-def test_votes_without_a_majority_are_told_where_none_has_one(tmp_path: Path) -> None:
+def test_votes_without_a_majority_are_reported(tmp_path: Path) -> None:
     tied = {"votes_yes": 5, "votes_no": 5, "votes_abstained": 0, "calls_requested": 1}
     _, markdown = _report(tmp_path, _many("m", "d", [True] * 5, **tied))
     assert "- (5 open)" in markdown
     assert "open)" not in _report(tmp_path / "none", _many("m", "d", [True] * 5, calls_requested=1))[1]
 
 
-def test_differences_have_as_many_digits_as_they_need() -> None:
+def test_differences_have_as_many_digits_as_needed() -> None:
     def shown(first: float, second: float, low: float, high: float) -> list[str]:
         row = {
             "dataset": "d", "figure": "calls_requested", "num_questions": 9, "num_dropped": 0, "first_value": first,
@@ -433,7 +433,7 @@ def test_differences_have_as_many_digits_as_they_need() -> None:
     assert shown(0.5, 0.49999, -0.0001, 0.1) == ["0.500", "0.500", "0.000 [0.000, 0.100]"]
 
 
-def test_a_report_is_exported_in_every_format(tmp_path: Path) -> None:
+def test_report_exports_in_every_format(tmp_path: Path) -> None:
     run = new_run(tmp_path / "root")
     put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["Paris"]), question("q2", ["5"])])
     made = [rollout("r1", "q1", [("text", "<search>a</search>")]), rollout("r2", "q2", [("text", "b")])]
@@ -460,18 +460,18 @@ def test_a_report_is_exported_in_every_format(tmp_path: Path) -> None:
     ("name", "wanted"),
     [("a.json", "json"), ("a.CSV", "csv"), ("a.md", "md"), ("figures", "md"), ("figures.1.csv", "csv")],
 )
-def test_without_a_format_the_name_of_the_file_says_it(name: str, wanted: str) -> None:
+def test_export_format_is_inferred_from_the_file_name(name: str, wanted: str) -> None:
     assert format_by_name(Path(name)) == wanted
 
 
-def test_a_name_that_says_no_format_is_refused_with_those_that_do() -> None:
+def test_file_name_without_a_known_format_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(
         ConfigError, match=r"a.html: no format has names that end in .html; .*\.csv or \.md; `treadle report`"
     ):
         format_by_name(Path("a.html"))
 
 
-def test_a_file_takes_the_place_of_another_where_that_is_wanted_alone(tmp_path: Path) -> None:
+def test_existing_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
     target = tmp_path / "new" / "report.csv"
     write_file(target, b"one")
     with pytest.raises(ConfigError, match="already exists"):

@@ -11,7 +11,7 @@ from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import Interval
 from treadle.report.comparison_rows import comparison_rows
-from treadle.report.summary import averages_shown, figure_interval, model_rows
+from treadle.report.summary import figure_interval, model_rows, shown_averages
 
 SETTINGS = ReportSettings(bootstrap_samples=200)
 
@@ -21,7 +21,7 @@ def interval(name: str, *rollouts: ScoredRollout) -> Interval | None:
     return figure_interval(part.sums[name], name, SETTINGS)
 
 
-def test_the_values_decide_how_an_interval_is_made() -> None:
+def test_interval_method_depends_on_the_values() -> None:
     """One right answer of 30, as a bootstrap would have it, might be none at all."""
     rows = [scored(float(place == 0), place % 3, place % 2, tokens=place + 1, question_key=f"q{place}")
             for place in range(30)]  # fmt: skip
@@ -42,14 +42,14 @@ def test_the_values_decide_how_an_interval_is_made() -> None:
     assert twice is not None and twice.method == "clustered"
 
 
-def test_conciseness_has_an_interval_too() -> None:
+def test_conciseness_has_an_interval() -> None:
     votes = [Votes(0, 10, 0)] * 14 + [Votes(10, 0, 0)] * 16
     found = interval("conciseness", *(scored(1, 1, votes=vote, question_key=f"q{n}") for n, vote in enumerate(votes)))
     assert found is not None
     assert (found.method, round(found.low, 3), round(found.high, 3)) == ("wilson", 0.302, 0.639)
 
 
-def test_rollouts_without_a_call_are_no_evidence_about_calls() -> None:
+def test_rollouts_without_a_call_do_not_count_for_call_metrics() -> None:
     """One concise rollout with a call among 99 without is one trial; a further one without changes nothing."""
     concise, wasteful, idle = Votes(0, 10, 0), Votes(10, 0, 0), Votes(0, 0, 0)
     lone = [scored(1, 1, votes=concise, question_key="q"), *(scored(1, 0, votes=idle, question_key=f"q{n}")
@@ -64,7 +64,7 @@ def test_rollouts_without_a_call_are_no_evidence_about_calls() -> None:
     assert (found.method, round(found.high, 3)) == ("wilson", 0.167)
 
 
-def test_efficiency_is_none_without_a_call() -> None:
+def test_efficiency_without_a_call_is_none() -> None:
     """The average over a data set with calls and one without is still one."""
     rollouts = [scored(1, 0, dataset="a", question_key="q"), scored(1, 2, dataset="b", question_key="q")]
     rows = {(row["dataset"], row["figure"]): row for row in model_rows("m", dataset_figures(rollouts), SETTINGS)}
@@ -79,7 +79,7 @@ def test_efficiency_is_none_without_a_call() -> None:
     assert "efficiency" not in compared and "calls_requested" in compared
 
 
-def test_a_figure_without_a_value_has_empty_cells_and_infinite_ends_are_none() -> None:
+def test_metric_without_a_value_has_empty_cells_and_infinite_bounds_are_none() -> None:
     rows = {row["figure"]: row for row in model_rows("m", dataset_figures([scored(None, tokens=7)]), SETTINGS)}
     score, length = rows["score"], rows["reasoning_tokens"]
     assert (score["value"], score["low"], score["method"], score["num_undecided"]) == (None, None, None, 1)
@@ -87,10 +87,10 @@ def test_a_figure_without_a_value_has_empty_cells_and_infinite_ends_are_none() -
     assert rows["status:answered"]["value"] == 1 and rows["status:answered"]["low"] is None
 
 
-def test_averages_that_say_nothing_of_their_own_are_left_out() -> None:
+def test_redundant_averages_are_omitted() -> None:
     def shown(*datasets: tuple[str, str], headline: tuple[str, ...] = ()) -> dict[str, list[str]]:
         parts = dataset_figures([scored(1, dataset=name, domain=domain) for name, domain in datasets])
-        return averages_shown({part.dataset: part.area for part in parts}, headline)
+        return shown_averages({part.dataset: part.area for part in parts}, headline)
 
     a, b, c = ("a", "math"), ("b", "math"), ("c", "qa")
     assert shown(a) == {}
@@ -101,7 +101,7 @@ def test_averages_that_say_nothing_of_their_own_are_left_out() -> None:
 
 
 @pytest.mark.covers("evaluation-12")
-def test_an_average_has_the_unweighted_mean_and_a_combined_interval() -> None:
+def test_average_has_the_unweighted_mean_and_a_combined_interval() -> None:
     rollouts = [scored(1, dataset="a", question_key=f"q{n}") for n in range(90)]
     rollouts += [scored(0, dataset="b", question_key=f"q{n}") for n in range(10)]
     rows = {(row["dataset"], row["figure"]): row for row in model_rows("m", dataset_figures(rollouts), SETTINGS)}

@@ -39,7 +39,7 @@ def _mark(node: ast.expr) -> str:
     return called.attr if isinstance(called, ast.Attribute) and ast.unparse(called.value) == "pytest.mark" else ""
 
 
-def test_every_acceptance_item_is_marked_on_a_test_that_always_runs() -> None:
+def test_every_acceptance_item_is_covered_by_a_test_that_always_runs() -> None:
     asked = {f"{name}-{number}" for name, count in NUM_ITEMS.items() for number in range(1, count + 1)}
     files = [path for folder in ALWAYS_RUN for path in (TESTS / folder).rglob("test_*.py")]
     found = {item for path in files for item in marked(path.read_bytes())}
@@ -47,7 +47,7 @@ def test_every_acceptance_item_is_marked_on_a_test_that_always_runs() -> None:
     assert sorted(found - asked) == [], "no specification has these items"
 
 
-def test_a_mark_on_a_test_that_may_be_skipped_shows_nothing() -> None:
+def test_a_mark_on_a_skippable_test_does_not_count() -> None:
     skips = b"import pytest\nneeds = pytest.mark.skipif(True, reason='x')\n"
     mark = b"@pytest.mark.covers('a-1')\n"
     assert list(marked(mark + b"def test_it(): ...")) == ["a-1"]

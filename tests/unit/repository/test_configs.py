@@ -34,19 +34,19 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_shipped_configuration_loads_and_makes_a_flow(path: Path) -> None:
+def test_shipped_config_loads_and_makes_a_flow(path: Path) -> None:
     config = load_config(TreadleConfig, (path,))
     stages = {address.stage for address in flow_addresses(config)}
     assert stages == {"questions", *config.flow.stages} <= set(STAGES)
 
 
-def test_each_value_of_the_paper_s_setting_says_where_it_comes_from() -> None:
+def test_every_value_of_the_paper_config_cites_its_source() -> None:
     lines = [line for line in PAPER.read_text().splitlines() if re.match(r"\s*[\w.-]+ *=", line)]
     assert len(lines) > 150
     assert [line for line in lines if not re.search(r"# (paper|program|published|here)\b", line)] == []
 
 
-def test_the_paper_s_setting_writes_out_how_pools_are_made() -> None:
+def test_paper_config_spells_out_how_pools_are_made() -> None:
     written = tomllib.loads(PAPER.read_text())["pools"]
     decides = semantic_dump(PoolOptions())
     assert written.keys() >= {key for key, value in decides.items() if value is not None}
@@ -58,7 +58,7 @@ def test_the_paper_s_setting_writes_out_how_pools_are_made() -> None:
     assert (written["hints"]["math"], written["hints"]["qa"]) == ([*PYTHON_HINTS], [*SEARCH_HINTS])
 
 
-def test_one_model_plays_all_roles_of_the_paper_s_setting_in_later_turns_too() -> None:
+def test_one_model_plays_all_roles_of_the_paper_config_in_later_iterations() -> None:
     config = load_config(TreadleConfig, (PAPER,), ("flow.iterations=2",))
     played = pool_roles(config, 2)
     assert len(played) == len(PoolRoles.model_fields)
@@ -66,12 +66,12 @@ def test_one_model_plays_all_roles_of_the_paper_s_setting_in_later_turns_too() -
 
 
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=lambda value: getattr(value, "name", "block"))
-def test_a_configuration_in_the_docs_loads(page: Path, text: str) -> None:
+def test_config_in_the_docs_loads(page: Path, text: str) -> None:
     data = tomllib.loads(text)
     assert load_config(RetrieverConfig if {"index", "service"} & data.keys() else TreadleConfig, (), data=data)
 
 
-def told_of(tmp_path: Path, *texts: str, overrides: tuple[str, ...] = ()) -> str:
+def config_error_of(tmp_path: Path, *texts: str, overrides: tuple[str, ...] = ()) -> str:
     """Return the message for a config in files a.toml, b.toml and so on, without the folder."""
     files = [tmp_path / f"{letter}.toml" for letter, _ in zip("abc", texts, strict=False)]
     for path, text in zip(files, texts, strict=True):
@@ -81,21 +81,21 @@ def told_of(tmp_path: Path, *texts: str, overrides: tuple[str, ...] = ()) -> str
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
-def test_of_several_files_that_with_the_wrong_key_is_named(tmp_path: Path) -> None:
+def test_invalid_key_names_its_file_among_several(tmp_path: Path) -> None:
     good, unknown = "[questions]\nheldout_share = 0.1\n", "[questions]\nhedlout_share = 0.1\n"
-    assert told_of(tmp_path, good, unknown).endswith("did you mean 'heldout_share'? (in b.toml)")
-    assert told_of(tmp_path, unknown, good).endswith("did you mean 'heldout_share'? (in a.toml)")
-    assert told_of(tmp_path, "seed = 1\n", 'seed = "x"\n', "seed = -1\n").endswith("(in c.toml)")
-    assert told_of(tmp_path, good, "seed = 1\n", overrides=("seed=x",)).endswith("(in --set seed)")
+    assert config_error_of(tmp_path, good, unknown).endswith("did you mean 'heldout_share'? (in b.toml)")
+    assert config_error_of(tmp_path, unknown, good).endswith("did you mean 'heldout_share'? (in a.toml)")
+    assert config_error_of(tmp_path, "seed = 1\n", 'seed = "x"\n', "seed = -1\n").endswith("(in c.toml)")
+    assert config_error_of(tmp_path, good, "seed = 1\n", overrides=("seed=x",)).endswith("(in --set seed)")
 
 
-def test_no_file_is_named_where_there_is_but_one_or_a_table_comes_from_several(tmp_path: Path) -> None:
-    assert "(in" not in told_of(tmp_path, "seed = -1\n")
+def test_file_is_not_named_if_it_is_the_only_one_or_the_table_has_several(tmp_path: Path) -> None:
+    assert "(in" not in config_error_of(tmp_path, "seed = -1\n")
     source = "[[questions.sources]]\npath = 'mine.jsonl'\n"
-    assert told_of(tmp_path, source, "seed = 1\n").endswith("(in a.toml)")
-    assert "(in" not in told_of(tmp_path, source, "[questions]\nheldout_share = 0.1\n")
+    assert config_error_of(tmp_path, source, "seed = 1\n").endswith("(in a.toml)")
+    assert "(in" not in config_error_of(tmp_path, source, "[questions]\nheldout_share = 0.1\n")
     longer = "[[questions.sources]]\npath = 'a.jsonl'\nlimit = 0\n[[questions.sources]]\nlimit = 1\n"
-    assert "(in b.toml)" in told_of(tmp_path, longer, "[[questions.sources]]\nlimit = 1\n")
+    assert "(in b.toml)" in config_error_of(tmp_path, longer, "[[questions.sources]]\nlimit = 1\n")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_no_file_is_named_where_there_is_but_one_or_a_table_comes_from_several(t
         ({"server": {"type": "tutor"}, "endpoints": [{"url": "http://x/v1"}]}, "models.m has both `server` and"),
     ],
 )
-def test_a_model_that_cannot_be_asked_is_refused_before_anything_is_made(keys: dict[str, Any], message: str) -> None:
+def test_unusable_model_is_refused_before_any_work(keys: dict[str, Any], message: str) -> None:
     config = load_config(
         TreadleConfig, data={"models": {"m": {"model": "m", **keys}}, "environment": {"search": {"enabled": False}}}
     )
@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_asked_is_refused_before_anything_is_made(keys: d
         instance(config, Address(1, "rollouts", "m"))
 
 
-def test_another_tokenizer_of_a_tutor_that_the_run_starts_makes_other_rollouts(tmp_path: Path) -> None:
+def test_another_tokenizer_of_a_managed_tutor_changes_the_rollouts(tmp_path: Path) -> None:
     folders = [write_byte_tokenizer(tmp_path / name) for name in ("a", "b")]
     template = folders[1] / "tokenizer_config.json"
     template.write_text(template.read_text().replace("assistant", "agent"))
@@ -131,5 +131,5 @@ def test_another_tokenizer_of_a_tutor_that_the_run_starts_makes_other_rollouts(t
 
 
 @pytest.mark.parametrize("name", pages())
-def test_the_generated_reference_is_that_of_the_code(name: str) -> None:
+def test_generated_reference_matches_the_code(name: str) -> None:
     assert (ROOT / "docs" / "reference" / name).read_text() == pages()[name], "run `make docs`"

@@ -82,7 +82,7 @@ def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     assert not wrong
 
 
-def test_a_command_that_does_not_exist_is_told() -> None:
+def test_missing_command_is_reported() -> None:
     assert "no command 'rum'" in problem(["rum", "x.toml"])
     assert "no option '--rum'" in problem(["run", "x.toml", "--rum"])
     assert "treadle export report has no option '--gold'" in problem(["export", "report", "--run", "r", "--gold"])
@@ -90,20 +90,20 @@ def test_a_command_that_does_not_exist_is_told() -> None:
     assert not problem(["run", "x.toml", "--run", "r", "--set", "a=1"])
 
 
-def test_the_commands_are_found() -> None:
+def test_commands_are_found() -> None:
     readme = [" ".join(words) for words in commands(ROOT / "README.md")]
     assert len(readme) > 10 and any(line.startswith("run ") for line in readme)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_of_toml_can_be_read(page: Path) -> None:
+def test_toml_blocks_are_valid(page: Path) -> None:
     for block in blocks(page):
         if block.language == "toml":
             tomllib.loads(block.text)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     for link in _LINK.finditer(re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)):
         target = page.parent / link["path"] if link["path"] else page
         assert target.exists(), link[0]
@@ -151,7 +151,7 @@ def test_concept_pages_fit_two_screens() -> None:
         assert len(text.split()) <= 360 and len(text.splitlines()) <= 50, page.name
 
 
-def test_each_page_is_listed_on_the_front_page_or_in_the_index_of_its_folder() -> None:
+def test_each_page_is_listed_on_the_front_page_or_its_folder_index() -> None:
     front = ROOT / "docs" / "index.md"
     listed = linked(front)
     for folder_index in {page for page in listed if page.name == "index.md"}:
@@ -172,7 +172,7 @@ def unmarked(block: Block) -> bool:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_commands_is_run_or_says_why_not(page: Path) -> None:
+def test_every_command_block_is_run_or_explains_why_not(page: Path) -> None:
     assert not [f"{page.name}, line {block.line}: {block.remark!r}" for block in blocks(page) if unmarked(block)]
     remarks = {
         block.remark for block in blocks(page) if block.remark and not block.remark.startswith((FILE, ELSEWHERE))
@@ -182,7 +182,7 @@ def test_every_block_of_commands_is_run_or_says_why_not(page: Path) -> None:
     assert not indented, "no test sees commands in a block that is indented"
 
 
-def test_a_block_of_commands_without_a_remark_is_told() -> None:
+def test_command_block_without_a_remark_is_reported() -> None:
     def block(text: str, remark: str) -> Block:
         return Block(ROOT / "README.md", 1, "", text, remark)
 

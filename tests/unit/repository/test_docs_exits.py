@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/behaviour/exits.md"
 _ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
 TROUBLES = ROOT / "docs/guides/troubleshooting.md"
-_REFUSALS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
+_REFUSAL_KINDS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
 _CODE = ("agent", "core", "datagen", "eval", "report", "retriever", "rl", "sft", "tasks", "web")
 
 
@@ -69,7 +69,7 @@ def refusals() -> list[Refusal]:
     for folder in _CODE:
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text()
-            if not any(f"raise {name}" in text for name in _REFUSALS):
+            if not any(f"raise {name}" in text for name in _REFUSAL_KINDS):
                 continue
             for function in ast.walk(ast.parse(text)):
                 if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -83,7 +83,11 @@ def _raised(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             texts[node.targets[0].id] = _text(node.value, {})
     for node in ast.walk(function):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and ast.unparse(node.exc.func) in _REFUSALS:
+        if (
+            isinstance(node, ast.Raise)
+            and isinstance(node.exc, ast.Call)
+            and ast.unparse(node.exc.func) in _REFUSAL_KINDS
+        ):
             yield node.lineno, _text(node.exc.args[0], texts)
 
 
@@ -104,18 +108,18 @@ def told(refusal: Refusal, rows: Sequence[Exit]) -> bool:
     return False
 
 
-def test_every_refusal_of_the_code_is_in_the_table() -> None:
+def test_every_refusal_in_the_code_is_in_the_table() -> None:
     assert len(refusals()) > 30
     assert [refusal for refusal in refusals() if not told(refusal, exits())] == []
 
 
-def test_a_refusal_that_no_row_tells_of_is_found() -> None:
+def test_refusal_without_a_row_is_found() -> None:
     without = [row for row in exits() if "has no quota" not in row.message]
     untold = [refusal.place.partition(":")[0] for refusal in refusals() if not told(refusal, without)]
     assert untold == ["rl/selection/choice.py"]
 
 
-def test_troubles_are_told_in_the_words_of_the_code() -> None:
+def test_outage_rows_use_messages_from_the_code() -> None:
     lines = [line for line in TROUBLES.read_text().splitlines() if line.startswith("| ")]
     told = [message for line in lines for message in re.findall("`([^`]+)`", line.split(" | ")[0])]
     assert len(told) > 10 and not [part for message in told for part in unsaid(message)]
@@ -127,7 +131,7 @@ def test_every_stage_has_an_exit() -> None:
 
 
 @pytest.mark.parametrize("row", exits(), ids=lambda row: row.message[:40])
-def test_the_message_is_said_by_the_code_and_the_test_exists(row: Exit) -> None:
+def test_documented_message_and_test_exist(row: Exit) -> None:
     assert not unsaid(row.message)
     path, _, name = row.test.partition("::")
     assert re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / path).read_text(), re.M), row.test

@@ -18,7 +18,7 @@ QUESTIONS = (
 )
 
 
-def test_every_server_answers_the_same_questions() -> None:
+def test_every_server_has_the_same_documented_questions() -> None:
     tables = [section for section in PAGE.split("\n## ") if "\n|---|" in section]
     assert len(tables) == 5
     for table in tables:
@@ -26,7 +26,7 @@ def test_every_server_answers_the_same_questions() -> None:
         assert [question for question in answers if question in QUESTIONS] == list(QUESTIONS)
 
 
-def test_the_tests_that_it_names_exist() -> None:
+def test_named_tests_exist() -> None:
     named = re.findall(r"([BEFSU]) `([\w/]+\.py)::(test_\w+)`", PAGE)
     assert len(named) == PAGE.count("::test_")
     for folder, file, test in named:

@@ -84,17 +84,17 @@ def matching(pattern: re.Pattern[str]) -> list[str]:
     return [f"{name}: {' '.join(text.split())[:100]}" for name, text in texts() if pattern.search(text)]
 
 
-def test_at_most_5_texts_in_1000_use_the_old_dialect() -> None:
+def test_at_most_5_texts_in_1000_use_dialect_words() -> None:
     found = matching(DIALECT)
     assert 1000 * len(found) / len(texts()) <= 5, "\n".join(found)
 
 
-def test_at_most_50_texts_in_1000_use_words_that_stand_for_riddles() -> None:
+def test_at_most_50_texts_in_1000_match_riddle_patterns() -> None:
     found = matching(RIDDLES)
     assert 1000 * len(found) / len(texts()) <= 50, "\n".join(found)
 
 
-def test_docstrings_of_functions_open_with_a_verb() -> None:
+def test_function_docstrings_start_with_a_verb() -> None:
     docs = [
         doc
         for _, source in product()

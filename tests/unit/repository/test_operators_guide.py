@@ -14,7 +14,7 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.datagen import operators
 from treadle.datagen.operators import load_operators, operator_versions
-from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.operators.rejection import EditRejected
 from treadle.datagen.pools.settings import PoolOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "operators.md"
@@ -34,12 +34,12 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return load_config(PoolOptions, data=tomllib.loads(blocks("toml")[0])["pools"]).operators
 
 
-def test_the_guides_operator_loads_beside_the_shipped_ones(names: tuple[str, ...]) -> None:
+def test_operator_from_the_guide_loads_with_the_shipped_ones(names: tuple[str, ...]) -> None:
     assert [operator.name for operator in load_operators(names)][-2:] == ["hint_tail", "second_look"]
     assert operator_versions(names)["second_look"] == 1
 
 
-async def test_the_guides_operator_makes_a_trajectory_and_says_why_it_does_not(names: tuple[str, ...]) -> None:
+async def test_operator_from_the_guide_makes_a_trajectory_or_reports_why_not(names: tuple[str, ...]) -> None:
     operator = load_operators(names)[-1]
     world = World("qwen")
     parent = await world.rolled(STEPS)
@@ -48,12 +48,12 @@ async def test_the_guides_operator_makes_a_trajectory_and_says_why_it_does_not(n
     assert edit.trajectory.text == f"{kept}<think>Is it Z? <|im_end|></think>{FINISH}"
     assert (edit.step, edit.trajectory.status) == (3, "answered")
     for critic, reason in (([" "], "unusable_doubt"), (["</answer>"], "unusable_doubt")):
-        with pytest.raises(Rejected) as error:
+        with pytest.raises(EditRejected) as error:
             await operator.apply(world.bench(parent, critic=critic))
         assert error.value.reason == reason
 
 
-def test_an_entry_point_gives_an_operator_a_short_name(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_gives_an_operator_a_short_name(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     points = tomllib.loads(blocks("toml")[1])["project"]["entry-points"]
     ((group, entries),) = points.items()
     found = EntryPoints(EntryPoint(name, value, group) for name, value in entries.items())
@@ -63,9 +63,7 @@ def test_an_entry_point_gives_an_operator_a_short_name(names: tuple[str, ...], m
 
 
 @pytest.mark.parametrize("name", ["initial", "locate_flaw", "Big", ""])
-def test_a_name_that_rows_have_for_something_else_is_refused(
-    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_reserved_operator_name_is_refused(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("second_look.SecondLook.name", name)
     with pytest.raises(ConfigError, match=f"has the name '{name}'"):
         load_operators(names)
@@ -77,11 +75,11 @@ def test_a_name_that_rows_have_for_something_else_is_refused(
         (["nothing_of_this_name"], "unknown operator"),
         (["no_such_module:Class"], "cannot be loaded: .*; put its folder on PYTHONPATH"),
         (["treadle.datagen.operators.base:NoSuchClass"], "cannot be loaded"),
-        (["treadle.datagen.operators.base:Rejected"], "cannot be loaded"),
+        (["treadle.datagen.operators.base:EditRejected"], "cannot be loaded"),
         (["hint_tail", "hint_tail"], "twice"),
         (["pathlib:Path"], "has no name|has no version"),
     ],
 )
-def test_what_is_no_operator_is_refused_by_name(listed: list[str], said: str) -> None:
+def test_invalid_operator_is_refused_by_name(listed: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_operators(listed)

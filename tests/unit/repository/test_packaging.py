@@ -36,12 +36,12 @@ def test_every_python_folder_is_packaged() -> None:
     assert on_disk == set(SETUPTOOLS["packages"])
 
 
-def test_links_for_type_checkers_match() -> None:
+def test_type_checker_links_match() -> None:
     links = {link.name: link.resolve() for link in (ROOT / "typings" / "treadle").iterdir() if link.is_symlink()}
     assert links == {name.removeprefix("treadle."): ROOT / d for name, d in SETUPTOOLS["package-dir"].items()}
 
 
-def test_every_package_says_that_it_is_typed() -> None:
+def test_every_package_is_marked_as_typed() -> None:
     for folder in SETUPTOOLS["package-dir"].values():
         assert (ROOT / folder / "py.typed").exists(), folder
 
@@ -58,7 +58,7 @@ def test_the_command_line_starts_without_heavy_modules() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_lock_names_no_index_and_pins_every_line() -> None:
+def test_lock_names_no_index_and_pins_every_line() -> None:
     lines = (ROOT / "requirements.lock").read_text().split("\n")
     pins = [line for line in lines if line and not line.startswith("#")]
     assert len(pins) > 150 and all(

@@ -31,7 +31,7 @@ async def test_replies_follow_the_script_and_requests_are_recorded() -> None:
     assert server.requests[0].prompt == ids
 
 
-async def test_a_function_decides_and_stops_can_be_honoured() -> None:
+async def test_function_scripts_replies_and_stops_can_be_applied() -> None:
     async def script(request: RecordedRequest) -> str:
         return f"{request.text}</search> more"
 
@@ -42,13 +42,13 @@ async def test_a_function_decides_and_stops_can_be_honoured() -> None:
 
 
 @pytest.mark.parametrize("kind", ["reset", "reset_midway"])
-async def test_a_reset_reaches_the_client(kind: str) -> None:
+async def test_reset_reaches_the_client(kind: str) -> None:
     async with ScriptedServer([Fault(kind)]) as server:  # type: ignore[arg-type]
         with pytest.raises((aiohttp.ClientError, ConnectionError)):
             await ask(server, prompt="q")
 
 
-async def test_status_faults_carry_retry_after_and_bad_bodies_are_bad() -> None:
+async def test_status_faults_contain_retry_after_and_malformed_bodies_are_malformed() -> None:
     script = [Fault.status(429, retry_after_s=2), Fault("malformed")]
     async with ScriptedServer(script) as server, aiohttp.ClientSession() as session:
         async with session.post(f"{server.url}/completions", json={"prompt": "q"}) as response:
@@ -59,7 +59,7 @@ async def test_status_faults_carry_retry_after_and_bad_bodies_are_bad() -> None:
                 await response.json()
 
 
-async def test_a_hang_ends_with_the_server() -> None:
+async def test_hang_ends_with_the_server() -> None:
     async with ScriptedServer([Fault("hang")]) as server:
         task = asyncio.create_task(ask(server, prompt="q"))
         while not server.requests:
@@ -68,7 +68,7 @@ async def test_a_hang_ends_with_the_server() -> None:
         await task
 
 
-async def test_a_stopped_server_refuses_and_comes_back_on_its_port() -> None:
+async def test_stopped_server_refuses_and_restarts_on_its_port() -> None:
     async with ScriptedServer(["again"]) as server:
         url = server.url
         await server.stop_listening()

@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_configurations_of_the_guide_are_valid(number: int) -> None:
+def test_guide_configs_are_valid(number: int) -> None:
     block = tomllib.loads(BLOCKS[number])
     models = {"policy": {"model": "m", "endpoints": [{"url": "http://localhost:9001/v1"}]}, **block.pop("models", {})}
     questions = block.pop("questions", {"sources": [{"path": "questions.jsonl", "domain": "qa", "dataset": "nq"}]})
@@ -23,5 +23,5 @@ def test_configurations_of_the_guide_are_valid(number: int) -> None:
     assert config.environment.search.web is not None
 
 
-def test_the_guide_has_configurations() -> None:
+def test_guide_contains_configs() -> None:
     assert len(BLOCKS) >= 8

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from treadle.retriever.batching import Busy, MicroBatcher
+from treadle.retriever.batching import MicroBatcher, QueueFull
 from treadle.retriever.index import Ranking
 
 
@@ -41,7 +41,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_arrives_while_the_worker_is_busy_becomes_one_batch() -> None:
+async def test_requests_arriving_while_the_worker_is_busy_become_one_batch() -> None:
     ranker = HeldRanker(held=True)
     async with batcher(ranker) as queries:
         first = asyncio.create_task(queries.rank(["a"], 3))
@@ -55,7 +55,7 @@ async def test_what_arrives_while_the_worker_is_busy_becomes_one_batch() -> None
     assert [len(asked) for asked, _ in ranker.batches] == [1, 5]
 
 
-async def test_a_batch_is_no_larger_than_allowed_and_has_one_top_n() -> None:
+async def test_batch_respects_its_size_limit_and_has_one_top_n() -> None:
     ranker = HeldRanker(held=True)
     async with batcher(ranker, max_batch=2) as queries:
         first = asyncio.create_task(queries.rank(["first"], 1))
@@ -69,7 +69,7 @@ async def test_a_batch_is_no_larger_than_allowed_and_has_one_top_n() -> None:
     assert ranker.batches[1][0] == ["q0", "q2"]
 
 
-async def test_a_request_of_many_queries_is_answered_in_their_order_by_all_workers() -> None:
+async def test_request_with_many_queries_is_answered_in_order_by_all_workers() -> None:
     ranker = HeldRanker()
     async with batcher(ranker, num_workers=2, max_batch=3) as queries:
         asked = ["x" * number for number in range(1, 11)]
@@ -90,14 +90,14 @@ async def test_equal_queries_of_a_batch_are_searched_once() -> None:
     assert ranker.batches[1] == (["same"], 1)
 
 
-async def test_more_than_may_wait_is_refused_at_once_and_nothing_else_is() -> None:
+async def test_queue_overflow_is_refused_immediately_and_affects_no_other_request() -> None:
     ranker = HeldRanker(held=True)
     async with batcher(ranker, max_waiting=2) as queries:
         first = asyncio.create_task(queries.rank(["first"], 1))
         await asyncio.to_thread(ranker.began.acquire)
         second = asyncio.create_task(queries.rank(["b", "c"], 1))
         await settle()
-        with pytest.raises(Busy) as refusal:
+        with pytest.raises(QueueFull) as refusal:
             await queries.rank(["d"], 1)
         assert refusal.value.retry_after_s >= 1
         ranker.go.release(2)
@@ -106,7 +106,7 @@ async def test_more_than_may_wait_is_refused_at_once_and_nothing_else_is() -> No
         assert await queries.rank(["d"], 1) == [[(1, 1.0)]]
 
 
-async def test_a_cancelled_query_is_not_searched() -> None:
+async def test_cancelled_query_is_not_searched() -> None:
     ranker = HeldRanker(held=True)
     async with batcher(ranker) as queries:
         first = asyncio.create_task(queries.rank(["first"], 1))
@@ -121,7 +121,7 @@ async def test_a_cancelled_query_is_not_searched() -> None:
     assert ranker.batches[1:] == [(["kept"], 1)]
 
 
-async def test_a_failure_reaches_those_who_asked_and_the_next_batch_is_searched() -> None:
+async def test_failure_reaches_its_callers_and_the_next_batch_is_searched() -> None:
     ranker = HeldRanker()
     ranker.failure = RuntimeError("the index is broken")
     async with batcher(ranker) as queries:
@@ -131,7 +131,7 @@ async def test_a_failure_reaches_those_who_asked_and_the_next_batch_is_searched(
         assert await queries.rank(["a"], 1) == [[(1, 1.0)]]
 
 
-async def test_closing_cuts_off_what_waits() -> None:
+async def test_closing_cancels_waiting_requests() -> None:
     ranker = HeldRanker(held=True)
     async with batcher(ranker) as queries:
         tasks = [asyncio.create_task(queries.rank([name], 1)) for name in "abc"]

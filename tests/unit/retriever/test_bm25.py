@@ -19,7 +19,7 @@ from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Document, read_corpus
 from treadle.retriever.folder import is_complete
 from treadle.retriever.index import Index
-from treadle.retriever.opening import identity_of, open_index
+from treadle.retriever.open_index import file_identity, open_index
 
 
 def write_corpus(path: Path, rows: Sequence[dict[str, Any] | bytes]) -> Path:
@@ -65,7 +65,7 @@ def test_both_layouts_and_all_formats_give_the_same_documents(tmp_path: Path) ->
         ({"id": "a", "text": "x"}, "row 2: the id 'a' occurs twice"),
     ],
 )
-def test_a_bad_document_is_refused_with_file_and_row(tmp_path: Path, row: dict[str, Any] | bytes, match: str) -> None:
+def test_bad_document_is_refused_with_file_and_row(tmp_path: Path, row: dict[str, Any] | bytes, match: str) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": "a", "text": "x"}, row])
     with pytest.raises(DataError, match=match):
         list(read_corpus([path]))
@@ -82,23 +82,23 @@ def test_inflected_words_find_their_document(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("evaluation-21")
-def test_no_more_documents_come_back_than_match(tmp_path: Path) -> None:
+def test_returns_no_more_documents_than_match(tmp_path: Path) -> None:
     index = index_of(tmp_path, "tower one", "tower two", "tower three")
     assert sorted(found(index, "tower", 5)) == ["0", "1", "2"]
     assert found(index, "two", 1_000_000) == ["1"]
 
 
 @pytest.mark.parametrize("query", ["", " \n", "zzz", "the of and", "?!", "\0\ud800"])
-def test_a_query_without_a_known_word_finds_nothing(tmp_path: Path, query: str) -> None:
+def test_query_without_known_words_finds_nothing(tmp_path: Path, query: str) -> None:
     assert index_of(tmp_path, "a tower stands here").search(query, 4) == []
 
 
 @pytest.mark.parametrize("top_n", [0, -1])
-def test_no_documents_can_be_asked_for(tmp_path: Path, top_n: int) -> None:
+def test_zero_documents_may_be_requested(tmp_path: Path, top_n: int) -> None:
     assert index_of(tmp_path, "tower").search("tower", top_n) == []
 
 
-def test_equal_scores_come_in_corpus_order_whatever_is_asked_for(tmp_path: Path) -> None:
+def test_equal_scores_are_in_corpus_order_at_any_limit(tmp_path: Path) -> None:
     index = index_of(tmp_path, "hill", *["tower"] * 20, "tower tower tower")
     everything = found(index, "tower", 100)
     assert everything == ["21", *map(str, range(1, 21))]
@@ -112,18 +112,18 @@ def test_single_digits_and_any_script_are_words(tmp_path: Path) -> None:
     assert found(index, "vorna 12", 1) == ["3"]
 
 
-def test_a_huge_query_is_cut(tmp_path: Path) -> None:
+def test_huge_query_is_truncated(tmp_path: Path) -> None:
     index = index_of(tmp_path, "tower", "hill")
     assert found(index, "tower " + "x " * 5_000_000 + "hill") == ["0"]
 
 
-def test_documents_come_back_as_they_are_in_the_corpus(tmp_path: Path) -> None:
+def test_documents_are_returned_verbatim(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": "a/b \u2028", "contents": "Títle\n  text\u2029 \U0001f6f6\n"}])
     (hit,) = opened(path).search("title títle text", 4)
     assert (hit.id, hit.title, hit.contents) == ("a/b \u2028", "Títle", "Títle\n  text\u2029 \U0001f6f6\n")
 
 
-def test_an_index_is_built_once_and_again_for_another_corpus(tmp_path: Path) -> None:
+def test_index_is_built_once_and_rebuilt_for_another_corpus(tmp_path: Path) -> None:
     first = index_of(tmp_path, "tower")
     stamp = (first.folder / "index.json").stat().st_mtime_ns
     again = index_of(tmp_path, "tower")
@@ -133,16 +133,16 @@ def test_an_index_is_built_once_and_again_for_another_corpus(tmp_path: Path) -> 
     assert (found(first, "tower"), found(other, "tower")) == (["0"], [])
 
 
-def test_the_identity_tells_corpora_and_splits_apart() -> None:
+def test_identity_distinguishes_corpora_and_splits() -> None:
     def identity(*digests: str, **settings: Any) -> dict[str, Any]:
-        return identity_of(IndexSettings(corpus_sha256=digests, **settings), None)
+        return file_identity(IndexSettings(corpus_sha256=digests, **settings), None)
 
     assert identity("a", "b") == identity("a", "b")
     others = [identity("a"), identity("b"), identity("a", "b"), identity("b", "a"), identity("a", chunk_words=9)]
     assert all(one != other for number, one in enumerate(others) for other in others[:number])
 
 
-def test_an_interrupted_or_damaged_index_is_never_served(tmp_path: Path) -> None:
+def test_interrupted_or_damaged_index_is_never_served(tmp_path: Path) -> None:
     index = index_of(tmp_path, "tower one", "tower two")
 
     def files() -> list[Path]:
@@ -158,25 +158,25 @@ def test_an_interrupted_or_damaged_index_is_never_served(tmp_path: Path) -> None
         assert not leftover.exists()
 
 
-def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": "a", "text": "x"}, b"{"])
     with pytest.raises(DataError, match="row 2"):
         opened(path)
     assert [item.name for item in (tmp_path / "cache").iterdir() if not item.name.endswith(".lock")] == []
 
 
-def test_a_corpus_that_differs_from_its_digest_is_refused(tmp_path: Path) -> None:
+def test_corpus_that_differs_from_its_digest_is_refused(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": "a", "text": "x"}])
     with pytest.raises(DataError, match="was changed while its index was built"):
         opened(path, corpus_sha256=("0" * 64,))
 
 
-def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
+def test_corpus_without_words_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no document of the corpus has an indexable word"):
         index_of(tmp_path, "the", "!!")
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StorageError, match=r"cannot be stored in .*cache.*TREADLE_CACHE"):
         index_of(tmp_path, "tower")
@@ -196,7 +196,7 @@ def test_many_threads_get_the_answers_of_one(tmp_path: Path) -> None:
         assert all(answers == alone for answers in threads.map(ask, range(8)))
 
 
-def test_builders_of_the_same_index_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_concurrent_builders_of_an_index_do_not_conflict(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": n, "text": f"tower {n}"} for n in range(200)])
     with ThreadPoolExecutor(4) as threads:
         indexes = list(threads.map(lambda _: opened(path), range(4)))

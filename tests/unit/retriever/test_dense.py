@@ -45,7 +45,7 @@ def test_vectors_rank_by_inner_product(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("evaluation-22")
-def test_pooling_leaves_padding_out_and_vectors_get_length_one() -> None:
+def test_pooling_excludes_padding_and_vectors_are_normalised() -> None:
     hidden = np.array([[[1, 2], [3, 4], [9, 9]]], dtype=np.float32)
     mask = np.array([[1, 1, 0]], dtype=np.float32)
     assert pool(hidden, mask, "mean").tolist() == [[2, 3]]
@@ -67,7 +67,7 @@ class Recorder(Encoder):
 
 
 @pytest.mark.covers("evaluation-22")
-def test_prefixes_reach_the_encoder_and_normalisation_is_a_choice() -> None:
+def test_prefixes_reach_the_encoder_and_normalisation_is_optional() -> None:
     encoder = Recorder(normalize=True)
     assert encoder.encode_queries(["a"]).tolist()[0] == pytest.approx([0.5**0.5, 0.5**0.5])
     assert Recorder(normalize=False).encode_passages(["Vorna\nA town."]).tolist() == [[3, 3]]
@@ -75,7 +75,7 @@ def test_prefixes_reach_the_encoder_and_normalisation_is_a_choice() -> None:
     assert encoder.texts == [(True, "query: a"), (False, "passage: Vorna\nA town.")]
 
 
-def test_the_exact_index_is_faiss_own_file(tmp_path: Path) -> None:
+def test_exact_index_is_a_native_faiss_file(tmp_path: Path) -> None:
     rows = vectors_of(100)
     ranker_of(tmp_path, rows, shards=3)
     index = faiss.IndexFlatIP(rows.shape[1])
@@ -95,7 +95,7 @@ def test_exact_rankings_do_not_depend_on_the_batch(tmp_path: Path, storage: str)
         assert [ranking for batch in batches for ranking in ranker.rank(batch, 7)] == alone
 
 
-def test_equal_vectors_come_in_corpus_order_whatever_is_asked_for(tmp_path: Path) -> None:
+def test_equal_vectors_are_in_corpus_order_at_any_limit(tmp_path: Path) -> None:
     rows = np.concatenate([vectors_of(1)] * 300 + [vectors_of(5)])
     ranker = ranker_of(tmp_path, rows)
     for top_n in (1, 4, 50, 300):
@@ -105,7 +105,7 @@ def test_equal_vectors_come_in_corpus_order_whatever_is_asked_for(tmp_path: Path
 
 @pytest.mark.covers("evaluation-21")
 @pytest.mark.parametrize("settings", [{"type": "flat"}, {"type": "ivf", "ivf_lists": 8, "ivf_probes": 1}])
-def test_no_row_comes_twice_and_none_that_is_missing(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_no_row_is_repeated_or_invented(tmp_path: Path, settings: dict[str, Any]) -> None:
     rows = vectors_of(400)
     ranker = ranker_of(tmp_path, rows, **settings)
     for ranking in ranker.rank(rows[:30], 10_000):
@@ -115,7 +115,7 @@ def test_no_row_comes_twice_and_none_that_is_missing(tmp_path: Path, settings: d
 
 
 @pytest.mark.parametrize("settings", [{"type": "hnsw"}, {"type": "ivf", "ivf_probes": 24}, {"storage": "sq8"}])
-def test_approximate_indexes_find_nearly_what_the_exact_one_finds(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_approximate_indexes_nearly_match_the_exact_one(tmp_path: Path, settings: dict[str, Any]) -> None:
     rows, queries = vectors_of(3000, 16), vectors_of(100, 16)
     for name in ("exact", "other"):
         (tmp_path / name).mkdir()
@@ -135,11 +135,11 @@ def test_approximate_indexes_find_nearly_what_the_exact_one_finds(tmp_path: Path
         ({"type": "ivf", "ivf_lists": 10**9}, "IVF25641,Flat"),
     ],
 )
-def test_settings_become_faiss_names(settings: dict[str, Any], name: str) -> None:
+def test_settings_become_faiss_factory_names(settings: dict[str, Any], name: str) -> None:
     assert factory(DenseSettings(**settings), 1_000_000) == name
 
 
-def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
+def test_invalid_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(b"nonsense")
     with pytest.raises(DataError, match="not a readable faiss index"):
         VectorRanker(tmp_path / "v", DenseSettings())
@@ -148,7 +148,7 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
         VectorRanker(tmp_path / "l2", DenseSettings())
 
 
-def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_gpu_is_named(tmp_path: Path) -> None:
     if hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus():
         return
     with pytest.raises(ConfigError, match=r"dense.device is cuda, but this faiss finds no GPU"):

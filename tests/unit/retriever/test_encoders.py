@@ -38,7 +38,7 @@ def encoder_of(folder: Path, **settings: Any) -> Encoder:
     return open_encoder(EncoderSettings.model_validate({"type": "model", "model": str(folder), **PLAIN, **settings}))
 
 
-def test_bert_in_numpy_gives_the_numbers_of_transformers(tmp_path: Path) -> None:
+def test_numpy_bert_matches_transformers(tmp_path: Path) -> None:
     encoder = encoder_of(write_tiny_bert(tmp_path), normalize=False)
     together = encoder.encode_passages(list(MEANS))
     assert together == pytest.approx(np.array(list(MEANS.values())), abs=2e-5)
@@ -50,12 +50,12 @@ def test_bert_in_numpy_gives_the_numbers_of_transformers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("F16", 0.01), ("BF16", 0.05)])
-def test_weights_of_two_bytes_are_read(tmp_path: Path, dtype: str, tolerance: float) -> None:
+def test_two_byte_weights_are_read(tmp_path: Path, dtype: str, tolerance: float) -> None:
     encoder = encoder_of(write_tiny_bert(tmp_path, dtype), normalize=False)
     assert encoder.encode_queries(["red tower"])[0] == pytest.approx(MEANS["red tower"], abs=tolerance)
 
 
-def test_longer_texts_are_cut_to_the_side_s_tokens(tmp_path: Path) -> None:
+def test_longer_texts_are_truncated_to_the_token_limit(tmp_path: Path) -> None:
     encoder = encoder_of(write_tiny_bert(tmp_path), query_max_tokens=4, passage_max_tokens=100)
     query, same = encoder.encode_queries(["red tower gate gate", "red tower"])
     assert query == pytest.approx(same, abs=1e-6)
@@ -63,7 +63,7 @@ def test_longer_texts_are_cut_to_the_side_s_tokens(tmp_path: Path) -> None:
     assert encoder.encode_passages(["gate " * 1000]).shape == (1, 8)  # Never beyond the model's positions.
 
 
-def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
+def test_model_is_identified_by_its_content(tmp_path: Path) -> None:
     one, moved, other = tmp_path / "one", tmp_path / "moved" / "one", tmp_path / "other"
     for folder in (one, moved):
         write_tiny_bert(folder)
@@ -82,14 +82,14 @@ def test_a_model_is_known_by_its_content(tmp_path: Path) -> None:
         ("contriever", ("", ""), "mean"),
     ],
 )
-def test_published_names_tell_prefixes_and_pooling(
+def test_published_names_imply_prefixes_and_pooling(
     tmp_path: Path, name: str, prefixes: tuple[str, str], pooling: str
 ) -> None:
     model = find_model(EncoderSettings(type="model", model=str(write_tiny_bert(tmp_path / name))))
     assert ((model.query_prefix, model.passage_prefix), model.pooling) == (prefixes, pooling)
 
 
-def test_a_model_s_own_files_win_over_its_name_and_settings_over_both(tmp_path: Path) -> None:
+def test_model_files_override_its_name_and_settings_override_both(tmp_path: Path) -> None:
     folder = write_tiny_bert(tmp_path / "e5-base-v2")
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "Q: ", "document": ""}}))
     (folder / "1_Pooling").mkdir()
@@ -103,13 +103,13 @@ def test_a_model_s_own_files_win_over_its_name_and_settings_over_both(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["my-e5-finetune", "e5", "wiki-bge"])
-def test_a_model_that_tells_no_prefix_is_refused(tmp_path: Path, name: str) -> None:
+def test_model_without_a_known_prefix_is_refused(tmp_path: Path, name: str) -> None:
     write_tiny_bert(tmp_path / name)
     with pytest.raises(ConfigError, match=r"give its query prefix; set encoder.query_prefix"):
         find_model(EncoderSettings(type="model", model=str(tmp_path / name)))
 
 
-def test_an_unknown_pooling_and_a_folder_without_model_are_refused(tmp_path: Path) -> None:
+def test_unknown_pooling_and_folder_without_model_are_refused(tmp_path: Path) -> None:
     folder = write_tiny_bert(tmp_path / "m")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
@@ -122,7 +122,7 @@ def test_an_unknown_pooling_and_a_folder_without_model_are_refused(tmp_path: Pat
         encoder_of(folder, pooling="mean")
 
 
-def test_a_hub_model_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_hub_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(EngineError, match="'some/encoder' is not a local folder and cannot be downloaded"):
         open_encoder(EncoderSettings(type="model", model="some/encoder"))
@@ -136,7 +136,7 @@ def test_a_hub_model_that_cannot_be_fetched_is_named(monkeypatch: pytest.MonkeyP
         ({"pooling": "max"}, "pooling"),
     ],
 )
-def test_settings_that_lack_something_are_refused(settings: dict[str, Any], match: str) -> None:
+def test_incomplete_settings_are_refused(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         load_config(EncoderSettings, data=settings)
 
@@ -192,7 +192,7 @@ def refuse(status: int, **headers: str) -> Answer:
 
 
 @pytest.mark.parametrize("as_numbers", [False, True])
-async def test_a_server_s_vectors_come_back_in_order_and_in_batches(as_numbers: bool) -> None:
+async def test_server_vectors_are_returned_in_order_and_in_batches(as_numbers: bool) -> None:
     async with embeddings([lambda texts: vectors_for(texts, as_numbers)]) as (url, requests):
 
         def use() -> Any:
@@ -211,7 +211,7 @@ async def test_a_server_s_vectors_come_back_in_order_and_in_batches(as_numbers: 
     assert not [thread for thread in threading.enumerate() if thread.name == "embeddings"]
 
 
-async def test_what_may_pass_is_tried_again() -> None:
+async def test_transient_encoder_failures_are_retried() -> None:
     passing: list[Answer] = [
         vectors_for,
         refuse(500),
@@ -240,13 +240,13 @@ async def test_what_may_pass_is_tried_again() -> None:
         (lambda texts: vectors_for([*texts, "x"]), EndpointUnavailable, "does not contain 1 vectors"),
     ],
 )
-async def test_a_server_that_does_not_serve_is_named(answer: Answer, error: type[Exception], match: str) -> None:
+async def test_server_that_is_not_an_encoder_is_named(answer: Answer, error: type[Exception], match: str) -> None:
     async with embeddings([answer]) as (url, _):
         with pytest.raises(error, match=match):
             await in_thread(lambda: client(url))
 
 
-def test_a_server_s_model_needs_its_prefixes() -> None:
+def test_server_model_needs_its_prefixes() -> None:
     settings = {"type": "endpoint", "model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
     with pytest.raises(ConfigError, match=r"set encoder.query_prefix and encoder.passage_prefix"):
         open_encoder(EncoderSettings.model_validate(settings))

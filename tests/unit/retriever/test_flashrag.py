@@ -11,5 +11,5 @@ from support.flashrag_parity import CHECKS, GOLDEN
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_prepared_indexes_answer_as_flashrag_does(check: Callable[..., None], tmp_path: Path) -> None:
+def test_prepared_indexes_answer_like_flashrag(check: Callable[..., None], tmp_path: Path) -> None:
     check(GOLDEN, json.loads((GOLDEN / "answers.json").read_text()), tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from support.tiny_bert import write_tiny_bert
 
 import treadle.retriever.dense.embedding as embedding
-import treadle.retriever.opening as opening
+import treadle.retriever.open_index as opening
 from treadle.core.errors import ConfigError, DataError, ModelError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -26,7 +26,7 @@ from treadle.retriever.corpus import Chunking, Document, read_corpus, split
 from treadle.retriever.dense.encoders import Encoder, HashingEncoder
 from treadle.retriever.hybrid import reciprocal_ranks
 from treadle.retriever.index import Index
-from treadle.retriever.opening import open_index
+from treadle.retriever.open_index import open_index
 from treadle.retriever.stage import INDEX
 
 HASHING = {"type": "hashing", "dimension": 64}
@@ -49,7 +49,7 @@ def ids(index: Index, query: str, top_n: int) -> list[str]:
 
 @pytest.mark.covers("evaluation-23")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_batch_answers_what_single_queries_answer(tmp_path: Path, engine: str) -> None:
+def test_batch_answers_equal_single_queries(tmp_path: Path, engine: str) -> None:
     queries = [f"{COLOURS[n % 7]} gate {n}" for n in range(45)] + ["", "zzz", "tower"]
     with open_index(settings_for(tmp_path, engine=engine)) as index:
         alone = [index.search(query, 6) for query in queries]
@@ -62,7 +62,7 @@ def test_a_batch_answers_what_single_queries_answer(tmp_path: Path, engine: str)
 
 @pytest.mark.covers("evaluation-21")
 @pytest.mark.parametrize("engine", ["dense", "hybrid"])
-def test_more_than_the_corpus_gives_all_of_it_once(tmp_path: Path, engine: str) -> None:
+def test_limit_beyond_the_corpus_returns_all_of_it_once(tmp_path: Path, engine: str) -> None:
     with open_index(settings_for(tmp_path, ["red tower", "blue gate", "white hill"], engine=engine)) as index:
         assert ids(index, "blue gate", 5)[0] == "d1"
         assert sorted(ids(index, "blue gate", 5)) == sorted(ids(index, "blue gate", 10**6)) == ["d0", "d1", "d2"]
@@ -70,16 +70,14 @@ def test_more_than_the_corpus_gives_all_of_it_once(tmp_path: Path, engine: str) 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("query", "top_n"), [("", 4), (" \n\t", 4), ("tower", 0), ("tower", -3)])
-def test_a_blank_query_and_no_documents_asked_for_find_nothing(
-    tmp_path: Path, engine: str, query: str, top_n: int
-) -> None:
+def test_blank_query_and_zero_limit_find_nothing(tmp_path: Path, engine: str, query: str, top_n: int) -> None:
     with open_index(settings_for(tmp_path, ["red tower"], engine=engine)) as index:
         assert index.search(query, top_n) == []
         assert [len(hits) for hits in index.search_batch([query, "tower"], top_n)] == [0, 1 if top_n > 0 else 0]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_first_of_many_are_the_same_as_of_few(tmp_path: Path, engine: str) -> None:
+def test_first_results_are_the_same_for_any_limit(tmp_path: Path, engine: str) -> None:
     with open_index(settings_for(tmp_path, engine=engine)) as index:
         everything = ids(index, "red tower 3", 60)
         assert all(ids(index, "red tower 3", top_n) == everything[:top_n] for top_n in range(1, 61))
@@ -104,9 +102,7 @@ def test_hostile_queries_are_answered(tmp_path: Path, engine: str) -> None:
         ({"corpus_sha256": ("0" * 64,)}, "corpus_sha256"),
     ],
 )
-def test_an_index_that_was_built_otherwise_is_refused_by_field(
-    tmp_path: Path, other: dict[str, Any], field: str
-) -> None:
+def test_index_built_with_other_settings_is_refused_by_field(tmp_path: Path, other: dict[str, Any], field: str) -> None:
     settings = settings_for(tmp_path, engine="dense")
     with open_index(settings) as built:
         folder = built.folder
@@ -117,7 +113,7 @@ def test_an_index_that_was_built_otherwise_is_refused_by_field(
 
 
 @pytest.mark.covers("evaluation-24")
-def test_an_index_of_another_pooling_is_refused(tmp_path: Path) -> None:
+def test_index_with_another_pooling_is_refused(tmp_path: Path) -> None:
     model = {"type": "model", "model": str(write_tiny_bert(tmp_path / "model")), "device": "cpu"}
     prefixes = {"query_prefix": "", "passage_prefix": ""}
     mean, cls = ({**model, **prefixes, "pooling": pooling} for pooling in ("mean", "cls"))
@@ -129,7 +125,7 @@ def test_an_index_of_another_pooling_is_refused(tmp_path: Path) -> None:
         assert other.folder != folder
 
 
-def test_a_finished_index_serves_without_its_corpus_and_an_unfinished_one_never(tmp_path: Path) -> None:
+def test_finished_index_serves_without_its_corpus_and_an_unfinished_one_never(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, engine="hybrid")
     with open_index(settings) as index:
         expected = index.search("red tower 3", 5)
@@ -142,7 +138,7 @@ def test_a_finished_index_serves_without_its_corpus_and_an_unfinished_one_never(
         open_index(alone)
 
 
-class Mortal(Encoder):
+class CrashingEncoder(Encoder):
     """Hashes words, and crashes after so many passages; shared by all encoders that a test opens."""
 
     def __init__(self, passages: int) -> None:
@@ -160,8 +156,8 @@ class Mortal(Encoder):
         return self._inner._encode(texts, is_query=is_query)
 
 
-def test_an_interrupted_embedding_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = Mortal(passages=25)
+def test_interrupted_embedding_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = CrashingEncoder(passages=25)
     monkeypatch.setattr(embedding, "SHARD_DOCUMENTS", 8)
     monkeypatch.setattr(opening, "open_encoder", lambda settings: encoder)
     settings = settings_for(tmp_path, engine="dense")
@@ -177,13 +173,13 @@ def test_an_interrupted_embedding_goes_on_where_it_was(tmp_path: Path, monkeypat
     ]
 
 
-def test_progress_is_told_in_documents(tmp_path: Path) -> None:
+def test_progress_is_reported_in_documents(tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
     with open_index(settings_for(tmp_path, engine="dense"), lambda *what: told.append(what)):
         assert told == [("vectors", 60, 60)]
 
 
-def test_equal_scores_come_in_corpus_order_over_segments(tmp_path: Path) -> None:
+def test_equal_scores_are_in_corpus_order_across_segments(tmp_path: Path) -> None:
     documents = [Document(str(n), "", "red tower" if n % 3 else "blue tower") for n in range(200)]
     rankings = []
     for size in (None, 30, 7):
@@ -209,7 +205,7 @@ def test_ties_of_three_rankings_have_one_order() -> None:
     assert orders == {(1, 2, 3)}
 
 
-def test_long_documents_are_split_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_long_documents_are_split_without_loss(tmp_path: Path) -> None:
     text = " ".join(f"w{n}" for n in range(25))
     parts = split(Document("7", "Vorna", text), Chunking(10, 2))
     assert [part.id for part in parts] == ["7#0", "7#1", "7#2"]
@@ -222,13 +218,13 @@ def test_long_documents_are_split_and_nothing_is_lost(tmp_path: Path) -> None:
         assert ids(index, "w21", 3) == ["d0#2"]
 
 
-def test_ids_that_only_share_a_digest_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_with_equal_digests_are_not_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.retriever.corpus._id_digest", lambda id_: 7)
     settings = settings_for(tmp_path, ["a", "b"])
     assert [document.id for document in read_corpus(settings.corpus)] == ["d0", "d1"]
 
 
-def test_the_stage_describes_its_index_and_runs_again_only_for_another(tmp_path: Path) -> None:
+def test_stage_describes_its_index_and_reruns_only_for_another(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "root", "r", {}, {})
 
     def made(settings: IndexSettings) -> StageRecord:
@@ -261,7 +257,7 @@ def prepared_bm25(folder: Path, texts: Sequence[str]) -> Path:
     return folder
 
 
-def test_a_bm25_folder_of_flashrag_is_used_as_it_is_and_stems_queries(tmp_path: Path) -> None:
+def test_flashrag_bm25_folder_is_used_directly_and_stems_queries(tmp_path: Path) -> None:
     texts = ("The runners were running quickly", "Cats sleep all day", "Paris is the capital of France")
     settings = settings_for(tmp_path, texts, prepared=prepared_bm25(tmp_path / "bm25", texts))
     with open_index(settings) as index:
@@ -281,7 +277,7 @@ def test_a_bm25_folder_of_flashrag_is_used_as_it_is_and_stems_queries(tmp_path: 
         open_index(settings_for(tmp_path, texts, prepared=tmp_path / "bm25", engine="hybrid"))
 
 
-def test_a_faiss_file_of_flashrag_is_used_as_it_is(tmp_path: Path) -> None:
+def test_flashrag_faiss_file_is_used_directly(tmp_path: Path) -> None:
     own = settings_for(tmp_path, engine="dense")
     with open_index(own) as index:
         expected = index.search_batch(TEXTS, 5)

@@ -26,7 +26,7 @@ def rewards(*facts: tuple[str, int, int], failures: int = 0, sigma: float = 0.1)
     return group_rewards(items, ["12"], "math", sigma, sigma)
 
 
-def test_a_step_is_the_mean_over_its_trajectories() -> None:
+def test_step_metrics_are_means_over_trajectories() -> None:
     groups = [rewards(("12", 1, 10), ("7", 3, 30)), rewards(("12", 2, 20), ("12", 2, 20), failures=1)]
     figures = step_figures(groups)
     flat = [reward.reward for group in groups for reward in group]
@@ -38,7 +38,7 @@ def test_a_step_is_the_mean_over_its_trajectories() -> None:
     assert (figures["sigma_tool"], figures["sigma_length"]) == (0.1, 0.1)
 
 
-def test_a_step_tells_how_its_rollouts_ended() -> None:
+def test_step_reports_how_its_rollouts_ended() -> None:
     statuses = ("answered", "timeout", "length", "budget", "context_full", "no_answer", "limit", "max_turns")
     items = [GroupItem.from_text(TURN % "12", status=status) for status in statuses]
     figures = step_figures([group_rewards(items, ["12"], "math", 0.1, 0.1)])
@@ -46,7 +46,7 @@ def test_a_step_tells_how_its_rollouts_ended() -> None:
     assert step_figures([])["timeout"] is None
 
 
-def test_what_an_engine_tells_of_a_step_is_a_row_of_the_log(tmp_path: Path) -> None:
+def test_engine_step_metrics_become_a_log_row(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     figures = step_figures([rewards(("12", 1, 10), ("7", 3, 30))])
     events = [
@@ -63,7 +63,7 @@ def test_what_an_engine_tells_of_a_step_is_a_row_of_the_log(tmp_path: Path) -> N
     assert (now["answered"], earlier["answered"], earlier["reward"]) == (1.0, None, figures["reward"])
 
 
-def test_groups_that_differ_only_from_each_other_have_nothing_to_learn_from() -> None:
+def test_groups_without_internal_differences_have_no_learning_signal() -> None:
     figures = step_figures([rewards(("12", 1, 10), ("12", 1, 10)), rewards(("7", 1, 10), ("7", 1, 10))])
     assert (figures["reward"], figures["reward_std"], figures["num_equal_groups"]) == (0.5, 0.0, 2)
     # Three times this number, divided by three, is another number.
@@ -71,7 +71,7 @@ def test_groups_that_differ_only_from_each_other_have_nothing_to_learn_from() ->
     assert (step_figures([thirds])["reward_std"], step_figures([thirds])["num_equal_groups"]) == (0.0, 1)
 
 
-def test_lost_trajectories_are_in_no_mean() -> None:
+def test_lost_trajectories_are_excluded_from_means() -> None:
     group = rewards(("12", 1, 10), ("7", 3, 30))
     lost = replace(group[1], scored=False, reward=9.0, tool_calls=99)
     assert step_figures([[*group, lost], [lost]]) == step_figures([group])
@@ -80,7 +80,7 @@ def test_lost_trajectories_are_in_no_mean() -> None:
     assert validation_figures([lost], ["math"])["correctness"] is None
 
 
-def test_a_validation_is_told_as_a_whole_and_by_domain() -> None:
+def test_validation_is_reported_in_total_and_by_domain() -> None:
     math = rewards(("12", 4, 10), ("7", 0, 30), failures=1, sigma=0.0)
     qa = rewards(("12", 0, 20), sigma=0.0)
     figures = validation_figures([*math, *qa], ["math", "math", "qa"])
@@ -92,7 +92,7 @@ def test_a_validation_is_told_as_a_whole_and_by_domain() -> None:
     assert figures["by_domain"]["qa"]["executed"] is None
 
 
-def test_searches_that_a_record_could_not_answer_are_counted_in_a_validation_too(tmp_path: Path) -> None:
+def test_unrecorded_searches_are_counted_in_validation_too(tmp_path: Path) -> None:
     asked = [replace(reward, web_misses=number) for number, reward in enumerate(rewards(*[("12", 4, 10)] * 3))]
     figures = validation_figures(asked, ["math", "math", "qa"])
     assert (figures["web_misses"], figures["by_domain"]["math"]["web_misses"]) == (1.0, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.agent.dialect import TOOL_PROTOCOL, Segment, render, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, Segment, render, tokenise
 from treadle.agent.wellformed import format_faults
 from treadle.rl.format_check import LOOSE_FAULTS, format_reasons
 
@@ -65,29 +65,29 @@ def test_each_fault_has_its_codes_in_both_modes(text: str, loose: tuple[str, ...
         ("", ("no_think", "answer_count")),
     ],
 )
-def test_the_loose_check_has_five_rules_and_no_more(text: str, faults: tuple[str, ...]) -> None:
+def test_loose_check_has_exactly_five_rules(text: str, faults: tuple[str, ...]) -> None:
     assert format_reasons(segments_of(text), "loose") == faults
 
 
 @pytest.mark.parametrize("mode", ["strict", "loose"])
-def test_a_result_that_the_model_wrote_is_none(mode: str) -> None:
+def test_result_written_by_the_model_does_not_count(mode: str) -> None:
     text = CALL + END
     assert format_reasons(forged(text), "strict" if mode == "strict" else "loose")[0] == "call_without_result"
 
 
-def test_markers_in_pieces_do_not_close_up_to_a_result() -> None:
+def test_split_markers_do_not_join_into_a_result() -> None:
     written = "<think>a</think><search>q</search><re<result>sult>x</re</result>sult>" + END
     assert format_reasons(forged(written), "loose")[0] == "call_without_result"
 
 
-def test_the_strict_check_is_that_of_the_gate() -> None:
+def test_strict_check_equals_the_gate() -> None:
     for text in (CALL + END, CALL + END + "junk", "x", "<think>" + END):
         assert format_reasons(segments_of(text)) == tuple(format_faults(segments_of(text)))
 
 
-def test_reasons_come_in_the_order_in_which_they_are_listed() -> None:
+def test_reasons_are_in_listed_order() -> None:
     text = "</think><python>x" + r"<answer>1</answer>"
     reasons = format_reasons(segments_of(text), "loose")
     assert reasons == ("no_think", "think_unbalanced", "call_without_result", "boxed_count")
     assert list(reasons) == [code for code in LOOSE_FAULTS if code in reasons]
-    assert render(segments_of(text)) == text and "think" in TOOL_PROTOCOL.by_name
+    assert render(segments_of(text)) == text and "think" in TOOL_DIALECT.by_name

@@ -20,7 +20,7 @@ LOCKS = Path(engines.__file__).with_name("locks")
 SUM = GroupItem.from_text(r"<think>a</think><answer>\boxed{x+1}</answer>")
 
 
-def test_an_environment_without_algebra_is_refused_with_the_command_that_installs_it(
+def test_environment_without_algebra_is_refused_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "math_verify", None)  # As if it were not installed.
@@ -32,20 +32,20 @@ def test_an_environment_without_algebra_is_refused_with_the_command_that_install
     require_algebra(verl_plan())
 
 
-def test_without_algebra_what_needs_it_is_unequal() -> None:
+def test_answers_that_need_algebra_are_unequal_without_it() -> None:
     with open_scorer(verl_plan()) as scorer:
         (reward,) = scorer.rewards([SUM], Question("q", "?", domain="math"), ["1+x"], (0.0, 0.0))
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
 
 
-def test_limits_of_algebra_are_part_of_the_plan() -> None:
+def test_algebra_limits_are_part_of_the_plan() -> None:
     plan = verl_plan(algebra=AlgebraLimits(limit_s=3.0))
     assert RlPlan.from_json(plan.to_json()).algebra == AlgebraLimits(limit_s=3.0)
     assert RlPlan.from_json(verl_plan().to_json()).algebra is None
 
 
 @pytest.mark.parametrize("lock", ["trl-cpu", "trl-cuda", "verl-cpu", "verl-cuda"])
-def test_engines_that_reward_have_the_same_algebra(lock: str) -> None:
+def test_reward_engines_have_the_same_algebra(lock: str) -> None:
     pins = dict(
         line.split(" ")[0].split("==") for line in (LOCKS / f"{lock}.txt").read_text().splitlines() if "==" in line
     )

@@ -51,23 +51,25 @@ def test_both_sigmas_decay_together() -> None:
 
 
 @pytest.mark.covers("pareto-28")
-def test_a_phase_without_sigmas_is_refused_unless_it_is_meant() -> None:
-    with pytest.raises(ConfigError, match=r"^1/rl@phase-2: sigma_tool and sigma_length are both 0.*rl.allow_plain"):
+def test_phase_without_sigmas_is_refused_unless_explicit() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^1/rl@phase-2: sigma_tool and sigma_length are both 0.*rl.allow_zero_sigmas"
+    ):
         plan(sigma_tool=0.0, sigma_length=0.0)
-    assert plan(sigma_tool=0.0, sigma_length=0.0, allow_plain=True).sigmas.at(1) == (0.0, 0.0)
+    assert plan(sigma_tool=0.0, sigma_length=0.0, allow_zero_sigmas=True).sigmas.at(1) == (0.0, 0.0)
     assert plan(sigma_tool=0.0, sigma_length=0.1).sigmas.at(1) == (0.0, 0.1)
     assert plan(sigma_tool=0.1, sigma_length=0.0).sigmas.at(1) == (0.1, 0.0)
 
 
 @pytest.mark.parametrize("sigma", [-0.1, math.nan, math.inf])
-def test_a_sigma_is_a_number_from_zero_up(sigma: float) -> None:
+def test_sigma_must_not_be_negative(sigma: float) -> None:
     with pytest.raises(ConfigError, match="1/rl@phase-1: sigma_length"):
-        check_sigmas(0.1, sigma, allow_plain=True, where="1/rl@phase-1")
+        check_sigmas(0.1, sigma, allow_zero_sigmas=True, where="1/rl@phase-1")
     with pytest.raises(ConfigError, match="sigma_tool"):
         load_config(RlOptions, data={"sigma_tool": sigma})
 
 
-def test_a_phase_whose_sigmas_are_open_is_no_plan() -> None:
+def test_phase_with_undetermined_sigmas_is_not_a_plan() -> None:
     with pytest.raises(ConfigError, match="are not set; set them, or the phase's values in curriculum"):
         plan(sigma_tool=0.1)
 
@@ -89,7 +91,7 @@ def test_steps_are_whole_and_bounded() -> None:
         plan(3)
 
 
-def test_validation_needs_questions_and_comes_after_the_last_step_too() -> None:
+def test_validation_needs_questions_and_also_follows_the_last_step() -> None:
     phase = plan(100, num_validation_rows=5, **SMALL)
     assert [step for step in range(1, 26) if phase.validates_at(step)] == [10, 20, 25]
     assert not any(plan(100).validates_at(step) for step in range(1, 26))
@@ -116,13 +118,13 @@ def test_validation_needs_questions_and_comes_after_the_last_step_too() -> None:
         ({"engine": "verl", "extra": {"group_size": 1}}, "write it as `rl.group_size`"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(keys: dict[str, Any], problem: str) -> None:
+def test_contradictory_options_are_refused(keys: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(RlOptions, data=keys)
     assert problem in str(caught.value)
 
 
-def test_branching_needs_fewer_initial_rollouts_than_the_group_has() -> None:
+def test_branching_needs_fewer_initial_rollouts_than_the_group_size() -> None:
     assert not RlOptions().branches
     assert RlOptions(initial_rollouts=8).branches
     assert not RlOptions(initial_rollouts=16).branches
@@ -131,12 +133,12 @@ def test_branching_needs_fewer_initial_rollouts_than_the_group_has() -> None:
     assert load_config(RlOptions, data=ET_AGENT).branches
 
 
-def test_blanks_around_modules_mean_nothing() -> None:
+def test_blanks_around_modules_are_ignored() -> None:
     targets = [RlOptions(finetuning_type="lora", lora_target=text).lora_target for text in (" all", "q_proj , v_proj")]
     assert targets == ["all", "q_proj,v_proj"]
 
 
-def test_a_plan_names_the_environment_of_its_rollouts() -> None:
+def test_plan_names_the_environment_of_its_rollouts() -> None:
     settings = RlSettings(options=RlOptions(**SMALL), environment=EnvironmentSettings(preset="et-agent-rl"))
     phase = plan_phase(settings, address="1/rl@phase-1", rows_digest="", num_rows=8)
     assert phase.environment_digest == settings.environment.digest() != plan(8).environment_digest
@@ -145,18 +147,18 @@ def test_a_plan_names_the_environment_of_its_rollouts() -> None:
 @pytest.mark.parametrize(
     ("variant", "asked", "used"), [("cpu", "auto", "fp32"), ("cuda", "auto", "bf16"), ("cpu", "bf16", "bf16")]
 )
-def test_a_policy_computes_in_32_bits_on_a_cpu_unless_told_otherwise(variant: str, asked: str, used: str) -> None:
+def test_policy_computes_in_fp32_on_a_cpu_unless_configured(variant: str, asked: str, used: str) -> None:
     machine = Machine.model_validate({"variant": variant})
     assert plan(**SMALL, machine=machine, precision=asked).precision == used
 
 
-def test_a_plan_survives_json() -> None:
+def test_plan_round_trips_as_json() -> None:
     phase = plan(**ET_AGENT, extra={"optim": "adafactor"}, machine=Machine(variant="cuda", num_devices=4))
     assert RlPlan.from_json(phase.to_json()) == phase
     assert RlPlan.from_json(orjson.dumps(orjson.loads(phase.to_json()))) == phase
 
 
-def test_what_is_no_plan_of_this_version_is_refused() -> None:
+def test_plan_of_another_version_is_refused() -> None:
     data = orjson.loads(plan().to_json())
     with pytest.raises(EngineError, match="not a valid plan of a phase: options.group_size"):
         RlPlan.from_json(orjson.dumps({**data, "options": {**data["options"], "group_size": "many"}}))
@@ -166,7 +168,7 @@ def test_what_is_no_plan_of_this_version_is_refused() -> None:
         RlPlan.from_json(orjson.dumps({**data, "version": 99}))
 
 
-def test_the_preset_has_the_published_values() -> None:
+def test_preset_has_the_published_values() -> None:
     options = load_config(RlOptions, data=ET_AGENT)
     assert (options.group_size, options.initial_rollouts, options.beam_size) == (16, 8, 2)
     assert (options.branch_probability, options.entropy_weight) == (0.5, 0.2)

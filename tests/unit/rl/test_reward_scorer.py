@@ -42,7 +42,7 @@ def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any
     assert [part["text"] for part in orjson.loads(row["segments"])] == [part.text for part in segments]
     item = GroupItem(segments=tuple(segments), tool_calls=2, model_tokens=9, total_tokens=9, status=status)
     (reward,) = group_rewards([item], gold[0], gold[2], 0.1, 0.1, choices=gold[1])
-    answer = Answer.of(row | {"num_own_ids": 0}, Gold(*gold))
+    answer = Answer.of(row | {"num_agent_ids": 0}, Gold(*gold))
     return scored_row(answer, rule_score(answer, None, 0.8)), reward
 
 
@@ -54,7 +54,7 @@ def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any
     st.sampled_from([status for status in STATUSES if status != "failed"]),
     st.booleans(),
 )
-def test_the_reward_and_the_scores_agree_on_every_text(
+def test_reward_and_scores_agree_on_every_text(
     gold: Any, form: str, answer: str, status: str, with_result: bool
 ) -> None:
     segments = tokenise(form % answer.replace("%", ""), model_text=True)

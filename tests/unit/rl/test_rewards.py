@@ -60,14 +60,14 @@ def rewards_of(items: list[GroupItem], sigma_tool: float, sigma_length: float, s
         (0.05, 0.05, 2.0, [1.0452, 0.9520, 0, 1, 0, -1]),
     ],
 )
-def test_a_math_group_has_its_worked_rewards(
+def test_math_group_has_its_worked_rewards(
     sigma_tool: float, sigma_length: float, scale: float, expected: list[float]
 ) -> None:
     assert rewards_of(EXAMPLE_A, sigma_tool, sigma_length, scale) == pytest.approx(expected, **CLOSE)
 
 
 @pytest.mark.covers("pareto-13")
-def test_a_math_group_has_its_worked_components() -> None:
+def test_math_group_has_its_worked_components() -> None:
     rewards = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1)
     assert [reward.f_tool for reward in rewards] == pytest.approx([1.05, 0.95, 1.0997, 1, 1, 0.9003], **CLOSE)
     assert [reward.f_len for reward in rewards] == pytest.approx([1.0393, 0.9528, 1.0786, 1, 1, 0.9293], **CLOSE)
@@ -92,19 +92,19 @@ def test_a_math_group_has_its_worked_components() -> None:
         (0.2, 0.5, [1.1649, 0.4252, -0.3975, 0.7921, -0.3975, -1.5871]),
     ],
 )
-def test_a_math_group_has_its_worked_advantages(sigma_tool: float, sigma_length: float, expected: list[float]) -> None:
+def test_math_group_has_its_worked_advantages(sigma_tool: float, sigma_length: float, expected: list[float]) -> None:
     assert group_advantages(rewards_of(EXAMPLE_A, sigma_tool, sigma_length)) == pytest.approx(expected, **CLOSE)
 
 
 @pytest.mark.covers("pareto-33")
-def test_the_epsilon_of_an_engine_shows_in_the_fourth_digit() -> None:
+def test_engine_epsilon_changes_the_fourth_digit() -> None:
     rewards = rewards_of(EXAMPLE_A, 0.1, 0.1)
     assert group_advantages(rewards, 1e-6)[0] == pytest.approx(0.9272, abs=5e-5)
     assert group_advantages(rewards, 1e-4)[0] == pytest.approx(0.9271, abs=5e-5)
 
 
 @pytest.mark.covers("pareto-13")
-def test_a_qa_group_has_its_worked_rewards() -> None:
+def test_qa_group_has_its_worked_rewards() -> None:
     # F1 of the second: 2 of 4 predicted tokens, 2 of 2 of the gold answer "Eiffel Tower".
     rewards = group_rewards(EXAMPLE_B, ["blue Eiffel Tower", "Eiffel Tower"], "qa", 0.2, 0.1)
     assert [reward.correctness for reward in rewards] == pytest.approx([1, 2 / 3, 0, 1])
@@ -128,26 +128,26 @@ def test_equal_lengths_give_half_the_scale(scale: float) -> None:
 
 
 @pytest.mark.covers("pareto-13")
-def test_without_sigmas_the_reward_is_correctness_and_format() -> None:
+def test_reward_without_sigmas_is_correctness_and_format() -> None:
     for reward in group_rewards(EXAMPLE_A, ["12"], "math", 0.0, 0.0):
         assert reward.reward == reward.correctness + reward.f_format
 
 
-def test_length_is_of_model_tokens_unless_results_are_asked_for() -> None:
+def test_length_counts_model_tokens_unless_results_are_included() -> None:
     of_all = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(length_scope="all"))
     assert [reward.length for reward in of_all] == [400, 840, 200, 600, 600, 960]
     longer = [replace(EXAMPLE_A[0], total_tokens=10**6), *EXAMPLE_A[1:]]
     assert rewards_of(longer, 0.1, 0.1) == rewards_of(EXAMPLE_A, 0.1, 0.1)
 
 
-def test_a_flat_penalty_takes_all_from_a_malformed_right_answer() -> None:
+def test_flat_penalty_removes_all_reward_of_a_malformed_correct_answer() -> None:
     flat = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(flat_penalty=True, format_penalty=0.5))
     assert [reward.reward for reward in flat] == pytest.approx([1.0913, 0.9052, 0, 1, -0.5, -0.5], **CLOSE)
     assert flat[4].correctness == 1
 
 
 @pytest.mark.covers("pareto-19")
-def test_advantages_of_small_groups() -> None:
+def test_small_group_advantages() -> None:
     assert group_advantages([1, 0, 0, 0]) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
     # Three times this number, divided by three, is another number.
     assert group_advantages([0.7734603050039117] * 3) == [0.0] * 3
@@ -155,7 +155,7 @@ def test_advantages_of_small_groups() -> None:
     assert group_advantages([]) == []
 
 
-def test_a_lost_trajectory_changes_no_sibling_and_learns_nothing() -> None:
+def test_lost_trajectory_changes_no_sibling_and_has_no_gradient() -> None:
     lost = replace(item("12", 50, 9_999), status="failed")
     with_lost = group_rewards([lost, *EXAMPLE_A], ["12"], "math", 0.1, 0.1)
     assert with_lost[1:] == group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1)
@@ -166,7 +166,7 @@ def test_a_lost_trajectory_changes_no_sibling_and_learns_nothing() -> None:
 
 
 @pytest.mark.parametrize("status", ["no_answer", "limit", "max_turns", "context_full", "length", "timeout", "budget"])
-def test_only_a_rollout_that_ended_with_its_answer_can_be_right(status: str) -> None:
+def test_only_a_rollout_that_ends_with_its_answer_can_be_correct(status: str) -> None:
     (reward,) = group_rewards([replace(EXAMPLE_A[0], status=status)], ["12"], "math", 0.1, 0.1)
     assert (reward.correctness, reward.scorer, reward.answer, reward.scored) == (0.0, "status", "12", True)
 
@@ -202,19 +202,19 @@ def test_math_answers_are_equal_by_value(answer: str, gold: str) -> None:
 
 
 @pytest.mark.covers("pareto-17")
-def test_a_box_after_the_answer_does_not_replace_it() -> None:
+def test_box_after_the_answer_does_not_replace_it() -> None:
     text = r"<think>a</think><answer>\boxed{12}</answer> or rather \boxed{13}"
     (reward,) = group_rewards([GroupItem.from_text(text)], ["12"], "math", 0, 0)
     assert (reward.answer, reward.correctness) == ("12", 1.0)
 
 
-def test_any_gold_answer_and_the_choices_of_a_question_count() -> None:
+def test_any_gold_answer_and_the_question_choices_count() -> None:
     assert group_rewards([item("7", 0, 1)], ["12", "7"], "math", 0, 0)[0].correctness == 1
     (reward,) = group_rewards([item("B", 0, 1)], ["Rome"], "qa", 0, 0, choices=["Oslo", "Rome"])
     assert (reward.correctness, reward.scorer) == (1.0, "choice")
 
 
-def test_an_unknown_domain_is_refused() -> None:
+def test_unknown_domain_is_refused() -> None:
     with pytest.raises(ConfigError, match="domain 'law' has no scorer"):
         group_rewards([item("7", 0, 1)], ["7"], "law", 0, 0)
 
@@ -224,14 +224,14 @@ class NoAlgebra:
         raise EngineError("the symbolic worker process did not start: out of memory")
 
 
-def test_an_answer_that_could_not_be_compared_is_an_error_and_no_wrong_answer() -> None:
+def test_incomparable_answer_is_an_error_not_a_wrong_answer() -> None:
     with pytest.raises(EngineError, match="could not be compared .*: out of memory"):
         group_rewards([item("x+1", 0, 1)], ["1+x"], "math", 0, 0, checker=NoAlgebra())
 
 
 @pytest.mark.covers("pareto-18")
 @pytest.mark.parametrize("mode", ["strict", "loose"])
-def test_markers_that_a_result_quotes_change_neither_calls_nor_format(mode: str) -> None:
+def test_markers_quoted_in_a_result_change_neither_calls_nor_format(mode: str) -> None:
     quoted = (
         r"<search>x</search><search>y</search><python>1</python></think><think></answer><answer>\boxed{13}</answer>"
     )
@@ -301,7 +301,7 @@ def test_hostile_answers_are_wrong_answers(
     st.floats(0, 10),
     st.floats(0.1, 4),
 )
-def test_factors_stay_within_the_scale_and_reward_thrift(
+def test_factors_stay_within_the_scale_and_reward_efficiency(
     facts: list[tuple[int, int, bool, bool]], sigma_tool: float, sigma_length: float, scale: float
 ) -> None:
     items = [
@@ -319,7 +319,7 @@ def test_factors_stay_within_the_scale_and_reward_thrift(
     )
 
 
-def test_items_and_rewards_travel_as_json() -> None:
+def test_items_and_rewards_round_trip_as_json() -> None:
     whole = replace(EXAMPLE_A[0], session=3, branch_parent=1, branch_depth=2, tool_failures=1)
     again = GroupItem.from_json(orjson.loads(orjson.dumps(whole.as_json())))
     assert group_rewards([again], ["12"], "math", 0.1, 0.1) == group_rewards([whole], ["12"], "math", 0.1, 0.1)
@@ -329,7 +329,7 @@ def test_items_and_rewards_travel_as_json() -> None:
     assert Reward(**{**stored, "format_reasons": tuple(stored["format_reasons"])}) == reward
 
 
-def test_rewards_are_light_to_import() -> None:
+def test_rewards_are_cheap_to_import() -> None:
     heavy = ("numpy", "pyarrow", "pydantic", "torch", "orjson", "jinja2", "aiohttp", "sympy", "math_verify")
     modules = ", ".join(f"treadle.rl.{name}" for name in ("rewards", "groups.advantages", "sigmas", "training.figures"))
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"

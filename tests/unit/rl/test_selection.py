@@ -19,11 +19,11 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.benchmarks import rule_for
-from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.rows import parse_row
 from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.rl.selection.choice import FATES, Choice, choose
-from treadle.rl.selection.dispersion import MOST_ROLLOUTS, Dispersion, DispersionSums, is_mixed
+from treadle.rl.selection.choice import DECISIONS, Choice, choose
+from treadle.rl.selection.dispersion import MAX_ROLLOUTS, Dispersion, DispersionSums, is_mixed
 from treadle.rl.selection.pareto import crowding_distances, distinct_points, rank_questions, sweep_ranks
 from treadle.rl.selection.settings import SelectionOptions
 
@@ -49,7 +49,7 @@ def select(found: Dispersion, options: SelectionOptions, keys: Sequence[str], do
 
 
 def selected(choice: Choice) -> str:
-    return "".join(sorted(choice.keys[number] for number in np.flatnonzero(choice.fate == 0)))
+    return "".join(sorted(choice.keys[number] for number in np.flatnonzero(choice.decision == 0)))
 
 
 def approx(values: Sequence[float]) -> object:
@@ -62,7 +62,7 @@ def records(source_of: dict[str, str] | None = None) -> list[Record]:
 
 
 @pytest.mark.covers("pareto-1")
-def test_standard_deviations_and_fronts_of_the_worked_example() -> None:
+def test_worked_example_deviations_and_fronts() -> None:
     found = of_example()
     assert found.score_tool.tolist() == approx([0, 1.1180, 3, 1, 4, 0.5, 0, 0.5])
     assert found.score_corr.tolist() == approx([0.5, 0.4330, 0.3307, 0.4841, 0, 0.4330, 0, 0.0829])
@@ -85,18 +85,18 @@ def test_crowding_in_the_first_front_by_deviation_and_by_variance() -> None:
     ("num_wanted", "keys"),
     [(2, "A"), (3, "AC"), (4, "ACB"), (5, "ABCD"), (6, "ABCDF"), (7, "ABCDF"), (8, "ABCDF")],
 )
-def test_the_original_filters_last_so_that_fewer_remain(num_wanted: int, keys: str) -> None:
+def test_legacy_selection_filters_last_and_keeps_fewer(num_wanted: int, keys: str) -> None:
     assert [record.id for record in legacy_select(records(), num_wanted)] == list(keys)
 
 
 @pytest.mark.covers("pareto-4")
-def test_the_filter_comes_first_and_every_slot_is_used() -> None:
+def test_filter_runs_first_and_every_slot_is_used() -> None:
     found = of_example()
     everything = select(found, SelectionOptions(), KEYS, DOMAINS)
     assert selected(everything) == "ABCDF"
     assert everything.rank.tolist() == [0, 0, 0, 0, -1, 1, -1, -1]
     assert everything.distance[:4].tolist() == [math.inf, approx(1.5729), math.inf, approx(0.7684)]
-    assert [FATES[code] for code in everything.fate[[4, 6, 7]]] == ["all_right", "all_wrong", "all_right"]
+    assert [DECISIONS[code] for code in everything.decision[[4, 6, 7]]] == ["all_right", "all_wrong", "all_right"]
     squared = rank_questions(found.score_tool[:4] ** 2, found.score_corr[:4] ** 2, KEYS[:4]).distance.tolist()
     assert squared == [math.inf, approx(1.7778), math.inf, approx(0.5833)]
     for num_wanted, keys in ((2, "AC"), (3, "ABC"), (4, "ABCD"), (5, "ABCDF")):
@@ -119,7 +119,7 @@ def arrays(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarra
 @pytest.mark.covers("pareto-5")
 @UNHURRIED
 @given(POINTS)
-def test_sweep_ranks_are_those_of_the_definition(points: list[tuple[float, float]]) -> None:
+def test_sweep_ranks_equal_their_definition(points: list[tuple[float, float]]) -> None:
     ones = made_of(points)
     quadratic_fronts(ones)
     ranking = rank_questions(*arrays(points), [one.id for one in ones])
@@ -127,7 +127,7 @@ def test_sweep_ranks_are_those_of_the_definition(points: list[tuple[float, float
 
 
 @pytest.mark.covers("pareto-5")
-def test_ten_thousand_random_points_are_ranked_as_by_comparing_all_pairs() -> None:
+def test_ten_thousand_random_points_rank_as_in_pairwise_comparison() -> None:
     generator = np.random.default_rng(7)
     tool, corr = generator.random(10_000), generator.random(10_000)
     ranks = rank_questions(tool, corr, [f"{number:05}" for number in range(10_000)]).rank
@@ -162,7 +162,7 @@ def crowding_by_hand(points: Sequence[tuple[float, float]]) -> dict[tuple[float,
 
 @UNHURRIED
 @given(POINTS)
-def test_crowding_is_that_of_distinct_points_and_repetitions_share_it(points: list[tuple[float, float]]) -> None:
+def test_crowding_is_computed_on_distinct_points_and_shared_by_duplicates(points: list[tuple[float, float]]) -> None:
     ranking = rank_questions(*arrays(points), [f"{index:03}" for index in range(len(points))])
     for rank in set(ranking.rank.tolist()):
         members = [index for index in range(len(points)) if ranking.rank[index] == rank]
@@ -200,7 +200,7 @@ def order_by_hand(points: Sequence[tuple[float, float]]) -> list[int]:
 @pytest.mark.covers("pareto-5")
 @UNHURRIED
 @given(POINTS, st.randoms(use_true_random=False))
-def test_the_order_of_taking_is_that_of_the_definition_in_any_order_of_input(
+def test_selection_order_equals_its_definition_for_any_input_order(
     points: list[tuple[float, float]], shuffler: random.Random
 ) -> None:
     keys = [f"{index:03}" for index in range(len(points))]
@@ -215,14 +215,14 @@ def test_the_order_of_taking_is_that_of_the_definition_in_any_order_of_input(
 @pytest.mark.covers("pareto-5")
 @UNHURRIED
 @given(POINTS, st.integers(1, 40))
-def test_no_question_left_out_dominates_a_selected_one(points: list[tuple[float, float]], limit: int) -> None:
+def test_no_excluded_question_dominates_a_selected_one(points: list[tuple[float, float]], limit: int) -> None:
     ones = made_of(points)
     order = rank_questions(*arrays(points), [one.id for one in ones]).order.tolist()
     taken, left = order[:limit], order[limit:]
     assert not any(dominates(ones[out], ones[chosen]) for out in left for chosen in taken)
 
 
-def test_a_popular_point_does_not_crowd_out_its_front() -> None:
+def test_popular_point_does_not_crowd_out_its_front() -> None:
     points = [(1.0, 1.0)] * 50 + [(0.0, 2.0), (2.0, 0.0)]
     order = rank_questions(*arrays(points), [f"{index:02}" for index in range(52)]).order.tolist()
     assert order[:3] == [50, 51, 0]
@@ -242,7 +242,7 @@ GROUPS = st.lists(
 
 @UNHURRIED
 @given(GROUPS, st.randoms(use_true_random=False))
-def test_sums_give_population_deviations_however_the_rollouts_come(
+def test_sums_give_population_deviations_in_any_rollout_order(
     groups: list[list[tuple[float, int]]], shuffler: random.Random
 ) -> None:
     rollouts = [(number, *outcome) for number, group in enumerate(groups) for outcome in group]
@@ -265,26 +265,26 @@ def test_sums_give_population_deviations_however_the_rollouts_come(
 
 
 @pytest.mark.parametrize("outcomes", [[1, 0, 0], [1, 0.5, 0, 0, 0], [1, 1, 0.25, 0, 0, 0, 0]])
-def test_equal_spreads_are_equal_points_whatever_the_number_of_rollouts(outcomes: list[float]) -> None:
+def test_equal_spreads_are_equal_points_for_any_number_of_rollouts(outcomes: list[float]) -> None:
     found = dispersion(
         [(outcomes * repeats, [round(4 * one) for one in outcomes] * repeats) for repeats in range(1, 30)]
     )
     assert len(set(found.score_corr.tolist())) == len(set(found.score_tool.tolist())) == 1
 
 
-def test_rollouts_that_are_not_usable_count_for_nothing() -> None:
+def test_unusable_rollouts_do_not_count() -> None:
     lost = math.nan
     found = dispersion([([1, 0, lost, lost], [1, 3, 9, 9]), ([lost] * 3, [1, 2, 3]), ([1, 0], [1, 3])])
     assert found.num_rollouts.tolist() == [4, 3, 2] and found.num_usable.tolist() == [2, 0, 2]
     assert found.score_tool[0] == found.score_tool[2] == 1.0
     assert all(math.isnan(values[1]) for values in found[2:])
     choice = select(found, SelectionOptions(min_rollouts=2), ["a", "b", "c"], ["math"] * 3)
-    assert [FATES[code] for code in choice.fate] == ["selected", "too_few_rollouts", "selected"]
+    assert [DECISIONS[code] for code in choice.decision] == ["selected", "too_few_rollouts", "selected"]
 
 
-def test_more_rollouts_than_the_sums_hold_and_scores_that_are_none_are_refused() -> None:
+def test_rollout_overflow_and_invalid_scores_are_refused() -> None:
     sums = DispersionSums()
-    sums.add(np.zeros(MOST_ROLLOUTS, np.int64), np.ones(MOST_ROLLOUTS, np.int64), np.ones(MOST_ROLLOUTS))
+    sums.add(np.zeros(MAX_ROLLOUTS, np.int64), np.ones(MAX_ROLLOUTS, np.int64), np.ones(MAX_ROLLOUTS))
     assert sums.totals().score_corr.tolist() == [0.0]
     sums.add(np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1))
     with pytest.raises(DataError, match="3,001 rollouts"):
@@ -301,7 +301,7 @@ def test_lists_of_different_lengths_are_refused() -> None:
 
 @UNHURRIED
 @given(st.lists(st.sampled_from([0.0, 0.5, 0.749, 0.75, 1.0]) | st.floats(0, 1), min_size=1, max_size=9), st.booleans())
-def test_mixed_is_what_the_filter_of_the_domain_says(values: list[float], graded: bool) -> None:
+def test_mixed_questions_are_defined_by_the_domain_filter(values: list[float], graded: bool) -> None:
     expected = (
         any(value >= 0.75 for value in values) and any(value < 0.75 for value in values)
         if graded
@@ -311,14 +311,14 @@ def test_mixed_is_what_the_filter_of_the_domain_says(values: list[float], graded
     assert is_mixed(lowest, highest, np.array([graded]), 0.75).tolist() == [expected]
 
 
-def test_filters_apply_in_their_order_and_each_question_is_counted_once() -> None:
+def test_filters_apply_in_order_and_each_question_is_counted_once() -> None:
     found = dispersion([([1, 0, 1, 0], [0, 1, 2, 3])] * 4 + [([1, 0], [0, 1])])
     held_out = np.array([True, False, False, False, True])
     before = np.array([True, True, False, False, False])
     made = {"held_out": held_out, "selected_before": before}
     keys, domains = list("abcde"), ["math"] * 5
     choice = choose(keys, found, domains, options=SelectionOptions(exclude_previous=True, max_questions=1), **made)
-    assert [FATES[code] for code in choice.fate] == [
+    assert [DECISIONS[code] for code in choice.decision] == [
         "held_out",
         "selected_before",
         "selected",
@@ -327,10 +327,10 @@ def test_filters_apply_in_their_order_and_each_question_is_counted_once() -> Non
     ]
     assert sum(choice.counts().values()) == 5
     kept = choose(keys, found, domains, options=SelectionOptions(), **made)
-    assert [FATES[code] for code in kept.fate] == ["held_out", "selected", "selected", "selected", "held_out"]
+    assert [DECISIONS[code] for code in kept.decision] == ["held_out", "selected", "selected", "selected", "held_out"]
 
 
-def test_quotas_rank_each_domain_by_itself() -> None:
+def test_quotas_rank_each_domain_separately() -> None:
     groups = [([1, 0, 0, 0], [0, 0, 0, calls]) for calls in range(1, 5)] + [([1, 0.7, 0.7, 0.7], [0, 0, 0, 0])] * 4
     found, keys, domains = dispersion(groups), list("abcdefgh"), ["math"] * 4 + ["qa"] * 4
     assert selected(select(found, SelectionOptions(max_questions=4), keys, domains)) == "abcd"
@@ -338,8 +338,10 @@ def test_quotas_rank_each_domain_by_itself() -> None:
     assert selected(choice) == "defg"
     assert choice.rank[[3, 4]].tolist() == [0, 0]
     assert (choice.counts()["over_quota"], choice.counts()["over_limit"], choice.unfilled()) == (4, 0, [])
-    assert left_by_pool(select(found, SelectionOptions(max_questions=4), keys, domains)) == [("", ["over_limit"] * 4)]
-    assert left_by_pool(choice) == [("math", ["over_quota"] * 3), ("qa", ["over_quota"])]
+    assert unselected_by_pool(select(found, SelectionOptions(max_questions=4), keys, domains)) == [
+        ("", ["over_limit"] * 4)
+    ]
+    assert unselected_by_pool(choice) == [("math", ["over_quota"] * 3), ("qa", ["over_quota"])]
     assert sorted(choice.place.tolist()) == [-1, -1, -1, -1, 0, 1, 2, 3]
     with pytest.raises(StageFailed, match="no quota for domain math"):
         select(found, SelectionOptions(quotas={"qa": 3}), keys, domains)
@@ -347,19 +349,22 @@ def test_quotas_rank_each_domain_by_itself() -> None:
     assert (selected(without), without.unfilled()) == ("efgh", [("qa", 4, 9)])
 
 
-def left_by_pool(choice: Choice) -> list[tuple[str, list[str]]]:
-    """Return the fates of the unselected questions of each ranked pool."""
-    return [(name, [FATES[code] for code in pool.fate if FATES[code] != "selected"]) for name, pool in choice.pools()]
+def unselected_by_pool(choice: Choice) -> list[tuple[str, list[str]]]:
+    """Return the decisions of the unselected questions of each ranked pool."""
+    return [
+        (name, [DECISIONS[code] for code in pool.decision if DECISIONS[code] != "selected"])
+        for name, pool in choice.pools()
+    ]
 
 
-def test_a_domain_of_which_all_questions_are_held_out_needs_no_quota() -> None:
+def test_fully_held_out_domain_needs_no_quota() -> None:
     found = dispersion([([1, 0, 1, 0], [0, 1, 2, 3])] * 2)
     made = {"held_out": np.array([False, True]), "selected_before": np.zeros(2, bool)}
     choice = choose(["a", "b"], found, ["math", "qa"], options=SelectionOptions(quotas={"math": 2}), **made)
-    assert [FATES[code] for code in choice.fate] == ["selected", "held_out"]
+    assert [DECISIONS[code] for code in choice.decision] == ["selected", "held_out"]
 
 
-def test_quotas_that_cannot_be_kept_are_refused() -> None:
+def test_unsatisfiable_quotas_are_refused() -> None:
     for quotas, said in (({"math": 9}, "more than max_questions = 8"), ({"math": 0}, "all quotas are 0")):
         with pytest.raises(ConfigError, match=said):
             load_config(SelectionOptions, data={"max_questions": 8, "quotas": quotas})
@@ -367,7 +372,7 @@ def test_quotas_that_cannot_be_kept_are_refused() -> None:
 
 @UNHURRIED
 @given(GROUPS)
-def test_where_everything_fits_the_original_keeps_the_same_questions(groups: list[list[tuple[float, int]]]) -> None:
+def test_legacy_selection_keeps_the_same_questions_if_everything_fits(groups: list[list[tuple[float, int]]]) -> None:
     found = dispersion([columns(group) for group in groups])
     keys = [str(number) for number in range(len(groups))]
     ones = [Record(key, "hotpotqa", *columns(group)) for key, group in zip(keys, groups, strict=True)]
@@ -378,7 +383,7 @@ def test_where_everything_fits_the_original_keeps_the_same_questions(groups: lis
 
 
 @pytest.mark.covers("pareto-7")
-def test_the_original_counts_one_source_as_math_in_the_filter_and_as_qa_in_the_rows() -> None:
+def test_legacy_selection_treats_one_source_as_math_in_the_filter_and_qa_in_rows() -> None:
     mixed = Record("a", "still", [1, 0.8, 0, 0], [1, 1, 1, 1])
     graded = Record("b", "still", [0.9, 0.1, 0.2, 0.3], [1, 1, 1, 1])
     assert [record.id for record in legacy_select([mixed, graded], 2)] == ["a"]
@@ -386,22 +391,22 @@ def test_the_original_counts_one_source_as_math_in_the_filter_and_as_qa_in_the_r
 
 
 @pytest.mark.covers("pareto-7")
-def test_sources_have_one_map_of_domains_and_an_unknown_one_is_named() -> None:
+def test_sources_have_one_domain_map_and_an_unknown_one_is_named() -> None:
     sources = ("openr1", "numina-tir", "numina-cot", "aime", "dapo", "still")
     assert {rule_for(source).domain for source in sources} == {"math"}
     settings = load_config(QuestionsSettings, data={"sources": [{"path": "q.jsonl", "source_field": "source"}]})
     row = {"source": "elsewhere", "question": "How many?", "answer": "12"}
-    with pytest.raises(Rejected, match="'elsewhere' has no domain; add it to questions.domains") as refused:
+    with pytest.raises(RowRejected, match="'elsewhere' has no domain; add it to questions.domains") as refused:
         parse_row(InputRow(1, row), settings.sources[0], settings)
     assert refused.value.reason == "unknown_source"
 
 
-def test_without_scores_the_original_keeps_nothing() -> None:
+def test_legacy_selection_keeps_nothing_without_scores() -> None:
     unscored = [Record(key, "aime", None, calls) for key, (_, _, calls) in EXAMPLE.items()]
     assert legacy_select(unscored, 8) == []
 
 
-def test_repetitions_and_ties_of_the_original_depend_on_the_order_of_the_file() -> None:
+def test_legacy_duplicates_and_ties_depend_on_file_order() -> None:
     groups = [("a", [1, 0, 0, 0]), ("b", [1, 1, 0, 0]), ("c", [1, 1, 0, 0]), ("d", [1, 1, 0, 0])]
 
     def taken(order: Sequence[tuple[str, list[int]]]) -> Counter[str]:

@@ -60,7 +60,7 @@ def told(machine: Machine = ONE_CPU, **keys: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_arguments_are_the_golden_ones(name: str, phase: RlPlan) -> None:
+def test_trl_arguments_equal_the_golden_ones(name: str, phase: RlPlan) -> None:
     files = {"grpo": trl_arguments(phase, Path("/training/output")), "lora": lora_arguments(phase)}
     assert files == orjson.loads((GOLDEN / name).read_bytes())
 
@@ -72,7 +72,7 @@ def test_steps_become_updates() -> None:
 
 
 @pytest.mark.covers("pareto-29")
-def test_the_published_batch_is_spread_as_its_table_says() -> None:
+def test_published_batch_is_distributed_as_its_table_says() -> None:
     arguments = told(FOUR_GPUS, **ET_AGENT)
     table = {
         "num_generations": 16,
@@ -137,7 +137,7 @@ def test_groups_stay_whole_on_each_device(
         (ONE_CPU, {"tensor_parallel": 2}, "set rl.tensor_parallel = 1"),
     ],
 )
-def test_a_plan_that_cannot_be_followed_is_refused_before_anything_starts(
+def test_unsupported_plan_is_refused_before_anything_starts(
     machine: Machine, keys: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -146,7 +146,7 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("variant", ["auto", "cpu", "cuda"])
-def test_a_policy_spread_over_gpus_for_rollouts_is_refused_before_anything_is_sampled(variant: str) -> None:
+def test_tensor_parallel_rollouts_are_refused_with_trl_before_sampling(variant: str) -> None:
     for number in (1, 2):
         options = load_config(RlOptions, data={"engine": "trl", "variant": variant, "tensor_parallel": number})
         rollouts = PhaseRollouts(samples_per_question=8)
@@ -157,7 +157,7 @@ def test_a_policy_spread_over_gpus_for_rollouts_is_refused_before_anything_is_sa
             check_training(options, SelectionOptions(), rollouts, "1/rl@phase-1")
 
 
-def test_every_spread_holds_whole_groups_and_the_whole_batch() -> None:
+def test_every_distribution_has_whole_groups_and_the_whole_batch() -> None:
     for devices in (1, 2, 4, 8):
         for prompts, mini, size in ((8, 8, 8), (16, 8, 4), (64, 4, 16), (24, 8, 6)):
             arguments = told(
@@ -172,7 +172,7 @@ def test_every_spread_holds_whole_groups_and_the_whole_batch() -> None:
             assert micro * arguments["steps_per_generation"] % size == 0
 
 
-def test_open_micro_batches_hold_as_many_of_the_longest_as_fit() -> None:
+def test_default_micro_batches_contain_as_many_long_sequences_as_fit() -> None:
     gpu = Machine(variant="cuda")
     assert told(gpu)["per_device_train_batch_size"] == 4
     assert told(gpu, max_prompt_tokens=2000, max_response_tokens=4096)["per_device_train_batch_size"] == 1
@@ -180,7 +180,7 @@ def test_open_micro_batches_hold_as_many_of_the_longest_as_fit() -> None:
     assert told(gpu, max_response_tokens=100_000)["per_device_train_batch_size"] == 1
 
 
-def test_a_cpu_works_at_whole_groups() -> None:
+def test_cpu_training_uses_whole_groups() -> None:
     assert told()["per_device_train_batch_size"] == 16
     assert told(max_prompt_tokens=512, max_response_tokens=160)["per_device_train_batch_size"] == 32
     assert told(max_prompt_tokens=100, max_response_tokens=28)["per_device_train_batch_size"] == 64
@@ -188,11 +188,11 @@ def test_a_cpu_works_at_whole_groups() -> None:
     assert told(per_device_batch_size=2)["per_device_train_batch_size"] == 2
 
 
-def test_processes_wait_for_one_another_as_long_as_a_training_may_be_silent() -> None:
+def test_process_group_timeout_equals_the_silence_limit_of_a_training() -> None:
     assert told(FOUR_GPUS, **ET_AGENT, stall_timeout_s=7200.5)["ddp_timeout"] == 7201
 
 
-def test_adapters_are_told_apart_from_whole_weights() -> None:
+def test_adapters_are_distinguished_from_full_weights() -> None:
     assert lora_arguments(plan()) is None
     told_lora = lora_arguments(plan(finetuning_type="lora", lora_target="q_proj, v_proj", lora_alpha=4))
     assert told_lora is not None
@@ -202,7 +202,7 @@ def test_adapters_are_told_apart_from_whole_weights() -> None:
 
 
 @pytest.mark.parametrize("key", [*REFUSED_KEYS, *TYPED_KEYS])
-def test_a_key_of_trl_that_would_break_a_promise_is_refused_with_the_reason(key: str) -> None:
+def test_trl_key_that_breaks_a_guarantee_is_refused_with_the_reason(key: str) -> None:
     reason = f"write it as `rl.{TYPED_KEYS[key]}`" if key in TYPED_KEYS else REFUSED_KEYS[key]
     with pytest.raises(ConfigError) as caught:
         load_config(RlOptions, data={"extra": {key: 1}})

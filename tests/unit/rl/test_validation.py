@@ -55,7 +55,7 @@ def rl_step(step: int, reward: float | None = 0.5) -> RlStep:
     return RlStep(**{**named, "step": step, "reward": reward, "seconds": 1.0, "num_groups": 4, "num_equal_groups": 1})
 
 
-def test_the_most_right_policy_is_the_best_then_the_most_efficient_then_the_latest() -> None:
+def test_best_policy_is_the_most_correct_then_most_efficient_then_latest() -> None:
     made = validations(validation(10, 0.6, 0.1), validation(20, 0.7, 0.2), validation(30, 0.7, 0.3))
     assert choose_step("best", [10, 20, 30], made) == 30
     made[30] = validation(30, 0.7, 0.1)
@@ -65,13 +65,13 @@ def test_the_most_right_policy_is_the_best_then_the_most_efficient_then_the_late
     assert choose_step("last", [10, 20, 30], validations(validation(10, 1.0))) == 30
 
 
-def test_only_saved_policies_compete_and_those_without_a_verdict_do_not() -> None:
+def test_only_saved_policies_with_a_verdict_compete() -> None:
     made = validations(validation(5, 1.0), validation(10, 0.2), validation(20, None))
     assert choose_step("best", [10, 20], made) == 10
     assert choose_step("best", [20, 40], made) == 40
 
 
-def test_the_newest_and_the_best_state_are_kept() -> None:
+def test_newest_and_best_state_are_kept() -> None:
     made = validations(validation(10, 0.9), validation(20, 0.5))
     assert superseded("best", [10, 20, 30], made) == {20}
     assert superseded("last", [10, 20, 30], made) == {10, 20}
@@ -98,14 +98,14 @@ def questions() -> list[dict[str, Any]]:
     return [*rows, question("t", ["1"], "choice") | {"split": "train"}]
 
 
-def test_validation_asks_held_out_questions_of_every_domain_in_turns() -> None:
+def test_validation_takes_held_out_questions_from_every_domain_in_turn() -> None:
     chosen, num_held_out = validation_questions([Table(questions())], 8, seed=1)
     domains = [row["domain"] for row in chosen]
     assert num_held_out == 23 and domains == ["math", "qa"] * 3 + ["qa", "qa"]
     assert len({row["question_key"] for row in chosen}) == 8
 
 
-def test_the_order_of_questions_plays_no_part_in_validation_and_the_seed_does() -> None:
+def test_validation_depends_on_the_seed_but_not_on_question_order() -> None:
     shuffled = questions()
     random.Random(3).shuffle(shuffled)
     chosen = validation_questions([Table(questions())], 8, seed=1)
@@ -114,7 +114,7 @@ def test_the_order_of_questions_plays_no_part_in_validation_and_the_seed_does() 
     assert validation_questions([Table(questions())], 99, seed=2)[1] == 23
 
 
-def test_a_written_policy_may_part_from_the_live_one_only_where_rounding_decides() -> None:
+def test_exported_policy_may_differ_from_the_live_one_only_by_rounding() -> None:
     live = Greedy((5, 6, 7), (2.0, 0.05, 3.0))
     check_greedy(live, Greedy((5, 6, 7), (2.0, 0.1, 3.0)))
     check_greedy(live, Greedy((5, 9, 1), (2.0, 0.1, 3.0)))
@@ -137,7 +137,7 @@ def split_weights(folder: Path, further: dict[str, tuple[str, tuple[int, ...]]])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
-def test_a_tied_output_layer_may_be_left_out_and_nothing_else(tmp_path: Path) -> None:
+def test_only_a_tied_output_layer_may_be_omitted(tmp_path: Path) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     assert check_weights(made, start)
     split_weights(start, {"lm_head.weight": ("BF16", (2, 3))})
@@ -150,7 +150,7 @@ def test_a_tied_output_layer_may_be_left_out_and_nothing_else(tmp_path: Path) ->
     assert not check_weights(made, start)
 
 
-def test_weights_may_be_in_32_bits_where_those_of_the_start_are_in_16(tmp_path: Path) -> None:
+def test_exported_weights_may_be_fp32_if_the_start_is_16_bit(tmp_path: Path) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     wider = {name: ("F32", shape) for name, (_, shape) in tensors(start).items()}
     assert wider != tensors(start)
@@ -161,7 +161,7 @@ def test_weights_may_be_in_32_bits_where_those_of_the_start_are_in_16(tmp_path: 
 
 
 @pytest.mark.parametrize("in_files", [1, 2])
-def test_weights_for_other_programs_beside_those_of_the_start_are_not_compared(tmp_path: Path, in_files: int) -> None:
+def test_foreign_weight_files_of_the_start_are_not_compared(tmp_path: Path, in_files: int) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     if in_files == 2:
         split_weights(start, {"lm_head.weight": ("BF16", (2, 3))})
@@ -171,7 +171,7 @@ def test_weights_for_other_programs_beside_those_of_the_start_are_not_compared(t
     assert check_weights(made, start)
 
 
-def test_a_start_whose_index_lists_files_that_are_not_there_is_no_start_to_compare_with(tmp_path: Path) -> None:
+def test_start_index_with_missing_files_cannot_be_compared(tmp_path: Path) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     split_weights(start, {"lm_head.weight": ("BF16", (2, 3))})
     (start / "model-00002-of-00002.safetensors").unlink()
@@ -182,7 +182,7 @@ def test_a_start_whose_index_lists_files_that_are_not_there_is_no_start_to_compa
 @pytest.mark.parametrize(
     "listed", ["../model.safetensors", "/model.safetensors", "*.safetensors", "model.bin", 1, ["x"]]
 )
-def test_an_index_lists_files_beside_it_alone(tmp_path: Path, listed: Any) -> None:
+def test_index_may_only_list_files_in_its_folder(tmp_path: Path, listed: Any) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     (start / "model.safetensors").unlink()
     (start / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"embed.weight": listed}}))
@@ -191,7 +191,7 @@ def test_an_index_lists_files_beside_it_alone(tmp_path: Path, listed: Any) -> No
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {}}', '{"weight_map": []}'])
-def test_a_damaged_index_is_told(tmp_path: Path, content: str) -> None:
+def test_damaged_index_is_reported(tmp_path: Path, content: str) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     (start / "model.safetensors").unlink()
     (start / "model.safetensors.index.json").write_text(content)
@@ -199,7 +199,7 @@ def test_a_damaged_index_is_told(tmp_path: Path, content: str) -> None:
         check_weights(made, start)
 
 
-def test_a_state_that_was_told_and_is_not_whole_any_more_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_reported_but_incomplete_state_is_not_resumed_from(tmp_path: Path) -> None:
     folder = RlFolder(tmp_path)
     file = EventFile(folder.events)
     for step in (2, 4, 6):
@@ -211,7 +211,7 @@ def test_a_state_that_was_told_and_is_not_whole_any_more_is_not_gone_on_from(tmp
     assert saved_step(folder) == 2 and folder.newest_state() == folder.output / "checkpoint-2"
 
 
-def test_what_came_after_the_state_that_is_gone_on_from_is_dropped(tmp_path: Path) -> None:
+def test_steps_after_the_resumed_state_are_dropped(tmp_path: Path) -> None:
     file, events = EventFile(tmp_path / "events"), RlEvents(tmp_path / "events")
     figures = {"num_questions": 1, "correctness": 1.0, "format_ok": 1.0, "efficiency": 1.0, "calls": 0.0, "length": 1.0}
     file.write("begin", resumed_step=0)
@@ -228,13 +228,13 @@ def test_what_came_after_the_state_that_is_gone_on_from_is_dropped(tmp_path: Pat
     assert events.steps[0].reward is None
 
 
-def test_a_curve_of_blocks_spans_its_own_values() -> None:
+def test_block_curve_spans_its_own_values() -> None:
     assert sparkline([0.0, 1.0, 0.5, None, 1.0]) == "▁█▅ █"
     assert sparkline(list(range(100)), width=3) == "▁▅█"
     assert sparkline([2.0, 2.0]) == "▄▄" and sparkline([None]) == "" and sparkline([]) == ""
 
 
-def test_moving_means_pass_over_what_is_unknown() -> None:
+def test_moving_means_skip_unknown_values() -> None:
     assert moving_mean([1.0, None, 3.0, 5.0], width=2) == [1.0, 1.0, 3.0, 4.0]
     assert moving_mean([None, 1.0]) == [None, 1.0]
 
@@ -254,7 +254,7 @@ def trajectory(session: int, text: str, status: str = "answered") -> GroupTrajec
     )  # fmt: skip
 
 
-def test_a_dumped_step_is_rows_of_the_table_and_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_dumped_step_becomes_table_rows_and_replaces_an_earlier_one(tmp_path: Path) -> None:
     asked = Question("q", "Who founded Oreb?", dataset="world", domain="qa")
     group = Group("g", asked, [trajectory(0, WELL), trajectory(1, "<think>", "failed")])
     items = [
@@ -278,7 +278,7 @@ def test_a_dumped_step_is_rows_of_the_table_and_replaces_an_earlier_one(tmp_path
     assert list(read_steps(tmp_path / "nowhere", 10)) == []
 
 
-def test_paths_of_an_environment_are_whole_and_its_digest_stays(
+def test_environment_paths_are_absolute_and_its_digest_is_unchanged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

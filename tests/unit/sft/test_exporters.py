@@ -61,12 +61,12 @@ def llamafactory_rows(folder: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.covers("pareto-12")
 @pytest.mark.parametrize("name", ["sharegpt", "alpaca"])
-def test_llamafactory_finds_system_question_and_answer_each_in_its_place(tmp_path: Path, name: str) -> None:
+def test_llamafactory_finds_system_question_and_answer_in_their_columns(tmp_path: Path, name: str) -> None:
     expected = [{part: row[part] for part in ("system", "user", "assistant")} for row in ROWS]
     assert list(llamafactory_rows(exported(tmp_path, name))) == expected
 
 
-def test_messages_of_openai_read_back_and_an_empty_system_message_is_left_out(tmp_path: Path) -> None:
+def test_openai_messages_round_trip_and_an_empty_system_message_is_omitted(tmp_path: Path) -> None:
     lines = (exported(tmp_path, "openai") / "openai.jsonl").read_bytes().split(b"\n")
     assert lines.pop() == b"" and len(lines) == len(ROWS)
     for line, row in zip(lines, ROWS, strict=True):
@@ -76,7 +76,7 @@ def test_messages_of_openai_read_back_and_an_empty_system_message_is_left_out(tm
         assert [message["content"] for message in messages] == [row[role] for role in roles]
 
 
-def test_a_hugging_face_data_set_keeps_ids_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporters, "_PART_ROWS", 1)
     found = load(tmp_path / "hf", str(exported(tmp_path, "hf")))
     assert [row["input_ids"] for row in found] == [row["input_ids"] for row in ROWS]
@@ -84,7 +84,7 @@ def test_a_hugging_face_data_set_keeps_ids_and_masks(tmp_path: Path, monkeypatch
     assert [row["attention_mask"] for row in found] == [[1] * row["num_tokens"] for row in ROWS]
     assert [row["messages"][-1]["content"] for row in found] == [row["assistant"] for row in ROWS]
     assert [row["tid"] for row in found] == ["a", "b", "c", "d"]
-    assert FORMATS["hf"].loses == ()
+    assert FORMATS["hf"].limitations == ()
 
 
 def test_large_tables_become_several_parts_with_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_large_tables_become_several_parts_with_all_rows(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ROW_FORMATS)
-def test_the_side_car_says_in_the_same_order_where_rows_come_from(tmp_path: Path, name: str) -> None:
+def test_sidecar_lists_row_sources_in_the_same_order(tmp_path: Path, name: str) -> None:
     folder = exported(tmp_path, name)
     assert side_car(folder) == [
         {
@@ -113,7 +113,7 @@ def test_the_side_car_says_in_the_same_order_where_rows_come_from(tmp_path: Path
     ]
     about = json.loads((folder / "export.json").read_text())
     assert (about["kind"], about["format"], about["num_rows"], about["num_text_mode"]) == ("sft_rows", name, 4, 1)
-    assert bool(about["loses"]) == (name != "hf")
+    assert bool(about["limitations"]) == (name != "hf")
 
 
 def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
@@ -123,9 +123,7 @@ def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
         assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
 
 
-def test_a_failed_export_leaves_nothing_and_an_older_one_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_export_leaves_nothing_and_keeps_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = exported(tmp_path, "sharegpt")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     table = table_of(tmp_path / "damaged", ROWS)
@@ -158,7 +156,7 @@ def test_only_an_export_is_ever_replaced(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "out")) == ["alpaca.jsonl", "dataset_info.json", "export.json", "rows.jsonl"]
 
 
-def test_the_command_line_exports_and_says_what_is_lost(tmp_path: Path) -> None:
+def test_export_command_writes_files_and_reports_what_is_lost(tmp_path: Path) -> None:
     run_with_rows(tmp_path / "root", ROWS)
     common = ["export", "sft_rows", "--run", "test", "--root", str(tmp_path / "root")]
     done = CliRunner().invoke(cli, [*common, "--format", "sharegpt", "--out", str(tmp_path / "out"), "--json"])

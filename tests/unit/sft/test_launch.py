@@ -34,7 +34,7 @@ def write_step(events: EventFile, step: int, seconds: float) -> None:
     events.write("step", step=step, seconds=seconds, **STEP)
 
 
-def test_only_ids_and_labels_are_stored_and_only_once(tmp_path: Path) -> None:
+def test_only_ids_and_labels_are_stored_exactly_once(tmp_path: Path) -> None:
     folder = TrainingFolder(tmp_path / "new")
     assert store_rows(folder, [batch([1, 2], [3]), batch([4])]) == 3
     stored = pq.read_table(folder.parquet)
@@ -44,7 +44,7 @@ def test_only_ids_and_labels_are_stored_and_only_once(tmp_path: Path) -> None:
     assert store_rows(folder, unreadable()) == 3
 
 
-def test_rows_that_were_not_stored_whole_do_not_count(tmp_path: Path) -> None:
+def test_incompletely_stored_rows_do_not_count(tmp_path: Path) -> None:
     folder = TrainingFolder(tmp_path)
 
     with pytest.raises(StorageError):
@@ -52,7 +52,7 @@ def test_rows_that_were_not_stored_whole_do_not_count(tmp_path: Path) -> None:
     assert not folder.parquet.exists() and store_rows(folder, [batch([1])]) == 1
 
 
-def test_the_newest_state_is_the_complete_one_with_most_steps(tmp_path: Path) -> None:
+def test_newest_state_is_the_complete_one_with_most_steps(tmp_path: Path) -> None:
     folder = TrainingFolder(tmp_path)
     assert folder.newest_state() is None
     for name in ("checkpoint-5", "checkpoint-40", "checkpoint-100", "checkpoint-x", "other"):
@@ -69,7 +69,7 @@ def test_the_newest_state_is_the_complete_one_with_most_steps(tmp_path: Path) ->
     ]
 
 
-def test_steps_that_were_done_twice_count_once(tmp_path: Path) -> None:
+def test_repeated_steps_count_once(tmp_path: Path) -> None:
     file = EventFile(tmp_path / "events")
     file.write("begin", resumed_step=0)
     for step in (1, 2, 3):
@@ -82,7 +82,7 @@ def test_steps_that_were_done_twice_count_once(tmp_path: Path) -> None:
     assert [(step.step, step.seconds) for step in events.steps] == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
-def test_a_torn_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) -> None:
+def test_truncated_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.write_text('{"event": "begin", "resumed')
     events = TrainingEvents(path)
@@ -92,7 +92,7 @@ def test_a_torn_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) ->
     assert [event["event"] for event in events.new()] == ["saved"]
 
 
-def test_gpus_that_cannot_be_counted_have_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncountable_gpus_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_GPUS", tmp_path / "gpus")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ConfigError, match="set `devices` or `num_devices`"):
@@ -104,7 +104,7 @@ def test_gpus_that_cannot_be_counted_have_to_be_named(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
-def test_the_locks_keep_within_what_llamafactory_accepts(variant: str) -> None:
+def test_locks_respect_llamafactory_version_bounds(variant: str) -> None:
     """As its own check of versions has them; torchaudio takes one torch only."""
     pins = dict(
         line.split(" ")[0].split("==")

@@ -48,7 +48,7 @@ def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, base: Path) -> No
         train(run, base)
 
 
-def test_rows_without_ids_and_too_long_ones_leave_nothing_to_train_on(tmp_path: Path, base: Path) -> None:
+def test_training_fails_if_all_rows_lack_ids_or_are_too_long(tmp_path: Path, base: Path) -> None:
     run = run_with_rows(tmp_path / "root", [sft_row("a", **TEXT_MODE), sft_row("b", said=50)])
     with pytest.raises(StageFailed, match=r"none of 2 rows can be trained on \(text_mode 1, too_long 1\)"):
         train(run, base, cutoff_tokens=20)
@@ -57,13 +57,13 @@ def test_rows_without_ids_and_too_long_ones_leave_nothing_to_train_on(tmp_path: 
 @pytest.mark.parametrize(
     ("model", "said"), [("./nowhere", "folder ./nowhere does not exist"), ("{tmp}", "has no config.json")]
 )
-def test_a_model_that_is_none_is_told_by_name(tmp_path: Path, model: str, said: str) -> None:
+def test_invalid_model_is_reported_by_name(tmp_path: Path, model: str, said: str) -> None:
     run = run_with_rows(tmp_path / "root", [sft_row("a")])
     with pytest.raises(TreadleError, match=said):
         train(run, model.format(tmp=tmp_path))
 
 
-def test_a_missing_library_of_pictures_is_told_before_the_training(
+def test_missing_image_library_is_reported_before_training(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with_rows(tmp_path / "root", [sft_row("a", tokenizer_digest=ChatTokenizer.load(base).digest)])
@@ -99,7 +99,7 @@ def own_rows(root: Path, base: Path) -> Run:
     return run_with_rows(root, [sft_row("a", tokenizer_digest=ChatTokenizer.load(base).digest)])
 
 
-def test_rows_of_another_tokenizer_than_that_of_a_hub_id_are_refused_before_a_step(
+def test_rows_with_another_tokenizer_than_the_hub_id_are_refused_before_a_step(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(base, told="another")
@@ -111,7 +111,7 @@ def test_rows_of_another_tokenizer_than_that_of_a_hub_id_are_refused_before_a_st
     assert not engine.began
 
 
-def test_a_checkpoint_with_another_tokenizer_than_its_rows_is_not_handed_over(
+def test_checkpoint_with_another_tokenizer_than_its_rows_is_not_exported(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage, "fine_tune", Engine(base, told="t"))
@@ -120,7 +120,7 @@ def test_a_checkpoint_with_another_tokenizer_than_its_rows_is_not_handed_over(
         train(run, "org/name")
 
 
-def test_the_commit_of_a_hub_id_stands_in_the_checkpoint(
+def test_checkpoint_contains_the_commit_of_its_hub_id(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = ChatTokenizer.load(base).digest
@@ -133,9 +133,7 @@ def test_the_commit_of_a_hub_id_stands_in_the_checkpoint(
     assert row["base_model"] == "org/name" and row["base_digest"] == "c0ffee"
 
 
-def test_a_checkpoint_does_not_say_where_a_machine_keeps_its_files(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_contains_no_local_paths(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "fine_tune", Engine(base, told=ChatTokenizer.load(base).digest))
     made = []
     for machine in ("one", "two"):
@@ -149,13 +147,13 @@ def test_a_checkpoint_does_not_say_where_a_machine_keeps_its_files(
     assert made[0] == made[1] and b"model_name_or_path: embedded" in made[0] and b"./rows" in made[0]
 
 
-def test_a_checkpoint_that_was_not_made_yet_is_asked_for(tmp_path: Path) -> None:
+def test_missing_checkpoint_is_requested(tmp_path: Path) -> None:
     run = run_with_rows(tmp_path / "root", [sft_row("a")])
     with pytest.raises(RunError, match="1/sft@first, which has not been run"):
         train(run, "1/sft@first", (Address.parse("1/sft@first"),))
 
 
-def test_a_hub_id_stays_as_it_is_and_folders_are_told_apart_by_their_files(base: Path) -> None:
+def test_hub_id_is_unchanged_and_folders_are_identified_by_their_files(base: Path) -> None:
     assert base_model("org/name", (), key="x") == "org/name" and base_model(str(base), (), key="x") == base
     before = folder_digest(str(base))
     assert before and folder_digest("org/name") == "" and folder_digest("embedded") == ""

@@ -34,14 +34,14 @@ def counted(tmp_path: Path, rows: list[dict[str, Any]] = ROWS, **options: Any) -
     return statistics, selection
 
 
-def test_rows_too_long_or_without_ids_or_over_the_limit_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_rows_overlong_without_ids_or_over_the_limit_are_skipped_and_counted(tmp_path: Path) -> None:
     statistics, selection = counted(tmp_path, cutoff_tokens=60, max_rows=3)
     assert statistics.numbers("num_tokens").tolist() == [20, 40, 60]
     assert selection.left_out() == {"text_mode": 1, "too_long": 1, "over_limit": 1}
     assert (selection.num_read, selection.num_rows, selection.longest_row) == (6, 3, 60)
 
 
-def test_lengths_and_shares_are_exact_by_operator_and_data_set(tmp_path: Path) -> None:
+def test_lengths_and_shares_are_exact_by_operator_and_dataset(tmp_path: Path) -> None:
     statistics, selection = counted(tmp_path)
     groups = {(group.kind, group.name): group for group in statistics.groups()}
     overall, hint = groups["all", "all"], groups["operator", "hint_tail"]
@@ -57,21 +57,21 @@ def test_lengths_and_shares_are_exact_by_operator_and_data_set(tmp_path: Path) -
     }  # fmt: skip
 
 
-def test_rows_whose_results_are_targets_are_counted(tmp_path: Path) -> None:
+def test_rows_with_trainable_results_are_counted(tmp_path: Path) -> None:
     masked = sft_row("m", prompt=5, said=5, results=4)
     unmasked = sft_row("u", prompt=5, said=5, results=4, num_target_tokens=9)
     statistics, _ = counted(tmp_path, [masked, unmasked])
     assert statistics.num_unmasked() == 1
 
 
-def test_no_rows_at_all_are_no_error(tmp_path: Path) -> None:
+def test_empty_rows_are_not_an_error(tmp_path: Path) -> None:
     statistics, selection = counted(tmp_path, cutoff_tokens=1)
     assert metrics_of(statistics, selection)["rows"] == 0
     assert "0 of 6 rows are trained on" in render_statistics(statistics, selection)
     ElementTree.fromstring(draw_rows(statistics, 1))
 
 
-def test_the_table_holds_names_that_would_break_it(tmp_path: Path) -> None:
+def test_table_escapes_names_that_would_break_it(tmp_path: Path) -> None:
     text = render_statistics(*counted(tmp_path))
     assert "5 of 6 rows are trained on: 280 tokens, 210 of them targets (75.0%)" in text
     assert "\x1b" not in text and "\x00" not in text and "<script>" not in text
@@ -80,7 +80,7 @@ def test_the_table_holds_names_that_would_break_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cutoff_tokens", [None, 90])
-def test_the_picture_is_the_same_for_the_same_rows_and_is_sound(tmp_path: Path, cutoff_tokens: int | None) -> None:
+def test_figure_is_valid_and_deterministic(tmp_path: Path, cutoff_tokens: int | None) -> None:
     pictures = [draw_rows(counted(tmp_path / place)[0], cutoff_tokens) for place in ("1", "2")]
     assert pictures[0] == pictures[1]
     root = ElementTree.fromstring(pictures[0])
@@ -91,7 +91,7 @@ def test_the_picture_is_the_same_for_the_same_rows_and_is_sound(tmp_path: Path, 
     assert not re.search(rb"\d{4}-\d\d-\d\d", pictures[0])
 
 
-def test_the_picture_does_not_depend_on_the_users_own_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_does_not_depend_on_the_user_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 
     usual = draw_rows(counted(tmp_path / "1")[0])

@@ -24,37 +24,37 @@ def config(**more) -> TreadleConfig:
     return load_config(TreadleConfig, data={"models": MODELS, "environment": {"search": {"enabled": False}}, **more})
 
 
-def test_a_flow_has_rollouts_and_scores_per_model_and_one_report() -> None:
+def test_flow_has_rollouts_and_scores_per_model_and_one_report() -> None:
     addresses = [str(address) for address in flow_addresses(config())]
     assert addresses == [
         "1/questions", "1/rollouts@base", "1/scores@base", "1/rollouts@tuned", "1/scores@tuned", "1/report",
     ]  # fmt: skip
 
 
-def test_an_override_changes_one_instance_only() -> None:
+def test_override_changes_one_instance_only() -> None:
     changed = config(overrides={"1/rollouts@base": {"max_questions": 3}})
     assert instance(changed, Address.parse("1/rollouts@base")).settings.options.max_questions == 3
     assert instance(changed, Address.parse("1/rollouts@tuned")).settings.options.max_questions is None
 
 
-def test_an_unknown_key_of_an_override_is_refused_with_its_place() -> None:
+def test_unknown_override_key_is_refused_with_its_location() -> None:
     with pytest.raises(ConfigError, match=r'overrides."1/rollouts@base".max_question'):
         instance(config(overrides={"1/rollouts@base": {"max_question": 3}}), Address.parse("1/rollouts@base"))
 
 
-def test_an_operational_key_of_an_override_is_not_locked() -> None:
+def test_operational_override_key_is_not_locked() -> None:
     locked = semantic_of(config(overrides={"1/rollouts@base": {"max_concurrent": 3}}))
     assert locked == semantic_of(config(overrides={"1/rollouts@base": {"max_concurrent": 5}}))
     assert locked != semantic_of(config(overrides={"1/rollouts@base": {"max_questions": 5}}))
 
 
 @pytest.mark.parametrize("text", ["1/rollouts", "1/rollouts@other", "1/report@base", "1/nonsense"])
-def test_an_instance_that_cannot_exist_is_refused(text: str) -> None:
+def test_impossible_instance_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         instance(config(), Address.parse(text))
 
 
-def test_fine_tuning_begins_with_a_policy_of_the_run_but_not_with_what_it_makes_itself() -> None:
+def test_sft_starts_from_a_policy_of_the_run_but_not_from_its_own_output() -> None:
     begun = instance(config(sft={"model": "1/rl@phase-1"}), Address.parse("1/sft"))
     assert begun.inputs["checkpoint"] == (Address.parse("1/rl@phase-1"),)
     assert instance(config(), Address.parse("1/sft")).inputs["checkpoint"] == ()
@@ -64,7 +64,7 @@ def test_fine_tuning_begins_with_a_policy_of_the_run_but_not_with_what_it_makes_
         instance(config(sft={"model": "1/sft"}), Address.parse("1/sft"))
 
 
-def test_the_index_of_a_run_is_that_of_its_search_tool(tmp_path: Path) -> None:
+def test_run_index_comes_from_its_search_tool(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "chunk_words": 50, "top_n": 2}
     made = instance(config(environment={"search": search}), Address.parse("1/index"))
@@ -89,12 +89,12 @@ WEB = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
         ({"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}, "web": WEB}, "at services and the web"),
     ],
 )
-def test_a_run_without_an_index_of_its_own_has_no_such_stage(search: dict[str, object], where: str) -> None:
+def test_run_without_its_own_index_has_no_index_stage(search: dict[str, object], where: str) -> None:
     with pytest.raises(ConfigError, match=f"this run searches {where}, so it has no index of its own"):
         instance(config(environment={"search": search}), Address.parse("1/index"))
 
 
-def test_the_summarizer_is_no_agent_unless_it_is_named_as_one() -> None:
+def test_summarizer_is_not_an_agent_unless_named_as_one() -> None:
     search = {"enabled": False, "summarizer": "tuned"}
     stages = {address.qualifier for address in flow_addresses(config(environment={"search": search}))}
     assert stages == {None, "base"}
@@ -102,7 +102,7 @@ def test_the_summarizer_is_no_agent_unless_it_is_named_as_one() -> None:
     assert {address.qualifier for address in flow_addresses(both)} == {None, "base", "tuned"}
 
 
-def test_another_summarizer_makes_other_rollouts(tmp_path: Path) -> None:
+def test_another_summarizer_changes_the_rollouts(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
 
     def fingerprint(**search: object) -> str:
@@ -113,7 +113,7 @@ def test_another_summarizer_makes_other_rollouts(tmp_path: Path) -> None:
     assert len({plain, own, other, fingerprint(summarizer="tuned", summarizer_sampling={"max_tokens": 9})}) == 4
 
 
-def test_the_report_knows_headline_and_areas_of_its_data_sets() -> None:
+def test_report_uses_headline_and_areas_of_its_datasets() -> None:
     sources = [{"path": f"{name}.jsonl"} for name in ("aime24", "musique", "gsm8k")]
     sources.append({"path": "own.jsonl", "dataset": "own", "domain": "choice"})
     questions = {"sources": sources, "benchmarks": {"mine": {"domain": "math"}}}
@@ -125,7 +125,7 @@ def test_the_report_knows_headline_and_areas_of_its_data_sets() -> None:
     assert (bound.headline, bound.areas["own"], bound.areas["gsm8k"]) == (("gsm8k",), "math", "math")
 
 
-def test_names_of_data_sets_that_the_report_does_not_find_are_refused_at_once() -> None:
+def test_unknown_report_dataset_names_are_refused_immediately() -> None:
     sources: list[dict[str, str]] = [{"path": f"{name}.jsonl"} for name in ("aime24", "musique")]
     for said in ({"headline": ["aime24", "musiqe"]}, {"areas": {"musiqe": "math"}}):
         with pytest.raises(ConfigError, match="names data set 'musiqe', which no source .* aime24, musique"):
@@ -138,7 +138,7 @@ def test_names_of_data_sets_that_the_report_does_not_find_are_refused_at_once() 
     instance(config(questions={"sources": from_rows}, report={"headline": ["musiqe"]}), Address.parse("1/report"))
 
 
-def test_questions_tell_the_area_of_a_data_set_whose_sources_differ() -> None:
+def test_questions_report_the_area_of_a_dataset_with_mixed_sources() -> None:
     sources = [{"path": f"{domain}.jsonl", "dataset": "own", "domain": domain} for domain in ("math", "qa")]
 
     def areas(**told: dict[str, Any]) -> dict[str, str]:
@@ -150,7 +150,7 @@ def test_questions_tell_the_area_of_a_data_set_whose_sources_differ() -> None:
     assert areas(questions={"sources": sources, "domains": {"own": "math"}}) == {"own": "math"}
 
 
-def test_a_data_set_with_the_name_of_an_average_is_refused_at_once() -> None:
+def test_dataset_named_like_an_average_is_refused_immediately() -> None:
     sources = [{"path": f"{name}.jsonl"} for name in ("math", "musique")]
     with pytest.raises(ConfigError, match="may not be called 'math'.* `dataset = \"math-test\"`"):
         instance(config(questions={"sources": sources}), Address.parse("1/report"))

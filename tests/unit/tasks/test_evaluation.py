@@ -13,7 +13,7 @@ from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.evaluation import Asked, evaluation_config, model_name, run_name, unknown_template
+from treadle.tasks.evaluation import EvalOptions, evaluation_config, model_name, run_name, unknown_template
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 URL = "http://localhost:8000/v1"
@@ -28,12 +28,12 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(*benchmarks: str, data_root: Path | None = None, **more: Any) -> Asked:
+def asked(*benchmarks: str, data_root: Path | None = None, **more: Any) -> EvalOptions:
     given: dict[str, Any] = {"model": "org/Some-Model", "endpoints": (URL,), **more}
-    return Asked(benchmarks=benchmarks, data_root=data_root, **given)
+    return EvalOptions(benchmarks=benchmarks, data_root=data_root, **given)
 
 
-def made(wanted: Asked, *texts: str, root: Path, overrides: tuple[str, ...] = ()) -> TreadleConfig:
+def made(wanted: EvalOptions, *texts: str, root: Path, overrides: tuple[str, ...] = ()) -> TreadleConfig:
     """The configuration with these files below it."""
     files = [root / f"{number}.toml" for number in range(len(texts))]
     for path, text in zip(files, texts, strict=True):
@@ -41,7 +41,7 @@ def made(wanted: Asked, *texts: str, root: Path, overrides: tuple[str, ...] = ()
     return evaluation_config(wanted, root / "outputs", "r", files, overrides)
 
 
-def test_a_benchmark_by_name_is_found_in_its_folder_in_any_form(data: Path) -> None:
+def test_benchmark_name_is_found_in_its_folder_in_any_form(data: Path) -> None:
     names = ("gsm8k", "aime24", "amc23", "mmlu-pro")
     config = made(asked(*names, data_root=data), root=data)
     paths = [source.path for source in config.questions.sources if source.path is not None]
@@ -55,7 +55,7 @@ def test_a_benchmark_by_name_is_found_in_its_folder_in_any_form(data: Path) -> N
     ]  # fmt: skip
 
 
-def test_options_come_above_files_and_below_set(data: Path) -> None:
+def test_options_override_files_and_set_overrides_options(data: Path) -> None:
     files = (
         "[rollouts]\nmax_concurrent = 3\nsampling = { temperature = 0.1, top_k = 7 }\n",
         "[questions.benchmarks.mine]\ndomain = 'qa'\n[flow]\nstages = ['pools']\n",
@@ -86,14 +86,12 @@ def test_options_come_above_files_and_below_set(data: Path) -> None:
         ({"tools": frozenset()}, ()),
     ],
 )
-def test_the_agent_searches_where_there_is_something_to_search(
-    data: Path, options: dict[str, Any], tools: tuple[str, ...]
-) -> None:
+def test_agent_searches_if_a_search_source_exists(data: Path, options: dict[str, Any], tools: tuple[str, ...]) -> None:
     environment = made(asked("gsm8k", data_root=data, **options), root=data).environment
     assert set(environment.enabled_tools) == set(tools)
 
 
-def test_a_service_takes_the_place_of_a_corpus_of_the_files_and_the_other_way_round(data: Path) -> None:
+def test_service_replaces_a_configured_corpus_and_vice_versa(data: Path) -> None:
     corpus = "[environment.search]\ntop_n = 2\nengine = 'dense'\ncorpus = ['c.jsonl']\n"
     service = "[environment.search.service]\nendpoints = [{ url = 'http://localhost:1' }]\n"
     at = ("http://localhost:1243",)
@@ -105,7 +103,7 @@ def test_a_service_takes_the_place_of_a_corpus_of_the_files_and_the_other_way_ro
     assert made(asked("gsm8k", data_root=data), root=data, overrides=(by_key,)).environment.search.enabled
 
 
-def test_the_web_is_something_to_search_and_stays_beside_a_service(data: Path) -> None:
+def test_web_counts_as_a_search_source_and_combines_with_a_service(data: Path) -> None:
     web = "[environment.search.web]\nprovider = { type = 'searxng', url = 'http://localhost:1' }\n"
     search = made(asked("gsm8k", data_root=data), web, root=data).environment.search
     assert search.enabled and search.uses_web and not search.uses_local
@@ -113,7 +111,7 @@ def test_the_web_is_something_to_search_and_stays_beside_a_service(data: Path) -
     assert both.environment.search.uses_web and both.environment.search.uses_local
 
 
-def test_a_judge_decides_and_votes(data: Path) -> None:
+def test_judge_decides_and_votes(data: Path) -> None:
     config = made(asked("gsm8k", data_root=data, judge="Big", judge_endpoints=(URL,)), root=data)
     assert config.models["judge"].api == "chat" and config.models["judge"].model == "Big"
     assert config.scores.judges.models == ("judge",) and config.scores.redundancy.model == "judge"
@@ -124,7 +122,7 @@ def test_a_judge_decides_and_votes(data: Path) -> None:
         made(asked("gsm8k", data_root=data, model="judge", judge="Big", judge_endpoints=(URL,)), root=data)
 
 
-def test_a_service_that_only_chats_is_asked_so_and_has_a_template_of_its_own(data: Path) -> None:
+def test_chat_only_service_uses_chat_and_its_own_template(data: Path) -> None:
     config = made(asked("gsm8k", data_root=data, chat=True), root=data)
     assert config.models["Some-Model"].api == "chat" and unknown_template(config) == ()
     known = "[models]\nown = { model = 'own', endpoints = [{ url = 'http://localhost:1/v1' }] }\n"
@@ -150,14 +148,14 @@ JUDGE_ALONE = "[models]\njudge = { model = 'mine', endpoints = [{ url = 'http://
     ],
     ids=["name of another table", "other model by --set", "server of another model", "judge over the evaluated one"],
 )
-def test_another_model_than_the_one_that_was_asked_for_is_never_measured(
+def test_never_evaluates_another_model_than_requested(
     data: Path, files: str, options: dict[str, Any], overrides: tuple[str, ...], line: str
 ) -> None:
     with pytest.raises(ConfigError, match=line):
         made(asked("gsm8k", data_root=data, **options), files, root=data, overrides=overrides)
 
 
-def test_what_belongs_to_the_model_of_the_files_is_not_taken_for_that_of_another(data: Path) -> None:
+def test_settings_of_a_configured_model_do_not_apply_to_another(data: Path) -> None:
     own = "[models]\nown = { model = 'own', tokenizer = 'tok', revision = 'v1', max_model_len = 4096 }\n"
     same = made(asked("gsm8k", data_root=data, model="own"), own, root=data).models["own"]
     assert (same.tokenizer, same.revision, same.max_model_len) == (Path("tok"), "v1", 4096)
@@ -170,19 +168,19 @@ def test_what_belongs_to_the_model_of_the_files_is_not_taken_for_that_of_another
 
 
 @pytest.mark.parametrize("preset", ["smoke", "eval-reference"])
-def test_a_preset_means_the_same_to_run_and_to_eval(tmp_path: Path, preset: str) -> None:
+def test_preset_means_the_same_for_run_and_eval(tmp_path: Path, preset: str) -> None:
     path = CONFIGS / f"{preset}.toml"
     by_run = load_config(TreadleConfig, (path,))
-    assert semantic_of(evaluation_config(Asked(), tmp_path, "r", (path,))) == semantic_of(by_run)
+    assert semantic_of(evaluation_config(EvalOptions(), tmp_path, "r", (path,))) == semantic_of(by_run)
 
 
-def test_a_preset_measures_another_model_on_files_elsewhere(data: Path) -> None:
+def test_preset_evaluates_another_model_on_files_elsewhere(data: Path) -> None:
     headline = ("aime24", "amc23", "math500", "2wiki", "bamboogle", "musique")
     for name in headline:
         (data / name).mkdir(exist_ok=True)
         (data / name / "test.jsonl").write_text("{}")
     preset = (CONFIGS / "eval-reference.toml",)
-    wanted = Asked(model="Other", endpoints=(URL,), data_root=data, max_questions=3)
+    wanted = EvalOptions(model="Other", endpoints=(URL,), data_root=data, max_questions=3)
     config = evaluation_config(wanted, data, "r", preset)
     assert [source.dataset for source in config.questions.sources] == list(headline)
     assert {source.limit for source in config.questions.sources} == {3}
@@ -190,11 +188,11 @@ def test_a_preset_measures_another_model_on_files_elsewhere(data: Path) -> None:
     assert config.flow.models == ("Other",) and "agent" not in config.models
     other = config.models["Other"]
     assert (other.model, other.max_model_len, len(other.endpoints)) == ("Other", 32768, 1)
-    smoke = evaluation_config(Asked(model="m", endpoints=(URL,)), data, "r", (CONFIGS / "smoke.toml",))
+    smoke = evaluation_config(EvalOptions(model="m", endpoints=(URL,)), data, "r", (CONFIGS / "smoke.toml",))
     assert smoke.models["m"].server is None and smoke.models["judge"].server is not None
 
 
-def test_the_reference_has_the_settings_of_the_publication() -> None:
+def test_reference_has_the_published_settings() -> None:
     config = load_config(TreadleConfig, (CONFIGS / "eval-reference.toml",))
     sampling, search = config.rollouts.sampling, config.environment.search
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.95, 20, 0.0)
@@ -220,38 +218,38 @@ def test_smoke_needs_no_network_and_five_rows_are_shipped() -> None:
     assert all((CONFIGS.parent / path).is_file() for path in config.environment.search.corpus)
 
 
-def test_names_of_models_and_runs_follow_from_what_was_asked() -> None:
+def test_model_and_run_names_follow_from_the_request() -> None:
     names = ["Qwen/Qwen2.5-7B-Instruct", "models/mine/", "gpt-4o:2024 x", "--", "a" * 300]
     assert [model_name(name) for name in names[:4]] == ["Qwen2.5-7B-Instruct", "mine", "gpt-4o-2024-x", "model"]
-    assert run_name(Asked(model=names[0], benchmarks=("gsm8k=x/y.jsonl", "2wiki"))) == (
+    assert run_name(EvalOptions(model=names[0], benchmarks=("gsm8k=x/y.jsonl", "2wiki"))) == (
         "eval-Qwen2.5-7B-Instruct-gsm8k-2wiki"
     )
-    assert len(run_name(Asked(model=names[4], benchmarks=("gsm8k",)))) == 100
+    assert len(run_name(EvalOptions(model=names[4], benchmarks=("gsm8k",)))) == 100
     mine = (Path("mine.toml"),)
-    assert run_name(Asked(model="m", benchmarks=("mine=x.jsonl",)), mine) == "eval-m-mine"
-    for asked_less in (Asked(model="m"), Asked(benchmarks=("mine=x.jsonl",))):
+    assert run_name(EvalOptions(model="m", benchmarks=("mine=x.jsonl",)), mine) == "eval-m-mine"
+    for asked_less in (EvalOptions(model="m"), EvalOptions(benchmarks=("mine=x.jsonl",))):
         with pytest.raises(ConfigError, match="name the run with --run"):
             run_name(asked_less, mine)
 
 
-def test_a_benchmark_is_named_once_in_whatever_case(data: Path) -> None:
+def test_benchmark_is_listed_once_regardless_of_case(data: Path) -> None:
     (data / "GSM8K").mkdir()
     (data / "GSM8K/test.jsonl").write_text("{}")
     with pytest.raises(ConfigError, match="is named twice"):
         made(asked("gsm8k", "GSM8K", data_root=data), root=data)
 
 
-def test_several_models_of_a_file_are_evaluated_together_but_not_changed_by_options(data: Path) -> None:
+def test_several_configured_models_are_evaluated_together_but_not_changed_by_options(data: Path) -> None:
     two = (
         "[models]\na = { model = 'a', server = { type = 'tutor' } }\nb = { model = 'b', server = { type = 'tutor' } }\n"
     )
-    config = made(Asked(benchmarks=("gsm8k",), data_root=data), two, root=data)
+    config = made(EvalOptions(benchmarks=("gsm8k",), data_root=data), two, root=data)
     assert len(flow_addresses(config)) == 6
     with pytest.raises(ConfigError, match="the configuration has a, b"):
         made(asked("gsm8k", data_root=data), two, root=data)
 
 
-def test_the_tokenizer_of_smoke_is_that_of_the_demo(tmp_path: Path) -> None:
-    made_here = write_byte_tokenizer(tmp_path / "tokenizer")
-    for path in made_here.iterdir():
+def test_smoke_uses_the_demo_tokenizer(tmp_path: Path) -> None:
+    named_checkpoint = write_byte_tokenizer(tmp_path / "tokenizer")
+    for path in named_checkpoint.iterdir():
         assert (CONFIGS / "smoke/tokenizer" / path.name).read_bytes() == path.read_bytes()

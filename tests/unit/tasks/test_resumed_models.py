@@ -13,7 +13,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import as_begun, open_run
+from treadle.tasks.planning.run_setup import open_run, with_run_defaults
 
 MODELS: dict[str, Any] = {name: {"model": name} for name in ("a", "b")}
 
@@ -35,7 +35,7 @@ def begin(root: Path, made: TreadleConfig, *, unnamed: bool = False) -> Run:
 
 def agents(root: Path, resumed: TreadleConfig) -> list[str | None]:
     """Those of the run when it is resumed with a configuration."""
-    resumed = as_begun(resumed, root, "r", ask=False)
+    resumed = with_run_defaults(resumed, root, "r", ask=False)
     open_run(root, "r", resumed)
     return [address.qualifier for address in flow_addresses(resumed) if address.stage == "rollouts"]
 
@@ -46,14 +46,14 @@ MORE = {"models": {**MODELS, "c": {"model": "c"}}}
 
 @pytest.mark.parametrize("unnamed", [False, True])
 @pytest.mark.parametrize("change", [{}, JUDGED_BY_A, MORE, {**MORE, "scores": {"judges": {"models": ["c"]}}}])
-def test_the_agents_of_a_run_stay(tmp_path: Path, change: dict[str, Any], unnamed: bool) -> None:
+def test_agents_of_a_run_are_kept(tmp_path: Path, change: dict[str, Any], unnamed: bool) -> None:
     begin(tmp_path, config(), unnamed=unnamed)
     assert agents(tmp_path, config(**change)) == ["a", "b"]
     assert agents(tmp_path, config()) == ["a", "b"]
 
 
 @pytest.mark.parametrize("unnamed", [False, True])
-def test_a_judge_that_judges_no_longer_stays_no_agent(tmp_path: Path, unnamed: bool) -> None:
+def test_removed_judge_stays_a_non_agent(tmp_path: Path, unnamed: bool) -> None:
     begin(tmp_path, config(**JUDGED_BY_A), unnamed=unnamed)
     assert agents(tmp_path, config()) == ["b"]
 
@@ -68,7 +68,7 @@ def test_other_agents_are_refused(tmp_path: Path, unnamed: bool) -> None:
         agents(tmp_path, config(models={"a": {"model": "a"}}))
 
 
-def test_a_model_that_is_named_again_is_what_it_was(tmp_path: Path) -> None:
+def test_model_named_again_keeps_its_role(tmp_path: Path) -> None:
     begin(tmp_path, config(**MORE, flow={"models": ["a", "b"]}))
     named = {"flow": {"models": ["a", "b"]}}
     with pytest.raises(RunError, match=r"models\.c\.model"):
@@ -76,7 +76,7 @@ def test_a_model_that_is_named_again_is_what_it_was(tmp_path: Path) -> None:
     assert agents(tmp_path, config(**named)) == ["a", "b"]
 
 
-def test_rules_that_phases_are_scored_by_are_locked(tmp_path: Path) -> None:
+def test_rules_that_score_phases_are_locked(tmp_path: Path) -> None:
     begin(tmp_path, config())
     for scores in ({"f1_threshold": 0.5}, {"symbolic": False}):
         with pytest.raises(RunError, match="choose a new run id"):

@@ -14,7 +14,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import StageContext
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.run_instances import making, run_instance
+from treadle.tasks.run_instances import run_instance, run_instances
 
 CONFIG = TreadleConfig.model_validate({"environment": {"search": {"enabled": False}}})
 FLOW = [counting(), DOUBLING]
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Run:
 def make(run: Run, *, cut_off_after: int | None = None, **how: Any) -> list[bool]:
     """For each instance of the flow whether it was made."""
     made = []
-    with making(FLOW, run, CONFIG, **how) as turns:
+    with run_instances(FLOW, run, CONFIG, **how) as turns:
         for turn in turns:
             made.append(not run_instance(turn.instance, run, force=turn.force, servers=turn.servers).reused)
             if len(made) == cut_off_after:
@@ -36,7 +36,7 @@ def make(run: Run, *, cut_off_after: int | None = None, **how: Any) -> list[bool
     return made
 
 
-def test_a_flow_is_made_once_and_again_where_that_is_forced(run: Run) -> None:
+def test_flow_runs_once_and_again_if_forced(run: Run) -> None:
     assert make(run) == [True, True]
     assert make(run) == [False, False]
     with pytest.raises(KeyboardInterrupt):
@@ -45,8 +45,8 @@ def test_a_flow_is_made_once_and_again_where_that_is_forced(run: Run) -> None:
     assert make(run, force=True) == [True, True]
 
 
-def test_all_turns_have_the_servers_of_the_flow(run: Run) -> None:
-    with making(FLOW, run, CONFIG) as turns:
+def test_all_instances_share_the_servers_of_the_flow(run: Run) -> None:
+    with run_instances(FLOW, run, CONFIG) as turns:
         servers = []
         for turn in turns:
             run_instance(turn.instance, run, servers=turn.servers)
@@ -54,7 +54,7 @@ def test_all_turns_have_the_servers_of_the_flow(run: Run) -> None:
     assert servers[0] is servers[1]
 
 
-def test_a_forced_flow_says_what_it_leaves_since_it_was_imported(run: Run) -> None:
+def test_forced_flow_reports_the_imports_it_keeps(run: Run) -> None:
     def imported(context: StageContext) -> Mapping[str, Any]:
         context.write("doubles", [{"number": 7}])
         return {"imported_from": "foreign.json"}

@@ -24,7 +24,7 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
              "127.1", "127.0.0.2.evil.example",
              "127.0.0.1@evil.example", "[::2]:8484", "localhost:8484.evil.example"],
 )  # fmt: skip
-def test_another_name_of_this_machine_is_refused(viewer: TestClient, host: str) -> None:
+def test_unknown_local_host_name_is_refused(viewer: TestClient, host: str) -> None:
     answer = viewer.get("/", headers={"host": host})
     assert answer.status_code == 421 and "Vorna" not in answer.text
 
@@ -32,7 +32,7 @@ def test_another_name_of_this_machine_is_refused(viewer: TestClient, host: str) 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8484", "localhost:9", "[::1]:8484", "localhost", "LOCALHOST:1", "127.0.0.2:8484"]
 )
-def test_its_own_names_are_answered(viewer: TestClient, host: str) -> None:
+def test_own_host_names_are_served(viewer: TestClient, host: str) -> None:
     assert viewer.get("/", headers={"host": host}).status_code == 200
 
 
@@ -55,7 +55,7 @@ def fetched(site: str, mode: str = "navigate", dest: str = "document") -> dict[s
         ("/", {"origin": "null"}),
     ],
 )
-def test_what_another_page_asks_for_is_refused(viewer: TestClient, path: str, headers: dict[str, str]) -> None:
+def test_requests_from_other_pages_are_refused(viewer: TestClient, path: str, headers: dict[str, str]) -> None:
     answer = viewer.get(path, headers=headers)
     assert answer.status_code == 403 and "Vorna" not in answer.text
 
@@ -71,13 +71,13 @@ def test_what_another_page_asks_for_is_refused(viewer: TestClient, path: str, he
         ("/", {}),
     ],
 )
-def test_its_own_pages_links_to_them_and_programs_are_answered(
+def test_requests_from_own_pages_links_and_programs_are_served(
     viewer: TestClient, path: str, headers: dict[str, str]
 ) -> None:
     assert viewer.get(path, headers=headers).status_code == 200
 
 
-def test_every_answer_forbids_whatever_the_pages_do_not_need(viewer: TestClient) -> None:
+def test_every_response_forbids_features_that_pages_do_not_need(viewer: TestClient) -> None:
     paths = ("/", "/nothing", "/static/viewer.js", "/json/1/pools/p2", "/text/1/pools/p2?place=1", PAGES[1])
     for answer in [viewer.get(path) for path in paths] + [viewer.get("/", headers={"host": "evil.example"})]:
         policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
@@ -89,24 +89,24 @@ def test_every_answer_forbids_whatever_the_pages_do_not_need(viewer: TestClient)
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/json/1/pools/p2", "/text/1/pools/p2?place=1", *PAGES[1:]])
-def test_what_a_run_holds_stays_in_no_cache(viewer: TestClient, path: str) -> None:
+def test_run_data_is_not_cached(viewer: TestClient, path: str) -> None:
     assert viewer.get(path).headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "127.0.0.1.example.org", "example.org"])
-def test_no_other_address_is_listened_on(host: str) -> None:
+def test_listens_on_no_other_address(host: str) -> None:
     with pytest.raises(ConfigError, match="listens on loopback addresses alone"):
         listen(host, 0)
 
 
-def test_any_loopback_address_is_listened_on_and_answered(viewer: TestClient) -> None:
+def test_any_loopback_address_is_listened_on_and_served(viewer: TestClient) -> None:
     for host in ("127.0.0.2", "localhost"):
         with listen(host, 0) as listener:
             port = listener.getsockname()[1]
         assert viewer.get("/", headers={"host": f"{host}:{port}"}).status_code == 200
 
 
-def test_a_taken_port_is_told() -> None:
+def test_occupied_port_is_reported() -> None:
     with (
         listen("127.0.0.1", 0) as taken,
         pytest.raises(ConfigError, match="port [0-9]+: Address already in use; choose another --port"),

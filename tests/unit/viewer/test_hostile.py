@@ -126,6 +126,6 @@ def test_hostile_text_adds_no_element_attribute_or_link(
     assert "p1" in viewer.get("/", params={"dataset": payload}).text
 
 
-def test_control_characters_are_seen(tmp_path: Path) -> None:
+def test_control_characters_are_visible(tmp_path: Path) -> None:
     page = client(hostile_run(tmp_path, "\x1b[2J\u202eabc\\x1b")).get("/trajectory/1/pools/p2").text
     assert r'<span class="escape">\x1b</span>[2J<span class="escape">\u202e</span>abc\x1b' in page

@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def snapshot(run: Run) -> Snapshot:
-    return Catalogue(run, fresh_s=0).snapshot()
+    return Catalogue(run, refresh_s=0).snapshot()
 
 
 def asked(*pairs: tuple[str, str]) -> Selection:
@@ -48,7 +48,7 @@ def counts(snapshot: Snapshot, name: str, *pairs: tuple[str, str]) -> dict[str, 
     return {value.value: value.num for value in snapshot.index.find(asked(*pairs)).values[name]}
 
 
-def test_all_three_kinds_of_trajectories_are_there(snapshot: Snapshot) -> None:
+def test_all_three_kinds_of_trajectories_are_indexed(snapshot: Snapshot) -> None:
     assert keys(snapshot) == ["p1", "p2", "p3", "3.0.g/7?", "3.1.g/7?", "3.2.g/7?", "r1", "r2", "r3", "r4", "r5"]
     assert snapshot.problems == [] and snapshot.unfinished == []
 
@@ -71,8 +71,8 @@ def test_all_three_kinds_of_trajectories_are_there(snapshot: Snapshot) -> None:
         ([("tools", "timeout"), ("tools", "error")], "r2 r3"),
         ([("tools", "failed")], "3.1.g/7?"),
         ([("tools", "no calls")], "p3 r4 r5"),
-        ([("fate", "row")], "p2"),
-        ([("fate", "not_correct")], "p1"),
+        ([("sft_outcome", "row")], "p2"),
+        ([("sft_outcome", "not_correct")], "p1"),
         ([("question", "q2")], "r3 r4"),
         ([("q", "KEYERROR")], "r2 r3"),
         ([("q", "arn?")], "r3 r4"),
@@ -83,13 +83,11 @@ def test_all_three_kinds_of_trajectories_are_there(snapshot: Snapshot) -> None:
         ([("dataset", "sums"), ("nobody", "knows"), ("page", "-1"), ("page", "²"), ("sort", "text")], "r3 r4"),
     ],
 )  # fmt: skip
-def test_a_filter_finds_what_has_one_of_its_values(
-    snapshot: Snapshot, pairs: list[tuple[str, str]], found: str
-) -> None:
+def test_filter_matches_any_of_its_values(snapshot: Snapshot, pairs: list[tuple[str, str]], found: str) -> None:
     assert keys(snapshot, *pairs) == found.split()
 
 
-def test_counts_say_what_choosing_a_value_would_find(snapshot: Snapshot) -> None:
+def test_counts_show_the_result_of_choosing_a_value(snapshot: Snapshot) -> None:
     chosen = [("verdict", "wrong"), ("instance", "1/rollouts@base")]
     assert counts(snapshot, "dataset", *chosen) == {"world": 1, "sums": 1}
     # The other values of a column with a choice are those that a further choice would add.
@@ -99,14 +97,14 @@ def test_counts_say_what_choosing_a_value_would_find(snapshot: Snapshot) -> None
     assert counts(snapshot, "verdict", ("verdict", "splendid"))["splendid"] == 0
 
 
-def test_an_order_puts_what_has_no_score_last_either_way(snapshot: Snapshot) -> None:
+def test_missing_scores_sort_last_in_both_directions(snapshot: Snapshot) -> None:
     rollouts = ("instance", "1/rollouts@base")
     assert keys(snapshot, rollouts, ("sort", "-score")) == ["r1", "r2", "r3", "r4", "r5"]
     assert keys(snapshot, rollouts, ("sort", "score")) == ["r2", "r3", "r1", "r4", "r5"]
     assert keys(snapshot, rollouts, ("sort", "-calls"))[0] == "r3"
 
 
-def test_neighbours_are_those_of_what_was_found(snapshot: Snapshot) -> None:
+def test_neighbours_come_from_the_current_results(snapshot: Snapshot) -> None:
     found = snapshot.index.find(asked(("dataset", "world"), ("instance", "1/rollouts@base")))
     number = snapshot.index.number("1/rollouts@base", "r2")
     assert number is not None
@@ -117,14 +115,14 @@ def test_neighbours_are_those_of_what_was_found(snapshot: Snapshot) -> None:
     assert hidden is not None and neighbours(found, hidden) == (None, None, 0)
 
 
-def test_kin_are_of_the_same_instance(snapshot: Snapshot) -> None:
+def test_related_trajectories_belong_to_the_same_instance(snapshot: Snapshot) -> None:
     assert snapshot.index.rows(snapshot.index.children("1/pools", "p1"))[0]["key"] == "p2"
     assert snapshot.index.children("1/rollouts@base", "p1") == []
     branch = snapshot.index.children("1/rl@phase-1", "3.0.g/7?")
     assert [row["key"] for row in snapshot.index.rows(branch)] == ["3.1.g/7?"]
 
 
-def test_an_address_is_read_back_as_it_was_written(snapshot: Snapshot) -> None:
+def test_address_round_trips(snapshot: Snapshot) -> None:
     selection = asked(("q", "a&b=c #/?"), ("dataset", "<x>&"), ("dataset", "b"), ("sort", "-score"), ("page", "3"))
     assert Selection.of(selection.pairs()) == selection
     assert selection.query().startswith("?dataset=%3Cx%3E%26&dataset=b&q=a%26b%3Dc")
@@ -133,9 +131,9 @@ def test_an_address_is_read_back_as_it_was_written(snapshot: Snapshot) -> None:
     assert other.toggled("dataset", "<x>&").filters == {}
 
 
-def test_what_finishes_later_appears(tmp_path: Path) -> None:
+def test_later_results_appear(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    catalogue = Catalogue(run, fresh_s=0)
+    catalogue = Catalogue(run, refresh_s=0)
     assert len(catalogue.snapshot().index) == 0
     put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "What?")])
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
@@ -149,11 +147,11 @@ def test_what_finishes_later_appears(tmp_path: Path) -> None:
     assert after.parts["1/rollouts@base"] is before.parts["1/rollouts@base"]
 
 
-def test_what_was_made_anew_is_let_go(tmp_path: Path) -> None:
+def test_replaced_results_are_released(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "What?")])
     made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
-    catalogue = Catalogue(run, fresh_s=0)
+    catalogue = Catalogue(run, refresh_s=0)
     seen: list[weakref.ref[Any]] = []
     for value in range(4):
         rows = [score("a", "q1", True, score=float(value))]
@@ -169,23 +167,23 @@ def test_what_was_made_anew_is_let_go(tmp_path: Path) -> None:
     assert len({id(one) for ref in seen if (one := ref()) is not None}) == num_held == 6
 
 
-def test_an_instance_that_has_begun_is_named_and_its_rows_are_not_shown(tmp_path: Path) -> None:
+def test_started_instance_is_named_without_showing_its_rows(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     rows = [agent_row(schemas.ROLLOUTS, "a", "q1"), agent_row(schemas.ROLLOUTS, "a", "q1")]
     with pytest.raises(ArtifactError, match="written before"):
         put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
     run.storage.put(run.key("attempts/notes.txt"), b"of another origin")
-    snapshot = Catalogue(run, fresh_s=0).snapshot()
+    snapshot = Catalogue(run, refresh_s=0).snapshot()
     assert snapshot.unfinished == [("1/rollouts@base", "failed")] and len(snapshot.index) == 0
 
 
-def test_a_table_that_is_missing_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
+def test_missing_table_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
     put_rows(run, "1/rollouts@tuned", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "b", "q1")])
     ref = run.records()[0].outputs["rollouts"]
     (tmp_path / ref.folder / "artifact.json").unlink()
-    snapshot = Catalogue(run, fresh_s=0).snapshot()
+    snapshot = Catalogue(run, refresh_s=0).snapshot()
     assert keys(snapshot) == ["b"]
     assert [problem.startswith(f"artifact {ref.folder} is missing") for problem in snapshot.problems] == [True]
 
@@ -197,12 +195,12 @@ def data_file(root: Path, run: Run, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["rollouts", "scores", "judgements", "questions"])
-def test_a_file_that_cannot_be_read_is_told_and_looked_for_again(tmp_path: Path, kind: str) -> None:
+def test_unreadable_file_is_reported_and_retried(tmp_path: Path, kind: str) -> None:
     run = example_run(tmp_path)
-    whole = keys(Catalogue(run, fresh_s=0).snapshot())
+    whole = keys(Catalogue(run, refresh_s=0).snapshot())
     file = data_file(tmp_path, run, kind)
     file.rename(tmp_path / "away")
-    catalogue = Catalogue(run, fresh_s=0)
+    catalogue = Catalogue(run, refresh_s=0)
     damaged = catalogue.snapshot()
     assert [file.name in problem for problem in damaged.problems] == [True]
     assert set(keys(damaged)) <= set(whole) and len(keys(damaged)) >= 6
@@ -212,10 +210,10 @@ def test_a_file_that_cannot_be_read_is_told_and_looked_for_again(tmp_path: Path,
     assert catalogue.snapshot() is well
 
 
-def test_a_table_that_finishes_while_its_file_cannot_be_read_appears_once_it_can(tmp_path: Path) -> None:
+def test_table_finished_while_unreadable_appears_once_readable(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
-    catalogue = Catalogue(run, fresh_s=0)
+    catalogue = Catalogue(run, refresh_s=0)
     assert keys(catalogue.snapshot()) == ["a"]
     put_rows(run, "1/rollouts@tuned", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "b", "q1")])
     file = data_file(tmp_path, run, "rollouts")
@@ -226,11 +224,11 @@ def test_a_table_that_finishes_while_its_file_cannot_be_read_appears_once_it_can
     assert keys(catalogue.snapshot()) == ["a", "b"] and catalogue.snapshot().problems == []
 
 
-def test_scores_of_other_rollouts_are_not_taken(tmp_path: Path) -> None:
+def test_scores_of_other_rollouts_are_ignored(tmp_path: Path) -> None:
     run = example_run(tmp_path)
     again = [agent_row(schemas.ROLLOUTS, "r1", "q1", status="length")]
     put_rows(run, "2/rollouts@base", schemas.ROLLOUTS, again)
-    found = keys(Catalogue(run, fresh_s=0).snapshot(), ("verdict", "not judged"))
+    found = keys(Catalogue(run, refresh_s=0).snapshot(), ("verdict", "not judged"))
     assert found == ["r5", "r1"]
 
 
@@ -242,7 +240,7 @@ def test_rows_are_found_across_row_groups_and_files(tmp_path: Path, monkeypatch:
     run = new_run(tmp_path)
     rows = [agent_row(schemas.ROLLOUTS, f"k{n:02}", "q1", ("text", f"text number {n:02}")) for n in range(20)]
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
-    snapshot = Catalogue(run, fresh_s=0).snapshot()
+    snapshot = Catalogue(run, refresh_s=0).snapshot()
     part = snapshot.parts["1/rollouts@base"]
     assert len(part.table.reader.file_names()) > 3
     for n in (0, 2, 3, 6, 19):
@@ -250,36 +248,36 @@ def test_rows_are_found_across_row_groups_and_files(tmp_path: Path, monkeypatch:
     assert keys(snapshot, ("q", "number 13")) == ["k13"]
 
 
-def test_a_search_of_many_instances_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_over_many_instances_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path)
     for n in range(20):
         rows = [agent_row(schemas.ROLLOUTS, f"k{n}", "q1", ("text", f"number {n:02} of all"))]
         put_rows(run, f"1/rollouts@m{n:02}", schemas.ROLLOUTS, rows)
-    snapshot = Catalogue(run, fresh_s=0).snapshot()
+    snapshot = Catalogue(run, refresh_s=0).snapshot()
     assert len(keys(snapshot, ("q", "of all"))) == 20
     monkeypatch.setattr(ArtifactReader, "row_groups", None)  # Looking again would fail.
     assert keys(snapshot, ("q", "of all"), ("instance", "1/rollouts@m03")) == ["k3"]
 
 
-def test_few_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_row_groups_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from treadle.core.store import parquet
 
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
-    monkeypatch.setattr(tables, "_KEPT_BYTES", 1)
+    monkeypatch.setattr(tables, "_MAX_CACHED_BYTES", 1)
     run = new_run(tmp_path)
     rows = [agent_row(schemas.ROLLOUTS, f"k{n}", "q1", ("text", "x" * 1000)) for n in range(5)]
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
-    catalogue = Catalogue(run, fresh_s=0)
+    catalogue = Catalogue(run, refresh_s=0)
     part = catalogue.snapshot().parts["1/rollouts@base"]
     for n in range(5):
         part.table.row(n, ("segments",))
     assert len(part.table._groups._tables) == 1
 
 
-def test_a_changed_file_is_not_shown(tmp_path: Path) -> None:
+def test_changed_file_is_not_shown(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1", ("text", "x" * 300))])
-    part = Catalogue(run, fresh_s=0).snapshot().parts["1/rollouts@base"]
+    part = Catalogue(run, refresh_s=0).snapshot().parts["1/rollouts@base"]
     (file,) = (tmp_path / run.records()[0].outputs["rollouts"].folder).glob("*.parquet")
     content = bytearray(file.read_bytes())
     content[len(content) // 3] ^= 1
@@ -288,18 +286,18 @@ def test_a_changed_file_is_not_shown(tmp_path: Path) -> None:
         part.table.row(0, ("segments",))
 
 
-def test_an_index_of_nothing_has_no_values(tmp_path: Path) -> None:
-    snapshot = Catalogue(new_run(tmp_path), fresh_s=0).snapshot()
+def test_empty_index_has_no_values(tmp_path: Path) -> None:
+    snapshot = Catalogue(new_run(tmp_path), refresh_s=0).snapshot()
     found = snapshot.index.find(asked(("q", "x"), ("verdict", "right")))
     assert len(found.rows) == 0 and found.num_pages == 1
     assert [len(values) for name, values in found.values.items() if name != "verdict"] == [0] * 7
 
 
-def test_pages_hold_fifty_rows(tmp_path: Path) -> None:
+def test_pages_contain_fifty_rows(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     rows = [agent_row(schemas.ROLLOUTS, f"k{n:03}", "q1", completion_tokens=n) for n in range(2 * PAGE_ROWS + 1)]
     put_tables(run, "1/rollouts@base", {"rollouts": rows})
-    index = Catalogue(run, fresh_s=0).snapshot().index
+    index = Catalogue(run, refresh_s=0).snapshot().index
     found = index.find(asked(("sort", "-tokens")))
     assert found.num_pages == 3
     shown = [[row["key"] for row in index.page(found, number)] for number in (1, 2, 3)]
@@ -308,7 +306,7 @@ def test_pages_hold_fifty_rows(tmp_path: Path) -> None:
     assert np.array_equal(found.rows, np.arange(2 * PAGE_ROWS, -1, -1))
 
 
-def test_tables_without_rows_stop_nothing(tmp_path: Path) -> None:
+def test_tables_without_rows_are_accepted(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
     put_from(run, "1/scores@base", {"scores": [score("a", "q1", True)], "judgements": []}, {"rollouts": made})
@@ -316,13 +314,13 @@ def test_tables_without_rows_stop_nothing(tmp_path: Path) -> None:
     row = filled(schemas.SFT_ROWS, rollout_key="p", question_key="q1", labels=[1], input_ids=[1])
     put_from(run, "1/sft_rows", {"sft_rows": [row], "sft_rejections": []}, {"pools": pool})
     put_rows(run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [])
-    snapshot = Catalogue(run, fresh_s=0).snapshot()
+    snapshot = Catalogue(run, refresh_s=0).snapshot()
     assert snapshot.problems == [] and keys(snapshot) == ["p", "a"]
-    assert keys(snapshot, ("fate", "row")) == ["p"] and keys(snapshot, ("q", "no such text")) == []
+    assert keys(snapshot, ("sft_outcome", "row")) == ["p"] and keys(snapshot, ("q", "no such text")) == []
     one = read_trajectory(snapshot, "1/rollouts@base", "a")
     assert one is not None and one.judgements == [] and one.score is not None
 
 
-def test_every_filter_column_tells_something(snapshot: Snapshot) -> None:
+def test_every_filter_column_has_distinct_values(snapshot: Snapshot) -> None:
     values: dict[str, Any] = snapshot.index.find(asked()).values
     assert all(len(found) > 1 for found in values.values()), {name: len(found) for name, found in values.items()}

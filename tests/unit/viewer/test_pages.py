@@ -43,7 +43,7 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     yield client(example_run(tmp_path_factory.mktemp("run")))
 
 
-def test_a_page_tells_the_verdict_with_all_that_judges_said(viewer: TestClient) -> None:
+def test_page_shows_the_verdict_with_all_judge_replies(viewer: TestClient) -> None:
     said = text_of(viewer.get("/trajectory/1/rollouts@base/r1").text)
     assert "right by qa f1 prediction Ilme score 1.00" in said
     assert "needless calls 2 yes · 7 no · 1 without a vote" in said
@@ -55,7 +55,7 @@ def test_a_page_tells_the_verdict_with_all_that_judges_said(viewer: TestClient) 
     assert "the endpoint went away" in text_of(viewer.get("/trajectory/1/rollouts@base/r5").text)
 
 
-def test_a_page_tells_each_vote_on_needless_calls(viewer: TestClient) -> None:
+def test_page_shows_each_vote_on_needless_calls(viewer: TestClient) -> None:
     page = viewer.get("/trajectory/1/rollouts@base/r1").text
     said = text_of(page)
     assert "tutor 10 replies to “any needless call?” The call for Vorna was of use (0). &lt;answer&gt;no" in said
@@ -68,7 +68,7 @@ def test_a_page_tells_each_vote_on_needless_calls(viewer: TestClient) -> None:
     assert "needless" not in text_of(viewer.get("/trajectory/1/rollouts@base/r2").text)
 
 
-def test_a_page_tells_which_pages_of_the_web_a_call_met(tmp_path: Path) -> None:
+def test_page_shows_which_web_pages_a_call_returned(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     search, page, unknown = search_of("x"), page_of("http://site.test/<b>\u202e"), "0" * 32
     for entry in (search, page):
@@ -83,7 +83,7 @@ def test_a_page_tells_which_pages_of_the_web_a_call_met(tmp_path: Path) -> None:
     assert "\u202e" not in shown and search.key not in text_of(shown)
 
 
-def test_what_was_judged_once_is_told_of_all_that_it_is_about(tmp_path: Path) -> None:
+def test_shared_verdict_is_shown_for_every_equal_answer(tmp_path: Path) -> None:
     run, parts = new_run(tmp_path), (THINK, SEARCH, RESULT, ANSWER)
     other = (THINK, SEARCH, RESULT, SEARCH, RESULT, ANSWER)
     rows = [
@@ -111,7 +111,7 @@ def test_what_was_judged_once_is_told_of_all_that_it_is_about(tmp_path: Path) ->
         assert "It said nothing. the prompt is too long" in text and "another answer" not in text
 
 
-def test_a_page_tells_the_parts_of_a_reward(viewer: TestClient) -> None:
+def test_page_shows_the_reward_components(viewer: TestClient) -> None:
     said = text_of(viewer.get("/trajectory/1/rl@phase-1/3.1.g%2F7%3F").text)
     assert "reward −1.000 correctness × calls × length + format correctness 0.400 of the answer" in said
     assert "calls 0.900 1 call length 1.000 120 tokens format −1.000 no box, order" in said
@@ -130,7 +130,7 @@ def test_trajectories_of_the_same_question_are_linked_across_instances(viewer: T
     assert "Same question elsewhere" not in text_of(viewer.get("/trajectory/1/rollouts@base/r3").text)
 
 
-def test_what_was_searched_for_is_marked_and_its_results_are_unfolded(viewer: TestClient) -> None:
+def test_search_terms_are_highlighted_and_their_results_unfolded(viewer: TestClient) -> None:
     page = viewer.get("/trajectory/1/rollouts@base/r3?q=KEYerror").text
     assert re.findall(r"<details( open)?><summary>", page) == ["", " open"]
     assert page.count("<mark>KeyError</mark>") == 2  # Its first line, and all of it.
@@ -139,7 +139,7 @@ def test_what_was_searched_for_is_marked_and_its_results_are_unfolded(viewer: Te
     assert "<mark>" not in viewer.get("/trajectory/1/rollouts@base/r3?q=e").text
 
 
-def test_segments_are_told_apart_and_calls_have_their_outcomes(viewer: TestClient) -> None:
+def test_segments_are_distinguishable_and_calls_show_their_outcomes(viewer: TestClient) -> None:
     page = viewer.get("/trajectory/1/rollouts@base/r3").text
     kinds = re.findall(r'<li id="s\d+" class="segment kind-(\w+)"', page)
     assert kinds == ["think", "search", "result", "python", "result"]
@@ -147,14 +147,14 @@ def test_segments_are_told_apart_and_calls_have_their_outcomes(viewer: TestClien
     assert page.count("<details><summary>") == 2  # The results are folded.
 
 
-def test_what_fine_tuning_learns_is_marked_where_it_is_known(viewer: TestClient) -> None:
+def test_trained_spans_are_marked_if_known(viewer: TestClient) -> None:
     page = viewer.get("/trajectory/1/pools/p2").text
     assert re.findall(r"learnt-(\w+)", page) == ["all", "all", "none", "all", "all"]
     assert 'id="masks"' in page and "41 of 56" in text_of(page)
     assert 'id="masks"' not in viewer.get("/trajectory/1/pools/p1").text
 
 
-def test_changes_are_told_word_by_word(viewer: TestClient) -> None:
+def test_changes_are_shown_word_by_word(viewer: TestClient) -> None:
     page = viewer.get("/changes/1/pools/p2").text
     assert "Step 1 is as in its parent" in page
     assert re.findall(r"<del>(.*?)</del>|<ins>(.*?)</ins>", page) == [
@@ -164,7 +164,7 @@ def test_changes_are_told_word_by_word(viewer: TestClient) -> None:
     assert "made from nothing else" in viewer.get("/changes/1/pools/p1").text
 
 
-def test_lineage_leads_from_the_source_to_all_that_was_made(viewer: TestClient) -> None:
+def test_lineage_links_the_source_to_all_derived_trajectories(viewer: TestClient) -> None:
     page = viewer.get("/lineage/1/pools/p2").text
     said = text_of(page)
     assert "source world.jsonl, row 1" in said and "rejected: no step number its reply I would begin anew." in said
@@ -175,7 +175,7 @@ def test_lineage_leads_from_the_source_to_all_that_was_made(viewer: TestClient) 
     assert "trained on by 1/rl@phase-1" in text_of(viewer.get("/lineage/1/rl@phase-1/3.0.g%2F7%3F").text)
 
 
-def test_every_link_of_every_page_leads_somewhere(viewer: TestClient) -> None:
+def test_every_link_of_every_page_resolves(viewer: TestClient) -> None:
     waiting, seen = ["/"], {"/"}
     while waiting:
         path = waiting.pop()
@@ -191,7 +191,7 @@ def test_every_link_of_every_page_leads_somewhere(viewer: TestClient) -> None:
     assert len(seen) > 60
 
 
-def test_next_and_previous_stay_within_what_was_found(viewer: TestClient) -> None:
+def test_next_and_previous_stay_within_the_results(viewer: TestClient) -> None:
     page = viewer.get("/trajectory/1/rollouts@base/r2?verdict=wrong").text
     assert re.findall(r'rel="(up|prev|next)" href="([^"]+)"', page) == [
         ("up", "/?verdict=wrong"),
@@ -204,13 +204,13 @@ def test_next_and_previous_stay_within_what_was_found(viewer: TestClient) -> Non
     "path", ["/nothing", "/trajectory/1/pools/none", "/trajectory/9/pools/p1", "/trajectory/a/b/c", "/static/app.py",
              "/text/1/pools/p1?place=99", "/text/1/pools/p1?place=x", "/static/..%2fapp.py"],
 )  # fmt: skip
-def test_what_is_not_there_is_not_found(viewer: TestClient, path: str) -> None:
+def test_missing_page_returns_not_found(viewer: TestClient, path: str) -> None:
     answer = viewer.get(path)
     assert answer.status_code == 404 and re.search(r"There is no [^<]+\.</p>", answer.text)
     assert '<a rel="up" href="/">' in answer.text
 
 
-def test_data_is_given_as_json_and_text(viewer: TestClient) -> None:
+def test_data_is_available_as_json_and_text(viewer: TestClient) -> None:
     shown = viewer.get("/json/1/pools/p2").json()
     assert shown["row"]["edit_text"] == "Look at the first document again." and len(shown["segments"]) == 5
     answer = viewer.get("/text/1/pools/p2?place=1")
@@ -218,7 +218,7 @@ def test_data_is_given_as_json_and_text(viewer: TestClient) -> None:
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-def test_ten_megabytes_of_text_are_shown_in_part_and_given_whole(tmp_path: Path) -> None:
+def test_ten_megabytes_of_text_are_shown_in_part_and_downloadable_in_full(tmp_path: Path) -> None:
     run, huge = new_run(tmp_path), "<b>" * 3_400_000
     put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", huge, [huge])])
     rows = [
@@ -234,7 +234,7 @@ def test_ten_megabytes_of_text_are_shown_in_part_and_given_whole(tmp_path: Path)
     assert viewer.get("/trajectory/1/rollouts@base/b").text.count('class="segment kind-') == 4001
 
 
-def test_a_page_of_very_many_segments_is_bounded_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_page_with_very_many_segments_is_bounded_and_reports_omissions(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     rows = [agent_row(schemas.ROLLOUTS, "a", "q1", *[("think", "")] * 6_234)]
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
@@ -245,7 +245,7 @@ def test_a_page_of_very_many_segments_is_bounded_and_says_what_it_leaves_out(tmp
     assert len(viewer.get("/json/1/rollouts@base/a").json()["segments"]) == 6_234
 
 
-def test_what_nobody_foresaw_ends_with_a_page(
+def test_unexpected_error_returns_a_page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -268,7 +268,7 @@ def test_what_nobody_foresaw_ends_with_a_page(
 
 
 @pytest.mark.parametrize("kind", ["questions", "scores", "judgements", "sft_rows"])
-def test_a_trajectory_is_shown_without_what_has_changed_and_says_so(tmp_path: Path, kind: str) -> None:
+def test_trajectory_is_shown_without_changed_data_and_says_so(tmp_path: Path, kind: str) -> None:
     run = example_run(tmp_path)
     (ref,) = [record.outputs[kind] for record in run.records() if kind in record.outputs]
     (file,) = (tmp_path / ref.folder).glob("*.parquet")
@@ -282,7 +282,7 @@ def test_a_trajectory_is_shown_without_what_has_changed_and_says_so(tmp_path: Pa
     assert "I search for it." in said and "Facts ended answered" in said
 
 
-def test_a_lineage_that_cannot_be_read_is_told_beside_the_trajectory(tmp_path: Path) -> None:
+def test_unreadable_lineage_is_reported_with_the_trajectory(tmp_path: Path) -> None:
     run = example_run(tmp_path)
     (ref,) = [record.outputs["sft_rows"] for record in run.records() if "sft_rows" in record.outputs]
     (tmp_path / ref.folder / "artifact.json").unlink()
@@ -292,12 +292,12 @@ def test_a_lineage_that_cannot_be_read_is_told_beside_the_trajectory(tmp_path: P
     assert "It must be the Ilme" in viewer.get("/trajectory/1/pools/p2").text
 
 
-def test_the_lineage_of_a_trajectory_whose_question_is_not_there_says_so(tmp_path: Path) -> None:
+def test_lineage_with_a_missing_question_is_reported(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "gone")])
     answer = client(run).get("/lineage/1/rollouts@base/a")
     assert answer.status_code == 200 and "It cannot be told: question gone is in no table" in text_of(answer.text)
 
 
-def test_a_run_without_trajectories_says_so(tmp_path: Path) -> None:
+def test_run_without_trajectories_is_reported_on_the_page(tmp_path: Path) -> None:
     assert "This run has no finished trajectories yet." in client(new_run(tmp_path)).get("/").text

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from treadle.web import addresses, once
+from treadle.web import addresses
+from treadle.web import log_once as once
 from treadle.web.addresses import PORTS, AddressRule, BlockedAddress
 from treadle.web.config import FetchSettings
-from treadle.web.sockets import Exchange, Guard, MeteredSocket, exchange
+from treadle.web.sockets import Exchange, MeteredSocket, SocketGuard, exchange
 
 PUBLIC = [
     "1.1.1.1",
@@ -113,25 +114,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_a_public_address_may_be_connected_to(address: str) -> None:
+def test_public_address_is_allowed(address: str) -> None:
     for port in (80, 443, 8080, 8443):
         AddressRule().check(address, port)
 
 
 @pytest.mark.parametrize("address", [address for addresses in REFUSED.values() for address in addresses])
-def test_an_address_that_is_not_public_may_not_be_connected_to(address: str) -> None:
+def test_non_public_address_is_refused(address: str) -> None:
     for port in (80, 443, 22, 8443):
         with pytest.raises(BlockedAddress, match="not a"):
             AddressRule().check(address, port)
 
 
 @pytest.mark.parametrize("port", [0, 1, 21, 22, 23, 25, 53, 81, 444, 2375, 3306, 5432, 6379, 8081, 9200, 11211, 65535])
-def test_a_public_address_may_be_connected_to_only_where_pages_are_served(port: int) -> None:
+def test_public_address_is_allowed_only_on_web_ports(port: int) -> None:
     with pytest.raises(BlockedAddress, match=f"port {port} "):
         AddressRule().check("1.1.1.1", port)
 
 
-def test_an_allowed_network_may_be_connected_to_at_any_port_and_no_other() -> None:
+def test_allowed_network_is_allowed_on_any_port_and_no_other() -> None:
     rule = AddressRule([ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("fd00:1::/32")])
     for address in ("10.1.0.0", "10.1.255.255", "::ffff:10.1.2.3", "fd00:1::5"):
         rule.check(address, 6379)
@@ -142,13 +143,13 @@ def test_an_allowed_network_may_be_connected_to_at_any_port_and_no_other() -> No
         rule.check("1.1.1.1", 6379)
 
 
-def test_an_address_of_this_machine_may_not_be_connected_to_though_it_looks_public(
+def test_public_looking_address_of_this_machine_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert addresses._is_own(ipaddress.ip_address("127.0.0.5"))
+    assert addresses._is_this_machine(ipaddress.ip_address("127.0.0.5"))
     for address in ("1.1.1.1", "2606:4700::1111", "203.0.113.9"):
-        assert not addresses._is_own(ipaddress.ip_address(address))
-    monkeypatch.setattr(addresses, "_is_own", lambda address: str(address) == "1.1.1.1")
+        assert not addresses._is_this_machine(ipaddress.ip_address(address))
+    monkeypatch.setattr(addresses, "_is_this_machine", lambda address: str(address) == "1.1.1.1")
     for spelled in ("1.1.1.1", "::ffff:1.1.1.1"):
         with pytest.raises(BlockedAddress, match="is an address of this machine"):
             AddressRule().check(spelled, 443)
@@ -168,10 +169,10 @@ def test_an_address_of_this_machine_may_not_be_connected_to_though_it_looks_publ
         ([], ""),
     ],
 )
-def test_it_is_said_where_what_is_allowed_holds_this_machine_or_its_credentials(
+def test_allowing_this_machine_or_its_credentials_is_logged(
     networks: list[str], reached: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once, "_told", set())
+    monkeypatch.setattr(once, "_logged", set())
     AddressRule(map(ipaddress.ip_network, networks))
     said = [f"pages and their redirects can reach {reached} (allowed_networks)"] if reached else []
     assert caplog.messages == said
@@ -201,7 +202,7 @@ def test_networks_that_are_too_wide_or_never_match_are_refused(network: str, why
 
 
 @pytest.mark.parametrize("network", ["10.0.0.0/8", "127.0.0.0/8", "fd00::/8", "fc00::/7", "2001:db8::/32", "::1/128"])
-def test_networks_of_intranets_can_be_allowed(network: str) -> None:
+def test_intranet_networks_can_be_allowed(network: str) -> None:
     assert FetchSettings(allowed_networks=(network,)).allowed_networks == (network,)
     address = str(ipaddress.ip_network(network)[1 if network != "::1/128" else 0])
     AddressRule([ipaddress.ip_network(network)]).check(address, 8000)
@@ -225,7 +226,7 @@ _V4 = [
 
 
 @given(st.sampled_from(_V4).flatmap(lambda network: st.ip_addresses(network=network)), st.sampled_from(sorted(PORTS)))
-def test_no_address_of_such_a_network_may_be_connected_to_in_any_of_its_clothes(
+def test_address_of_a_special_network_is_refused_in_every_encoding(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int
 ) -> None:
     number = int(address)
@@ -238,7 +239,7 @@ def test_no_address_of_such_a_network_may_be_connected_to_in_any_of_its_clothes(
 
 
 @given(st.ip_addresses())
-def test_nothing_may_be_connected_to_that_python_knows_to_be_special(
+def test_addresses_that_python_classifies_as_special_are_refused(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     special = address.is_private or address.is_loopback or address.is_link_local or address.is_multicast
@@ -250,7 +251,7 @@ def test_nothing_may_be_connected_to_that_python_knows_to_be_special(
 
 
 @given(st.text(max_size=30), st.integers())
-def test_what_is_not_an_address_may_not_be_connected_to(text: str, port: int) -> None:
+def test_invalid_address_is_refused(text: str, port: int) -> None:
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -258,14 +259,14 @@ def test_what_is_not_an_address_may_not_be_connected_to(text: str, port: int) ->
             AddressRule().check(text, port)
 
 
-def test_no_socket_is_made_for_a_refused_address_and_the_refusal_is_noted() -> None:
+def test_refused_address_gets_no_socket_and_the_refusal_is_recorded() -> None:
     made: list[tuple[int, int, int]] = []
 
     def make_socket(*kind: int) -> MeteredSocket:
         made.append((kind[0], kind[1], kind[2]))
         return MeteredSocket(*kind)
 
-    guard, noted = Guard(AddressRule(), make_socket), exchange.set(Exchange())
+    guard, noted = SocketGuard(AddressRule(), make_socket), exchange.set(Exchange())
     try:
         with pytest.raises(OSError, match=r"^10\.0\.0\.1 is not a public address$"):
             guard((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("10.0.0.1", 80)))

@@ -32,16 +32,16 @@ def taken(keys: KeyRing, times: int) -> list[str]:
     return ["" if key is None else key.name for key in found]
 
 
-def test_keys_take_turns() -> None:
+def test_keys_are_used_in_turn() -> None:
     keys, _ = ring("KEY_A", "KEY_B", "KEY_C")
     assert taken(keys, 7) == ["KEY_A", "KEY_B", "KEY_C", "KEY_A", "KEY_B", "KEY_C", "KEY_A"]
 
 
-def test_a_key_that_rests_is_passed_over_until_its_time() -> None:
+def test_resting_key_is_skipped_until_its_time() -> None:
     keys, clock = ring("KEY_A", "KEY_B")
     first = keys.take()
     assert first is not None
-    keys.rest(first, 30.0)
+    keys.pause(first, 30.0)
     assert taken(keys, 3) == ["KEY_B", "KEY_B", "KEY_B"] and keys.ready_at() == clock.now
     clock.now += 29.9
     assert taken(keys, 1) == ["KEY_B"]
@@ -49,27 +49,27 @@ def test_a_key_that_rests_is_passed_over_until_its_time() -> None:
     assert sorted(taken(keys, 2)) == ["KEY_A", "KEY_B"]
 
 
-def test_where_all_rest_the_ring_says_until_when() -> None:
+def test_ring_reports_its_earliest_ready_time_if_all_keys_rest() -> None:
     keys, clock = ring("KEY_A", "KEY_B")
     for seconds in (60.0, 5.0):
         key = keys.take()
         assert key is not None
-        keys.rest(key, seconds)
+        keys.pause(key, seconds)
     assert keys.take() is None and keys.ready_at() == clock.now + 5.0
     clock.now = keys.ready_at()
     assert taken(keys, 1) == ["KEY_B"]
 
 
-def test_of_several_rests_the_longest_counts() -> None:
+def test_longest_of_several_rests_counts() -> None:
     keys, clock = ring("KEY_A")
     key = keys.take()
     assert key is not None
-    keys.rest(key, 3_600.0)
-    keys.rest(key, 1.0)
+    keys.pause(key, 3_600.0)
+    keys.pause(key, 1.0)
     assert keys.ready_at() == clock.now + 3_600.0
 
 
-def test_a_refused_key_is_dropped_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_key_is_dropped_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     keys, _ = ring("KEY_A", "KEY_B")
     key = keys.take()
     assert key is not None
@@ -80,7 +80,7 @@ def test_a_refused_key_is_dropped_and_told_of_once(caplog: pytest.LogCaptureFixt
     assert taken(keys, 2) == ["KEY_B", "KEY_B"] and len(keys) == 1
 
 
-def test_without_a_key_left_the_variables_are_named_and_their_values_are_not() -> None:
+def test_empty_ring_names_its_variables_but_not_their_values() -> None:
     keys, _ = ring("KEY_A", "KEY_B")
     for _ in range(2):
         key = keys.take()
@@ -92,7 +92,7 @@ def test_without_a_key_left_the_variables_are_named_and_their_values_are_not() -
         assert not caught.value.retryable and "secret" not in str(caught.value)
 
 
-def test_a_provider_without_keys_has_one_that_is_empty() -> None:
+def test_provider_without_keys_has_one_empty_key() -> None:
     keys, _ = ring()
     key = keys.take()
     assert key == Key("", "")
@@ -102,11 +102,11 @@ def test_a_provider_without_keys_has_one_that_is_empty() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "two words", "line\nbreak", "schlüssel"])
-def test_a_variable_must_hold_a_usable_key(value: str) -> None:
+def test_variable_must_contain_a_usable_key(value: str) -> None:
     with pytest.raises(ConfigError, match="KEY_A") as caught:
         KeyRing(["KEY_A"], {"KEY_A": value} if value else {}, clock=Clock())
     assert not value or value not in str(caught.value)
 
 
-def test_a_key_does_not_show_its_value() -> None:
+def test_key_does_not_show_its_value() -> None:
     assert "secret" not in repr(Key("KEY_A", "secret-a-111"))

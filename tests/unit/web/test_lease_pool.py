@@ -1,4 +1,4 @@
-"""Turns at scarce resources."""
+"""LeasePool at scarce resources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from treadle.web.lease_pool import Turn, Turns, site_of
+from treadle.web.lease_pool import Lease, LeasePool, site_of
 
 
 @pytest.mark.parametrize(
@@ -31,29 +31,29 @@ class Line:
 
     def __init__(self, num_things: int = 1) -> None:
         self.now = 0.0
-        self.turns: Turns[int] = Turns(lambda: self.now)
+        self.turns: LeasePool[int] = LeasePool(lambda: self.now)
         for number in range(num_things):
             self.turns.add(number)
         self.served: list[str] = []
-        self.tasks: list[asyncio.Task[Turn[int]]] = []
+        self.tasks: list[asyncio.Task[Lease[int]]] = []
 
     async def ask(self, *sites: str) -> None:
         self.tasks += [asyncio.create_task(self._take(site)) for site in sites]
         await asyncio.sleep(0)
 
-    async def _take(self, site: str) -> Turn[int]:
+    async def _take(self, site: str) -> Lease[int]:
         turn = await self.turns.take(site)
         self.served.append(site)
         return turn
 
     async def end(self, number: int, after_s: float) -> None:
         self.now += after_s
-        self.turns.give_back(self.tasks[number].result())
+        self.turns.release(self.tasks[number].result())
         for _ in range(3):
             await asyncio.sleep(0)
 
 
-async def test_next_is_who_had_the_least_time_and_then_who_came_first() -> None:
+async def test_next_turn_goes_to_the_least_served_site_then_the_first_waiter() -> None:
     line = Line()
     await line.ask("evil", "evil", "evil", "a", "b")
     await line.end(0, after_s=5)
@@ -64,31 +64,31 @@ async def test_next_is_who_had_the_least_time_and_then_who_came_first() -> None:
     assert line.served == ["evil", "a", "b", "a", "evil"]
 
 
-async def test_a_site_has_no_second_turn_while_others_wait() -> None:
+async def test_site_gets_no_second_turn_while_others_wait() -> None:
     line = Line(2)
     await line.ask("evil", "good", "evil", "other", "good")
     await line.end(1, after_s=9)
     assert line.served == ["evil", "good", "other"]
 
 
-async def test_what_a_site_had_is_forgotten_when_nobody_waits() -> None:
+async def test_usage_of_a_site_is_forgotten_without_waiters() -> None:
     line = Line()
     await line.ask("evil")
     await line.end(0, after_s=5)
-    assert not line.turns._seconds and not line.turns._num_lent
+    assert not line.turns._seconds and not line.turns._num_leased
     await line.ask("a", "evil", "b")
     await line.end(1, after_s=0)
     assert line.served == ["evil", "a", "evil"]
 
 
-async def test_who_gives_up_waiting_takes_no_turn_also_where_it_was_just_given() -> None:
+async def test_cancelled_waiter_takes_no_turn_even_if_just_granted() -> None:
     line = Line()
     await line.ask("a", "b", "c")
     line.tasks[1].cancel()
     await line.end(0, after_s=1)
     assert line.served == ["a", "c"]
     await line.ask("d", "e")
-    line.turns.give_back(line.tasks[2].result())
+    line.turns.release(line.tasks[2].result())
     line.tasks[3].cancel()  # Its turn was granted, but it has not resumed yet.
     for _ in range(4):
         await asyncio.sleep(0)

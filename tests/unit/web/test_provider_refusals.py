@@ -48,7 +48,7 @@ REPEATED = (
         (400, ["{}"]),
     ],
 )
-async def test_a_query_that_an_error_repeats_costs_no_key(query: str, status: int, body: Any) -> None:
+async def test_query_echoed_by_an_error_drops_no_key(query: str, status: int, body: Any) -> None:
     def answer(request: Request) -> Page:
         asked = json.dumps(json.loads(request.body)["q"])[1:-1]
         return Page(json.dumps(body).replace("{}", asked), status) if "eiffel" not in asked else GOOD
@@ -62,7 +62,7 @@ async def test_a_query_that_an_error_repeats_costs_no_key(query: str, status: in
         assert sorted(set(keys_sent(site))) == sorted(ENVIRON.values())
 
 
-async def test_a_refused_query_is_owed_and_a_wrong_address_is_not() -> None:
+async def test_refused_query_stays_pending_but_a_wrong_address_fails() -> None:
     with Site({"/search": Page('{"message": "Query not allowed"}', 400)}) as site:
         with pytest.raises(SearchUnavailable, match="refuses this query and others: HTTP 400"):
             await found(provider(site, Day()))
@@ -74,7 +74,7 @@ async def test_a_refused_query_is_owed_and_a_wrong_address_is_not() -> None:
 
 
 @pytest.mark.parametrize("before", [(), ("good",)], ids=["first", "after a good one"])
-async def test_a_query_that_is_refused_where_another_is_not_is_lastingly_refused_and_costs_no_key(
+async def test_query_refused_while_another_succeeds_is_permanent_and_drops_no_key(
     before: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     with refusing() as site:
@@ -103,9 +103,7 @@ async def test_a_query_that_is_refused_where_another_is_not_is_lastingly_refused
         (403, Page("<html>")),
     ],
 )
-async def test_a_key_that_is_tried_at_a_bad_moment_is_kept(
-    status: int, passing: Page, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_key_probed_at_a_bad_moment_is_kept(status: int, passing: Page, caplog: pytest.LogCaptureFixture) -> None:
     with refusing(passing) as site:
         asked, bad = provider(site, day := Day()), f"bad {status}"
         await asked.search("good", "en", deadline=60.0)
@@ -115,7 +113,7 @@ async def test_a_key_that_is_tried_at_a_bad_moment_is_kept(
         assert queries_sent(site) == ["good", bad, "weather", bad, "weather", "eiffel tower"]
 
 
-async def test_a_refused_query_is_owed_where_its_key_cannot_be_tried_in_time() -> None:
+async def test_refused_query_stays_pending_if_its_key_cannot_be_probed_in_time() -> None:
     with refusing(Page("slow down", 429, headers={"Retry-After": "61"})) as site:
         asked = provider(site, Day())
         with pytest.raises(SearchUnavailable, match="all keys are paused; HTTP 429"):
@@ -128,7 +126,7 @@ async def test_a_refused_query_is_owed_where_its_key_cannot_be_tried_in_time() -
         await asked.close()
 
 
-async def test_a_key_that_is_refused_in_the_middle_of_a_run_is_dropped() -> None:
+async def test_key_refused_during_a_run_is_dropped() -> None:
     def answer(request: Request) -> Page:
         return Page("Forbidden", 403) if len(site.requests) > 1 else GOOD
 
@@ -142,7 +140,7 @@ async def test_a_key_that_is_refused_in_the_middle_of_a_run_is_dropped() -> None
 
 @pytest.mark.parametrize("kind", ["serper", "brave", "searxng"])
 @pytest.mark.parametrize("status", [200, 401, 404, 500])
-async def test_a_key_that_the_provider_repeats_is_not_passed_on(
+async def test_key_echoed_by_the_provider_is_not_passed_on(
     status: int, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     echo = {"organic": [{"link": "https://e.org", "title": KEY, "snippet": KEY}], "message": f"your key {KEY}"}
@@ -171,7 +169,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("field", ["title", "link", "snippet", "source", "date"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-async def test_a_key_in_another_spelling_becomes_no_hit(spelling: str, field: str) -> None:
+async def test_key_in_another_spelling_becomes_no_hit(spelling: str, field: str) -> None:
     key = "sk-AbCd/12+34=567890xyz"
     hit = {"link": "https://e.org/", "title": "t", field: "https://e.org/KEY"}
     with Site({"/search": Page(json.dumps({"organic": [hit]}).replace("KEY", SPELLINGS[spelling](key)))}) as site:
@@ -183,7 +181,7 @@ async def test_a_key_in_another_spelling_becomes_no_hit(spelling: str, field: st
 
 
 @pytest.mark.parametrize("spelling", [*SPELLINGS, "cut off", "two ways at once"])
-async def test_why_a_query_was_refused_does_not_hold_the_key(spelling: str) -> None:
+async def test_refusal_reason_does_not_contain_the_key(spelling: str) -> None:
     key = "sk-AbCd/12+34=567890xyz"
     spelled = {
         "cut off": "x" * 270 + "".join(f"%{ord(char):02X}" for char in key),
@@ -201,7 +199,7 @@ async def test_why_a_query_was_refused_does_not_hold_the_key(spelling: str) -> N
     assert caught.value.__context__ is None
 
 
-async def test_a_key_that_an_answer_spells_with_escapes_beside_its_hits_is_not_passed_on() -> None:
+async def test_escaped_key_next_to_hits_is_not_passed_on() -> None:
     said = "".join(f"\\u{ord(char):04x}" for char in KEY)
     with Site({"/search": Page('{"results": [], "unresponsive_engines": ["' + said + '"]}')}) as site:
         settings = ProviderSettings(type="searxng", url=site.url("/"), api_key_envs=("KEY_A",), retry_limit=0)

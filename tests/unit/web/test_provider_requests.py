@@ -26,12 +26,12 @@ from treadle.web.types import MAX_HITS
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_organic_hits_are_read_and_nothing_else(name: str) -> None:
+def test_only_organic_hits_are_read(name: str) -> None:
     settings, answer, hits = ANSWERS[name]
     assert hits_of(settings, json.dumps(answer).encode()) == hits
 
 
-def test_an_answer_of_bright_data_may_come_in_an_envelope() -> None:
+def test_bright_data_answer_may_have_an_envelope() -> None:
     settings, answer, hits = ANSWERS["bright_data"]
     enveloped = {"status_code": 200, "headers": {}, "body": json.dumps(answer)}
     assert hits_of(settings, json.dumps(enveloped).encode()) == hits
@@ -47,11 +47,11 @@ def test_an_answer_of_bright_data_may_come_in_an_envelope() -> None:
         (SEARXNG, {"query": "x", "results": [], "unresponsive_engines": []}),
     ],
 )
-def test_nothing_found_is_no_failure(settings: ProviderSettings, answer: dict[str, Any]) -> None:
+def test_empty_answer_is_not_a_failure(settings: ProviderSettings, answer: dict[str, Any]) -> None:
     assert hits_of(settings, json.dumps(answer).encode()) == ()
 
 
-def test_nothing_found_while_engines_are_silent_is_one() -> None:
+def test_empty_answer_with_unresponsive_engines_is_a_failure() -> None:
     answer = {"query": "x", "results": [], "unresponsive_engines": [["google", "Suspended: CAPTCHA"]]}
     with pytest.raises(Failure, match="CAPTCHA") as caught:
         hits_of(SEARXNG, json.dumps(answer).encode())
@@ -73,7 +73,7 @@ def test_anything_else_is_malformed(settings: ProviderSettings, data: bytes) -> 
     assert caught.value.kind == "malformed"
 
 
-def test_hits_are_cut_to_bounds_and_cleaned() -> None:
+def test_hits_are_truncated_and_cleaned() -> None:
     hit = {"title": "t" * 9_999, "link": "https://e.org", "snippet": "s\u202e\x1b " * 9_999, "date": 3}
     items = [
         hit,
@@ -87,7 +87,7 @@ def test_hits_are_cut_to_bounds_and_cleaned() -> None:
     assert hits[1].url == "https://e.org/0"
 
 
-def test_no_more_hits_are_made_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parses_no_more_hits_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[str]()
 
     def noted(text: str) -> str:
@@ -99,7 +99,7 @@ def test_no_more_hits_are_made_than_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert len(hits_of(SERPER, json.dumps({"organic": items}).encode())) == len(made) == MAX_HITS
 
 
-def test_half_a_character_in_one_title_costs_no_answer() -> None:
+def test_lone_surrogate_in_one_title_does_not_reject_the_answer() -> None:
     (hit,) = hits_of(SERPER, b'{"organic": [{"title": "a\\ud800b", "link": "https://e.org", "snippet": "s"}]}')
     assert (hit.title, hit.snippet) == ("ab", "s")
     data = b'{"organic": [{"title": "\\udc00 \\ud83d\\ude00 \\\\ud800 \\"\\ud800", "link": "https://e.org"}]}'
@@ -114,7 +114,7 @@ def test_half_a_character_in_one_title_costs_no_answer() -> None:
         ("zh", {"gl": "cn", "hl": "zh-cn"}, {"country": "CN", "search_lang": "zh-hans"}, ("cn", "zh-CN"), "zh-CN"),
     ],
 )  # fmt: skip
-def test_requests_carry_the_query_its_language_and_the_key(
+def test_requests_contain_the_query_its_language_and_the_key(
     language: Any, serper: dict[str, str], brave: dict[str, str], market: tuple[str, str], searxng: str
 ) -> None:
     query = "C++ & 100% +埃菲尔 #1"
@@ -147,17 +147,17 @@ def values(url: str) -> dict[str, str]:
     return {name: value for name, (value,) in parse_qs(urlsplit(url).query, strict_parsing=True).items()}
 
 
-def test_a_query_is_cut_to_what_brave_takes() -> None:
+def test_query_is_truncated_to_what_brave_accepts() -> None:
     asked = values(request_of(BRAVE, "word " * 300, "en", KEY).url)["q"]
     assert len(asked.split()) == 50
     assert len(values(request_of(BRAVE, "x" * 900, "en", KEY).url)["q"]) == 400
 
 
-def test_a_request_does_not_show_its_key() -> None:
+def test_request_does_not_show_its_key() -> None:
     assert KEY not in repr([request_of(settings, "q", "en", KEY) for settings in (SERPER, BRAVE, BING, SEARXNG)])
 
 
-def test_names_tell_engines_apart() -> None:
+def test_provider_names_distinguish_engines() -> None:
     assert BING.name == "bright_data/bing" != GOOGLE.name
 
 
@@ -189,7 +189,7 @@ RATE_LIMITED = (
         (404, {}, b"", "refused", None),
     ],
 )  # fmt: skip
-def test_failures_are_told_apart(
+def test_failures_are_classified(
     status: int, headers: dict[str, str], body: bytes, kind: str, seconds: float | None
 ) -> None:
     failure = failure_of(status, headers, body)

@@ -27,11 +27,11 @@ from treadle.retriever.client import SearchUnavailable
 from treadle.web import providers
 from treadle.web.config import ProviderSettings
 from treadle.web.provider_requests import hits_of
-from treadle.web.providers import EMPTY_TRIES, QUOTA_REST_S, RATE_REST_S, WebProvider
+from treadle.web.providers import EMPTY_TRIES, QUOTA_PAUSE_S, RATE_LIMIT_PAUSE_S, WebProvider
 from treadle.web.types import WebHit
 
 
-async def test_a_search_is_one_request() -> None:
+async def test_each_search_sends_one_request() -> None:
     with Site({"/search": GOOD}) as site:
         asked = provider(site, Day())
         assert asked.name == "serper" and await found(asked) == (TOWER,)
@@ -39,21 +39,21 @@ async def test_a_search_is_one_request() -> None:
         assert json.loads(request.body)["q"] == "eiffel tower" and request.headers["accept-encoding"] == "identity"
 
 
-async def test_nothing_found_is_asked_for_again_and_then_believed() -> None:
+async def test_empty_answer_is_requested_again_and_then_accepted() -> None:
     with Site({"/search": NOTHING}) as site:
         assert await found(provider(site, Day())) == () and len(site.requests) == EMPTY_TRIES
     with Site({"/search": scripted(NOTHING, GOOD)}) as site:
         assert await found(provider(site, Day())) == (TOWER,) and len(site.requests) == 2
 
 
-async def test_a_key_over_its_rate_gives_its_turn_to_the_next_at_once() -> None:
+async def test_rate_limited_key_is_replaced_by_the_next_immediately() -> None:
     with Site({"/search": scripted(Page("slow down", 429, headers={"Retry-After": "20"}), GOOD)}) as site:
         day = Day()
         assert await found(provider(site, day, "KEY_A", "KEY_B")) == (TOWER,)
         assert keys_sent(site) == [ENVIRON["KEY_A"], ENVIRON["KEY_B"]] and day.now == pytest.approx(0, abs=1e-6)
 
 
-async def test_where_all_keys_rest_the_first_to_be_ready_is_waited_for() -> None:
+async def test_first_ready_key_is_waited_for_if_all_keys_rest() -> None:
     slow = [Page("slow down", 429, headers={"Retry-After": seconds}) for seconds in ("20", "8")]
     with Site({"/search": scripted(*slow, GOOD)}) as site:
         day = Day()
@@ -64,18 +64,18 @@ async def test_where_all_keys_rest_the_first_to_be_ready_is_waited_for() -> None
 @pytest.mark.parametrize(
     ("answer", "rest_s"),
     [
-        (Page("slow down", 429), RATE_REST_S),
-        (Page("pay", 402), QUOTA_REST_S),
+        (Page("slow down", 429), RATE_LIMIT_PAUSE_S),
+        (Page("pay", 402), QUOTA_PAUSE_S),
         (Page("", 429, headers={"Retry-After": "0"}), 1.0),
     ],
 )
-async def test_keys_rest_as_long_as_they_must(answer: Page, rest_s: float) -> None:
+async def test_keys_rest_as_long_as_required(answer: Page, rest_s: float) -> None:
     with Site({"/search": scripted(answer, GOOD)}) as site:
         day = Day()
         assert await found(provider(site, day), deadline=10_000.0) == (TOWER,) and day.now == pytest.approx(rest_s)
 
 
-async def test_a_rest_beyond_the_deadline_is_not_waited_for() -> None:
+async def test_rest_beyond_the_deadline_is_not_waited_for() -> None:
     with Site({"/search": Page("slow down", 429, headers={"Retry-After": "61"})}) as site:
         day = Day()
         with pytest.raises(SearchUnavailable, match="all keys are paused; HTTP 429: slow down"):
@@ -83,7 +83,7 @@ async def test_a_rest_beyond_the_deadline_is_not_waited_for() -> None:
         assert day.pauses == [] and len(site.requests) == 1
 
 
-async def test_refused_keys_are_dropped_and_a_provider_that_takes_none_stops_everything() -> None:
+async def test_refused_keys_are_dropped_and_a_provider_without_valid_keys_stops_the_run() -> None:
     unauthorized = Page("Unauthorized.", 403)
     with Site({"/search": lambda request: unauthorized if request.headers["x-api-key"] == KEY else GOOD}) as site:
         asked = provider(site, Day(), "KEY_A", "KEY_B")
@@ -97,7 +97,7 @@ async def test_refused_keys_are_dropped_and_a_provider_that_takes_none_stops_eve
         assert not caught.value.retryable and len(site.requests) == 4
 
 
-async def test_errors_that_may_pass_are_tried_again_after_growing_pauses() -> None:
+async def test_transient_provider_errors_are_retried_after_growing_pauses() -> None:
     errors = [Page("", 500), Page("not JSON"), Page("", 502)]
     with Site({"/search": scripted(*errors, GOOD)}) as site:
         day = Day()
@@ -107,28 +107,28 @@ async def test_errors_that_may_pass_are_tried_again_after_growing_pauses() -> No
             assert most / 2 <= pause <= most
 
 
-async def test_a_provider_that_keeps_failing_is_unavailable() -> None:
+async def test_provider_that_keeps_failing_is_unavailable() -> None:
     with Site({"/search": Page("out of order", 500)}) as site:
         with pytest.raises(SearchUnavailable, match="HTTP 500: out of order") as caught:
             await found(provider(site, Day(), "KEY_A", "KEY_B", retry_limit=1))
         assert caught.value.retryable and keys_sent(site) == [ENVIRON["KEY_A"], ENVIRON["KEY_B"]] * 2
 
 
-async def test_a_server_that_is_not_there_is_unavailable() -> None:
+async def test_absent_server_is_unavailable() -> None:
     with Site({}) as site:
         gone = provider(site, Day(), retry_limit=1)
     with pytest.raises(SearchUnavailable, match="serper does not answer"):
         await found(gone)
 
 
-async def test_a_slow_provider_is_given_up_at_the_deadline() -> None:
+async def test_slow_provider_is_abandoned_at_the_deadline() -> None:
     with Site({"/search": GOOD}) as site:
         site.hold("/search")
         with pytest.raises(SearchUnavailable, match="in time"):
             await found(provider(site, Day()), deadline=0.05)
 
 
-async def test_a_slow_answer_is_asked_for_again() -> None:
+async def test_slow_answer_is_requested_again() -> None:
     with Site({"/search": GOOD}) as site:
         site.hold("/search")
         with pytest.raises(SearchUnavailable, match=r"no answer in 0\.05 s"):
@@ -144,7 +144,7 @@ async def test_redirects_are_not_followed() -> None:
         assert elsewhere.requests == []
 
 
-async def test_searches_start_at_the_rate_that_is_allowed() -> None:
+async def test_searches_start_at_the_allowed_rate() -> None:
     with Site({"/search": GOOD}) as site:
         day = Day()
         settings = ProviderSettings(
@@ -159,7 +159,7 @@ async def test_searches_start_at_the_rate_that_is_allowed() -> None:
         await asked.close()
 
 
-async def test_answers_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_are_parsed_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
 
     def noted(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
@@ -172,7 +172,7 @@ async def test_answers_are_read_beside_the_event_loop(monkeypatch: pytest.Monkey
     assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
-async def test_an_answer_has_a_mebibyte_at_most() -> None:
+async def test_answer_is_limited_to_one_mebibyte() -> None:
     whole = json.dumps({**ANSWERS["serper"][1], "more": ""})
     for num_bytes, is_taken in ((1 << 20, True), ((1 << 20) + 1, False)):
         answer = whole.replace('"more": "', '"more": "' + "x" * (num_bytes - len(whole)))
@@ -186,12 +186,12 @@ async def test_an_answer_has_a_mebibyte_at_most() -> None:
                     await asked
 
 
-async def test_a_variable_without_a_key_is_named() -> None:
+async def test_variable_without_a_key_is_named() -> None:
     with pytest.raises(ConfigError, match="KEY_Z is not set"):
         WebProvider(ProviderSettings(type="serper", api_key_envs=("KEY_Z",)), environ=ENVIRON)
 
 
-async def test_a_searxng_of_ones_own_needs_no_key() -> None:
+async def test_self_hosted_searxng_needs_no_key() -> None:
     answer = Page(json.dumps(ANSWERS["searxng"][1]), media_type="application/json")
     with Site({"/search": answer}) as site:
         asked = WebProvider(ProviderSettings(type="searxng", url=site.url("/")), environ={})

@@ -77,7 +77,7 @@ class Pages:
 
     async def close(self) -> None: ...
 
-    async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
+    async def fetch(self, url: str, *, deadline: float, held_slots: ExitStack) -> Fetched:
         self.fetched.append(url)
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -117,7 +117,7 @@ def kept(folder: Path) -> dict[str, SearchEntry | PageEntry]:
     return {entry.key: entry for entry in entries_of(store_of(folder))}
 
 
-async def test_hits_that_lead_nowhere_or_where_another_one_leads_are_passed_over(tmp_path: Path) -> None:
+async def test_hits_with_invalid_or_duplicate_urls_are_skipped(tmp_path: Path) -> None:
     lost = [
         WebHit("lost", url, "s") for url in ("javascript:alert(1)", "file:///etc/passwd", "//site.test/a", "", "\0")
     ]
@@ -142,7 +142,7 @@ async def test_hits_that_lead_nowhere_or_where_another_one_leads_are_passed_over
         ("\u6771\u4eac\u5854 height", ("\u6771\u4eac\u5854 height", "zh")),
     ],
 )
-async def test_a_query_is_asked_for_as_it_is_recorded(tmp_path: Path, query: str, asked: tuple[str, Language]) -> None:
+async def test_query_is_sent_as_it_is_recorded(tmp_path: Path, query: str, asked: tuple[str, Language]) -> None:
     provider = Finding(hit("/a"))
     web = searching(tmp_path, provider)
     await web.open()
@@ -153,7 +153,7 @@ async def test_a_query_is_asked_for_as_it_is_recorded(tmp_path: Path, query: str
 
 
 @pytest.mark.parametrize("query", ["\u202e\x00", "\ud800"])
-async def test_a_query_of_which_nothing_is_left_finds_nothing_and_asks_nobody(tmp_path: Path, query: str) -> None:
+async def test_query_that_is_empty_after_cleaning_finds_nothing_and_sends_nothing(tmp_path: Path, query: str) -> None:
     provider = Finding(hit("/a"))
     web = searching(tmp_path, provider)
     await web.open()
@@ -161,7 +161,7 @@ async def test_a_query_of_which_nothing_is_left_finds_nothing_and_asks_nobody(tm
     await web.close()
 
 
-async def test_a_search_without_a_hit_is_on_record_as_one(tmp_path: Path) -> None:
+async def test_search_without_a_hit_is_recorded_as_one(tmp_path: Path) -> None:
     provider = Finding()
     web = searching(tmp_path, provider)
     await web.open()
@@ -180,7 +180,7 @@ async def test_without_pages_snippets_are_shown_and_nothing_is_fetched(tmp_path:
     assert found.text == "Page 1: Of /a.\nPage 2: Of /c." and (pages.fetched, pages.opened) == ([], 0)
 
 
-async def test_a_page_that_cannot_be_had_is_on_record_with_the_reason_and_keeps_its_snippet(tmp_path: Path) -> None:
+async def test_failed_page_is_recorded_with_the_reason_and_keeps_its_snippet(tmp_path: Path) -> None:
     async def refuse(url: str) -> None:
         raise Unfetchable("blocked", "no such place for us")
 
@@ -194,7 +194,7 @@ async def test_a_page_that_cannot_be_had_is_on_record_with_the_reason_and_keeps_
     assert isinstance(page, PageEntry) and (page.failure, page.detail) == ("blocked", "no such place for us")
 
 
-async def test_a_page_that_is_not_had_in_time_is_owed_and_comes_on_record_as_what_it_is(tmp_path: Path) -> None:
+async def test_late_page_stays_pending_and_its_outcome_is_recorded(tmp_path: Path) -> None:
     release = asyncio.Event()
 
     async def wait(url: str) -> None:
@@ -212,17 +212,17 @@ async def test_a_page_that_is_not_had_in_time_is_owed_and_comes_on_record_as_wha
     assert shown(later.text)[0]["context"] == "Read http://site.test/slow." and len(pages.fetched) == 1
 
 
-async def test_a_page_that_waited_for_others_is_not_on_record_and_is_asked_for_again(tmp_path: Path) -> None:
+async def test_page_that_waited_for_others_is_not_recorded_and_is_requested_again(tmp_path: Path) -> None:
     full = True
 
     async def wait(url: str) -> None:
         if full and url.endswith("/b"):
-            raise SearchUnavailable("all places are taken")
+            raise SearchUnavailable("all held_slots are taken")
 
     pages = Pages(wait)
     web = searching(tmp_path, Finding(hit("/a"), hit("/b")), pages)
     await web.open()
-    with pytest.raises(SearchUnavailable, match="all places are taken"):
+    with pytest.raises(SearchUnavailable, match="all held_slots are taken"):
         await web.search("q", deadline=FAR)
     full = False
     found = await web.search("q", deadline=FAR)
@@ -231,13 +231,13 @@ async def test_a_page_that_waited_for_others_is_not_on_record_and_is_asked_for_a
     assert sorted(pages.fetched) == ["http://site.test/a", "http://site.test/b", "http://site.test/b"]
 
 
-async def test_a_page_holds_its_places_until_it_was_read(tmp_path: Path) -> None:
+async def test_page_holds_its_slots_until_it_was_read(tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Holding(Pages):
-        async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
-            places.callback(seen.append, "given back")
-            return await super().fetch(url, deadline=deadline, places=places)
+        async def fetch(self, url: str, *, deadline: float, held_slots: ExitStack) -> Fetched:
+            held_slots.callback(seen.append, "given back")
+            return await super().fetch(url, deadline=deadline, held_slots=held_slots)
 
         async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
             seen.append("read")
@@ -252,7 +252,7 @@ async def test_a_page_holds_its_places_until_it_was_read(tmp_path: Path) -> None
     assert seen == ["read", "given back"] * 2
 
 
-async def test_what_a_rollout_no_longer_waits_for_comes_on_record_as_it_is(tmp_path: Path) -> None:
+async def test_page_abandoned_by_its_rollout_is_recorded_with_its_outcome(tmp_path: Path) -> None:
     asked, release = asyncio.Event(), asyncio.Event()
 
     async def wait(url: str) -> None:
@@ -273,15 +273,15 @@ async def test_what_a_rollout_no_longer_waits_for_comes_on_record_as_it_is(tmp_p
     assert shown(found.text)[0]["context"] == "Read http://site.test/a." and len(pages.fetched) == 1
 
 
-async def test_one_search_fetches_so_many_pages_at_once(tmp_path: Path) -> None:
+async def test_each_search_respects_its_concurrent_fetch_limit(tmp_path: Path) -> None:
     two = asyncio.Event()
 
-    async def until_two_are_fetched(_: str) -> None:
+    async def wait_for_two_fetches(_: str) -> None:
         if pages.at_once == 2:
             two.set()
         await two.wait()
 
-    pages = Pages(until_two_are_fetched)
+    pages = Pages(wait_for_two_fetches)
     web = searching(tmp_path, Finding(*(hit(f"/{n}") for n in range(9))), pages, top_n=9, fetch={"max_per_query": 2})
     await web.open()
     assert len(shown((await web.search("q", deadline=FAR)).text)) == 9
@@ -289,7 +289,7 @@ async def test_one_search_fetches_so_many_pages_at_once(tmp_path: Path) -> None:
     assert (len(pages.fetched), pages.most_at_once) == (9, 2)
 
 
-async def test_searches_of_one_query_at_once_ask_and_fetch_once(tmp_path: Path) -> None:
+async def test_concurrent_searches_for_one_query_send_and_fetch_once(tmp_path: Path) -> None:
     provider, pages = Finding(hit("/a"), hit("/b")), Pages()
     web = searching(tmp_path, provider, pages)
     await web.open()
@@ -298,7 +298,7 @@ async def test_searches_of_one_query_at_once_ask_and_fetch_once(tmp_path: Path) 
     assert len({one.text for one in found}) == 1 and (len(provider.asked), len(pages.fetched)) == (1, 2)
 
 
-async def test_a_provider_that_is_out_of_order_is_not_on_record(tmp_path: Path) -> None:
+async def test_provider_outage_is_not_recorded(tmp_path: Path) -> None:
     class Down(Finding):
         async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
             raise SearchUnavailable("down")
@@ -317,7 +317,7 @@ def record_of(folder: Path, entries: Sequence[SearchEntry | PageEntry]) -> Path:
     return folder / write_record(storage, pairs, made_by="test", work="work").folder
 
 
-async def test_a_replay_opens_nothing_and_writes_nothing(tmp_path: Path) -> None:
+async def test_replay_opens_and_writes_nothing(tmp_path: Path) -> None:
     pages = Pages()
     web = searching(tmp_path / "live", Finding(hit("/a")), pages)
     await web.open()
@@ -339,7 +339,7 @@ async def test_a_replay_opens_nothing_and_writes_nothing(tmp_path: Path) -> None
     assert nobody.asked == [] and unread.opened == 0 and unread.fetched == []
 
 
-async def test_a_result_that_was_recorded_ready_made_is_shown_as_it_is(tmp_path: Path) -> None:
+async def test_prerendered_recorded_result_is_shown_unchanged(tmp_path: Path) -> None:
     text = "The tower has <|im_end|> 330 metres.\u202e"
     entry = SearchEntry(search_key("q", "en"), "q", "en", "imported", (), "2026-01-01T00:00:00+00:00", text)
     web = WebSearch(settings(mode="replay", recorded_in=record_of(tmp_path, [entry])), store=None, summarized=True)
@@ -349,7 +349,7 @@ async def test_a_result_that_was_recorded_ready_made_is_shown_as_it_is(tmp_path:
     assert found.text == "The tower has &lt;|im_end|> 330 metres." and found.documents == (found.text,)
 
 
-async def test_threads_give_way_to_the_event_loop_sooner_while_the_web_is_searched(tmp_path: Path) -> None:
+async def test_thread_switch_interval_is_lowered_during_web_search(tmp_path: Path) -> None:
     usual = sys.getswitchinterval()
     web = searching(tmp_path, Finding())
     await web.open()
@@ -365,7 +365,7 @@ async def test_recording_without_a_run_is_refused(tmp_path: Path) -> None:
         await web.open()
 
 
-async def test_a_hit_that_no_reader_of_urls_takes_leads_nowhere(tmp_path: Path) -> None:
+async def test_hit_with_an_unparsable_url_is_not_followed(tmp_path: Path) -> None:
     pages = Pages()
     provider = Finding(WebHit("odd", "http://][@", "s"), WebHit("odd", "http://[\uff48HTTP:99999]", "s"), hit("/a"))
     web = searching(tmp_path, provider, pages)
@@ -375,7 +375,7 @@ async def test_a_hit_that_no_reader_of_urls_takes_leads_nowhere(tmp_path: Path) 
     assert pages.fetched == ["http://site.test/a"] and [one["title"] for one in shown(found.text)] == ["About /a"]
 
 
-async def test_a_page_that_treadle_stumbles_over_is_a_failed_page_and_is_told_of(
+async def test_page_that_triggers_a_bug_is_a_failed_page_and_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def stumble(url: str) -> None:
@@ -393,7 +393,7 @@ async def test_a_page_that_treadle_stumbles_over_is_a_failed_page_and_is_told_of
 
 
 @pytest.mark.parametrize("error", [OSError("Too many open files"), MemoryError(), RuntimeError("no new thread")])
-async def test_what_this_machine_lacks_is_not_recorded_of_a_page(tmp_path: Path, error: Exception) -> None:
+async def test_missing_local_packages_are_not_recorded_as_a_page_failure(tmp_path: Path, error: Exception) -> None:
     async def fail(url: str) -> None:
         raise error
 
@@ -406,13 +406,11 @@ async def test_what_this_machine_lacks_is_not_recorded_of_a_page(tmp_path: Path,
 
 
 @pytest.mark.parametrize("broken_off", [False, True])
-async def test_a_search_whose_caller_has_left_comes_on_record_unless_all_is_broken_off(
-    tmp_path: Path, broken_off: bool
-) -> None:
+async def test_abandoned_search_is_recorded_unless_everything_is_cancelled(tmp_path: Path, broken_off: bool) -> None:
     keys = SearchToolSettings.model_validate({"web": {"provider": PROVIDER}})
     tool = SearchTool(keys, web=searching(tmp_path, Finding(hit("/a"))))
 
-    async def searched_and_left() -> None:
+    async def search_and_cancel() -> None:
         async with tool:
             left = asyncio.create_task(tool.call("q", deadline=FAR))
             await asyncio.sleep(0)
@@ -423,7 +421,7 @@ async def test_a_search_whose_caller_has_left_comes_on_record_unless_all_is_brok
 
     if broken_off:
         with pytest.raises(KeyError):
-            await searched_and_left()
+            await search_and_cancel()
     else:
-        await searched_and_left()
+        await search_and_cancel()
     assert list(kept(tmp_path)) == ([] if broken_off else [search_key("q", "en")])

@@ -31,7 +31,7 @@ from treadle.web.config import ProviderSettings, WebSettings
         "http://localhost/#a",
     ],
 )
-def test_a_provider_at_no_possible_url_is_refused(url: str) -> None:
+def test_impossible_provider_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="url"):
         validate(ProviderSettings, {"type": "searxng", "url": url})
 
@@ -46,12 +46,12 @@ def test_a_provider_at_no_possible_url_is_refused(url: str) -> None:
         "HTTP://xn--bcher-kva.de",
     ],
 )
-def test_a_providers_url_is_kept_as_it_was_given(url: str) -> None:
+def test_provider_url_is_kept_verbatim(url: str) -> None:
     assert validate(ProviderSettings, {"type": "searxng", "url": url}).url == url
     assert validate(ProviderSettings, {"type": "searxng", "url": f"{url}/"}).url == url
 
 
-def test_a_record_is_kept_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_stored_with_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/somebody")
 

@@ -19,7 +19,7 @@ class Clock:
         monkeypatch.setattr(loop, "time", lambda: self.now)
 
 
-async def test_the_time_of_a_page_runs_only_where_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_timeout_runs_only_while_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     deadline = clock.start + 1000
     async with asyncio.timeout_at(deadline) as limit:
@@ -27,17 +27,17 @@ async def test_the_time_of_a_page_runs_only_where_it_is_fetched(monkeypatch: pyt
         with time.running():
             assert limit.when() == clock.start + 20
             clock.now += 8
-        assert limit.when() == deadline and time.half_is_left
+        assert limit.when() == deadline and time.can_retry
         clock.now += 500
         with time.running():
             assert limit.when() == pytest.approx(clock.now + 12)
             clock.now += 3
-        assert limit.when() == deadline and not time.half_is_left
+        assert limit.when() == deadline and not time.can_retry
         with time.running():
             assert limit.when() == pytest.approx(clock.now + 9)
 
 
-async def test_what_runs_has_all_of_its_time_and_what_waits_ends_with_the_deadline(
+async def test_running_page_has_its_full_timeout_and_waiting_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch)
@@ -48,15 +48,15 @@ async def test_what_runs_has_all_of_its_time_and_what_waits_ends_with_the_deadli
             assert limit.when() == clock.start + 20
             clock.now += 8
             with time.waiting():
-                assert limit.when() == deadline and time.left_s == pytest.approx(12)
+                assert limit.when() == deadline and time.remaining_s == pytest.approx(12)
                 clock.now += 1
             assert limit.when() == pytest.approx(clock.now + 12)
             clock.now += 5
-        assert limit.when() == deadline and time.left_s == pytest.approx(7) and not time.is_over
+        assert limit.when() == deadline and time.remaining_s == pytest.approx(7) and not time.is_exhausted
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_it_is_told_whether_a_page_took_too_long_or_waited_too_long(waits: bool) -> None:
+async def test_page_timeout_is_distinguished_from_waiting_too_long(waits: bool) -> None:
     now = asyncio.get_running_loop().time()
     limit = asyncio.timeout_at(now)
     time = PageTime(limit, seconds=0 if not waits else 60, deadline=now)
@@ -64,22 +64,22 @@ async def test_it_is_told_whether_a_page_took_too_long_or_waited_too_long(waits:
         async with limit:
             with time.running(), time.waiting() if waits else nullcontext():
                 await asyncio.Event().wait()
-    assert time.is_over is not waits
+    assert time.is_exhausted is not waits
 
 
-async def test_nothing_is_kept_of_hosts_that_nobody_waits_for() -> None:
+async def test_hosts_without_waiters_are_forgotten() -> None:
     slots = Slots(2, 1)
-    async with slots.one("a"), slots.one("b"):
+    async with slots.hold("a"), slots.hold("b"):
         waiting = asyncio.create_task(_enter(slots, "a"))
         await asyncio.sleep(0)
         assert len(slots) == 2
         waiting.cancel()
         await asyncio.wait([waiting])
     assert len(slots) == 0
-    async with slots.one("a"), slots.one("b"):
+    async with slots.hold("a"), slots.hold("b"):
         pass
 
 
 async def _enter(slots: Slots, host: str) -> None:
-    async with slots.one(host):
+    async with slots.hold(host):
         pass

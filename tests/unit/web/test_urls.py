@@ -114,14 +114,14 @@ NORMAL = [
 
 
 @pytest.mark.parametrize("text", [text for texts in REFUSED.values() for text in texts])
-def test_such_a_url_is_refused(text: str) -> None:
+def test_invalid_url_is_refused(text: str) -> None:
     with pytest.raises(Unfetchable) as refused:
         checked_url(text)
     assert refused.value.kind == "invalid_url"
 
 
 @pytest.mark.parametrize(("text", "normal"), NORMAL)
-def test_a_url_has_one_normal_form(text: str, normal: str) -> None:
+def test_url_has_one_normal_form(text: str, normal: str) -> None:
     assert str(checked_url(text)) == normal
 
 
@@ -137,7 +137,7 @@ def test_a_url_has_one_normal_form(text: str, normal: str) -> None:
         ("%2ex:y", "http://host/a/.x:y"),
     ],
 )
-def test_a_relative_url_is_taken_where_it_is_said_what_to(location: str, absolute: str) -> None:
+def test_relative_url_is_resolved_if_a_base_is_given(location: str, absolute: str) -> None:
     assert str(checked_url(location, base=URL("http://host/a/b?q"))) == absolute
 
 
@@ -154,12 +154,12 @@ def test_a_relative_url_is_taken_where_it_is_said_what_to(location: str, absolut
         "http://[\uff48HTTP:99999]",
     ],
 )
-def test_a_relative_url_may_not_be_more_than_an_absolute_one(text: str) -> None:
+def test_relative_url_has_the_limits_of_an_absolute_one(text: str) -> None:
     with pytest.raises(Unfetchable):
         checked_url(text, base=URL("http://host/a/b?q"))
 
 
-def test_what_is_refused_is_not_repeated() -> None:
+def test_refused_url_is_not_repeated_in_the_message() -> None:
     """A site's or a model's own text has no place among the words of a failure."""
     for text in (text for texts in REFUSED.values() for text in texts if len(text) > 8):
         with pytest.raises(Unfetchable) as refused:
@@ -208,7 +208,7 @@ _BASE = URL("http://host/a/b?q")
 @example("//][@")
 @example("[\uff48HTTP:99999]")
 @example("%2ex:y")
-def test_anything_is_either_refused_or_has_a_normal_form_that_is_its_own(tail: str) -> None:
+def test_any_text_is_refused_or_has_an_idempotent_normal_form(tail: str) -> None:
     for text, base in itertools.product((tail, "http://" + tail), (None, _BASE)):
         try:
             url = checked_url(text, base)

@@ -66,23 +66,23 @@ from treadle.datagen.questions.benchmarks import RULES
         ("&lt;judgment>Correct&lt;/judgment>", None),
     ],
 )
-def test_a_reply_is_one_word_or_nothing(text: str, verdict: bool | None) -> None:
+def test_reply_is_one_word_or_unreadable(text: str, verdict: bool | None) -> None:
     assert read_verdict(Reply(text, False, 1, 1)) is verdict
 
 
-def test_a_reply_that_was_cut_off_says_nothing() -> None:
+def test_truncated_reply_is_unreadable() -> None:
     assert read_verdict(Reply("Correct", True, 1, 1)) is None
     assert read_verdict(Reply("<judgment>Correct</judgment>", True, 1, 1)) is None
 
 
 @given(st.text())
-def test_no_text_but_the_word_is_ever_read_as_correct(text: str) -> None:
+def test_only_the_exact_word_is_read_as_correct(text: str) -> None:
     letters = "".join(filter(str.isalnum, text.rpartition("</think>")[2])).lower()
     assert (read_verdict(Reply(text, False, 1, 1)) is not True) or letters == "correct"
 
 
 @given(st.text(), st.text(), st.text())
-def test_a_block_is_read_only_for_the_word_and_only_at_the_end(before: str, inside: str, behind: str) -> None:
+def test_reply_block_is_read_only_for_the_word_and_only_at_the_end(before: str, inside: str, behind: str) -> None:
     reply = f"{before}<judgment>{inside}</judgment>{behind}"
     word = "".join(filter(str.isalnum, inside)).lower()
     assert (read_verdict(Reply(reply, False, 1, 1)) is not True) or (word == "correct" and not behind.strip())
@@ -90,7 +90,7 @@ def test_a_block_is_read_only_for_the_word_and_only_at_the_end(before: str, insi
 
 
 @pytest.mark.covers("flywheel-21")
-async def test_what_rules_find_equal_is_right_without_a_request() -> None:
+async def test_answers_equal_by_rule_are_correct_without_a_request() -> None:
     async with asked("Incorrect") as (model, server):
         case = replace(CASE, answers=(r"\frac{1}{2}",), prediction="1/2")
         verdict = await judged(AnswerJudge(model=model), case)
@@ -113,7 +113,7 @@ async def test_incorrect_is_final_after_one_greedy_request() -> None:
 
 
 @pytest.mark.covers("flywheel-21")
-async def test_an_unreadable_reply_is_asked_again_once_and_never_counts_as_right() -> None:
+async def test_unreadable_reply_is_retried_once_and_never_counts_as_correct() -> None:
     async with asked("not entirely correct", "It is correct, not wrong", "Correct") as (model, server):
         verdict = await judged(AnswerJudge(None, model=model), CASE)
     assert (verdict.correct, verdict.score) == (None, None)
@@ -125,13 +125,13 @@ async def test_an_unreadable_reply_is_asked_again_once_and_never_counts_as_right
     assert len(nonces[0]) == len(nonces[1]) == 1 and nonces[0] != nonces[1]
 
 
-async def test_the_second_reply_counts_where_the_first_cannot_be_read() -> None:
+async def test_second_reply_counts_if_the_first_is_unreadable() -> None:
     async with asked("Hm.", "Correct") as (model, _):
         verdict = await judged(AnswerJudge(None, model=model), CASE)
     assert (verdict.correct, verdict.score, verdict.error) == (True, 1.0, None)
 
 
-async def test_what_the_model_is_told_names_the_nonce_and_holds_data_in_blocks_alone() -> None:
+async def test_judge_prompt_names_the_nonce_and_keeps_data_in_blocks() -> None:
     async with asked("Correct") as (model, server):
         await judged(ModelJudge(model), CASE)
     system, user = (message["content"] for message in server.requests[0].body["messages"])
@@ -142,7 +142,7 @@ async def test_what_the_model_is_told_names_the_nonce_and_holds_data_in_blocks_a
     assert outside.rstrip().endswith("Reply with a single word, Correct or Incorrect.")
 
 
-async def test_an_answer_is_judged_once_however_often_and_however_concurrently_it_comes() -> None:
+async def test_repeated_and_concurrent_answers_are_judged_once() -> None:
     memory = Remembering()
     async with asked("Incorrect") as (model, server):
         judge = ModelJudge(model)
@@ -153,7 +153,7 @@ async def test_an_answer_is_judged_once_however_often_and_however_concurrently_i
 
 
 @pytest.mark.parametrize("change", [{"prediction": "B"}, {"question": "?"}, {"answers": ("C",)}])
-async def test_another_answer_question_or_gold_answer_is_judged_anew(change: dict[str, str]) -> None:
+async def test_another_answer_question_or_gold_answer_is_judged_again(change: dict[str, str]) -> None:
     memory = Remembering()
     async with asked("Incorrect", "Correct") as (model, _):
         judge = ModelJudge(model)
@@ -161,7 +161,7 @@ async def test_another_answer_question_or_gold_answer_is_judged_anew(change: dic
         assert (await judge.verdict(replace(CASE, **change), memory)).correct is True  # type: ignore[arg-type]
 
 
-async def test_a_request_that_was_cancelled_does_not_keep_others_from_asking() -> None:
+async def test_cancelled_request_does_not_block_other_requests() -> None:
     memory = Remembering()
     async with asked(Fault("hang"), "Correct") as (model, server):
         judge = ModelJudge(model)
@@ -173,13 +173,13 @@ async def test_a_request_that_was_cancelled_does_not_keep_others_from_asking() -
         assert (await second).correct is True
 
 
-async def test_a_model_that_is_down_leaves_the_verdict_owed() -> None:
+async def test_unavailable_model_leaves_the_verdict_pending() -> None:
     async with asked(Fault.status(500), retry_limit=0) as (model, _):
         with pytest.raises(EndpointUnavailable):
             await judged(AnswerJudge(None, model=model), CASE)
 
 
-async def test_a_prompt_beyond_the_window_leaves_the_verdict_unknown() -> None:
+async def test_prompt_beyond_the_window_leaves_the_verdict_unknown() -> None:
     async with asked(Fault.too_long()) as (model, server):
         verdict = await judged(AnswerJudge(None, model=model), CASE)
     assert (verdict.correct, verdict.score, verdict.method) == (None, None, "model")
@@ -213,7 +213,7 @@ async def test_dapo_is_judged_as_math() -> None:
         assert (verdict.correct, verdict.method, len(server.requests)) == (True, "model", 1)
 
 
-def test_everything_that_decides_a_verdict_changes_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_affects_a_verdict_changes_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = {
         answer_judge_digest(DEFAULT_SYMBOLIC, 0.8, asks_model=False),
         answer_judge_digest(DEFAULT_SYMBOLIC, 0.8, asks_model=True),

@@ -12,15 +12,15 @@ from support.rollouts.judge_bench import FAR, asked
 from support.sandbox.memories import Remembering
 from support.servers.scripted_server import Fault, Item, Reply, ScriptedServer
 
-from treadle.agent.call_cache import Forgetful, Memory
+from treadle.agent.call_cache import CallCache, NullCache
 from treadle.agent.dialect import Segment, tokenise
 from treadle.agent.judges import redundancy
 from treadle.agent.judges.redundancy import (
     SEGMENT_CHARS,
     SEGMENT_COUNTS,
-    Ballot,
-    Course,
     RedundancyJudge,
+    Vote,
+    VoteCase,
     read_vote,
     redundancy_judge_digest,
 )
@@ -28,7 +28,7 @@ from treadle.agent.role import Reply as Said
 from treadle.core.errors import EndpointUnavailable
 
 TEXT = "<think>a</think><search>q</search><result>found</result><think>b</think><answer>7</answer>"
-COURSE = Course("How many?", ("7",), tuple(tokenise(TEXT)), 5, "question-1", FAR)
+COURSE = VoteCase("How many?", ("7",), tuple(tokenise(TEXT)), 5, "question-1", FAR)
 
 
 @asynccontextmanager
@@ -37,9 +37,9 @@ async def voting(*script: Item, votes: int = 3) -> AsyncIterator[tuple[Redundanc
         yield RedundancyJudge(model, votes), server
 
 
-async def ballot(*script: Item, course: Course = COURSE, votes: int = 3, memory: Memory | None = None) -> Ballot:
+async def ballot(*script: Item, vote_case: VoteCase = COURSE, votes: int = 3, cache: CallCache | None = None) -> Vote:
     async with voting(*script, votes=votes) as (judge, _):
-        return await judge.vote(course, memory or Forgetful())
+        return await judge.vote(vote_case, cache or NullCache())
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ async def ballot(*script: Item, course: Course = COURSE, votes: int = 3, memory:
         ("", None),
     ],
 )
-def test_only_the_one_word_is_a_vote(text: str, vote: bool | None) -> None:
+def test_only_the_exact_word_is_a_vote(text: str, vote: bool | None) -> None:
     assert read_vote(Said(text, False, 1, 1)) is vote
 
 
 @pytest.mark.parametrize(
     ("text", "vote"), [("<answer>yes</answer> because it", True), ("<answer>yes", None), ("yes", None)]
 )
-def test_a_reply_that_was_cut_off_is_a_vote_only_if_its_block_is_closed(text: str, vote: bool | None) -> None:
+def test_truncated_reply_is_a_vote_only_if_its_block_is_closed(text: str, vote: bool | None) -> None:
     assert read_vote(Said(text, True, 1, 1)) is vote
 
 
-async def test_votes_are_counted_and_what_is_no_vote_abstains() -> None:
+async def test_votes_are_counted_and_invalid_ones_abstain() -> None:
     found = await ballot("<answer>yes</answer>", "maybe", "<answer>no</answer>", "<answer>yes</answer>", votes=4)
     assert (found.yes, found.no, found.abstained, found.error) == (2, 1, 1, None)
     assert found.raw == ("<answer>yes</answer>", "maybe", "<answer>no</answer>", "<answer>yes</answer>")
@@ -82,47 +82,47 @@ async def test_votes_are_counted_and_what_is_no_vote_abstains() -> None:
 
 async def test_every_vote_has_its_own_seed_and_the_same_prompt() -> None:
     async with voting(*["no"] * 3) as (judge, server):
-        await judge.vote(COURSE, Forgetful())
+        await judge.vote(COURSE, NullCache())
         assert len({request.body["seed"] for request in server.requests}) == 3
         assert len({request.text for request in server.requests}) == 1
 
 
-async def test_votes_that_are_remembered_are_not_asked_for_again() -> None:
-    memory = Remembering()
+async def test_cached_votes_are_not_requested_again() -> None:
+    cache = Remembering()
     with pytest.raises(EndpointUnavailable):
-        await ballot("yes", "no", Fault.status(500), memory=memory)
-    assert set(memory.units) == {"vote-0", "vote-1"}
+        await ballot("yes", "no", Fault.status(500), cache=cache)
+    assert set(cache.units) == {"vote-0", "vote-1"}
     async with voting("yes") as (judge, server):
-        found = await judge.vote(COURSE, memory)
+        found = await judge.vote(COURSE, cache)
         assert (found.yes, found.no, len(server.requests)) == (2, 1, 1)
 
 
-async def test_long_parts_keep_head_and_tail_and_never_their_middle() -> None:
+async def test_long_parts_keep_head_and_tail() -> None:
     long = "HEAD " + "x" * 50_000 + " MIDDLE " + "x" * 50_000 + " TAIL"
-    course = replace(COURSE, segments=tuple(tokenise(TEXT.replace("found", long))))
+    vote_case = replace(COURSE, segments=tuple(tokenise(TEXT.replace("found", long))))
     async with voting("no", votes=1) as (judge, server):
-        await judge.vote(course, Forgetful())
+        await judge.vote(vote_case, NullCache())
         (shown,) = (request.text for request in server.requests)
     assert "HEAD" in shown and "TAIL" in shown and "MIDDLE" not in shown and len(shown) < 10_000
     assert re.search(r"\[\d+ characters left out\]", shown)
 
 
-async def test_a_trajectory_beyond_the_window_is_shown_in_shorter_parts() -> None:
+async def test_trajectory_beyond_the_window_is_shown_in_shorter_parts() -> None:
     parts = [Segment("result", f"<result>{n} {'y' * 5_000}</result>", 0, 0) for n in range(3)]
-    course = replace(COURSE, segments=(*parts, Segment("answer", "<answer>7</answer>", 0, 0)))
+    vote_case = replace(COURSE, segments=(*parts, Segment("answer", "<answer>7</answer>", 0, 0)))
     async with voting(Fault.too_long(), Fault.too_long(), "no", "no", votes=2) as (judge, server):
-        found = await judge.vote(course, Forgetful())
+        found = await judge.vote(vote_case, NullCache())
         lengths = [len(request.text) for request in server.requests]
     assert (found.no, found.abstained, found.error) == (2, 0, None)
     assert lengths[0] > lengths[1] > lengths[2] == lengths[3]
 
 
-async def test_a_trajectory_of_very_many_parts_is_shown_from_both_ends() -> None:
+async def test_trajectory_with_very_many_parts_is_shown_from_both_ends() -> None:
     parts = [Segment("think", f"<think>thought {n}.</think>", 0, 0) for n in range(3_000)]
-    course = replace(COURSE, segments=(*COURSE.segments[:3], *parts, Segment("answer", "<answer>7</answer>", 0, 0)))
+    vote_case = replace(COURSE, segments=(*COURSE.segments[:3], *parts, Segment("answer", "<answer>7</answer>", 0, 0)))
     too_long = [Fault.too_long()] * (len(SEGMENT_CHARS) + len(SEGMENT_COUNTS) - 1)
     async with voting(*too_long, "no", "no", votes=2) as (judge, server):
-        found = await judge.vote(course, Forgetful())
+        found = await judge.vote(vote_case, NullCache())
         shown = [request.text for request in server.requests]
     assert (found.no, found.abstained, found.error) == (2, 0, None)
     assert len(shown[0]) > 150_000 and len(shown[-1]) < 6_000 and shown[-1] == shown[-2]
@@ -130,7 +130,7 @@ async def test_a_trajectory_of_very_many_parts_is_shown_from_both_ends() -> None
     assert "thought 1500." not in shown[-1] and f"[{3_004 - SEGMENT_COUNTS[-1]} blocks left out]" in shown[-1]
 
 
-async def test_a_trajectory_that_fits_no_window_abstains_with_the_reason() -> None:
+async def test_trajectory_that_fits_no_window_abstains_with_the_reason() -> None:
     found = await ballot(*[Fault.too_long()] * len(SEGMENT_CHARS))
     assert (found.yes, found.no, found.abstained, found.raw) == (0, 0, 3, ())
     assert found.error
@@ -146,7 +146,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("place", ["result", "think", "answer", "search"])
-async def test_nothing_in_a_trajectory_leaves_its_block(place: str, text: str) -> None:
+async def test_trajectory_text_never_leaves_its_block(place: str, text: str) -> None:
     """Removing the blocks leaves exactly our own text, whatever they contain."""
 
     def outside(shown: str) -> str:
@@ -157,19 +157,19 @@ async def test_nothing_in_a_trajectory_leaves_its_block(place: str, text: str) -
     segments = (*COURSE.segments[:-1], Segment(place, f"<{place}>{text}</{place}>", 0, 0))
     harmless = (*COURSE.segments[:-1], Segment(place, f"<{place}>x</{place}>", 0, 0))
     shown = []
-    for course in (replace(COURSE, segments=segments), replace(COURSE, segments=harmless)):
+    for vote_case in (replace(COURSE, segments=segments), replace(COURSE, segments=harmless)):
         async with voting("yes", votes=1) as (judge, server):
-            await judge.vote(course, Forgetful())
+            await judge.vote(vote_case, NullCache())
             shown.append(server.requests[0].text)
     assert outside(shown[0]) == outside(shown[1])
     assert "<|im_start|>assistant\n<answer>" not in shown[0]
 
 
-async def test_a_reply_with_ids_is_read_like_any_other() -> None:
+async def test_reply_with_ids_is_parsed_like_any_other() -> None:
     assert (await ballot(Reply("<answer>yes</answer>", finish_reason="length"), votes=1)).yes == 1
 
 
-def test_prompts_and_bounds_change_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_and_limits_change_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     before = redundancy_judge_digest()
     monkeypatch.setattr(redundancy, "SEGMENT_CHARS", (100,))
     bounds = redundancy_judge_digest()

@@ -10,7 +10,7 @@ import pytest
 from support.rollouts.judge_bench import CASE, asked, judged
 from support.sandbox.memories import Remembering
 
-from treadle.agent.call_cache import Forgetful
+from treadle.agent.call_cache import NullCache
 from treadle.agent.judges import rules
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Verdict
@@ -32,7 +32,7 @@ from treadle.core.errors import ConfigError, DeadlineExceeded, EngineError
     ],
 )
 @pytest.mark.covers("flywheel-20")
-async def test_qa_and_choice_are_decided_by_their_rules_alone(
+async def test_qa_and_choice_are_decided_by_rules_alone(
     domain: str, answers: tuple[str, ...], choices: tuple[str, ...], prediction: str, correct: bool, method: str
 ) -> None:
     case = replace(CASE, domain=domain, answers=answers, choices=choices, prediction=prediction)
@@ -41,12 +41,12 @@ async def test_qa_and_choice_are_decided_by_their_rules_alone(
         assert (verdict.correct, verdict.method, server.requests) == (correct, method, [])
 
 
-async def test_without_a_model_unequal_is_wrong() -> None:
+async def test_unequal_answer_is_wrong_without_a_model() -> None:
     verdict = await judged(AnswerJudge(None), CASE)
     assert (verdict.correct, verdict.score, verdict.method) == (False, 0.0, "math_rules")
 
 
-async def test_an_unknown_domain_is_an_error() -> None:
+async def test_unknown_domain_is_an_error() -> None:
     with pytest.raises(ConfigError):
         await judged(AnswerJudge(None), replace(CASE, domain="poems"))
 
@@ -94,10 +94,10 @@ def algebra(monkeypatch: pytest.MonkeyPatch) -> type[Algebra]:
 SUM = replace(CASE, answers=("x+1",), prediction="1+x")
 
 
-async def test_algebra_runs_beside_the_event_loop_and_within_its_workers(algebra: type[Algebra]) -> None:
+async def test_algebra_runs_outside_the_event_loop_with_bounded_workers(algebra: type[Algebra]) -> None:
     async with RuleJudge(SymbolicLimits(workers=2)) as judge:
         cases = [replace(SUM, prediction=f"{n}+x") for n in range(1, 7)]
-        tasks = [asyncio.ensure_future(judge.verdict(case, Forgetful())) for case in cases]
+        tasks = [asyncio.ensure_future(judge.verdict(case, NullCache())) for case in cases]
         while algebra.entered < 2:
             await asyncio.sleep(0)
         algebra.go.set()
@@ -106,48 +106,48 @@ async def test_algebra_runs_beside_the_event_loop_and_within_its_workers(algebra
     assert (algebra.entered, algebra.most_at_once, algebra.closed) == (6, 2, 1)
 
 
-async def test_what_algebra_found_is_remembered(algebra: type[Algebra]) -> None:
+async def test_algebra_verdicts_are_cached(algebra: type[Algebra]) -> None:
     algebra.go.set()
-    memory = Remembering()
+    cache = Remembering()
     async with RuleJudge() as judge:
-        first = await judge.verdict(SUM, memory)
+        first = await judge.verdict(SUM, cache)
         algebra.reply = SymbolicVerdict(False, "time")
-        assert await judge.verdict(SUM, memory) == first == Verdict(True, 1.0, "math_symbolic")
-        assert (await judge.verdict(SUM, Forgetful())).method == "math_symbolic_limit"
+        assert await judge.verdict(SUM, cache) == first == Verdict(True, 1.0, "math_symbolic")
+        assert (await judge.verdict(SUM, NullCache())).method == "math_symbolic_limit"
     assert algebra.entered == 2
 
 
-async def test_algebra_that_is_not_through_by_the_deadline_is_waited_for_no_longer(algebra: type[Algebra]) -> None:
-    memory = Remembering()
+async def test_algebra_over_its_deadline_is_abandoned(algebra: type[Algebra]) -> None:
+    cache = Remembering()
     async with RuleJudge() as judge:
         with pytest.raises(DeadlineExceeded, match="the time limit was reached before the answer was compared"):
-            await judge.verdict(replace(SUM, deadline=asyncio.get_running_loop().time()), memory)
-        assert memory.units == {}
+            await judge.verdict(replace(SUM, deadline=asyncio.get_running_loop().time()), cache)
+        assert cache.units == {}
         algebra.go.set()
-        assert (await judge.verdict(SUM, memory)).method == "math_symbolic"
+        assert (await judge.verdict(SUM, cache)).method == "math_symbolic"
 
 
-async def test_broken_algebra_leaves_the_verdict_unknown_and_is_not_remembered(algebra: type[Algebra]) -> None:
+async def test_broken_algebra_leaves_the_verdict_unknown_and_is_not_cached(algebra: type[Algebra]) -> None:
     algebra.go.set()
     algebra.reply = EngineError("it broke")
-    memory = Remembering()
+    cache = Remembering()
     async with RuleJudge() as judge:
-        assert await judge.verdict(SUM, memory) == Verdict(None, None, "math_symbolic", error="it broke")
-        assert memory.units == {}
+        assert await judge.verdict(SUM, cache) == Verdict(None, None, "math_symbolic", error="it broke")
+        assert cache.units == {}
 
 
-async def test_where_algebra_breaks_the_model_decides(algebra: type[Algebra]) -> None:
+async def test_model_decides_if_algebra_breaks(algebra: type[Algebra]) -> None:
     algebra.go.set()
     algebra.reply = EngineError("it broke")
     async with asked("Correct") as (model, _):
         assert (await judged(AnswerJudge(model=model), SUM)).method == "model"
 
 
-async def test_closing_begins_no_further_comparison(algebra: type[Algebra]) -> None:
+async def test_closing_starts_no_further_comparison(algebra: type[Algebra]) -> None:
     judge = await RuleJudge().__aenter__()
     algebra.reply = SymbolicVerdict(False)
     many = replace(SUM, answers=tuple(f"x+{n}" for n in range(10)))
-    task = asyncio.ensure_future(judge.verdict(many, Forgetful()))
+    task = asyncio.ensure_future(judge.verdict(many, NullCache()))
     while not algebra.entered:
         await asyncio.sleep(0)
     closing = asyncio.ensure_future(judge.__aexit__())
@@ -161,4 +161,4 @@ async def test_closing_begins_no_further_comparison(algebra: type[Algebra]) -> N
 
 async def test_real_algebra_finds_sums_equal() -> None:
     async with RuleJudge() as judge:
-        assert await judge.verdict(SUM, Forgetful()) == Verdict(True, 1.0, "math_symbolic")
+        assert await judge.verdict(SUM, NullCache()) == Verdict(True, 1.0, "math_symbolic")

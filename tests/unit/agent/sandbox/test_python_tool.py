@@ -20,7 +20,7 @@ from treadle.core.config import semantic_dump
 
 
 def _result(exit_code: int | None = 0, stdout: str = "", stderr: str = "", **ended: Any) -> ProgramResult:
-    flags = {"timed_out": False, "flooded": False, "excess": None} | ended
+    flags = {"timed_out": False, "output_exceeded": False, "excess": None} | ended
     return ProgramResult(exit_code=exit_code, stdout=stdout, stderr=stderr, seconds=0.0, **flags)
 
 
@@ -38,7 +38,7 @@ def _result(exit_code: int | None = 0, stdout: str = "", stderr: str = "", **end
         ("```\n```", ""),
     ],
 )
-def test_an_enclosing_fence_is_taken_off_and_nothing_else(argument: str, program: str) -> None:
+def test_only_an_enclosing_fence_is_removed(argument: str, program: str) -> None:
     assert strip_fence(argument) == program
 
 
@@ -58,10 +58,10 @@ def test_an_enclosing_fence_is_taken_off_and_nothing_else(argument: str, program
             ("error", "MemoryError\n[killed: its processes held too much memory]"),
         ),
         (_result(None, excess="files"), ("error", "[killed: it made too many files]")),
-        (_result(None, "xxx", flooded=True), ("error", "xxx\n[killed: it printed too much]")),
+        (_result(None, "xxx", output_exceeded=True), ("error", "xxx\n[killed: it printed too much]")),
     ],
 )
-def test_the_status_comes_from_how_the_program_ended(result: ProgramResult, expected: tuple[str, str]) -> None:
+def test_status_follows_from_how_the_program_ended(result: ProgramResult, expected: tuple[str, str]) -> None:
     assert read_result(result) == expected
 
 
@@ -69,7 +69,7 @@ def test_clean_output_is_valid_text_without_nul() -> None:
     assert clean("\n\n  a\0b\r\nc\ud800 \n\n") == "  ab\nc?"
 
 
-def test_a_cut_text_keeps_head_and_tail_and_says_how_much_is_missing() -> None:
+def test_truncated_text_keeps_head_and_tail_and_reports_the_omitted_length() -> None:
     text = "head" + "x" * 2000 + "tail"
     cut = clip(text, 100)
     assert (len(cut), cut[:4], cut[-4:]) == (100, "head", "tail")
@@ -78,7 +78,7 @@ def test_a_cut_text_keeps_head_and_tail_and_says_how_much_is_missing() -> None:
 
 
 @given(st.text(max_size=400), st.one_of(st.none(), st.integers(16, 300)), st.floats(0, 1))
-def test_a_text_is_cut_only_when_it_is_too_long_and_never_longer_than_allowed(
+def test_only_overlong_text_is_truncated_and_never_exceeds_the_limit(
     text: str, limit: int | None, share: float
 ) -> None:
     cut = clip(text, limit, share)
@@ -88,7 +88,7 @@ def test_a_text_is_cut_only_when_it_is_too_long_and_never_longer_than_allowed(
         assert len(cut) <= limit
 
 
-def test_how_many_sandboxes_are_kept_warm_does_not_change_the_fingerprint() -> None:
+def test_warm_pool_size_does_not_change_the_fingerprint() -> None:
     assert set(semantic_dump(SandboxSettings())) == {
         "kind", "packages", "memory_mb", "scratch_mb", "max_processes", "cpu_s", "max_output_mb",
     }  # fmt: skip
@@ -169,7 +169,7 @@ def _verdict(answer: int) -> str:
         (0x40000000, (), "refuse"),
     ],
 )
-def test_filter_lets_listed_calls_pass_and_stops_the_others(
+def test_filter_allows_listed_calls_and_blocks_the_others(
     number: int, arguments: tuple[int, ...], verdict: str
 ) -> None:
     assert _verdict(_answer(number, *arguments)) == verdict
@@ -191,7 +191,7 @@ def test_filter_lets_listed_calls_pass_and_stops_the_others(
         (73, (), "refuse", "pretend"),
     ],
 )
-def test_filter_lets_locks_and_times_pass_only_where_no_file_is_shared(
+def test_filter_allows_locks_and_timestamps_only_without_shared_files(
     number: int, arguments: tuple[int, ...], own: str, shared: str
 ) -> None:
     assert _verdict(_answer(number, *arguments, own=True)) == own
@@ -204,7 +204,7 @@ def test_filter_kills_calls_of_another_architecture() -> None:
 
 
 @pytest.mark.parametrize("namespaces", [True, False])
-def test_filter_lets_nothing_pass_that_the_table_does_not_list(namespaces: bool) -> None:
+def test_filter_allows_no_call_missing_from_the_table(namespaces: bool) -> None:
     """With arguments of zero, which satisfy some conditions; conditions have their own test above."""
     listed = {number: condition for number, condition in system_calls.allowed(namespaces=namespaces).values()}
     pretended = {
@@ -221,7 +221,7 @@ def test_filter_lets_nothing_pass_that_the_table_does_not_list(namespaces: bool)
             assert verdict == ("pretend" if number in pretended else "refuse")
 
 
-def test_filter_answers_refused_new_calls_as_an_older_kernel_would() -> None:
+def test_filter_answers_refused_new_calls_like_an_older_kernel() -> None:
     assert _answer(458) & 0xFFFF == errno.ENOSYS
     assert _answer(278) & 0xFFFF == errno.EPERM
 
@@ -235,7 +235,7 @@ def test_each_number_and_name_is_listed_once() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-def test_the_documentation_lists_each_call_that_is_let_through_with_its_reason() -> None:
+def test_documentation_lists_each_allowed_call_with_its_reason() -> None:
     pretended = (*system_calls.pretended(own_files=False), *system_calls.pretended(own_files=True))
     assert all(calls.reason for calls in (*system_calls.ALLOWED, *pretended))
     assert system_calls.table() in sandbox_table.PAGE.read_text()

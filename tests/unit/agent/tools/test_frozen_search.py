@@ -68,32 +68,32 @@ def search(service: Service, monkeypatch: pytest.MonkeyPatch, limit_s: float, ot
     return own_clock.run(work())
 
 
-def test_a_service_that_thaws_after_the_limit_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_that_thaws_after_the_limit_is_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(0.3, frozen=(1.0, 4.0))
     assert search(service, monkeypatch, 2.0) == 1 and service.num_searches == 2
 
 
-def test_a_search_that_takes_too_long_at_a_live_service_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_search_of_a_live_service_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(5.0)
     with pytest.raises(TimeoutError):
         search(service, monkeypatch, 2.0)
     assert service.num_searches == 1
 
 
-def test_a_search_that_takes_too_long_after_a_freeze_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_search_after_a_freeze_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(5.0, frozen=(1.0, 4.0))
     with pytest.raises(TimeoutError):
         search(service, monkeypatch, 2.0)
     assert service.num_searches == 2
 
 
-def test_a_service_that_stays_frozen_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_service_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SearchUnavailable, match="says nothing"):
         search(Service(0.3, frozen=(1.0, 1e6)), monkeypatch, 2.0)
 
 
 @pytest.mark.parametrize("end_s", [30.0, 1e6])
-def test_a_service_that_answers_another_search_and_then_freezes_is_no_time_out(
+def test_service_that_answers_another_search_and_then_freezes_is_not_a_timeout(
     monkeypatch: pytest.MonkeyPatch, end_s: float
 ) -> None:
     service = Service(0.6, frozen=(1.4, end_s), other_s=0.2)
@@ -101,7 +101,7 @@ def test_a_service_that_answers_another_search_and_then_freezes_is_no_time_out(
         search(service, monkeypatch, 2.0, others_s=(0.0,))
 
 
-def test_a_search_that_takes_too_long_while_others_are_answered_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_search_while_others_are_answered_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(5.0, other_s=0.2)
     with pytest.raises(TimeoutError):
         search(service, monkeypatch, 2.0, others_s=(0.0, 1.7))

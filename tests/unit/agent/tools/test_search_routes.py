@@ -25,7 +25,7 @@ from treadle.retriever.client import SearchUnavailable
 from treadle.retriever.index import Hit
 from treadle.rl.training.stage import local_environment
 from treadle.web.record.table import write_record
-from treadle.web.types import RecordMiss, WebFound
+from treadle.web.types import RecordMiss, WebSearchResult
 
 FAR = 1e12
 WEB = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
@@ -66,7 +66,7 @@ class Web:
     async def open(self) -> None:
         self.opened = True
 
-    async def search(self, query: str, *, deadline: float) -> WebFound:
+    async def search(self, query: str, *, deadline: float) -> WebSearchResult:
         self.asked += 1
         if self.state == "down":
             raise SearchUnavailable("no web")
@@ -79,10 +79,10 @@ class Web:
         if self.state == "slow":
             await asyncio.sleep(0.06)
         if query == "nothing":
-            return WebFound("", (), ("n",), recorded=False)
-        return WebFound("web text", ("web document",), ("s", "p"), recorded=True)
+            return WebSearchResult("", (), ("n",), recorded=False)
+        return WebSearchResult("web text", ("web document",), ("s", "p"), recorded=True)
 
-    async def landed(self) -> None: ...
+    async def wait_recorded(self) -> None: ...
 
     async def close(self) -> None:
         self.opened = False
@@ -117,7 +117,7 @@ async def call(
         ({**LOCAL, "web": WEB}, ["local", "web", "both", "web"], dict.fromkeys(("local", "web", "both"), "")),
     ],
 )
-def test_the_place_of_a_search(given: dict[str, Any], auto: list[str], forced: dict[str, str]) -> None:
+def test_search_route_selects_the_source(given: dict[str, Any], auto: list[str], forced: dict[str, str]) -> None:
     asked = ("local", "web", "both", None)
     assert [settings(**given).route_of(route) for route in asked] == auto
     for route in forced:
@@ -133,12 +133,12 @@ def test_the_place_of_a_search(given: dict[str, Any], auto: list[str], forced: d
         ({"web": WEB, "route": "local"}, 'route = "local" needs a corpus'),
     ],
 )
-def test_a_place_that_there_is_not_is_refused(given: dict[str, Any], what: str) -> None:
+def test_missing_search_source_is_refused(given: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         settings(**given)
 
 
-async def test_both_places_are_asked_and_shown_one_behind_the_other() -> None:
+async def test_both_sources_are_searched_and_shown_in_order() -> None:
     corpus, web = Corpus(), Web()
     outcome = await call(corpus, web, "both")
     assert (outcome.status, outcome.text) == ("ok", "Corpus\nlocal text\n\nweb text")
@@ -153,7 +153,7 @@ async def test_both_places_are_asked_and_shown_one_behind_the_other() -> None:
         ("ok", "nothing", "empty", NO_HIT, ""),
     ],
 )
-async def test_where_one_of_both_has_nothing_the_other_is_shown(
+async def test_other_source_is_shown_if_one_has_no_hit(
     state: str, query: str, status: str, text: str, note: str
 ) -> None:
     outcome = await call(Corpus(state), Web(), "both", query)
@@ -161,7 +161,7 @@ async def test_where_one_of_both_has_nothing_the_other_is_shown(
 
 
 @pytest.mark.parametrize(("corpus", "web", "what"), [("down", "endless", "no corpus"), ("ok", "down", "no web")])
-async def test_where_one_of_both_is_out_of_order_the_rollout_is_owed(corpus: str, web: str, what: str) -> None:
+async def test_rollout_stays_pending_if_one_of_both_sources_is_down(corpus: str, web: str, what: str) -> None:
     other = Web(web)
     with pytest.raises(SearchUnavailable, match=what):
         await call(Corpus(corpus), other, "both")
@@ -169,14 +169,14 @@ async def test_where_one_of_both_is_out_of_order_the_rollout_is_owed(corpus: str
 
 
 @pytest.mark.parametrize("route", ["web", "both"])
-async def test_a_search_of_the_web_takes_none_of_the_rollouts_time_and_is_not_ended_by_it(route: str) -> None:
+async def test_web_search_takes_no_rollout_time_and_is_not_ended_by_it(route: str) -> None:
     with timed_work() as clock:
         outcome = await call(Corpus(), Web("slow"), route, deadline=clock.time() + 0.02)
         assert clock.time() < asyncio.get_running_loop().time() - 0.05
     assert outcome.status == "ok" and "web text" in outcome.text
 
 
-async def test_a_forced_route_opens_one_place_alone() -> None:
+async def test_forced_route_opens_only_one_source() -> None:
     for route, kind in (("web", "web"), ("local", "local")):
         tool = SearchTool(settings(**LOCAL, web=WEB, route=route), web=Web() if kind == "web" else None)
         assert (tool._searcher is None) == (kind == "web")
@@ -198,7 +198,7 @@ class Reading(Summarizer):
         return Summary("", "said nothing", 3, 4)
 
 
-async def test_the_summarizer_reads_whole_documents_of_both_and_notes_are_joined() -> None:
+async def test_summarizer_reads_documents_of_both_sources_and_notes_are_joined() -> None:
     reader = Reading()
     tool = SearchTool(settings(**LOCAL, web=WEB), Corpus(), reader, Web())
     late = SearchTool(settings(**LOCAL, web=WEB), Corpus("late"), reader, Web())
@@ -214,7 +214,7 @@ async def test_the_summarizer_reads_whole_documents_of_both_and_notes_are_joined
     assert other.note == f"{CORPUS_TOO_SLOW}; said nothing" and (other.prompt_tokens, other.completion_tokens) == (3, 4)
 
 
-async def test_a_call_is_told_the_questions_route_and_its_sources_survive_the_journal() -> None:
+async def test_call_gets_the_question_route_and_its_sources_survive_the_journal() -> None:
     tool = SearchTool(settings(**LOCAL, web=WEB), Corpus(), web=Web())
     episode = ToolEnvironment(EnvironmentSettings(), {"search": tool})
     await episode.reset(Question("k", "Who?", search="both"))
@@ -232,7 +232,7 @@ def environment(**search: Any) -> EnvironmentSettings:
     return EnvironmentSettings.model_validate({"search": search})
 
 
-def test_an_environment_without_the_web_has_the_digest_that_it_always_had() -> None:
+def test_environment_without_the_web_keeps_its_digest() -> None:
     plain = environment(**LOCAL)
     dumped = semantic_dump(plain)
     assert not {"web", "route"} & dumped["search"].keys()
@@ -241,7 +241,7 @@ def test_an_environment_without_the_web_has_the_digest_that_it_always_had() -> N
     assert plain.searches_web is switched_off.searches_web is False
 
 
-def test_the_record_counts_by_content_and_not_by_place(tmp_path: Path) -> None:
+def test_record_is_identified_by_content_not_by_location(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     folder = tmp_path / write_record(storage, [], made_by="test", work="work").folder
     moved = folder.rename(tmp_path / "moved")
@@ -256,7 +256,7 @@ def test_the_record_counts_by_content_and_not_by_place(tmp_path: Path) -> None:
     assert settings(**elsewhere, web={"mode": "replay", "recorded_in": tmp_path / "none"}).with_digests()
 
 
-def test_a_web_without_a_corpus_needs_none() -> None:
+def test_web_search_needs_no_corpus() -> None:
     assert settings(web=WEB).with_digests() == settings(web=WEB)
     with pytest.raises(ConfigError, match="the search tool has no corpus"):
         settings().with_digests()
@@ -266,7 +266,7 @@ def web_environment(**changes: Any) -> EnvironmentSettings:
     return environment(web={**WEB, **changes})
 
 
-def test_where_the_web_comes_from_is_in_fingerprints_and_not_in_the_environments_digest(tmp_path: Path) -> None:
+def test_web_origin_is_in_fingerprints_but_not_in_the_environment_digest(tmp_path: Path) -> None:
     recorded = web_environment()
     brave = {"type": "brave", "api_key_envs": ["K"]}
     others = [
@@ -284,7 +284,7 @@ def test_where_the_web_comes_from_is_in_fingerprints_and_not_in_the_environments
     assert len({one.digest() for one in (recorded, *shown, web_environment(pages=False))}) == 6
 
 
-def test_what_a_mode_has_no_use_for_makes_no_other_run() -> None:
+def test_settings_irrelevant_to_a_mode_do_not_change_the_run() -> None:
     def dump(mode: str, **changes: Any) -> Any:
         return semantic_dump(settings(web={"recorded_in": "record", "mode": mode, **changes}))
 
@@ -298,23 +298,23 @@ def test_what_a_mode_has_no_use_for_makes_no_other_run() -> None:
 
 
 @pytest.mark.parametrize(("route", "text", "status"), [("web", NO_HIT, "empty"), ("both", "Corpus\nlocal text", "ok")])
-async def test_what_a_replay_lacks_is_empty_with_a_note_where_that_is_wanted(
-    route: str, text: str, status: str
-) -> None:
-    class Lacking(Web):
-        async def search(self, query: str, *, deadline: float) -> WebFound:
+async def test_unrecorded_replay_search_is_empty_with_a_note_if_configured(route: str, text: str, status: str) -> None:
+    class WebWithoutRecord(Web):
+        async def search(self, query: str, *, deadline: float) -> WebSearchResult:
             raise RecordMiss("the record has no search for 'q'")
 
     keys = settings(**LOCAL, web=WEB, route=route)
-    async with SearchTool(keys, Corpus(), web=Lacking(), misses_are_empty=True) as tool:
+    async with SearchTool(keys, Corpus(), web=WebWithoutRecord(), misses_are_empty=True) as tool:
         outcome = await tool.call("q", deadline=FAR)
     assert (outcome.status, outcome.text, outcome.note) == (status, text, NOT_ON_RECORD)
-    async with SearchTool(keys, Corpus(), web=Lacking()) as tool:
+    async with SearchTool(keys, Corpus(), web=WebWithoutRecord()) as tool:
         with pytest.raises(RecordMiss):
             await tool.call("q", deadline=FAR)
 
 
-def test_training_takes_the_web_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_requires_an_explicit_route_and_a_replayed_web(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     replay = {"mode": "replay", "recorded_in": "record"}
     with pytest.raises(ConfigError, match=r'route = "auto": .* set local, web or both'):

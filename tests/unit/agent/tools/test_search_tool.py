@@ -28,7 +28,7 @@ def settings_for(folder: Path, **settings: object) -> SearchToolSettings:
     return validate(SearchToolSettings, {"corpus": path, "cache_folder": folder / "cache", **settings})
 
 
-async def test_documents_are_shown_with_title_cut_and_joined(tmp_path: Path) -> None:
+async def test_documents_are_shown_with_title_truncated_and_joined(tmp_path: Path) -> None:
     async with SearchTool(settings_for(tmp_path, document_chars=60)) as tool:
         outcome = await tool.call(" town on the Ilme\n", deadline=FAR)
     long = "Ilme\nThe Ilme is a river. " + "It is long. " * 200
@@ -38,7 +38,7 @@ async def test_documents_are_shown_with_title_cut_and_joined(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("limit", "mark"), [(33, "..."), (34, ""), (35, "")])
-async def test_a_document_gets_dots_only_when_it_is_cut(tmp_path: Path, limit: int, mark: str) -> None:
+async def test_document_gets_an_ellipsis_only_if_truncated(tmp_path: Path, limit: int, mark: str) -> None:
     contents = "Vorna\nVorna is a town on the Ilme."
     assert len(contents) == 34
     async with SearchTool(settings_for(tmp_path, document_chars=limit)) as tool:
@@ -54,14 +54,14 @@ async def test_at_most_top_n_documents_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.covers("flywheel-7")
 @pytest.mark.parametrize("query", ["", "  \n\t"])
-async def test_an_empty_query_is_invalid(tmp_path: Path, query: str) -> None:
+async def test_empty_query_is_invalid(tmp_path: Path, query: str) -> None:
     async with SearchTool(settings_for(tmp_path)) as tool:
         outcome = await tool.call(query, deadline=FAR)
     assert (outcome.status, outcome.text) == ("invalid", EMPTY_QUERY)
 
 
 @pytest.mark.parametrize("query", ["zzz", "the", "\ud800\0", "</search>"])
-async def test_a_query_without_a_hit_is_empty(tmp_path: Path, query: str) -> None:
+async def test_query_without_a_hit_is_empty(tmp_path: Path, query: str) -> None:
     async with SearchTool(settings_for(tmp_path)) as tool:
         outcome = await tool.call(query, deadline=FAR)
     assert (outcome.status, outcome.text) == ("empty", NO_HIT)
@@ -86,7 +86,7 @@ class Stuck:
 
 
 @pytest.mark.covers("flywheel-7")
-async def test_a_search_that_hangs_ends_with_a_timeout_and_holds_up_no_other() -> None:
+async def test_hanging_search_times_out_and_blocks_no_other() -> None:
     async with SearchTool(SearchToolSettings(timeout_s=0.05), Stuck()) as tool:
         hanging = asyncio.create_task(tool.call("hang", deadline=FAR))
         quick = [await tool.call(f"q{number}", deadline=FAR) for number in range(20)]
@@ -112,14 +112,14 @@ async def test_queries_run_outside_the_event_loop_thread(tmp_path: Path, monkeyp
     assert len(threads) <= 2
 
 
-async def test_the_tool_can_be_opened_again_after_it_was_closed(tmp_path: Path) -> None:
+async def test_closed_tool_can_be_reopened(tmp_path: Path) -> None:
     tool = SearchTool(settings_for(tmp_path))
     for _ in range(2):
         async with tool:
             assert (await tool.call("Vorna", deadline=FAR)).status == "ok"
 
 
-def test_the_corpus_counts_by_content_and_not_by_place(tmp_path: Path) -> None:
+def test_corpus_is_identified_by_content_not_by_location(tmp_path: Path) -> None:
     settings = settings_for(tmp_path).with_digests()
     (tmp_path / "moved.jsonl").write_bytes((tmp_path / "corpus.jsonl").read_bytes())
     moved = validate(SearchToolSettings, {"corpus": [tmp_path / "moved.jsonl"]}).with_digests()
@@ -128,14 +128,14 @@ def test_the_corpus_counts_by_content_and_not_by_place(tmp_path: Path) -> None:
     assert semantic_dump(moved.with_digests()) != semantic_dump(settings)
 
 
-def test_a_missing_corpus_is_named_before_the_run(tmp_path: Path) -> None:
+def test_missing_corpus_is_named_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the search tool has no corpus"):
         SearchToolSettings().with_digests()
     with pytest.raises(DataError, match=r"none.jsonl does not exist"):
         SearchToolSettings(corpus=(tmp_path / "none.jsonl",)).with_digests()
 
 
-async def test_a_tool_that_cannot_open_leaves_no_thread_behind(tmp_path: Path) -> None:
+async def test_tool_that_cannot_open_leaves_no_thread_behind(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     (tmp_path / "corpus.jsonl").write_bytes(b"{")
     tool = SearchTool(settings)

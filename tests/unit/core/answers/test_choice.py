@@ -46,11 +46,11 @@ def test_single_letter_gold_uses_the_choice_rule(prediction: str, value: float) 
         ("", ["B"], False),
     ],
 )
-def test_letter_or_option_text(prediction: str, answers: list[str], right: bool) -> None:
+def test_accepts_letter_or_option_text(prediction: str, answers: list[str], right: bool) -> None:
     assert match_choice(prediction, answers, CITIES) is right
 
 
-def test_whole_option_text_goes_before_a_letter_in_front() -> None:
+def test_whole_option_text_takes_precedence_over_a_leading_letter() -> None:
     assert match_choice("E. coli", ["B"], ["yeast", "E. coli", "x", "y", "z"])
 
 
@@ -79,18 +79,18 @@ def test_options_with_numbers_keep_their_punctuation() -> None:
         (".", False),
     ],
 )
-def test_letter_or_text_of_an_option_that_stands_in_the_question(
+def test_accepts_letter_or_text_of_an_option_embedded_in_the_question(
     answers: list[str], prediction: str, right: bool
 ) -> None:
     assert score_answer(prediction, answers, domain="choice").correct is right
 
 
-def test_a_gold_letter_alone_has_no_text_to_be_equal_to() -> None:
+def test_single_gold_letter_does_not_match_empty_text() -> None:
     for prediction in ("", ".", "()", "$$"):
         assert not match_choice(prediction, ["(B)", "B."])
 
 
-def test_option_of_a_math_question_may_lack_its_brackets() -> None:
+def test_math_option_may_lack_its_brackets() -> None:
     assert score_answer("C", [r"\text{(C)}"], domain="math").correct is True
     assert score_answer("(D)", [r"\text{(C)}"], domain="math").correct is False
     assert score_answer("y", ["x"], domain="math").scorer != "choice"
@@ -118,7 +118,7 @@ def test_option_of_a_math_question_may_lack_its_brackets() -> None:
         "\u7b54\u6848\uff1aC", "\u9009C", "\u9009\u9879C", "C\u3001blue", "\u6b63\u89e3\u306fC", "\uc815\ub2f5\uc740 C",
     ],
 )  # fmt: skip
-def test_the_one_option_that_a_sentence_names_is_read(prediction: str, choices: list[str]) -> None:
+def test_single_option_named_in_a_sentence_is_accepted(prediction: str, choices: list[str]) -> None:
     right = {letter for letter in "ABCD" if match_choice(prediction, [letter], choices)}
     assert right == {"C"}
 
@@ -135,7 +135,7 @@ def test_the_one_option_that_a_sentence_names_is_read(prediction: str, choices: 
         "vitamin C", "plan B", "hepatitis B virus", "red or green", "blue and yellow", "none of them", "", ".", "()",
     ],
 )  # fmt: skip
-def test_what_names_no_option_or_several_is_never_right(prediction: str, choices: list[str]) -> None:
+def test_naming_no_option_or_several_is_never_correct(prediction: str, choices: list[str]) -> None:
     assert not any(match_choice(prediction, [letter], choices) for letter in "ABCDEFGHIJ")
 
 
@@ -169,7 +169,7 @@ DENIED_AND_CONCLUDED = [
 
 @pytest.mark.parametrize("choices", [COLOURS, []])
 @pytest.mark.parametrize(("prediction", "letters"), DENIED_AND_CONCLUDED)
-def test_a_denied_letter_is_never_the_answer(prediction: str, letters: str, choices: list[str]) -> None:
+def test_negated_letter_is_never_the_answer(prediction: str, letters: str, choices: list[str]) -> None:
     assert "".join(letter for letter in "ABCDEFGHI" if match_choice(prediction, [letter], choices)) == letters
 
 
@@ -201,7 +201,7 @@ def test_i_is_an_option_unless_a_word_follows() -> None:
         ("The answer is F", ""),
     ],
 )
-def test_letters_and_texts_of_options_must_not_contradict(prediction: str, right: str) -> None:
+def test_option_letter_and_text_must_not_contradict(prediction: str, right: str) -> None:
     assert "".join(letter for letter in "ABCD" if match_choice(prediction, [letter], COLOURS)) == right
 
 
@@ -211,7 +211,7 @@ def test_letters_beyond_the_fourth_are_read() -> None:
         assert match_choice(prediction, ["J"], ten) and not match_choice(prediction, ["I"], ten)
 
 
-def test_signs_of_an_option_are_compared_whatever_their_typography() -> None:
+def test_option_signs_are_compared_regardless_of_typography() -> None:
     ions = ["K+", "K-", "2*3", "23"]
     assert match_choice("k+", ["A"], ions) and match_choice("K\u2212", ["B"], ions)
     assert match_choice("2*3", ["C"], ions) and not match_choice("2*3", ["D"], ions)
@@ -219,7 +219,7 @@ def test_signs_of_an_option_are_compared_whatever_their_typography() -> None:
 
 
 @given(st.text(max_size=60))
-def test_letters_of_any_text_are_letters(text: str) -> None:
+def test_letters_of_any_script_are_letters(text: str) -> None:
     assert all(len(letter) == 1 and letter.isupper() for letter in letters_named(text))
 
 
@@ -235,6 +235,6 @@ def test_any_text_is_judged(prediction: str, choices: list[str]) -> None:
     assert match_choice(prediction, ["A"], choices) in (True, False)
 
 
-def test_hostile_text_ends() -> None:
+def test_hostile_text_terminates() -> None:
     for piece in ("(", "A ", " ", "*", "(A) ", "A or ", "not A, ", "answer is ", "$A", "\\text{", "A\u0301", "\u3000"):
         match_choice(piece * 500_000, ["A"], CITIES)

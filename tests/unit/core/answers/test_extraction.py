@@ -39,38 +39,38 @@ def _segments(*pairs: tuple[str, str]) -> list[dict[str, str]]:
         ("", ""),
     ],
 )
-def test_prediction_is_taken_from_the_last_answer(text: str, prediction: str) -> None:
+def test_prediction_comes_from_the_last_answer(text: str, prediction: str) -> None:
     assert extract_answer(text) == prediction
 
 
 @pytest.mark.covers("evaluation-1")
 @pytest.mark.parametrize("text", [r"<answer>\boxed{3", r"<answer>\boxed{3</answer>", r"\boxed{3", r"\boxed{{3}"])
-def test_box_that_never_closes_is_no_answer(text: str) -> None:
+def test_unclosed_box_is_not_an_answer(text: str) -> None:
     assert extract_answer(text) == ""
 
 
 @pytest.mark.covers("evaluation-1")
-def test_boxes_and_answers_in_results_are_not_the_agents() -> None:
+def test_boxes_and_answers_in_results_are_ignored() -> None:
     result = ("result", r"<result>\boxed{7} <answer>8</answer></result>")
     assert extract_prediction(_segments(("think", "<think>hm</think>"), ("search", "<search>q</search>"), result)) == ""
     assert extract_prediction(_segments(("think", r"\boxed{1}"), result, ("text", "unsure"))) == "1"
     assert extract_prediction(_segments(result, ("answer", "<answer>9</answer>"))) == "9"
 
 
-def test_nothing_spans_a_result() -> None:
+def test_boxes_and_answers_do_not_span_a_result() -> None:
     segments = _segments(("text", r"<answer>\boxed{"), ("result", "x"), ("text", "5}</answer>"))
     assert extract_prediction(segments) == ""
 
 
 @given(st.text(max_size=200) | st.lists(st.sampled_from(MARKUP), max_size=40).map("".join))
-def test_extraction_never_raises_and_is_stripped(text: str) -> None:
+def test_extraction_never_raises_and_strips_whitespace(text: str) -> None:
     prediction = extract_answer(text)
     assert prediction == prediction.strip()
     assert prediction in text
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\\{}<>", exclude_categories=["Cs"]), max_size=60))
-def test_boxed_content_comes_back(content: str) -> None:
+def test_boxed_content_round_trips(content: str) -> None:
     assert last_box(f"{{x \\boxed{{{content}}} y}}") == content.strip()
     assert extract_answer(f"<answer>it is \\boxed{{{content}}}</answer>") == content.strip()
 

@@ -72,7 +72,7 @@ def test_published_metrics_are_reproduced(
 
 
 @pytest.mark.covers("evaluation-3")
-def test_best_of_several_references_counts() -> None:
+def test_best_of_several_references_is_used() -> None:
     match = match_text("Obama", ["Barack Obama", "Obama"])
     assert (match.em, match.f1) == (1.0, 1.0)
 
@@ -87,7 +87,7 @@ def test_right_answer_needs_more_than_the_threshold() -> None:
     assert score_answer("Barack Hussein Obama", ["Barack Obama"], f1_threshold=0.79).correct is True
 
 
-def test_answers_of_articles_or_punctuation_alone_are_not_erased() -> None:
+def test_answers_of_only_articles_or_punctuation_are_not_erased() -> None:
     assert match_text("the", ["The"]).em == 1.0
     assert match_text("a", ["The"]).f1 == 0.0
     assert match_text("!!!", ["The"]).f1 == 0.0
@@ -170,7 +170,7 @@ def test_typography_makes_no_difference(left: str, right: str) -> None:
         ("5.5", "55", True), ("9/11/2001", "9-11-2001", True), ("1,000", "1000", True), ("24/7", "24/7.", True),
     ],
 )  # fmt: skip
-def test_fractions_and_powers_are_no_whole_numbers(one: str, other: str, equal: bool) -> None:
+def test_fractions_and_powers_are_not_whole_numbers(one: str, other: str, equal: bool) -> None:
     for left, right in ((one, other), (other, one)):
         match = match_text(left, [right])
         assert (match.em == 1.0) is equal and (match.f1 == 1.0) is equal
@@ -194,12 +194,12 @@ def test_fractions_and_powers_are_no_whole_numbers(one: str, other: str, equal: 
         ("1-2-3", "123", True), ("1/2/2003", "1-2-2003", True), ("555-1234", "5551234", True),
     ],
 )  # fmt: skip
-def test_seasons_dates_and_names_with_a_slash_are_no_fractions(one: str, other: str, equal: bool) -> None:
+def test_seasons_dates_and_names_with_a_slash_are_not_fractions(one: str, other: str, equal: bool) -> None:
     assert (match_text(one, [other]).em, match_text(other, [one]).em) == (equal, equal)
     assert match_text(f"it is {one}", [other]).acc == equal
 
 
-def test_marks_that_mean_something_stay() -> None:
+def test_meaningful_marks_are_kept() -> None:
     """Accents, signs of money and the long sign of Japanese are no punctuation."""
     for left, right in (("resum\u00e9", "resume"), ("\u20ac5", "5"), ("\u30d3\u30fc\u30eb", "\u30d3\u30eb")):
         assert match_text(left, [right]).em == 0.0
@@ -208,7 +208,7 @@ def test_marks_that_mean_something_stay() -> None:
 @given(TEXTS)
 @example(" \u0300:")
 @example("\u1100-\u1161")
-def test_normalisation_is_idempotent_and_sees_no_unicode_form(text: str) -> None:
+def test_normalisation_is_idempotent_and_ignores_unicode_form(text: str) -> None:
     normal = normalize_text(text)
     assert normalize_text(normal) == normal
     for form in ("NFC", "NFD") if NUMBER_SIGNS.search(text) else ("NFC", "NFD", "NFKC", "NFKD"):
@@ -265,13 +265,13 @@ def test_characters_of_scripts_without_spaces_are_tokens(text: str, tokens: list
         ("the city Paris, France", "Paris, France", 0, 1, 4 / 5),
     ],
 )
-def test_f1_by_characters_is_a_rule_of_its_own(prediction: str, gold: str, em: float, acc: float, f1: float) -> None:
+def test_character_f1_is_a_separate_rule(prediction: str, gold: str, em: float, acc: float, f1: float) -> None:
     score = score_answer(prediction, [gold], domain="qa_characters")
     assert (score.em, score.acc, score.f1) == (em, acc, pytest.approx(f1))
     assert score.correct is (f1 > 0.8)
 
 
-def test_f1_of_other_scripts_is_the_same_by_characters() -> None:
+def test_f1_of_other_scripts_matches_character_f1() -> None:
     for prediction, gold in (
         ("the city of New York", "New York City"),
         ("Yes.", "yes"),

@@ -29,7 +29,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("machine")
-def test_places_are_those_among_the_gpus_that_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_numbers_are_indices_among_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_gpus(()) == ("0", "1", "2", "3") and chosen_gpus((3, 1)) == ("3", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6, GPU-f")
     assert chosen_gpus(()) == ("6", "GPU-f") and chosen_gpus((1,)) == ("GPU-f",)
@@ -41,14 +41,14 @@ def test_places_are_those_among_the_gpus_that_can_be_seen(monkeypatch: pytest.Mo
         chosen_gpus((0,))
 
 
-def test_where_gpus_cannot_be_counted_places_are_taken_as_they_are(machine: Path) -> None:
+def test_device_numbers_are_unchecked_if_gpus_cannot_be_counted(machine: Path) -> None:
     devices._GPUS = machine / "none"
     assert chosen_gpus((2, 0)) == ("2", "0") and chosen_gpus(()) == ("0",)
     assert num_devices(None, "cuda", (2, 0)) == 2
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_training_takes_the_first_of_the_gpus_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_uses_the_first_of_the_named_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_devices(None, "cuda") == 4 and num_devices(None, "cuda", (2, 3)) == 2
     assert num_devices(1, "cuda", (2, 3)) == 1 and num_devices(None, "cpu", (2, 3)) == 1
     assert first_gpus(1, only_gpus((2, 3))) == "2"
@@ -63,12 +63,12 @@ def test_a_training_takes_the_first_of_the_gpus_that_are_named(monkeypatch: pyte
         (RlOptions, {"engine": "verl", "num_nodes": 2, "devices": [0]}, "joined by Ray"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(section: Any, given: dict[str, Any], said: str) -> None:
+def test_contradictory_device_settings_are_refused(section: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         section(**given)
 
 
-def test_a_server_is_spread_over_its_gpus_unless_its_arguments_say_how() -> None:
+def test_server_spans_its_gpus_unless_its_arguments_say_otherwise() -> None:
     def said(**keys: Any) -> list[str]:
         return vllm_arguments(VllmServer(**keys), "model", "name", 1, "cuda")
 
@@ -79,7 +79,7 @@ def test_a_server_is_spread_over_its_gpus_unless_its_arguments_say_how() -> None
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_server_sees_its_gpus_alone_and_a_cpu_build_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_sees_only_its_gpus_and_a_cpu_build_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "python_of", lambda engine, variant: Path("python"))
     for variant, seen in (("cuda", "2,3"), ("cpu", None)):
         settings = VllmServer(variant=variant, model="a/b", devices=(2, 3))  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_a_server_sees_its_gpus_alone_and_a_cpu_build_none_the_less(monkeypatch:
         assert environ.get("CUDA_VISIBLE_DEVICES") == seen
 
 
-def test_gpus_are_counted_in_the_order_of_the_bus_unless_the_user_says_otherwise(
+def test_gpus_are_ordered_by_bus_id_unless_configured_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)

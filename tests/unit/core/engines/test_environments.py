@@ -45,13 +45,13 @@ def test_every_lock_pins_each_package_once_and_names_no_index(engine: str, varia
     assert {name[1] for name in names if name and not name[2]} == environments.WITHOUT_DIGESTS & set(canonical)
 
 
-def test_the_cpu_lock_holds_nothing_built_for_cuda() -> None:
+def test_cpu_lock_contains_no_cuda_builds() -> None:
     lock = environments.lock_text("serve", "cpu")
     assert "torch==2.13.0+cpu" in lock
     assert not re.search(r"^(torchvision|torchaudio|torchcodec|triton|nvidia-.*)==", lock, re.MULTILINE)
 
 
-def test_an_environment_is_named_after_its_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_named_after_its_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = environments.environment_path("serve", "cpu")
     assert before.parent == cache / "envs" and before.name.startswith("serve-cpu-")
     lock = environments.lock_text("serve", "cpu")
@@ -63,7 +63,7 @@ def test_an_environment_is_named_after_its_lock(cache: Path, monkeypatch: pytest
     assert environments.environment_path("serve", "cpu") != before
 
 
-def test_digests_are_checked_of_all_but_builds_that_differ_by_index(
+def test_digests_are_checked_except_for_builds_that_differ_by_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel = tmp_path / "one-1.0-py3-none-any.whl"
@@ -90,7 +90,7 @@ def test_digests_are_checked_of_all_but_builds_that_differ_by_index(
         ("machine", "aarch64", "CPython 3.11 on Linux aarch64"),
     ],
 )
-def test_another_python_or_machine_is_refused_before_pip_runs(
+def test_other_python_or_machine_is_refused_before_pip_runs(
     name: str, value: object, here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environments, "start_child", lambda *arguments, **options: pytest.fail("it was started"))
@@ -100,7 +100,7 @@ def test_another_python_or_machine_is_refused_before_pip_runs(
         environments.install("serve", "cpu")
 
 
-def test_an_unfinished_environment_does_not_count(cache: Path) -> None:
+def test_unfinished_environment_is_ignored(cache: Path) -> None:
     path = environments.environment_path("serve", "cpu")
     (path / "bin").mkdir(parents=True)
     with pytest.raises(EngineError, match="treadle env install serve --variant cpu"):
@@ -133,7 +133,7 @@ def test_failed_installations_are_explained(tmp_path: Path, log: str, said: str)
     assert said in message and "\x1b" not in message
 
 
-def test_engines_import_this_very_code(cache: Path) -> None:
+def test_engines_import_this_code(cache: Path) -> None:
     folder = own_code()
     assert folder.parent == cache / "code" and own_code() == folder
     code = (
@@ -159,7 +159,7 @@ def test_engines_do_not_inherit_python_paths(monkeypatch: pytest.MonkeyPatch) ->
     assert environ["PYTHONPATH"] == str(own_code()) and "PYTHONHOME" not in environ and environ["A"] == "b"
 
 
-def test_the_two_kinds_of_server_are_told_apart_by_type() -> None:
+def test_server_kinds_are_distinguished_by_type() -> None:
     class Holder(Section):
         server: ServerSettings
 
@@ -171,7 +171,7 @@ def test_the_two_kinds_of_server_are_told_apart_by_type() -> None:
         validate(Holder, {"server": {"type": "tutor", "module": "-c"}})
 
 
-def test_the_cpu_build_prefills_whole_prompts_and_the_gpu_build_compiles() -> None:
+def test_cpu_build_prefills_whole_prompts_and_gpu_build_compiles() -> None:
     cpu = vllm_arguments(VllmServer(max_model_len=16384), "folder", "name", 8000, "cpu")
     assert "--no-enable-chunked-prefill" in cpu and "--enforce-eager" in cpu
     assert cpu[cpu.index("--max-num-batched-tokens") + 1] == "16384"
@@ -180,7 +180,7 @@ def test_the_cpu_build_prefills_whole_prompts_and_the_gpu_build_compiles() -> No
     assert cpu[cpu.index("--generation-config") + 1] == "vllm" and cpu[cpu.index("--host") + 1] == "127.0.0.1"
 
 
-def test_vllm_is_started_without_a_key_and_without_ways_to_change_its_weights(
+def test_vllm_starts_without_a_key_and_without_weight_update_routes(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "of another server")
@@ -197,7 +197,7 @@ def test_vllm_is_started_without_a_key_and_without_ways_to_change_its_weights(
 
 
 @pytest.mark.parametrize(("extra_args", "guard"), [((), "OriginGuard"), (("--host=0.0.0.0",), "AnyHostGuard")])
-def test_vllm_is_told_of_a_guard_that_its_environment_can_import(extra_args: tuple[str, ...], guard: str) -> None:
+def test_vllm_gets_a_guard_that_its_environment_can_import(extra_args: tuple[str, ...], guard: str) -> None:
     arguments = vllm_arguments(VllmServer(extra_args=extra_args), "folder", "name", 8000, "cpu")
     module, _, name = arguments[arguments.index("--middleware") + 1].rpartition(".")
     assert name == guard
@@ -207,7 +207,7 @@ def test_vllm_is_told_of_a_guard_that_its_environment_can_import(extra_args: tup
     subprocess.run([sys.executable, "-S", "-c", code], env=environ, check=True, timeout=60)
 
 
-def test_a_policy_in_fp32_is_not_rounded_on_a_cpu(tmp_path: Path) -> None:
+def test_fp32_policy_is_not_rounded_on_a_cpu(tmp_path: Path) -> None:
     def told(config: str, variant: str = "cpu", **keys: str) -> str:
         (tmp_path / "config.json").write_text(config)
         arguments = vllm_arguments(VllmServer(**keys), str(tmp_path), "name", 8000, variant)
@@ -218,12 +218,12 @@ def test_a_policy_in_fp32_is_not_rounded_on_a_cpu(tmp_path: Path) -> None:
     assert told('{"dtype": "float32"}', dtype="bfloat16") == "bfloat16"
 
 
-def test_serving_without_the_engine_names_the_command_that_installs_it(tmp_path: Path) -> None:
+def test_serving_without_the_engine_names_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="treadle env install serve"), serve(VllmServer(model=str(tmp_path))):
         pass
 
 
-def test_checks_name_a_remedy_for_whatever_is_not_well(cache: Path, tmp_path: Path) -> None:
+def test_checks_name_a_remedy_for_every_problem(cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     checks = {check.name: check for check in core_checks(file)}
@@ -234,7 +234,7 @@ def test_checks_name_a_remedy_for_whatever_is_not_well(cache: Path, tmp_path: Pa
     assert all(check.fix for check in checks.values() if check.status != "ok")
 
 
-def test_an_engine_that_cannot_be_imported_is_told_with_its_reason() -> None:
+def test_unimportable_engine_is_reported_with_its_reason() -> None:
     path = environments.environment_path("sft")
     (path / "bin").mkdir(parents=True)
     (path / "bin" / "python").write_text("#!/bin/sh\necho 'ImportError: torch is too old' >&2\nexit 1\n")
@@ -252,7 +252,7 @@ def test_every_engine_with_a_lock_can_be_installed_by_name(engine: str, monkeypa
     assert (done.exit_code, done.output.strip()) == (0, f"{engine} cpu"), done.output
 
 
-def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path) -> None:
+def test_wheel_with_different_bytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_bytes(b"other")
     with pytest.raises(EngineError, match="another file"):
         embedded_model._check_digest(tmp_path / "x.whl")

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from treadle.core.engines import model_hub
-from treadle.core.engines.export_model import NoModel, fetch_small_files
+from treadle.core.engines.export_model import BaseModelMissing, fetch_metadata_files
 from treadle.core.engines.model_hub import fetch_model
 from treadle.core.errors import EngineError
 
@@ -88,7 +88,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_model_is_fetched_whole_at_its_commit_and_what_is_for_other_programs_left_there(
+def test_model_is_downloaded_at_its_commit_without_foreign_files(
     hub: type[Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newest = fetch_model("org/base", "", key="rl.start")
@@ -112,9 +112,7 @@ def split(hub: type[Hub]) -> None:
     hub.files |= dict.fromkeys(SHARDS, b"weights") | {"model.safetensors.index.json": index_of(SHARDS)}
 
 
-def test_of_several_sets_of_weights_the_one_that_transformers_loads_is_fetched(
-    hub: type[Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloads_the_weight_format_that_transformers_loads(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     hub.files |= {"consolidated.safetensors": b"other", "model.fp16.safetensors": b"other"}
     assert names(fetch_model("org/base", "", key="rl.start")) == ["config.json", "model.safetensors", "tokenizer.json"]
     split(hub)
@@ -123,7 +121,7 @@ def test_of_several_sets_of_weights_the_one_that_transformers_loads_is_fetched(
     assert names(fetch_model("org/base", "", key="rl.start")) == sorted([*SHARDS, *small])
 
 
-def test_older_weights_in_several_files_are_fetched_by_their_index(hub: type[Hub]) -> None:
+def test_older_sharded_weights_are_downloaded_by_their_index(hub: type[Hub]) -> None:
     shards = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
     for name in ("model.safetensors", "pytorch_model.bin"):
         del hub.files[name]
@@ -131,7 +129,7 @@ def test_older_weights_in_several_files_are_fetched_by_their_index(hub: type[Hub
     assert set(shards) < set(names(fetch_model("org/base", "", key="rl.start")))
 
 
-def test_weights_are_of_the_commit_that_was_met_first(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_come_from_the_first_resolved_commit(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     split(hub)
     found = model_hub.weight_files
 
@@ -152,7 +150,7 @@ def test_weights_are_of_the_commit_that_was_met_first(hub: type[Hub], monkeypatc
         ("model.safetensors", "has no weights that transformers can load"),
     ],
 )
-def test_a_model_that_was_fetched_in_part_is_none_where_the_hub_cannot_be_reached(
+def test_partially_downloaded_model_is_unusable_without_the_hub(
     hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str | None, said: str | None
 ) -> None:
     if lost != "model.safetensors":
@@ -174,7 +172,7 @@ def test_a_model_that_was_fetched_in_part_is_none_where_the_hub_cannot_be_reache
 
 
 @pytest.mark.parametrize("listed", ["../../x.safetensors", "*.safetensors"])
-def test_an_index_of_the_hub_names_files_beside_it_alone(hub: type[Hub], listed: str) -> None:
+def test_hub_index_may_only_name_files_in_its_folder(hub: type[Hub], listed: str) -> None:
     split(hub)
     hub.files["model.safetensors.index.json"] = index_of([listed])
     with pytest.raises(EngineError, match="ValueError: model.safetensors.index.json lists .* not a weight file"):
@@ -190,7 +188,7 @@ def test_an_index_of_the_hub_names_files_beside_it_alone(hub: type[Hub], listed:
         (OSError("\nno \x1b[2Jroute\nat all"), "OSError: no route"),
     ],
 )
-def test_an_error_of_the_hub_is_told_in_a_sentence_also_where_it_says_nothing(
+def test_hub_error_is_reported_in_one_sentence_even_without_a_message(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -199,11 +197,11 @@ def test_an_error_of_the_hub_is_told_in_a_sentence_also_where_it_says_nothing(
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(EngineError, match=re.escape(f"cannot be fetched from the model hub ({said}); check")):
         fetch_model("org/base", "", key="rl.start")
-    with pytest.raises(NoModel, match=f"^{type(error).__name__}"):
-        fetch_small_files("org/base")
+    with pytest.raises(BaseModelMissing, match=f"^{type(error).__name__}"):
+        fetch_metadata_files("org/base")
 
 
-def test_a_model_that_is_not_there_is_told_with_its_key(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_is_reported_with_its_key(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="rl.start = org/other cannot be fetched from the model hub"):
         fetch_model("org/other", "", key="rl.start")
     with pytest.raises(EngineError, match="RevisionNotFoundError.* check its name, its revision and the network"):
@@ -213,7 +211,7 @@ def test_a_model_that_is_not_there_is_told_with_its_key(hub: type[Hub], monkeypa
         fetch_model("org/base", "v3", key="rl.start")
 
 
-def test_a_repository_without_a_model_is_refused(hub: type[Hub]) -> None:
+def test_repository_without_a_model_is_refused(hub: type[Hub]) -> None:
     hub.files = {"README.md": b"", "tokenizer.json": b"[]"}
     with pytest.raises(EngineError, match="rl.start = org/base has no config.json"):
         fetch_model("org/base", "v1", key="rl.start")

@@ -79,7 +79,7 @@ MISHAPS = [renamed, replaced, run_renamed, deleted, lock_deleted]
 @pytest.mark.covers("flywheel-25")
 @pytest.mark.parametrize("moment", ["2", "rows", "commit"])
 @pytest.mark.parametrize("mishap", MISHAPS)
-def test_what_moves_under_a_stage_ends_it_with_one_line(
+def test_root_moved_during_a_stage_ends_it_with_one_line(
     mishap: Callable[[Path], Path], moment: str, tmp_path: Path
 ) -> None:
     root, asked = tmp_path / "root", list[str]()
@@ -106,7 +106,7 @@ def test_what_moves_under_a_stage_ends_it_with_one_line(
     assert not set(again) & ({"1"} if moment == "2" else {"1", "2"})
 
 
-def test_a_storage_writes_nothing_where_its_root_was(tmp_path: Path) -> None:
+def test_storage_writes_nothing_at_its_former_root(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "root")
     storage.put("a", b"1")
     (tmp_path / "root").rename(tmp_path / "new")
@@ -126,7 +126,7 @@ def test_a_storage_writes_nothing_where_its_root_was(tmp_path: Path) -> None:
     assert storage.get("a") == b"1"
 
 
-def test_a_lease_whose_file_is_gone_guards_nothing_any_more(tmp_path: Path) -> None:
+def test_lease_without_its_file_is_lost(tmp_path: Path) -> None:
     lease = FileLease(tmp_path / "x.lock", "1/x of run r")
     lease.guard()
     (tmp_path / "x.lock").unlink()
@@ -143,7 +143,7 @@ class Events(EventLog[Any]):
         raise AssertionError(event)
 
 
-def test_a_training_whose_folder_moves_is_ended(tmp_path: Path) -> None:
+def test_training_with_a_moved_folder_is_ended(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     child = start_child(["sh", "-c", f"mv {folder} {tmp_path}/new; exec sleep 600"], name="it", log_path=tmp_path / "l")

@@ -57,7 +57,7 @@ def folder_of(run: Run, address: str, kind: str) -> str:
     return record.outputs[kind].folder
 
 
-def test_what_a_result_and_its_inputs_name_stays_and_what_was_replaced_goes(run: Run) -> None:
+def test_gc_keeps_artifacts_referenced_by_results_and_deletes_replaced_ones(run: Run) -> None:
     execute(counting(count=2), run)
     execute(DOUBLING, run)
     read = folder_of(run, "1/count", "numbers")
@@ -71,19 +71,19 @@ def test_what_a_result_and_its_inputs_name_stays_and_what_was_replaced_goes(run:
     assert garbage(run) == {}
 
 
-def test_a_plan_changes_nothing_and_what_is_young_stays(run: Run) -> None:
+def test_gc_plan_changes_nothing_and_recent_files_stay(run: Run) -> None:
     execute(counting(count=2), run)
     old = folder_of(run, "1/count", "numbers")
     execute(counting(count=3), run)
     assert set(garbage(run)) == {old}
     assert run.storage.exists(f"{old}/artifact.json")
     young = plan_collection(run.storage, 3600)
-    assert (young.garbage, young.num_young, young.num_artifacts_kept) == ([], 1, 1)
+    assert (young.garbage, young.num_recent, young.num_artifacts_kept) == ([], 1, 1)
     assert collect(run.storage, 3600).removed == []
     assert run.storage.exists(f"{old}/artifact.json")
 
 
-def test_what_an_attempt_at_work_reads_stays_though_its_record_was_replaced(run: Run) -> None:
+def test_gc_keeps_inputs_of_an_active_attempt_after_their_record_was_replaced(run: Run) -> None:
     execute(counting(count=2), run)
     read = folder_of(run, "1/count", "numbers")
     seen = []
@@ -104,7 +104,7 @@ def test_what_an_attempt_at_work_reads_stays_though_its_record_was_replaced(run:
     assert run.storage.exists(f"{read}/artifact.json")
 
 
-def test_an_attempt_that_does_not_say_what_it_reads_keeps_all_artifacts(run: Run) -> None:
+def test_attempt_without_declared_inputs_keeps_all_artifacts(run: Run) -> None:
     execute(counting(count=2), run)
     execute(counting(count=3), run)
     seen = []
@@ -124,7 +124,7 @@ def test_an_attempt_that_does_not_say_what_it_reads_keeps_all_artifacts(run: Run
     assert "another version of Treadle" in seen[0][1][0]
 
 
-def test_a_commit_of_what_was_garbage_and_a_collection_do_not_meet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committing_garbage_again_does_not_race_with_gc(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(counting(count=2), run)
     old = folder_of(run, "1/count", "numbers")
     execute(counting(count=3), run)
@@ -132,7 +132,7 @@ def test_a_commit_of_what_was_garbage_and_a_collection_do_not_meet(run: Run, mon
 
     def write_record(self: Run, *arguments: Any) -> None:
         # The table was there already, so ours has been dropped: nothing names it yet.
-        done = collect(run.storage, -60, patience_s=0)
+        done = collect(run.storage, -60, max_wait_s=0)
         between.append([(item.key, why) for item, why in done.left])
         write(self, *arguments)
 
@@ -143,7 +143,7 @@ def test_a_commit_of_what_was_garbage_and_a_collection_do_not_meet(run: Run, mon
     assert numbers_of(run) == [0, 1]
 
 
-def test_a_collection_looks_again_when_nobody_commits_any_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_plans_again_once_commits_have_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(counting(count=2), run)
     old = folder_of(run, "1/count", "numbers")
     execute(counting(count=3), run)
@@ -160,7 +160,7 @@ def test_a_collection_looks_again_when_nobody_commits_any_more(run: Run, monkeyp
     assert numbers_of(run) == [0, 1]
 
 
-def test_leftovers_of_an_instance_go_and_what_the_next_attempt_wants_stays(run: Run) -> None:
+def test_gc_deletes_instance_leftovers_but_keeps_files_of_the_next_attempt(run: Run) -> None:
     def stopped(context: StageContext) -> Mapping[str, Any]:
         context.workspace.mkdir(parents=True, exist_ok=True)
         (context.workspace / "state").write_bytes(b"s")
@@ -188,7 +188,7 @@ def test_leftovers_of_an_instance_go_and_what_the_next_attempt_wants_stays(run: 
     assert numbers_of(run) == [0, 1]
 
 
-def test_nothing_of_an_instance_at_work_goes(run: Run) -> None:
+def test_gc_deletes_nothing_of_an_active_instance(run: Run) -> None:
     seen = []
 
     def looking(context: StageContext) -> Mapping[str, Any]:
@@ -202,7 +202,7 @@ def test_nothing_of_an_instance_at_work_goes(run: Run) -> None:
     assert seen == [set()]
 
 
-def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(run: Run) -> None:
+def test_gc_deletes_temporary_files_of_dead_processes_only(run: Run) -> None:
     root = Path(run.storage.location())
     dead, alive = (root / "artifacts" / f".tmp-{digit * 32}" for digit in "ab")
     folder = root / "artifacts" / "numbers" / f".tmp-{'c' * 32}"
@@ -222,7 +222,7 @@ def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(run: Run) -
     assert alive.exists() and not any(path.exists() for path in (dead, folder, doomed))
 
 
-def test_what_a_deleted_run_left_goes_and_results_without_their_run_stay(run: Run) -> None:
+def test_gc_deletes_leftovers_of_a_deleted_run_but_keeps_orphaned_results(run: Run) -> None:
     for run_id in ("r2", "r3"):
         other = Run.create(run.storage.location(), run_id, {}, {})
         other.store("web").add("0" * 32, b"page")
@@ -237,7 +237,7 @@ def test_what_a_deleted_run_left_goes_and_results_without_their_run_stay(run: Ru
     assert garbage(run) == {}, "r3 still names the artifact"
 
 
-def test_a_damaged_record_keeps_all_artifacts(run: Run) -> None:
+def test_damaged_record_keeps_all_artifacts(run: Run) -> None:
     execute(counting(count=2), run)
     old = folder_of(run, "1/count", "numbers")
     execute(counting(count=3), run)
@@ -249,7 +249,7 @@ def test_a_damaged_record_keeps_all_artifacts(run: Run) -> None:
     assert run.storage.exists(f"{old}/artifact.json")
 
 
-def test_artifacts_made_on_request_and_those_that_a_configuration_names_stay(run: Run) -> None:
+def test_gc_keeps_artifacts_made_on_request_or_named_in_a_config(run: Run) -> None:
     refs = []
     for number, made_by in enumerate(("export of run r0", "0" * 64, "1" * 64)):
         writer = ArtifactWriter(run.storage, NUMBERS, made_by=made_by)
@@ -261,7 +261,7 @@ def test_artifacts_made_on_request_and_those_that_a_configuration_names_stay(run
     assert f"{refs[0]} was made on request (export of run r0)" in plan_collection(run.storage, -60).notes[0]
 
 
-def test_the_command_shows_a_plan_and_deletes_when_told(run: Run) -> None:
+def test_gc_command_shows_a_plan_and_deletes_on_request(run: Run) -> None:
     execute(counting(count=2), run)
     old = Path(run.storage.location(folder_of(run, "1/count", "numbers")))
     execute(counting(count=3), run)
@@ -289,7 +289,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=int(os.environ.get("TREADLE_HISTORIES", "20")))
 @given(history=st.lists(st.tuples(st.sampled_from(["r1", "r2"]), STEPS), max_size=12))
-def test_whatever_has_happened_nothing_that_is_reached_goes_and_all_else_does(
+def test_gc_deletes_exactly_the_unreachable_files_after_any_history(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[str, tuple[str, int, str]]]
 ) -> None:
     root = tmp_path_factory.mktemp("root")
@@ -337,7 +337,7 @@ def _live(run: Run, what: str, number: int, how: str) -> None:
                 execute(counting(count=9), run)
             collect(run.storage, -60)
             if what == "double":
-                double(Unwritten(context))
+                double(ReadOnlyContext(context))
         if how == "fail":
             raise ValueError("as told")
         if how == "crash":
@@ -360,7 +360,7 @@ def _live(run: Run, what: str, number: int, how: str) -> None:
         assert how == "fail" or "run 1/count first" in str(error), error
 
 
-class Unwritten:
+class ReadOnlyContext:
     """A context that reads and writes nothing."""
 
     def __init__(self, context: StageContext) -> None:

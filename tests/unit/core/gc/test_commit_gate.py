@@ -20,13 +20,13 @@ def run(tmp_path: Path) -> Run:
     return Run.create(tmp_path, "r1", {}, {})
 
 
-def test_a_commit_waits_for_a_collection(run: Run) -> None:
+def test_commit_waits_for_gc(run: Run) -> None:
     execute(counting(count=2), run)
     with collecting(run.storage):
         thread = threading.Thread(target=execute, args=(counting(count=3), run))
         thread.start()
         assert numbers_of(run) == [0, 1]
-        with pytest.raises(RunError, match="committing its result"), collecting(run.storage, patience_s=0):
+        with pytest.raises(RunError, match="committing its result"), collecting(run.storage, max_wait_s=0):
             pass
     thread.join()
     assert numbers_of(run) == [0, 1, 2]
@@ -34,7 +34,7 @@ def test_a_commit_waits_for_a_collection(run: Run) -> None:
         pass
 
 
-def test_commits_that_follow_one_another_closely_let_a_collection_in(run: Run) -> None:
+def test_back_to_back_commits_do_not_starve_gc(run: Run) -> None:
     order: list[str] = []
 
     def collected() -> None:
@@ -48,8 +48,8 @@ def test_commits_that_follow_one_another_closely_let_a_collection_in(run: Run) -
     with committing(run.storage, "a"):
         collection = threading.Thread(target=collected)
         collection.start()
-        way_in = run.storage.directory(".collection.lock")
-        with way_in.open() as lock:
+        entry_lock = run.storage.directory(".collection.lock")
+        with entry_lock.open() as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

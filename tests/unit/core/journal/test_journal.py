@@ -85,7 +85,7 @@ def segments(folder: Path) -> list[Path]:
 
 @settings(deadline=None, max_examples=60)
 @given(steps=STEPS)
-def test_any_history_reads_back_first_value_first(steps: list[tuple[str, str, str, bytes]]) -> None:
+def test_any_history_reads_back_the_first_value_of_each_key(steps: list[tuple[str, str, str, bytes]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, model = Path(name), Model()
         # Tiny segments, so that histories cross them.
@@ -106,7 +106,7 @@ def test_any_history_reads_back_first_value_first(steps: list[tuple[str, str, st
 
 @settings(deadline=None, max_examples=60)
 @given(steps=STEPS.filter(bool), cut=st.floats(0, 1, exclude_max=True))
-def test_a_torn_last_record_is_owed_and_all_others_are_kept(
+def test_truncated_last_record_stays_pending_and_all_others_are_kept(
     steps: list[tuple[str, str, str, bytes]], cut: float
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -138,7 +138,7 @@ def test_a_torn_last_record_is_owed_and_all_others_are_kept(
 
 @settings(deadline=None, max_examples=80)
 @given(position=st.integers(12, 12 + 5 * 45 - 1), flip=st.integers(1, 255))
-def test_one_damaged_byte_costs_one_record(position: int, flip: int) -> None:
+def test_damaged_byte_costs_one_record(position: int, flip: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with Journal(folder) as journal:
@@ -200,14 +200,14 @@ def check_recovery(folder: Path, content: bytes, kept: list[tuple[str, str, byte
         path.unlink()
 
 
-def test_a_cut_at_any_byte_of_the_last_three_records_costs_what_it_cuts(folder: Path) -> None:
+def test_cut_at_any_byte_costs_only_the_records_it_cuts(folder: Path) -> None:
     content, ends = write_records(folder)
     for size in range(ends[-4], len(content)):
         num_whole = sum(end <= size for end in ends[1:])
         check_recovery(folder, content[:size], RECORDS[:num_whole], damaged={0})
 
 
-def test_one_flipped_bit_costs_the_record_that_it_lies_in(folder: Path) -> None:
+def test_flipped_bit_costs_only_its_record(folder: Path) -> None:
     content, ends = write_records(folder)
     for index, (start, end) in enumerate(itertools.pairwise(ends)):
         kept = RECORDS[:index] + RECORDS[index + 1 :]
@@ -218,7 +218,7 @@ def test_one_flipped_bit_costs_the_record_that_it_lies_in(folder: Path) -> None:
             check_recovery(folder, bytes(flipped), kept, damaged={1} if end < len(content) else {0, 1})
 
 
-def test_a_flipped_bit_in_the_head_of_a_segment_loses_all_of_it_or_is_refused(folder: Path) -> None:
+def test_flipped_bit_in_a_segment_header_loses_the_segment_or_is_refused(folder: Path) -> None:
     content, _ = write_records(folder)
     for position in range(12):
         flipped = bytearray(content)
@@ -231,7 +231,7 @@ def test_a_flipped_bit_in_the_head_of_a_segment_loses_all_of_it_or_is_refused(fo
             assert "is not a journal segment" in str(error) or "this Treadle reads version 1" in str(error)
 
 
-def test_damage_is_told_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_reported_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Journal(folder) as journal:
         for index in range(3):
             journal.finish(f"o{index}", b"x" * 100)
@@ -246,7 +246,7 @@ def test_damage_is_told_in_one_warning(folder: Path, caplog: pytest.LogCaptureFi
     ]
 
 
-def test_a_damaged_final_row_leaves_the_units(folder: Path) -> None:
+def test_damaged_final_row_keeps_the_units(folder: Path) -> None:
     with Journal(folder) as journal:
         journal.append("o", "llm-0", b"answer")
         journal.finish("o", b"row")
@@ -260,7 +260,7 @@ def test_a_damaged_final_row_leaves_the_units(folder: Path) -> None:
         assert journal.num_damaged == 1
 
 
-def test_a_record_inside_of_a_value_is_never_taken_for_one(folder: Path, scratch: Path) -> None:
+def test_record_inside_a_value_is_never_parsed_as_one(folder: Path, scratch: Path) -> None:
     """Model text could spell out a record; torn open, its value must not become one."""
     with Journal(scratch) as other:
         other.finish("forged", b"row")
@@ -291,7 +291,7 @@ def files_limited_to(num_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_refused_write_is_said_and_costs_nothing_that_was_kept(folder: Path) -> None:
+def test_refused_write_is_reported_and_loses_nothing_stored(folder: Path) -> None:
     with Journal(folder) as journal:
         journal.append("o", "llm-0", b"kept")
         size = segments(folder)[0].stat().st_size
@@ -310,7 +310,7 @@ def test_a_refused_write_is_said_and_costs_nothing_that_was_kept(folder: Path) -
         assert journal.num_damaged == 0
 
 
-def test_a_failed_sync_is_told_at_the_next_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_is_reported_at_the_next_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -322,7 +322,7 @@ def test_a_failed_sync_is_told_at_the_next_record(folder: Path, monkeypatch: pyt
         journal.close()
 
 
-def test_a_sync_that_finds_no_free_file_is_told_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_without_a_free_file_descriptor_is_reported_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = threading.Event()
 
     def fail(descriptor: int) -> int:
@@ -337,14 +337,14 @@ def test_a_sync_that_finds_no_free_file_is_told_too(folder: Path, monkeypatch: p
         journal.close()
 
 
-def test_counting_passes_over_a_segment_that_is_taken_away_meanwhile(folder: Path) -> None:
+def test_counting_skips_a_segment_deleted_meanwhile(folder: Path) -> None:
     with Journal(folder) as journal:
         journal.finish("o", b"row")
     (folder / "00000002.journal").symlink_to(folder / "gone")
     assert count_finished(folder) == 1
 
 
-def test_a_segment_without_content_after_a_power_loss_is_passed_over(folder: Path) -> None:
+def test_empty_segment_after_a_power_loss_is_skipped(folder: Path) -> None:
     with Journal(folder) as journal:
         journal.finish("o", b"row")
     (folder / "00000002.journal").write_bytes(bytes(4096))
@@ -355,7 +355,7 @@ def test_a_segment_without_content_after_a_power_loss_is_passed_over(folder: Pat
     assert segments(folder)[-1].name == "00000004.journal"
 
 
-def test_a_later_version_is_refused_by_name(folder: Path) -> None:
+def test_later_version_is_refused_by_name(folder: Path) -> None:
     with Journal(folder) as journal:
         journal.finish("o", b"row")
     (segment,) = segments(folder)
@@ -372,7 +372,7 @@ def test_reading_creates_no_segment(folder: Path) -> None:
     assert segments(folder) == []
 
 
-def test_a_disk_that_takes_a_byte_at_a_time_gets_whole_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_accepts_single_bytes_gets_whole_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:1]))
     with Journal(folder) as journal:

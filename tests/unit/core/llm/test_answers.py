@@ -13,7 +13,7 @@ from support.rollouts.rollout_bench import load
 from support.servers.scripted_server import Fault, ScriptedServer
 
 from treadle.core.errors import ContextTooLong, ModelError
-from treadle.core.llm.checks import Asked, asked_prompt, checked
+from treadle.core.llm.checks import PromptFacts, checked, prompt_facts
 from treadle.core.llm.oddities import ACCEPTED, ODDITIES, REFUSED, odd_sentences
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.wire import Answer, Failure, parse_chat, parse_completion
@@ -62,7 +62,7 @@ def long_text(reply: dict[str, Any]) -> None:
 
 
 def read(data: bytes, prompt: list[int] | str = PROMPT) -> Answer:
-    asked = asked_prompt("m", prompt, 256, STOPS, TOKENIZER, None)
+    asked = prompt_facts("m", prompt, 256, STOPS, TOKENIZER, None)
     return checked(parse_completion(data), asked)
 
 
@@ -116,7 +116,7 @@ MALFORMED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "oddity"), MALFORMED.values(), ids=MALFORMED)
-def test_an_answer_that_cannot_be_true_is_malformed(change: Change, oddity: str) -> None:
+def test_impossible_answer_is_malformed(change: Change, oddity: str) -> None:
     with pytest.raises(Failure) as caught:
         read(body(change))
     assert (caught.value.kind, caught.value.oddity) == ("malformed", oddity)
@@ -144,32 +144,32 @@ TAKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("change", "notes"), TAKEN.values(), ids=TAKEN)
-def test_an_answer_that_is_merely_odd_is_taken_and_noted(change: Change, notes: tuple[str, ...]) -> None:
+def test_odd_but_valid_answer_is_accepted_and_logged(change: Change, notes: tuple[str, ...]) -> None:
     answer = read(body(change))
     assert answer.text == TEXT and answer.notes == notes
     assert ACCEPTED.issuperset(notes)
 
 
 @pytest.mark.parametrize("finish", [None, "abort", "error"])
-def test_a_server_that_gives_up_has_failed(finish: str | None) -> None:
+def test_server_that_gives_up_has_failed(finish: str | None) -> None:
     with pytest.raises(Failure, match="gave up") as caught:
         read(body(of_choice(finish_reason=finish)))
     assert caught.value.kind == "server"
 
 
 @pytest.mark.parametrize(("code", "kind"), [(429, "rate_limit"), (503, "server"), (401, "refused"), ("x", "malformed")])
-def test_an_error_with_status_200_counts_as_the_status_that_it_names(code: object, kind: str) -> None:
+def test_error_with_status_200_counts_as_the_status_it_names(code: object, kind: str) -> None:
     with pytest.raises(Failure, match="slow down") as caught:
         read(orjson.dumps({"error": {"message": "slow down", "code": code}}))
     assert caught.value.kind == kind
 
 
-def test_a_nul_character_is_text_like_any_other() -> None:
+def test_nul_character_is_ordinary_text() -> None:
     text = "a\0b"
     assert read(body(of_choice(text=text, token_ids=None))).text == text
 
 
-def test_a_prompt_in_text_bounds_its_tokens_and_is_not_repeated() -> None:
+def test_text_prompt_bounds_its_tokens_and_is_not_echoed() -> None:
     def in_text(reply: dict[str, Any]) -> None:
         reply["choices"][0]["token_ids"] = None
         reply["usage"]["prompt_tokens"] = 30
@@ -195,24 +195,24 @@ def test_a_prompt_in_text_bounds_its_tokens_and_is_not_repeated() -> None:
         ("max_tokens", {}, ("length", None, False)),
     ],
 )
-def test_servers_say_in_their_own_words_how_an_answer_ended(
+def test_server_specific_finish_reasons_are_mapped(
     finish: str, keys: dict[str, Any], told: tuple[str, str | None, bool]
 ) -> None:
     answer = read(body(of_choice(finish_reason=finish, **{"stop_reason": None, **keys})))
     assert (answer.finish_reason, answer.stop_reason, answer.own_end) == told
 
 
-def test_a_chat_that_is_charged_beyond_max_tokens_is_noted_since_thoughts_may_be_hidden() -> None:
+def test_chat_usage_beyond_max_tokens_is_logged_as_hidden_reasoning() -> None:
     choice = {"message": {"content": "Yes."}, "finish_reason": "stop"}
     data = orjson.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 999_999}})
-    assert checked(parse_chat(data), Asked("m", 256)).notes == ("over_max_tokens",)
+    assert checked(parse_chat(data), PromptFacts("m", 256)).notes == ("over_max_tokens",)
 
 
 def answers_of(data: bytes) -> Fault:
     return Fault("status", 200, data.decode())
 
 
-async def test_a_malformed_answer_is_asked_elsewhere_and_counted() -> None:
+async def test_malformed_answer_is_retried_elsewhere_and_counted() -> None:
     data = body(of_usage(completion_tokens=999_999))
     async with ScriptedServer(lambda _: answers_of(data)) as bad, ScriptedServer(lambda _: "fine") as good:
         async with ModelPool("policy", settings(bad, good)) as pool:
@@ -230,7 +230,7 @@ async def test_a_malformed_answer_is_asked_elsewhere_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("num_prompt", "error"), [(900, ModelError), (4096 - 32 - 10, ContextTooLong)])
-async def test_a_refused_length_that_fits_the_window_is_named_and_no_context_full(
+async def test_refused_length_within_the_window_is_named_and_not_context_full(
     num_prompt: int, error: type[Exception]
 ) -> None:
     async with (

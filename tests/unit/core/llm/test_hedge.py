@@ -10,14 +10,14 @@ from support.rollouts.model_pool import ask, ask_sessions, endless, endpoint_at,
 from support.servers.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
-from treadle.core.llm.call import Call, completions_url
+from treadle.core.llm.call import PoolCall, completions_url
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.wire import parse_completion
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])
-async def test_a_request_that_is_never_answered_is_asked_beside_and_costs_no_time_limit(num_servers: int) -> None:
+async def test_unanswered_request_is_hedged_and_causes_no_timeout(num_servers: int) -> None:
     def script(recorded: RecordedRequest) -> Item:
         unlucky = recorded.text == "unlucky" and not any(item.outcome == "hang" for item in everything())
         return Fault("hang") if unlucky else "ok"
@@ -41,7 +41,7 @@ async def test_a_request_that_is_never_answered_is_asked_beside_and_costs_no_tim
         assert num_servers == 1 or completion.endpoint != hung.url
 
 
-async def test_a_long_request_that_was_asked_beside_still_counts() -> None:
+async def test_long_hedged_request_still_counts() -> None:
     asked_beside = asyncio.Event()
 
     async def script(recorded: RecordedRequest) -> Item:
@@ -63,7 +63,7 @@ async def test_a_long_request_that_was_asked_beside_still_counts() -> None:
     assert completion.text == "the long answer" and completion.retries == 1
 
 
-async def test_what_a_server_refuses_beside_a_late_request_ends_it() -> None:
+async def test_refused_hedge_ends_the_call() -> None:
     def script(recorded: RecordedRequest) -> Item:
         if recorded.text != "long":
             return "ok"
@@ -78,7 +78,7 @@ async def test_what_a_server_refuses_beside_a_late_request_ends_it() -> None:
             await ask(pool, "long", within_s=30)
 
 
-async def test_a_deadline_after_a_hedge_of_the_attempt_failed_leaves_the_work_pending() -> None:
+async def test_deadline_after_a_failed_hedge_leaves_the_work_pending() -> None:
     def script(recorded: RecordedRequest) -> Item:
         if recorded.text != "long":
             return "ok"
@@ -93,7 +93,7 @@ async def test_a_deadline_after_a_hedge_of_the_attempt_failed_leaves_the_work_pe
             await ask(pool, "long", within_s=3.0)
 
 
-async def test_a_failed_hedge_of_an_earlier_attempt_leaves_a_time_out_a_time_out() -> None:
+async def test_failed_hedge_of_an_earlier_attempt_does_not_change_a_timeout() -> None:
     hedged, first_failed = asyncio.Event(), asyncio.Event()
 
     async def script(recorded: RecordedRequest) -> Item:
@@ -116,16 +116,16 @@ async def test_a_failed_hedge_of_an_earlier_attempt_leaves_a_time_out_a_time_out
             await ask(pool, "long", within_s=3.0)
 
 
-async def test_what_a_server_holds_that_fell_silent_is_asked_elsewhere_before_it_is_late() -> None:
+async def test_requests_at_a_silent_server_are_hedged_before_they_are_late() -> None:
     endpoint = endpoint_at("http://localhost:1/v1", 4)
     loop, hedged = asyncio.get_running_loop(), asyncio.Event()
     hedges = Hedges(3600.0, most_per_call=1)
-    call = Call(completions_url, b"", parse_completion, "s", loop.time() + 3600)
+    call = PoolCall(completions_url, b"", parse_completion, "s", loop.time() + 3600)
     endpoint.silent = True
     assert endpoint.failed(at_once=True)
     hedges.sent(call, endpoint, loop.time())
 
-    async def hedge(late: Call) -> None:
+    async def hedge(late: PoolCall) -> None:
         assert late is call
         hedged.set()
 
@@ -134,10 +134,10 @@ async def test_what_a_server_holds_that_fell_silent_is_asked_elsewhere_before_it
         await hedged.wait()
     watch.cancel()
     endpoint.readmit()
-    assert not endpoint.gone
+    assert not endpoint.is_unresponsive
 
 
-async def test_no_request_is_asked_beside_where_that_is_switched_off() -> None:
+async def test_no_request_is_hedged_if_disabled() -> None:
     async with (
         ScriptedServer(lambda recorded: Fault("hang") if recorded.text == "q" else "ok") as server,
         ModelPool("policy", settings(server, hedge_floor_s=None)) as pool,
@@ -148,7 +148,7 @@ async def test_no_request_is_asked_beside_where_that_is_switched_off() -> None:
         assert len(server.requests) == 17
 
 
-async def test_a_server_that_falls_silent_loses_all_that_it_holds_to_the_others() -> None:
+async def test_silent_server_loses_all_its_requests_to_the_others() -> None:
     silent = asyncio.Event()
     back = asyncio.Event()
 

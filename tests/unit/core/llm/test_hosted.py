@@ -69,16 +69,16 @@ REFUSALS += [(400, reply, keys) for reply, keys in POINTED]
 
 
 @pytest.mark.parametrize(("status", "reply", "keys"), REFUSALS)
-def test_a_refusal_names_the_keys_that_can_be_done_without(status: int, reply: Any, keys: tuple[str, ...]) -> None:
+def test_refusal_names_the_optional_parameters(status: int, reply: Any, keys: tuple[str, ...]) -> None:
     assert refused_keys(status, orjson.dumps(reply)) == keys
 
 
 @given(st.sampled_from([400, 422]), st.binary())
-def test_any_reply_can_be_read_for_refusals(status: int, data: bytes) -> None:
+def test_any_reply_can_be_parsed_for_refusals(status: int, data: bytes) -> None:
     assert set(refused_keys(status, data)) <= {"max_tokens", "stop", "seed", "top_p", "temperature"}
 
 
-def test_values_of_sampling_are_left_out_only_where_they_are_the_services_own() -> None:
+def test_sampling_values_are_omitted_only_if_equal_to_service_defaults() -> None:
     def keys(refused: tuple[str, ...], **changes: float) -> set[str]:
         body = chat_body("m", MESSAGES, Sampling(top_p=1.0, **changes), 3, ("x",), chat_only=True, refused=refused)
         return set(orjson.loads(body)) - {"model", "messages"}
@@ -89,14 +89,14 @@ def test_values_of_sampling_are_left_out_only_where_they_are_the_services_own() 
     assert keys(every, temperature=0.0) == {"max_completion_tokens", "temperature"}
 
 
-def test_a_service_is_sent_no_more_stop_strings_than_openai_takes() -> None:
+def test_service_gets_no_more_stop_strings_than_openai_accepts() -> None:
     stops = tuple(f"</{name}>" for name in "abcde")
     body = orjson.loads(chat_body("m", MESSAGES, Sampling(), 3, stops, chat_only=True))
     assert body["stop"] == ["</a>", "</b>", "</c>", "</d>"]
     assert orjson.loads(chat_body("m", MESSAGES, Sampling(), 3, stops))["stop"] == list(stops)
 
 
-async def test_the_preflight_finds_what_a_service_refuses_and_no_later_request_has_it() -> None:
+async def test_preflight_finds_refused_parameters_and_later_requests_omit_them() -> None:
     asked: list[str] = []
     async with (
         ScriptedServer(fussy(endless, asked), chat_only=True) as server,
@@ -115,7 +115,7 @@ async def test_the_preflight_finds_what_a_service_refuses_and_no_later_request_h
     assert (len(asked), probes, len(server.requests)) == (4, 5, 7)
 
 
-async def test_a_refusal_that_repeats_the_request_costs_no_key_that_was_not_meant() -> None:
+async def test_refusal_that_echoes_the_request_drops_no_unrelated_parameter() -> None:
     def warm_only(request: RecordedRequest) -> Item:
         if request.body.get("temperature", 1) == 1:
             return "ok"
@@ -128,7 +128,7 @@ async def test_a_refusal_that_repeats_the_request_costs_no_key_that_was_not_mean
         assert (await pool.check()).refused_keys == ("temperature",)
 
 
-async def test_two_services_of_a_model_are_asked_without_what_either_refuses() -> None:
+async def test_two_services_of_a_model_are_called_without_what_either_refuses() -> None:
     def no_seed(request: RecordedRequest) -> Item:
         return Fault.status(400, "unknown key 'seed'") if "seed" in request.body else "ok"
 
@@ -140,7 +140,7 @@ async def test_two_services_of_a_model_are_asked_without_what_either_refuses() -
         assert (await pool.check()).refused_keys == ("max_tokens", "seed", "stop", "temperature", "top_p")
 
 
-async def test_a_service_that_refuses_everything_is_told_in_its_words() -> None:
+async def test_service_that_refuses_everything_is_quoted() -> None:
     def reply(request: RecordedRequest) -> Item:
         return Fault.status(400, "'stop', 'seed', 'top_p' and 'temperature' are not supported, and you are banned")
 
@@ -153,7 +153,7 @@ async def test_a_service_that_refuses_everything_is_told_in_its_words() -> None:
     assert len(server.requests) == 5
 
 
-async def test_a_service_without_a_list_of_models_says_that_it_only_chats() -> None:
+async def test_service_without_a_model_list_reports_chat_only() -> None:
     refusal = Fault.status(400, "This is a chat model and not supported in the v1/completions endpoint.")
     async with ScriptedServer([refusal] * 2) as server, ModelPool("policy", settings(server)) as pool:
         with pytest.raises(ConfigError, match='if it is chat-only, set api = "chat"'):

@@ -11,7 +11,7 @@ from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.pool import ModelPool
 
 
-async def test_a_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_is_sent_but_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_MODEL_KEY", "sk-hidden")
     async with ScriptedServer([Fault.status(401, "bad key")]) as server:
         keyed = settings(server).model_copy(
@@ -28,7 +28,7 @@ async def test_a_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("spelled", ["sk-hidden/key", "sk\\u002dhidden\\/key", "sk-h\\u0069dde\\u006E/key"])
-async def test_a_completion_that_repeats_the_key_is_no_answer(monkeypatch: pytest.MonkeyPatch, spelled: str) -> None:
+async def test_completion_that_echoes_the_key_is_rejected(monkeypatch: pytest.MonkeyPatch, spelled: str) -> None:
     monkeypatch.setenv("TEST_MODEL_KEY", "sk-hidden/key")
     good = '{"choices": [{"text": "%s", "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}'
     leak = Fault("status", 200, good % f"your key is {spelled}")
@@ -42,7 +42,7 @@ async def test_a_completion_that_repeats_the_key_is_no_answer(monkeypatch: pytes
             assert "hidden" not in str(caught.value)
 
 
-async def test_a_placeholder_for_a_key_may_be_a_word_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_placeholder_may_be_a_word_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_MODEL_KEY", "EMPTY")
     async with ScriptedServer(["the set is EMPTY"]) as server:
         endpoints = (EndpointSettings(url=server.url, api_key_env="TEST_MODEL_KEY"),)

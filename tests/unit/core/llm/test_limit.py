@@ -31,7 +31,7 @@ def answer(limit: InFlightLimit, in_flight: int) -> bool:
     return limit.answered(in_flight, 0.0, 0.0)
 
 
-def test_a_limit_is_what_the_server_held_when_refusals_came_in_a_row() -> None:
+def test_limit_is_the_load_at_which_consecutive_refusals_occurred() -> None:
     limit = InFlightLimit(256)
     assert limit.value == 64
     for others in range(63, 7, -1):  # 64 were sent, the server holds 8 and refuses the rest
@@ -40,7 +40,7 @@ def test_a_limit_is_what_the_server_held_when_refusals_came_in_a_row() -> None:
     assert [answer(limit, 8) for _ in range(16)] == [False] * 15 + [True] and limit.value == 9
 
 
-def test_a_limit_is_tried_more_and_more_seldom_while_it_holds() -> None:
+def test_stable_limit_is_probed_less_and_less_often() -> None:
     limit, answers = InFlightLimit(256), []
     for others in range(63, 7, -1):
         limit.refused(others)
@@ -56,7 +56,7 @@ def test_a_limit_is_tried_more_and_more_seldom_while_it_holds() -> None:
     assert answers == [16, 32, 64, 128, 256, 256]
 
 
-def test_a_limit_that_was_lifted_is_left_behind() -> None:
+def test_lifted_limit_is_raised_again() -> None:
     limit, answers = InFlightLimit(256), 0
     for others in range(63, 7, -1):
         limit.refused(others)
@@ -66,7 +66,7 @@ def test_a_limit_that_was_lifted_is_left_behind() -> None:
     assert answers < 300
 
 
-def test_refusals_now_and_then_are_no_limit() -> None:
+def test_occasional_refusals_set_no_limit() -> None:
     chance, limit = random.Random(3), InFlightLimit(256)
     for _ in range(20_000):
         if chance.random() < 0.05:
@@ -76,7 +76,7 @@ def test_refusals_now_and_then_are_no_limit() -> None:
     assert limit.value >= 240
 
 
-def test_a_limit_grows_only_where_it_is_felt() -> None:
+def test_limit_grows_only_when_reached() -> None:
     limit = InFlightLimit(1024)
     assert not any(answer(limit, 63) for _ in range(1000)) and limit.value == 64
     for _ in range(64):
@@ -92,7 +92,7 @@ def found_at(events: list[Event], fewest: float, most: float) -> int:
 
 @pytest.mark.parametrize("length_s", ["equal", "uniform", "exponential"])
 @pytest.mark.parametrize("most", [8, 24, 100, 400])
-def test_the_limit_of_a_server_that_refuses_is_found_within_so_many_requests_and_held(most: int, length_s: str) -> None:
+def test_limit_of_a_refusing_server_is_found_in_bounded_requests_and_kept(most: int, length_s: str) -> None:
     server = Server(LENGTHS[length_s], most=most)
     events = simulate(server, num_requests=60 * most + 4000, workers=1024)
     found = found_at(events, 0.8 * most, most + 1)
@@ -108,7 +108,7 @@ def test_the_limit_of_a_server_that_refuses_is_found_within_so_many_requests_and
 
 @pytest.mark.parametrize("length_s", ["equal", "uniform", "exponential"])
 @pytest.mark.parametrize("lanes", [8, 24, 100, 400])
-def test_where_more_wait_in_the_server_the_limit_comes_down_without_loss(lanes: int, length_s: str) -> None:
+def test_limit_decreases_without_loss_if_requests_queue_in_the_server(lanes: int, length_s: str) -> None:
     server = Server(LENGTHS[length_s], lanes=lanes)
     events = simulate(server, num_requests=20_000, workers=2048)
     after = events[12 * 1024 :]
@@ -120,7 +120,7 @@ def test_where_more_wait_in_the_server_the_limit_comes_down_without_loss(lanes: 
 
 @pytest.mark.parametrize("length_s", list(LENGTHS))
 @pytest.mark.parametrize("slowdown_at", [0, 300, 1000])
-def test_a_server_that_gains_from_more_is_given_all(slowdown_at: int, length_s: str) -> None:
+def test_server_that_benefits_from_more_load_gets_all(slowdown_at: int, length_s: str) -> None:
     def answer_s(chance: random.Random) -> float:  # a batching server: each one slower, all together faster
         return LENGTHS[length_s](chance) * (1 + server.held / slowdown_at if slowdown_at else 1)
 
@@ -130,7 +130,7 @@ def test_a_server_that_gains_from_more_is_given_all(slowdown_at: int, length_s: 
     assert events[-1].limit == 256 and len(most) >= 0.95 * len(events)
 
 
-def test_bursts_of_tool_calls_neither_raise_nor_lower_the_limit() -> None:
+def test_bursts_of_tool_calls_do_not_change_the_limit() -> None:
     server = Server(LENGTHS["uniform"])
     pauses = itertools.cycle([0.0] * 40 + [5.0] * 20)
     events = simulate(server, num_requests=20_000, workers=200, think_s=lambda chance: next(pauses))
@@ -138,7 +138,7 @@ def test_bursts_of_tool_calls_neither_raise_nor_lower_the_limit() -> None:
     assert events[-1].limit < 4 * 200
 
 
-def test_a_rise_in_what_a_server_holds_is_noticed() -> None:
+def test_increased_server_capacity_is_detected() -> None:
     server = Server(LENGTHS["uniform"], most=8)
 
     def roomier(chance: random.Random) -> float:
@@ -154,7 +154,7 @@ def test_a_rise_in_what_a_server_holds_is_noticed() -> None:
     assert {event.limit for event in events[-2000:]} <= {99, 100, 101}
 
 
-async def test_a_rate_that_a_tutor_allows_is_found_and_everything_answered() -> None:
+async def test_rate_limit_of_a_tutor_is_found_and_everything_answered() -> None:
     async with TutorServer(TutorSettings(rate_limit_per_s=100.0, latency_s=0.02)) as tutor:
         settings = ModelSettings.model_validate(
             {"model": "treadle-tutor", "endpoints": (EndpointSettings(url=tutor.url),), "hedge_floor_s": None}
@@ -173,7 +173,7 @@ async def test_a_rate_that_a_tutor_allows_is_found_and_everything_answered() -> 
     assert pool.stats.retries == {"rate_limit": statuses["429"]} and 0 < statuses["429"] <= 300
 
 
-def test_a_trial_of_half_ends_at_once_where_it_is_not_the_limit_that_keeps_requests_away() -> None:
+def test_halving_trial_ends_immediately_if_the_limit_is_not_reached() -> None:
     limit = InFlightLimit(64)
     for _ in range(57):  # nine tenths of the first 64 take a second
         limit.answered(64, sent_at=1.0, now=2.0)

@@ -21,7 +21,7 @@ def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("treadle.core.llm")]
 
 
-async def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_logs_one_line_at_its_start_and_one_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     sessions = [f"question {number}" for number in range(20)]
     async with (
         ScriptedServer(endless) as first,
@@ -49,7 +49,7 @@ async def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(caplog:
         assert len(outage_lines(caplog)) == 2
 
 
-async def test_that_no_endpoint_is_left_is_one_line_for_all_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+async def test_loss_of_all_endpoints_logs_one_line_for_all_waiting_requests(caplog: pytest.LogCaptureFixture) -> None:
     async with ScriptedServer(endless) as server, ModelPool("policy", settings(server)) as pool:
         await server.stop_listening()
         waiting = [asyncio.create_task(ask(pool, session=str(number))) for number in range(50)]
@@ -60,7 +60,7 @@ async def test_that_no_endpoint_is_left_is_one_line_for_all_that_wait(caplog: py
     assert "is down" in down and "requests wait up to 5 s (outage_wait_s)" in left and "answers again" in back
 
 
-async def test_silence_is_one_line_too_and_a_long_answer_is_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_silence_logs_one_line_and_a_long_answer_none(caplog: pytest.LogCaptureFixture) -> None:
     silent, long, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def script(recorded: RecordedRequest) -> Item:
@@ -90,7 +90,7 @@ async def test_silence_is_one_line_too_and_a_long_answer_is_none(caplog: pytest.
     assert all(re.search("is down: it says nothing|answers again after|no endpoint is left", line) for line in lines)
 
 
-async def test_single_failures_and_failures_by_chance_are_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+async def test_isolated_and_random_failures_are_not_an_outage(caplog: pytest.LogCaptureFixture) -> None:
     items = [Fault.status(500), Fault("malformed"), Fault.status(500), "ok"] * 3
     async with ScriptedServer(items) as server, ModelPool("policy", settings(server)) as pool:
         for _ in range(3):
@@ -99,7 +99,7 @@ async def test_single_failures_and_failures_by_chance_are_no_outage(caplog: pyte
     assert outage_lines(caplog) == []
 
 
-async def test_hostile_words_and_the_key_do_not_reach_the_line_of_an_outage(
+async def test_hostile_text_and_keys_stay_out_of_the_outage_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TEST_MODEL_KEY", "sk-hidden")
@@ -116,7 +116,7 @@ async def test_hostile_words_and_the_key_do_not_reach_the_line_of_an_outage(
     assert not set(line) & {"\x1b", "\u202e", "\n"} and "sk-hidden" not in line
 
 
-async def test_an_answer_to_what_was_sent_before_does_not_end_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+async def test_answer_to_an_earlier_request_does_not_end_an_outage(caplog: pytest.LogCaptureFixture) -> None:
     never = asyncio.Event()
 
     async def ask(endpoint: Endpoint) -> int:

@@ -17,7 +17,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 
 
 @pytest.mark.covers("flywheel-2")
-async def test_a_request_carries_every_parameter_and_the_answer_its_ids() -> None:
+async def test_request_contains_every_parameter_and_the_answer_its_ids() -> None:
     async with (
         ScriptedServer([Reply("a</search>", stop_reason="</search>")]) as server,
         ModelPool("policy", settings(server)) as pool,
@@ -50,7 +50,7 @@ async def test_a_request_carries_every_parameter_and_the_answer_its_ids() -> Non
 
 
 @pytest.mark.covers("flywheel-2")
-async def test_a_chat_request_carries_its_own_block() -> None:
+async def test_chat_request_contains_its_own_block() -> None:
     messages = [{"role": "system", "content": "judge"}, {"role": "user", "content": "q"}]
     async with ScriptedServer(["Correct"]) as server, ModelPool("judge", settings(server)) as pool:
         judge = Sampling(temperature=0.0, top_p=1.0, max_tokens=16)
@@ -64,7 +64,7 @@ async def test_a_chat_request_carries_its_own_block() -> None:
     assert completion.text == "Correct" and completion.token_ids is None
 
 
-async def test_text_prompts_ask_for_no_ids() -> None:
+async def test_text_prompts_request_no_ids() -> None:
     async with ScriptedServer(["a"]) as server, ModelPool("policy", settings(server)) as pool:
         text_request = CompletionRequest("text \ud800", 8, SAMPLING, (), 0)
         completion = await pool.complete(text_request, session="", deadline=asyncio.get_running_loop().time() + 10)
@@ -72,7 +72,7 @@ async def test_text_prompts_ask_for_no_ids() -> None:
 
 
 @pytest.mark.covers("flywheel-26")
-async def test_concurrent_questions_never_see_each_others_stops() -> None:
+async def test_concurrent_requests_never_share_stop_strings() -> None:
     chance = random.Random(5)
 
     async def script(recorded: RecordedRequest) -> str:
@@ -101,7 +101,7 @@ async def test_concurrent_questions_never_see_each_others_stops() -> None:
 
 
 @pytest.mark.covers("flywheel-27")
-async def test_questions_stay_on_their_endpoint_move_when_it_is_down_and_return() -> None:
+async def test_sessions_stay_on_their_endpoint_move_during_an_outage_and_return() -> None:
     sessions = [f"question {number}" for number in range(30)]
     async with (
         ScriptedServer(endless) as first,
@@ -129,7 +129,7 @@ async def test_questions_stay_on_their_endpoint_move_when_it_is_down_and_return(
 
 
 @pytest.mark.covers("flywheel-27")
-async def test_with_all_endpoints_down_a_request_fails_after_bounded_time() -> None:
+async def test_request_fails_after_bounded_time_if_all_endpoints_are_down() -> None:
     async with (
         ScriptedServer() as first,
         ScriptedServer() as second,
@@ -143,7 +143,7 @@ async def test_with_all_endpoints_down_a_request_fails_after_bounded_time() -> N
     assert caught.value.retryable
 
 
-async def test_requests_wait_for_an_endpoint_that_comes_back() -> None:
+async def test_requests_wait_for_an_endpoint_to_return() -> None:
     async with ScriptedServer(endless) as server, ModelPool("policy", settings(server)) as pool:
         await server.stop_listening()
         waiting = [asyncio.create_task(ask(pool, session=str(number))) for number in range(20)]
@@ -152,7 +152,7 @@ async def test_requests_wait_for_an_endpoint_that_comes_back() -> None:
         assert [item.text for item in await asyncio.gather(*waiting)] == ["ok"] * 20
 
 
-async def test_requests_in_flight_stay_under_the_cap_and_cancelled_ones_free_their_place() -> None:
+async def test_requests_in_flight_respect_the_cap_and_cancelled_ones_free_their_slot() -> None:
     gate = asyncio.Event()
 
     async def script(recorded: RecordedRequest) -> str:
@@ -198,7 +198,7 @@ class Narrow:
                 self._held.popleft().set()
 
 
-async def test_the_limit_of_a_server_is_found_and_held() -> None:
+async def test_server_limit_is_found_and_kept() -> None:
     narrow, number = Narrow(8), iter(range(1000))
     async with ScriptedServer(narrow) as server, ModelPool("policy", settings(server)) as pool:
 
@@ -235,7 +235,7 @@ async def test_requests_without_a_session_go_to_the_least_loaded() -> None:
         await asyncio.gather(*tasks)
 
 
-async def test_closing_the_pool_ends_what_is_in_flight_or_waiting() -> None:
+async def test_closing_the_pool_cancels_active_and_waiting_requests() -> None:
     def hang(recorded: RecordedRequest) -> Fault:
         return Fault("hang")
 
@@ -249,7 +249,7 @@ async def test_closing_the_pool_ends_what_is_in_flight_or_waiting() -> None:
             await ask(pool)
 
 
-async def test_a_drained_endpoint_finishes_what_it_has_and_gets_nothing_new() -> None:
+async def test_drained_endpoint_finishes_its_requests_and_gets_no_new_ones() -> None:
     gate = asyncio.Event()
 
     async def script(recorded: RecordedRequest) -> str:

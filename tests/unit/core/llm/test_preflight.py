@@ -16,7 +16,7 @@ from treadle.core.llm.stops import stop_within, style_of
 from treadle.core.llm.wire import Answer
 
 
-async def test_check_reports_what_the_servers_can_do() -> None:
+async def test_check_reports_server_capabilities() -> None:
     async with (
         ScriptedServer(endless, max_model_len=4096) as first,
         ScriptedServer(endless, max_model_len=2048) as second,
@@ -28,7 +28,7 @@ async def test_check_reports_what_the_servers_can_do() -> None:
     assert [item.body["max_tokens"] for item in first.requests] == [1]
 
 
-async def test_check_finds_servers_without_ids() -> None:
+async def test_check_detects_servers_without_ids() -> None:
     async with ScriptedServer(endless, ids=False) as server:
         async with ModelPool("policy", settings(server)) as pool:
             assert not (await pool.check()).token_ids
@@ -44,12 +44,12 @@ def refuse_ids(recorded: RecordedRequest) -> str | Fault:
     return Fault.status(400, "prompt must be a string") if isinstance(recorded.prompt, list) else "ok"
 
 
-async def test_check_falls_back_to_text_where_ids_are_refused() -> None:
+async def test_check_falls_back_to_text_if_ids_are_refused() -> None:
     async with ScriptedServer(refuse_ids) as server, ModelPool("policy", settings(server)) as pool:
         assert not (await pool.check()).token_ids
 
 
-async def test_check_rides_out_passing_faults() -> None:
+async def test_check_tolerates_transient_faults() -> None:
     asked, sleep = recorder()
     async with (
         ScriptedServer([Fault.status(500), Fault("reset"), Fault("malformed"), "ok"]) as server,
@@ -72,13 +72,13 @@ async def test_check_refuses_a_server_that_disagrees(overrides: dict[str, object
             await pool.check()
 
 
-async def test_check_says_that_a_listed_model_without_completions_is_chat_only() -> None:
+async def test_check_reports_a_listed_model_without_completions_as_chat_only() -> None:
     async with ScriptedServer([Fault.status(404)] * 2) as server, ModelPool("policy", settings(server)) as pool:
         with pytest.raises(ConfigError, match="lists the model, but .*/completions answers HTTP 404: .* chat-only"):
             await pool.check()
 
 
-async def test_check_asks_chat_only_services_over_their_route_with_openais_own_keys() -> None:
+async def test_check_uses_the_chat_route_of_chat_only_services_with_openai_keys() -> None:
     async with (
         ScriptedServer(endless, chat_only=True) as server,
         ModelPool("judge", settings(server, api="chat")) as pool,
@@ -95,7 +95,7 @@ async def test_check_asks_chat_only_services_over_their_route_with_openais_own_k
     assert set(asked.body) == {"model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop"}
 
 
-async def test_check_says_where_a_server_has_no_chat() -> None:
+async def test_check_reports_a_server_without_chat() -> None:
     async with (
         ScriptedServer([Fault.status(404)]) as server,
         ModelPool("judge", settings(server, api="chat")) as pool,
@@ -119,7 +119,7 @@ class OtherBytes(ByteCodec):
 
 
 @pytest.mark.parametrize("bos", [(), (256,)])
-async def test_check_compares_the_servers_ids_of_a_text_with_ours(bos: tuple[int, ...]) -> None:
+async def test_check_compares_server_ids_of_a_text_with_ours(bos: tuple[int, ...]) -> None:
     async with (
         ScriptedServer(endless, tells_prompts=True, bos=bos) as server,
         ModelPool("policy", settings(server)) as pool,
@@ -130,7 +130,7 @@ async def test_check_compares_the_servers_ids_of_a_text_with_ours(bos: tuple[int
 
 
 @pytest.mark.parametrize(("tells_prompts", "token_ids"), [(False, "auto"), (True, "off")])
-async def test_check_compares_no_ids_where_none_are_told_or_used(tells_prompts: bool, token_ids: str) -> None:
+async def test_check_compares_no_ids_if_none_are_returned_or_used(tells_prompts: bool, token_ids: str) -> None:
     async with (
         ScriptedServer(endless, tells_prompts=tells_prompts) as server,
         ModelPool("policy", settings(server, token_ids=token_ids)) as pool,
@@ -144,7 +144,7 @@ async def test_check_compares_no_ids_where_none_are_told_or_used(tells_prompts: 
     [(None, "kept"), ("kept", "kept"), ("named", "named"), ("dropped", "dropped"), ("ignored", "ignored"),
      ("mute", "unknown")],
 )  # fmt: skip
-async def test_check_finds_out_what_each_server_does_with_stop_strings(stops: Stops | None, style: str) -> None:
+async def test_check_detects_how_each_server_handles_stop_strings(stops: Stops | None, style: str) -> None:
     async with (
         ScriptedServer(endless, stops=stops) as server,
         ScriptedServer(endless) as other,
@@ -170,7 +170,7 @@ async def test_check_finds_out_what_each_server_does_with_stop_strings(stops: St
         (" seven, eight", "e", Answer(" s", None, "length", None, 9, 12), "unknown"),
     ],
 )
-def test_a_style_is_read_off_one_answer_with_and_one_without_a_stop_string(
+def test_stop_style_is_inferred_from_one_answer_with_and_one_without_a_stop(
     free: str, stop: str, said: Answer, style: str
 ) -> None:
     assert (stop_within(free), style_of(free, stop, said)) == (stop, style)

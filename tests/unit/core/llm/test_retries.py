@@ -13,7 +13,7 @@ from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion
 
 
-async def test_a_failing_endpoint_loses_the_request_after_two_attempts() -> None:
+async def test_failing_endpoint_loses_the_request_after_two_attempts() -> None:
     def broken(recorded: RecordedRequest) -> Fault:
         return Fault.status(500, "boom")
 
@@ -33,7 +33,7 @@ async def test_a_failing_endpoint_loses_the_request_after_two_attempts() -> None
         assert pool.states()[bad.url] != "healthy"
 
 
-async def test_a_prompt_that_does_not_fit_is_asked_once() -> None:
+async def test_prompt_that_does_not_fit_is_sent_once() -> None:
     async with ScriptedServer([Fault.too_long(2048)]) as server, ModelPool("policy", settings(server)) as pool:
         with pytest.raises(ContextTooLong, match="maximum context length is 2048"):
             await ask(pool)
@@ -72,7 +72,7 @@ async def test_retry_after_is_honoured() -> None:
     assert len(asked) == 1 and asked[0] == pytest.approx(7, abs=1)
 
 
-async def test_a_rate_limited_endpoint_is_avoided_while_another_is_free() -> None:
+async def test_rate_limited_endpoint_is_avoided_while_another_is_free() -> None:
     def limited(recorded: RecordedRequest) -> Fault:
         return Fault.status(503, "full", retry_after_s=3600)
 
@@ -92,7 +92,7 @@ async def test_a_rate_limited_endpoint_is_avoided_while_another_is_free() -> Non
     assert asked == []
 
 
-async def test_a_wait_beyond_the_outage_wait_is_not_begun() -> None:
+async def test_wait_longer_than_the_outage_wait_is_not_started() -> None:
     asked, sleep = recorder()
     async with (
         ScriptedServer([Fault.status(429, "slow down", retry_after_s=3600)]) as server,
@@ -104,7 +104,7 @@ async def test_a_wait_beyond_the_outage_wait_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_pause_may_be_longer_than_the_time_of_the_work(status: int) -> None:
+async def test_pause_may_exceed_the_time_of_the_work(status: int) -> None:
     asked, sleep = recorder()
     async with (
         ScriptedServer([Fault.status(status, "slow down", retry_after_s=40), "ok"]) as server,
@@ -126,14 +126,14 @@ async def test_pauses_grow_with_jitter_and_are_capped() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault("malformed"), Fault("no_choices"), Fault("reset"), Fault("reset_midway")])
-async def test_broken_answers_are_asked_again(fault: Fault) -> None:
+async def test_broken_answers_are_retried(fault: Fault) -> None:
     async with ScriptedServer([fault, fault, "fine"]) as server, ModelPool("policy", settings(server)) as pool:
         completion = await ask(pool)
     assert completion.text == "fine" and completion.retries == 2
     assert [item.body for item in server.requests] == [server.requests[0].body] * 3
 
 
-async def test_endless_nonsense_ends_as_a_model_error_and_endless_failures_as_owed() -> None:
+async def test_endless_malformed_answers_are_a_model_error_and_failures_stay_pending() -> None:
     async with (
         ScriptedServer(lambda recorded: Fault("malformed")) as server,
         ModelPool("policy", settings(server, retry_limit=4)) as pool,
@@ -150,7 +150,7 @@ async def test_endless_nonsense_ends_as_a_model_error_and_endless_failures_as_ow
     assert len(server.requests) == 5
 
 
-async def test_a_hanging_server_is_bounded_by_the_deadline() -> None:
+async def test_hanging_server_is_bounded_by_the_deadline() -> None:
     async with ScriptedServer([Fault("hang")]) as server, ModelPool("policy", settings(server)) as pool:
         with pytest.raises(DeadlineExceeded, match=server.url):
             await ask(pool, within_s=0.1)
@@ -158,7 +158,7 @@ async def test_a_hanging_server_is_bounded_by_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.status(429), Fault.status(500), Fault("malformed"), Fault("reset")])
-async def test_a_deadline_at_a_live_server_is_the_works_own_after_an_attempt_failed(fault: Fault) -> None:
+async def test_deadline_at_a_live_server_is_a_timeout_after_a_failed_attempt(fault: Fault) -> None:
     _, sleep = recorder()
     async with (
         ScriptedServer([fault, Fault("hang")]) as server,
@@ -169,7 +169,7 @@ async def test_a_deadline_at_a_live_server_is_the_works_own_after_an_attempt_fai
         assert len(server.requests) == 2
 
 
-async def test_waiting_for_a_slot_does_not_use_up_the_time_of_a_request() -> None:
+async def test_waiting_for_a_slot_does_not_count_as_request_time() -> None:
     async with (
         ScriptedServer([Fault("hang"), "ok"]) as server,
         ModelPool("policy", settings(server, max_in_flight=1)) as pool,
@@ -181,7 +181,7 @@ async def test_waiting_for_a_slot_does_not_use_up_the_time_of_a_request() -> Non
     assert isinstance(second, Completion) and second.text == "ok"
 
 
-async def test_a_hanging_request_is_asked_again_after_the_request_time_limit() -> None:
+async def test_hanging_request_is_retried_after_the_request_timeout() -> None:
     async with (
         ScriptedServer([Fault("hang"), "ok"]) as server,
         ModelPool("policy", settings(server, request_timeout_s=1.0)) as pool,
@@ -190,7 +190,7 @@ async def test_a_hanging_request_is_asked_again_after_the_request_time_limit() -
     assert completion.text == "ok" and pool.stats.retries == {"timeout": 1}
 
 
-async def test_a_single_failure_of_a_server_among_several_costs_no_pause() -> None:
+async def test_single_failure_of_one_of_several_servers_causes_no_pause() -> None:
     asked, sleep = recorder()
     failing = {"a": Fault.status(500), "b": Fault("malformed"), "c": Fault("reset")}
 
@@ -207,14 +207,14 @@ async def test_a_single_failure_of_a_server_among_several_costs_no_pause() -> No
     assert {len(first.requests), len(second.requests)} == {0, 9}
 
 
-async def test_a_deadline_in_the_past_sends_nothing() -> None:
+async def test_deadline_in_the_past_sends_nothing() -> None:
     async with ScriptedServer() as server, ModelPool("policy", settings(server)) as pool:
         with pytest.raises(DeadlineExceeded):
             await ask(pool, within_s=-1)
     assert server.requests == []
 
 
-async def test_an_oversized_answer_is_refused() -> None:
+async def test_oversized_answer_is_refused() -> None:
     async with (
         ScriptedServer(lambda recorded: "x" * 5000) as server,
         ModelPool("policy", settings(server, max_response_bytes=2048, retry_limit=1)) as pool,

@@ -105,12 +105,12 @@ def ask_at(
     return own_clock.run(work())
 
 
-def test_an_endless_answer_of_a_server_that_is_alive_is_the_agents_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_answer_of_a_live_server_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     ((said, at, _),) = ask_at(Server(lambda _: None), monkeypatch, 30.0)
     assert isinstance(said, DeadlineExceeded) and 30.0 <= at < 31.0
 
 
-def test_a_long_answer_is_still_cut_off_while_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_answer_is_still_cut_off_while_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(lambda number: 0.2 if number < 20 else None)
     *short, (said, at, _) = ask_at(server, monkeypatch, *[5.0] * 20, 10.0)
     assert all(isinstance(answer, Completion) for answer, _, _ in short)
@@ -119,7 +119,7 @@ def test_a_long_answer_is_still_cut_off_while_others_are_answered(monkeypatch: p
 
 @pytest.mark.parametrize("models_s", [0.7, 2.9, 4.0, 12.0, 25.0])
 @pytest.mark.parametrize("is_checked", [True, False])
-def test_an_endless_answer_of_a_server_that_is_slow_to_list_its_models_ends_as_a_time_out(
+def test_endless_answer_of_a_server_with_a_slow_model_list_is_a_timeout(
     monkeypatch: pytest.MonkeyPatch, is_checked: bool, models_s: float
 ) -> None:
     server = Server(lambda _: None, models_s=lambda _: models_s)
@@ -131,7 +131,7 @@ def test_an_endless_answer_of_a_server_that_is_slow_to_list_its_models_ends_as_a
     assert len(server.asked_at) <= (1 if is_checked or models_s < 3.0 else 3)
 
 
-def test_a_long_answer_of_a_server_that_is_slow_to_list_its_models_is_asked_for_once(
+def test_long_answer_of_a_server_with_a_slow_model_list_is_requested_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for models_s in (0.7, 2.9):
@@ -141,21 +141,21 @@ def test_a_long_answer_of_a_server_that_is_slow_to_list_its_models_is_asked_for_
         assert len(server.asked_at) == 9
 
 
-def test_a_server_that_freezes_once_is_not_taken_for_a_slow_one() -> None:
+def test_server_that_freezes_once_is_not_considered_slow() -> None:
     async def work() -> list[float]:
         async def ask() -> None: ...
 
         heartbeat, patience = Heartbeat(ask), []
         for seconds in (0.1, 0.1, 15.0, 0.1, 2.0, 2.0):
             heartbeat.took(seconds)
-            patience.append(heartbeat.patience_s)
+            patience.append(heartbeat.silence_limit_s)
         return patience
 
     assert own_clock.run(work()) == pytest.approx([3.0, 3.0, 3.0, 3.0, 8.0, 8.0])
 
 
 @pytest.mark.parametrize("answers_before", [0, 20])
-def test_a_server_that_was_frozen_is_not_asked_again_for_what_it_holds(
+def test_formerly_frozen_server_gets_no_duplicate_of_a_held_request(
     monkeypatch: pytest.MonkeyPatch, answers_before: int
 ) -> None:
     # Answers take eight seconds, longer than `hedge_floor_s`; it is frozen for six in the middle of one.
@@ -166,14 +166,16 @@ def test_a_server_that_was_frozen_is_not_asked_again_for_what_it_holds(
     assert worked <= begin + 8.0 and len(server.asked_at) == answers_before + 1
 
 
-def test_a_time_out_after_a_freeze_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_after_a_freeze_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(lambda _: 18.0, frozen=((1.0, 7.0),))
     ((said, _, _),) = ask_at(server, monkeypatch, 12.0)
     # It might have lost the first one.
     assert isinstance(said, DeadlineExceeded) and len(server.asked_at) == 2
 
 
-def test_requests_lost_in_many_silences_are_asked_again_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_lost_in_repeated_silences_are_retried_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spans = tuple((30.0 * number + 0.5, 30.0 * number + 25.0) for number in range(100))
     server = Server(lambda _: 6.0, frozen=spans, swallows=True)
     ((said, _, _),) = ask_at(server, monkeypatch, 8.0, retry_limit=3, outage_wait_s=1000.0)
@@ -183,7 +185,7 @@ def test_requests_lost_in_many_silences_are_asked_again_only_so_often(monkeypatc
 @pytest.mark.parametrize("hedge_floor_s", [2.0, None])
 @pytest.mark.parametrize("answers_before", [0, 20])
 @pytest.mark.parametrize("frozen_s", [6.0, 40.0, 110.0])
-def test_a_frozen_server_takes_no_time_of_the_work(
+def test_frozen_server_takes_no_time_of_the_work(
     monkeypatch: pytest.MonkeyPatch, frozen_s: float, answers_before: int, hedge_floor_s: float | None
 ) -> None:
     # Each answer takes a second, and the work has four for the one that the server freezes in.
@@ -196,7 +198,7 @@ def test_a_frozen_server_takes_no_time_of_the_work(
     assert len(server.asked_at) == answers_before + 1
 
 
-def test_what_a_server_lost_in_its_silence_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_lost_in_a_silence_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     for settings in ({}, {"hedge_floor_s": None}):
         server = Server(lambda _: 1.0, frozen=((0.5, 30.0),), swallows=True)
         ((said, at, worked),) = ask_at(server, monkeypatch, 4.0, **settings)
@@ -206,14 +208,14 @@ def test_what_a_server_lost_in_its_silence_is_asked_again(monkeypatch: pytest.Mo
         assert worked == pytest.approx(1.0, abs=0.1)
 
 
-def test_the_time_of_an_attempt_that_a_hedge_replaced_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_an_attempt_replaced_by_a_hedge_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(lambda number: None if number == 20 else 0.2)
     *_, (said, at, worked) = ask_at(server, monkeypatch, *[5.0] * 20, 10.0)
     assert isinstance(said, Completion) and len(server.asked_at) == 22
     assert at > 4.0 + 1.0 and worked == pytest.approx(21 * 0.2, abs=0.1)
 
 
-def test_a_black_hole_leaves_the_work_pending_after_the_outage_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_black_hole_leaves_the_work_pending_after_the_outage_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for settings in ({}, {"hedge_floor_s": None}):
         server = Server(lambda _: 1.0, frozen=((0.0, 1e9),))
         ((said, at, worked),) = ask_at(server, monkeypatch, 4.0, outage_wait_s=60.0, **settings)
@@ -221,7 +223,7 @@ def test_a_black_hole_leaves_the_work_pending_after_the_outage_wait(monkeypatch:
         assert 60.0 <= at < 72.0 and worked < 4.0
 
 
-def test_a_server_that_freezes_at_the_deadline_leaves_the_answer_to_be_asked_again(
+def test_server_that_freezes_at_the_deadline_leaves_the_work_pending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Too late for any check before the deadline.
@@ -230,7 +232,7 @@ def test_a_server_that_freezes_at_the_deadline_leaves_the_answer_to_be_asked_aga
     assert isinstance(said, Completion) and 20.0 < at < 30.0
 
 
-def test_failed_attempts_and_their_pauses_are_no_time_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_attempts_and_their_pauses_take_no_time_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(lambda _: 1.0)
     failing = itertools.count()
     answer = server.post

@@ -83,7 +83,7 @@ def test_length_rejections_of_common_servers_are_recognised(message: str) -> Non
     assert failure_of(400, {}, orjson.dumps({"error": {"code": "context_length_exceeded"}})).kind == "context"
 
 
-def test_the_servers_words_are_found_wherever_servers_put_them() -> None:
+def test_server_message_is_found_wherever_servers_put_it() -> None:
     assert error_message(b'{"error": {"message": "a"}}') == "a"
     assert error_message(b'{"error": "b"}') == "b"
     assert error_message(b'{"message": "c\\u001b[2J"}') == "c [2J"
@@ -95,7 +95,7 @@ def test_the_servers_words_are_found_wherever_servers_put_them() -> None:
     ("value", "seconds"),
     [(None, None), ("3", 3.0), (" 0.5 ", 0.5), ("Wed, 21 Oct 2015 07:28:00 GMT", None), ("-1", None), ("inf", None)],
 )
-def test_retry_after_is_read_as_seconds(value: str | None, seconds: float | None) -> None:
+def test_retry_after_is_parsed_as_seconds(value: str | None, seconds: float | None) -> None:
     assert parse_retry_after(value) == seconds
 
 
@@ -113,11 +113,11 @@ def test_retry_after_is_read_as_seconds(value: str | None, seconds: float | None
         retries=st.integers(0, 99),
     )
 )
-def test_a_completion_survives_the_journal(completion: Completion) -> None:
+def test_completion_round_trips_through_the_journal(completion: Completion) -> None:
     assert Completion.from_json(completion.to_json()) == completion
 
 
-async def test_an_endpoint_that_refuses_whatever_it_holds_rests_as_long_as_it_asked() -> None:
+async def test_idle_endpoint_that_refuses_rests_as_long_as_requested() -> None:
     endpoint = endpoint_at("http://localhost:1/v1", 16)
     assert endpoint.try_acquire() and endpoint.try_acquire()
     for _ in range(5):
@@ -128,7 +128,7 @@ async def test_an_endpoint_that_refuses_whatever_it_holds_rests_as_long_as_it_as
     assert (endpoint.paused_until, endpoint.limit) == (9.0, 1)
 
 
-async def test_waiting_requests_are_served_in_order_and_sent_away_when_the_endpoint_goes_down() -> None:
+async def test_waiting_requests_are_served_in_order_and_released_on_endpoint_failure() -> None:
     endpoint = endpoint_at("http://localhost:1/v1", 1)
     assert endpoint.try_acquire()
     waiting = [asyncio.create_task(endpoint.acquire()) for _ in range(4)]
@@ -144,7 +144,7 @@ async def test_waiting_requests_are_served_in_order_and_sent_away_when_the_endpo
     assert endpoint.in_flight == 0
 
 
-async def test_an_endpoint_goes_down_after_several_failures_or_one_on_trial() -> None:
+async def test_endpoint_goes_down_after_several_failures_or_one_on_probation() -> None:
     endpoint = endpoint_at("http://localhost:1/v1", 1)
     for _ in range(FAILURES_UNTIL_DOWN - 1):
         assert not endpoint.failed(at_once=False)
@@ -184,6 +184,6 @@ def test_every_key_is_documented_and_unknown_ones_are_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{}", b'{"text": "x"}', b'{"unknown": 1}', b'{"token_ids": 7}'])
-def test_bytes_that_are_no_stored_answer_are_a_value_error(data: bytes) -> None:
+def test_invalid_stored_answer_bytes_raise_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
         Completion.from_json(data)

@@ -68,7 +68,7 @@ def made(run: Run, **settings: Any) -> Any:
     return execute(Instance(address=GIVEN, stage=MAKE, settings=Content(**settings)), run)
 
 
-def test_a_folder_is_part_of_the_digest_and_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_folder_is_part_of_the_digest_and_round_trips(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r", {}, {})
     first = made(run).outputs[TRAINING_LOG.kind]
     folder = run.rows(first).folder("model")
@@ -79,7 +79,7 @@ def test_a_folder_is_part_of_the_digest_and_comes_back_as_it_was(tmp_path: Path)
         run.rows(first).folder("deep")
 
 
-def test_a_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
+def test_changed_file_in_a_folder_is_detected(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r", {}, {})
     ref = made(run).outputs[TRAINING_LOG.kind]
     (tmp_path / ref.folder / "model" / "deep" / "weights.bin").write_text("WEIGHTS")
@@ -90,12 +90,12 @@ def test_a_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_link_in_a_folder_is_refused(tmp_path: Path) -> None:
+def test_link_in_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="link is no regular file"):
         made(Run.create(tmp_path, "r", {}, {}), link=True)
 
 
-def test_an_optional_input_may_be_bound_to_nothing(tmp_path: Path) -> None:
+def test_optional_input_may_be_unbound(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r", {}, {})
     address = Address.parse("1/read")
     alone = execute(Instance(address=address, stage=READ, settings=Section()), run)

@@ -20,7 +20,7 @@ from support.runs.counting_stage import (
     numbers_of,
 )
 
-from treadle.core.errors import RolloutsOwed, StageFailed
+from treadle.core.errors import JobsPending, StageFailed
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
@@ -32,12 +32,12 @@ def run(tmp_path: Path) -> Run:
     return Run.create(tmp_path, "r1", {}, {})
 
 
-def test_a_failure_leaves_no_record_and_the_next_attempt_continues(run: Run) -> None:
+def test_failure_leaves_no_record_and_the_next_attempt_continues(run: Run) -> None:
     def fail_once(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")
-        raise RolloutsOwed("2 rollouts are owed")
+        raise JobsPending("2 rollouts are owed")
 
-    with pytest.raises(RolloutsOwed, match="2 rollouts are owed"):
+    with pytest.raises(JobsPending, match="2 rollouts are owed"):
         execute(counting(fail_once), run)
     assert run.record(Address(1, "count")) is None
     status = run.status(Address(1, "count"))
@@ -50,7 +50,7 @@ def test_a_failure_leaves_no_record_and_the_next_attempt_continues(run: Run) -> 
     assert not list(run.storage.keys("runs/r1/journal"))
 
 
-def test_a_bug_in_a_stage_becomes_one_line_and_a_traceback_in_the_log(run: Run) -> None:
+def test_stage_bug_prints_one_line_and_logs_a_traceback(run: Run) -> None:
     def stumble(context: StageContext) -> Mapping[str, Any]:
         raise ZeroDivisionError("nothing to divide by")
 
@@ -60,7 +60,7 @@ def test_a_bug_in_a_stage_becomes_one_line_and_a_traceback_in_the_log(run: Run) 
     assert log is not None and b"Traceback (most recent call last)" in log
 
 
-def test_an_interrupt_is_recorded_and_passed_on(run: Run) -> None:
+def test_interrupt_is_recorded_and_reraised(run: Run) -> None:
     def interrupt(context: StageContext) -> Mapping[str, Any]:
         raise KeyboardInterrupt
 
@@ -69,7 +69,7 @@ def test_an_interrupt_is_recorded_and_passed_on(run: Run) -> None:
     assert run.status(Address(1, "count")).state == "interrupted"
 
 
-def test_force_does_not_take_up_what_an_unforced_attempt_left(run: Run) -> None:
+def test_force_ignores_leftovers_of_an_unforced_attempt(run: Run) -> None:
     def cut_off(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")
         raise KeyboardInterrupt
@@ -80,7 +80,7 @@ def test_force_does_not_take_up_what_an_unforced_attempt_left(run: Run) -> None:
     assert CALLS == [0, 1, 2]
 
 
-def test_forcing_again_continues_a_forced_attempt_that_was_cut_off(run: Run) -> None:
+def test_forcing_again_resumes_an_interrupted_forced_attempt(run: Run) -> None:
     execute(counting(), run)
 
     def cut_off(context: StageContext) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ def test_forcing_again_continues_a_forced_attempt_that_was_cut_off(run: Run) -> 
     assert CALLS == [1, 2]
 
 
-def test_a_forced_attempt_that_was_cut_off_leaves_the_result_in_force(run: Run) -> None:
+def test_interrupted_forced_attempt_keeps_the_current_result(run: Run) -> None:
     def cut_off(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")
         assert run.status(Address(1, "count")).state == "running"
@@ -120,7 +120,7 @@ def test_a_forced_attempt_that_was_cut_off_leaves_the_result_in_force(run: Run) 
     assert state() == ("failed", None, "no more", 1)
 
 
-def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
+def test_killed_attempt_shows_as_crashed_and_is_resumed(run: Run) -> None:
     """A kill leaves the attempt marked `running` with an expired lease."""
 
     def leave_off(context: StageContext) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
     assert not list(run.storage.directory("").rglob(".tmp-*"))
 
 
-def test_an_attempt_killed_after_its_record_is_tidied_up(run: Run) -> None:
+def test_attempt_killed_after_its_record_is_cleaned_up(run: Run) -> None:
     record = execute(counting(), run)
     (attempt,) = run.attempts(Address(1, "count"))
     run.write_attempt(attempt.model_copy(update={"state": "running"}))
@@ -170,7 +170,7 @@ def test_stage_logs_go_to_the_attempt(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert logging.getLogger("treadle").handlers == before
 
 
-def test_a_result_whose_work_files_cannot_be_removed_is_a_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_valid_even_if_work_files_cannot_be_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -184,7 +184,7 @@ def test_a_result_whose_work_files_cannot_be_removed_is_a_result(run: Run, monke
     assert not list(run.storage.keys("runs/r1/journal"))
 
 
-def test_a_failure_behind_the_record_leaves_the_instance_completed(run: Run) -> None:
+def test_failure_after_the_record_leaves_the_instance_completed(run: Run) -> None:
     execute(counting(), run)
     (attempt,) = run.attempts(Address(1, "count"))
     run.write_attempt(attempt.model_copy(update={"state": "failed", "error": "the disk is full"}))
@@ -195,7 +195,7 @@ def test_a_failure_behind_the_record_leaves_the_instance_completed(run: Run) -> 
     assert (attempt.state, attempt.error) == ("completed", None)
 
 
-def test_a_log_that_the_disk_does_not_take_says_nothing(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_log_raises_nothing(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """`/dev/full` refuses every write."""
 
     def speak(context: StageContext) -> Mapping[str, Any]:
@@ -208,7 +208,7 @@ def test_a_log_that_the_disk_does_not_take_says_nothing(run: Run, capfd: pytest.
     assert capfd.readouterr().err == ""
 
 
-def test_a_clock_that_is_set_back_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_set_back_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts are ordered by number and results compared by fingerprint: later ones may bear earlier times."""
     years = itertools.count(2030, -1)
     for module in ("treadle.core.runs.run", "treadle.core.runs.attempt"):
@@ -216,10 +216,10 @@ def test_a_clock_that_is_set_back_changes_nothing(run: Run, monkeypatch: pytest.
 
     def fail(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")
-        raise RolloutsOwed("owed")
+        raise JobsPending("owed")
 
     for _ in range(2):
-        with pytest.raises(RolloutsOwed):
+        with pytest.raises(JobsPending):
             execute(counting(fail), run)
     record = execute(counting(), run)
     assert CALLS == [1, 2]
@@ -238,7 +238,7 @@ def test_a_clock_that_is_set_back_changes_nothing(run: Run, monkeypatch: pytest.
     assert execute(DOUBLING, run).reused
 
 
-def test_a_workspace_survives_a_failed_attempt_and_goes_with_the_work(tmp_path: Path) -> None:
+def test_workspace_survives_a_failed_attempt_and_is_deleted_with_the_work(tmp_path: Path) -> None:
     seen: list[bool] = []
 
     def work(context: StageContext) -> Mapping[str, Any]:

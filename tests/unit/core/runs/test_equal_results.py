@@ -17,12 +17,12 @@ from support.runs.counting_stage import (
     numbers_of,
 )
 
-from treadle.core.errors import RolloutsOwed, RunError
+from treadle.core.errors import JobsPending, RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.execute import equal_result, execute, state_of
+from treadle.core.runs.execute import equal_result, execute, planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, StageContext
-from treadle.tasks.planning.forced import forced_run, is_forced
+from treadle.tasks.planning.forced_runs import forced_run, is_forced
 from treadle.tasks.planning.plan import equal_work, plan
 from treadle.tasks.prefect.stage_card import stage_card
 
@@ -43,50 +43,50 @@ def flow(**second: Any) -> list[Instance]:
     return [counting(), DOUBLING, at(2, counting(**second)), at(2, DOUBLING)]
 
 
-def test_the_same_work_of_a_later_iteration_is_not_done_again(run: Run) -> None:
+def test_equal_work_of_a_later_iteration_is_not_repeated(run: Run) -> None:
     records = [execute(item, run) for item in flow()]
     assert CALLS == [0, 1, 2]
     first, taken = records[0], records[2]
-    assert [record.same_as for record in records] == ["", "", "1/count", "1/double"]
+    assert [record.reused_from for record in records] == ["", "", "1/count", "1/double"]
     assert (taken.address, taken.outputs, taken.metrics, taken.fingerprint) == (
         "2/count", first.outputs, first.metrics, first.fingerprint,
     )  # fmt: skip
     assert [ref.address for ref in records[3].inputs["numbers"]] == ["2/count"]
     assert taken.telemetry == first.telemetry and taken.attempt == 0
     assert run.record(Address(2, "count")) == taken
-    assert [state_of(item, run) for item in flow()] == ["reuse"] * 4
+    assert [planned_action(item, run) for item in flow()] == ["reuse"] * 4
     assert all(execute(item, run).reused for item in flow())
     status = run.status(Address(2, "count"))
-    assert (status.state, status.num_attempts, status.same_as) == ("completed", 0, "1/count")
+    assert (status.state, status.num_attempts, status.reused_from) == ("completed", 0, "1/count")
     assert "**2/count** of run `r1`, the same as 1/count" in stage_card(taken, run).markdown
 
 
-def test_other_work_of_a_later_iteration_is_done(run: Run) -> None:
-    assert not any(execute(item, run).same_as for item in flow(count=4))
+def test_different_work_of_a_later_iteration_is_done(run: Run) -> None:
+    assert not any(execute(item, run).reused_from for item in flow(count=4))
     assert (numbers_of(run, "2/count"), numbers_of(run, "2/double", "doubles")) == ([0, 1, 2, 3], [0, 2, 4, 6])
     assert CALLS == [0, 1, 2, 0, 1, 2, 3]
 
 
-def test_a_third_iteration_takes_over_what_the_second_made(run: Run) -> None:
+def test_third_iteration_reuses_results_of_the_second(run: Run) -> None:
     for item in (*flow(count=4), at(3, counting(count=4))):
         record = execute(item, run)
-    assert record.same_as == "2/count" and len(CALLS) == 7
+    assert record.reused_from == "2/count" and len(CALLS) == 7
 
 
-def test_nothing_is_taken_over_from_a_later_iteration(run: Run) -> None:
+def test_results_of_a_later_iteration_are_not_reused(run: Run) -> None:
     execute(at(2, counting()), run)
-    assert state_of(counting(), run) == "run" and not execute(counting(), run).same_as
+    assert planned_action(counting(), run) == "run" and not execute(counting(), run).reused_from
     assert CALLS == [0, 1, 2] * 2
 
 
-def test_results_that_name_their_instance_are_made_by_each(run: Run) -> None:
-    stage = replace(counting().stage, names_itself=True)
+def test_results_that_contain_their_instance_name_are_not_reused(run: Run) -> None:
+    stage = replace(counting().stage, depends_on_address=True)
     both = [replace(at(iteration, counting()), stage=stage) for iteration in (1, 2)]
     assert equal_work(both) == {}
-    assert not any(execute(item, run).same_as for item in both) and len(CALLS) == 6
+    assert not any(execute(item, run).reused_from for item in both) and len(CALLS) == 6
 
 
-def test_what_was_taken_over_follows_its_origin_when_that_is_made_again(run: Run) -> None:
+def test_reused_result_follows_its_origin_when_that_is_rerun(run: Run) -> None:
     def other(context: StageContext) -> Mapping[str, Any]:
         context.write("numbers", [{"number": 7}])
         return {}
@@ -94,42 +94,42 @@ def test_what_was_taken_over_follows_its_origin_when_that_is_made_again(run: Run
     for item in flow():
         execute(item, run)
     execute(counting(other), run, force=True)
-    assert state_of(at(2, counting()), run) == "take over"
-    assert execute(at(2, counting()), run).same_as == "1/count"
-    assert numbers_of(run, "2/count") == [7] and state_of(at(2, DOUBLING), run) == "run"
+    assert planned_action(at(2, counting()), run) == "take over"
+    assert execute(at(2, counting()), run).reused_from == "1/count"
+    assert numbers_of(run, "2/count") == [7] and planned_action(at(2, DOUBLING), run) == "run"
 
 
-def test_what_was_forced_for_itself_stays(run: Run) -> None:
+def test_individually_forced_result_stays(run: Run) -> None:
     for item in flow():
         execute(item, run)
     own = execute(at(2, counting()), run, force=True)
-    assert (own.same_as, own.attempt) == ("", 1) and len(CALLS) == 6
+    assert (own.reused_from, own.attempt) == ("", 1) and len(CALLS) == 6
     assert execute(at(2, counting()), run).reused and run.record(Address(2, "count")) == own
 
 
-def test_gaps_that_were_accepted_are_taken_over_and_filled_at_their_origin(run: Run) -> None:
+def test_accepted_gaps_are_reused_and_filled_at_their_origin(run: Run) -> None:
     gaps = ["one"]
 
     def with_gaps(context: StageContext) -> Mapping[str, Any]:
         if not gaps or not context.accept_failures:
             if gaps:
-                raise RolloutsOwed("still owed")
+                raise JobsPending("still owed")
             return {**count(context), "gaps": 0}
         context.write("numbers", [{"number": 9}])
         return {"gaps": 1}
 
-    stage = replace(counting(with_gaps).stage, is_whole=lambda metrics: not metrics["gaps"])
+    stage = replace(counting(with_gaps).stage, is_complete=lambda metrics: not metrics["gaps"])
     first = replace(counting(with_gaps), stage=stage)
     second = at(2, first)
     execute(first, run, accept_failures=True)
-    assert execute(second, run).same_as == "1/count"
+    assert execute(second, run).reused_from == "1/count"
     assert execute(second, run).reused, "it is not asked for a second time"
     gaps.clear()
     execute(first, run)
-    assert execute(second, run).same_as == "1/count" and numbers_of(run, "2/count") == [0, 1, 2]
+    assert execute(second, run).reused_from == "1/count" and numbers_of(run, "2/count") == [0, 1, 2]
 
 
-def test_a_forced_run_makes_equal_work_once(run: Run) -> None:
+def test_forced_run_does_equal_work_once(run: Run) -> None:
     def work(*, force: bool, cut_off_after: int = 4) -> None:
         with forced_run(run, [item.address for item in flow()], force=force) as again:
             for item in flow()[:cut_off_after]:
@@ -149,7 +149,7 @@ def test_a_forced_run_makes_equal_work_once(run: Run) -> None:
     assert len(CALLS) == 9 + 6, "one that has a result of its own makes it again"
 
 
-def test_a_crashed_attempt_is_settled_by_what_is_taken_over(run: Run) -> None:
+def test_crashed_attempt_is_resolved_by_a_reused_result(run: Run) -> None:
     def stopped(context: StageContext) -> Mapping[str, Any]:
         raise KeyboardInterrupt
 
@@ -158,10 +158,10 @@ def test_a_crashed_attempt_is_settled_by_what_is_taken_over(run: Run) -> None:
     for item in flow():
         execute(item, run)
     status = run.status(Address(2, "count"))
-    assert (status.state, status.error, status.same_as) == ("completed", None, "1/count")
+    assert (status.state, status.error, status.reused_from) == ("completed", None, "1/count")
 
 
-def test_the_plan_says_what_is_taken_over_before_and_after(run: Run) -> None:
+def test_plan_shows_reuse_before_and_after(run: Run) -> None:
     root = run.storage.directory("")
 
     def planned(**more: Any) -> list[tuple[str, str]]:
@@ -178,7 +178,7 @@ def test_the_plan_says_what_is_taken_over_before_and_after(run: Run) -> None:
     assert planned(force=True) == [("run", "--force"), ("run", "--force"), *equals]
 
 
-def test_the_plan_of_a_part_knows_the_results_before_it(run: Run) -> None:
+def test_plan_of_a_part_uses_existing_results(run: Run) -> None:
     root = run.storage.directory("")
 
     def planned(items: list[Instance], part: list[Instance], **more: Any) -> list[tuple[str, str]]:
@@ -199,6 +199,6 @@ def test_the_plan_of_a_part_knows_the_results_before_it(run: Run) -> None:
     assert plan(flow(), root, "new", part=flow()[2:])[0].action == "run", "of a new run nothing is there"
 
 
-def test_an_input_that_is_missing_is_named(run: Run) -> None:
+def test_missing_input_is_named(run: Run) -> None:
     with pytest.raises(RunError, match="run 2/count first"):
         equal_result(at(2, DOUBLING), run)

@@ -25,10 +25,10 @@ from treadle.core.runs.record_files import as_json
 from treadle.core.runs.records import InstanceStatus, StageRecord
 from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
-from treadle.demo.outcome import tallies
+from treadle.demo.results import counts_by_model
 from treadle.tasks.inspection.rows import tables
 from treadle.tasks.page.cost import cost_section
-from treadle.tasks.page.sources import Source
+from treadle.tasks.page.sources import PageRun
 from treadle.tasks.prefect.stage_card import stage_card
 from treadle.viewer.catalogue import Catalogue
 
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Run:
 
 def make(run: Run, *iterations: int, count: int = 3) -> list[str]:
     """Count in each; returns what each is the same as."""
-    return [execute(at(number, counting(count=count)), run).same_as for number in iterations]
+    return [execute(at(number, counting(count=count)), run).reused_from for number in iterations]
 
 
 def shown(run: Run) -> list[str]:
@@ -57,18 +57,18 @@ def record(run: Run, address: str) -> StageRecord:
     return found
 
 
-def test_what_was_taken_over_is_shown_where_it_was_made(run: Run) -> None:
+def test_reused_result_is_shown_at_its_origin(run: Run) -> None:
     assert make(run, 1, 2, 3) == ["", "1/count", "1/count"]
-    assert shown(run) == ["1/count"] and [status(run, n).same_as for n in (2, 3)] == ["1/count"] * 2
+    assert shown(run) == ["1/count"] and [status(run, n).reused_from for n in (2, 3)] == ["1/count"] * 2
     assert [str(address) for address, _ in tables(run, NUMBERS.kind, 2)] == ["2/count"], "asked for by its iteration"
 
 
-def test_what_its_origin_has_no_more_is_shown_where_it_still_is(run: Run) -> None:
+def test_result_lost_at_its_origin_is_shown_where_it_still_exists(run: Run) -> None:
     make(run, 1, 2)
     make(run, 1, count=4)
     assert make(run, 2, 3) == ["1/count", "2/count"]
     assert shown(run) == ["1/count", "2/count"]
-    assert [(status(run, n).same_as, status(run, n).was_same_as) for n in (1, 2, 3)] == [
+    assert [(status(run, n).reused_from, status(run, n).was_reused_from) for n in (1, 2, 3)] == [
         ("", ""), ("", "1/count"), ("2/count", ""),
     ]  # fmt: skip
     said = "taken over from 1/count, which has been rerun since"
@@ -80,14 +80,14 @@ def test_what_its_origin_has_no_more_is_shown_where_it_still_is(run: Run) -> Non
     assert f"3 numbers, {said}" in capture.get() and "3 numbers, the same as 2/count" in capture.get()
 
 
-def test_of_two_that_took_over_the_same_one_shows_it(run: Run) -> None:
+def test_only_one_of_two_reusing_iterations_shows_the_result(run: Run) -> None:
     make(run, 1, 2, 3)
     make(run, 1, count=4)
     assert shown(run) == ["1/count", "2/count"]
-    assert (status(run, 3).same_as, status(run, 3).was_same_as) == ("2/count", "")
+    assert (status(run, 3).reused_from, status(run, 3).was_reused_from) == ("2/count", "")
 
 
-def test_an_origin_is_named_that_has_the_same_though_it_was_made_otherwise(run: Run) -> None:
+def test_origin_with_equal_content_is_named_even_if_made_differently(run: Run) -> None:
     make(run, 1, 2)
     newer = counting()
     execute(replace(newer, stage=replace(newer.stage, version=2)), run)
@@ -95,37 +95,37 @@ def test_an_origin_is_named_that_has_the_same_though_it_was_made_otherwise(run: 
     assert make(run, 3) == ["1/count"], "and not 2/count, which is not shown itself"
 
 
-def test_a_damaged_origin_hides_nothing(run: Run) -> None:
+def test_damaged_origin_hides_nothing(run: Run) -> None:
     make(run, 1, 2)
     run.storage.put(run.key("records/1/count.json"), b"{")
     assert [one.address for one in own_results(run.readable_records()[0])] == ["2/count"]
-    assert status(run, 2).was_same_as == "1/count"
+    assert status(run, 2).was_reused_from == "1/count"
 
 
-def test_the_viewer_and_the_sums_have_it_too(run: Run) -> None:
+def test_viewer_and_totals_include_reused_results(run: Run) -> None:
     def put(address: str, key: str) -> None:
         put_rows(run, address, schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, key, "q1")])
         made = record(run, address)
         tokens = {"num_turns": 1, "prompt_tokens": 10, "completion_tokens": 5}
         run.write_record(made.model_copy(update={"metrics": tokens, "settings": {"model": {"model": "m"}}}))
 
-    viewer = Catalogue(run, fresh_s=0)
+    viewer = Catalogue(run, refresh_s=0)
     put("1/rollouts@base", "old")
     put("2/rollouts@base", "old")
     assert list(viewer.snapshot().parts) == ["1/rollouts@base"]
     put("1/rollouts@base", "new")
     assert list(viewer.snapshot().parts) == ["1/rollouts@base", "2/rollouts@base"]
-    (section,) = cost_section([Source(run)])
+    (section,) = cost_section([PageRun(run)])
     (table,) = section.parts
     assert isinstance(table, Figures)
     assert {row[0] for row in table.rows} == {"1/rollouts@base", "2/rollouts@base", "all"}
     before = viewer.snapshot()
-    own = record(run, "2/rollouts@base").model_copy(update={"same_as": ""})
+    own = record(run, "2/rollouts@base").model_copy(update={"reused_from": ""})
     run.storage.put(run.key("records/2/rollouts@base.json"), as_json(own))
     assert viewer.snapshot() is not before, "who made it counts as well"
 
 
-def test_the_demo_counts_scores_that_are_there_no_more_where_they_were_made(run: Run) -> None:
+def test_demo_counts_scores_missing_at_their_origin(run: Run) -> None:
     for address, right in (("1/scores@base", True), ("2/scores@base", True), ("1/scores@base", False)):
         put_rows(run, address, schemas.SCORES, [score("r1", "q1", right)])
-    assert tallies(run, ["base"], iteration=2)["base"].num_right == 1
+    assert counts_by_model(run, ["base"], iteration=2)["base"].num_right == 1

@@ -21,7 +21,7 @@ from treadle.core.store.locks import hold
 from treadle.core.store.storage import LocalStorage
 
 
-def test_a_run_is_created_once_and_opened_again(tmp_path: Path) -> None:
+def test_run_is_created_once_and_opened_again(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "a = 1\n", seed=7)
     assert (tmp_path / "runs/r1/config.input.toml").read_text() == "a = 1\n"
     again = Run.open(tmp_path, "r1")
@@ -33,7 +33,7 @@ def test_a_run_is_created_once_and_opened_again(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ["r1"]
 
 
-def test_a_run_that_another_process_is_creating_is_left_alone(tmp_path: Path) -> None:
+def test_run_being_created_by_another_process_is_left_alone(tmp_path: Path) -> None:
     with (
         hold(tmp_path / "runs/r1/locks/run.lock", "it"),
         pytest.raises(RunError, match="the creation of run r1 is being run by process .*; wait until it ends"),
@@ -43,21 +43,21 @@ def test_a_run_that_another_process_is_creating_is_left_alone(tmp_path: Path) ->
     assert create_or_open_run(tmp_path, "r1", {"a": 1}, {"a": 1}).config() == {"a": 1}
 
 
-def test_an_unknown_run_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_missing_run_error_lists_existing_runs(tmp_path: Path) -> None:
     Run.create(tmp_path, "r1", {}, {})
     with pytest.raises(RunError, match="there is no run r2 in .*; runs there: r1"):
         Run.open(tmp_path, "r2")
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "../r", "a/b", ".hidden", "-x", "a\n", "ü", "a" * 101, "a b", "r1\0"])
-def test_a_hostile_run_id_is_refused(tmp_path: Path, run_id: str) -> None:
+def test_hostile_run_id_is_refused(tmp_path: Path, run_id: str) -> None:
     for make in (lambda: Run.create(tmp_path, run_id, {}, {}), lambda: Run.open(tmp_path, run_id)):
         with pytest.raises(RunError, match="cannot be a run id"):
             make()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_semantic_configuration_is_refused_with_the_keys(tmp_path: Path) -> None:
+def test_different_semantic_config_is_refused_with_its_keys(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r1", {}, {"rollouts": {"seed": 1, "k": 2}, "x": (1, 2)})
     run.write_record(record_of("1/scores"))
     with pytest.raises(RunError, match=r"\(rollouts.seed: 1 -> 3; y: None -> 4\); choose a new run id"):
@@ -65,7 +65,7 @@ def test_another_semantic_configuration_is_refused_with_the_keys(tmp_path: Path)
 
 
 @pytest.mark.parametrize("made", ["nothing", "a failed attempt", "a journal", "a record", "a living attempt"])
-def test_a_run_takes_another_configuration_until_something_is_made(tmp_path: Path, made: str) -> None:
+def test_empty_run_accepts_another_config(tmp_path: Path, made: str) -> None:
     run = Run.create(tmp_path, "r1", {"a": 1}, {"a": 1}, "first", seed=1)
     address = Address(1, "scores")
     # The lock of a dead attempt remains, as does the folder of a journal that nothing was written into.
@@ -97,7 +97,7 @@ def test_a_run_takes_another_configuration_until_something_is_made(tmp_path: Pat
             assert Run.open(tmp_path, "r1").info == run.info
 
 
-def test_a_configuration_that_another_process_gave_meanwhile_is_compared_too(
+def test_config_set_meanwhile_by_another_process_is_compared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run.create(tmp_path, "r1", {}, {"a": 1})
@@ -115,7 +115,7 @@ def test_a_configuration_that_another_process_gave_meanwhile_is_compared_too(
     assert Run.open(tmp_path, "r1").info.semantic == {"a": 3}
 
 
-def test_operational_differences_are_taken_over(tmp_path: Path) -> None:
+def test_operational_differences_are_applied(tmp_path: Path) -> None:
     create_or_open_run(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
     run = create_or_open_run(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1}, "second")
     assert run.config() == {"a": 1, "url": "y"}
@@ -123,7 +123,7 @@ def test_operational_differences_are_taken_over(tmp_path: Path) -> None:
     assert (tmp_path / "runs/r1/config.input.toml").read_text() == "second"
 
 
-def test_a_changed_key_without_a_file_leaves_the_file_of_the_user(tmp_path: Path) -> None:
+def test_changed_key_without_a_file_keeps_the_user_file(tmp_path: Path) -> None:
     create_or_open_run(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
     run = create_or_open_run(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1})
     assert run.config() == {"a": 1, "url": "y"}
@@ -137,7 +137,7 @@ def test_instances_without_an_attempt_are_absent(tmp_path: Path) -> None:
     assert run.statuses() == []
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_damaged_record_is_named(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
     run.storage.put(run.key("records/1/scores.json"), b'{"stage": "scores"}')
     with pytest.raises(RunError, match=r"runs/r1/records/1/scores.json cannot be read \(address: Field required\)"):
@@ -145,7 +145,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "records/1/scores.json", "attempts/1/scores/1/attempt.json"])
-def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_file_with_another_format_is_refused_by_name(tmp_path: Path, name: str) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
     run.write_record(record_of("1/scores"))
     run.write_attempt(attempt_of("1/scores"))
@@ -159,7 +159,7 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["run.json", "records/1/scores.json", "attempts/1/scores/1/attempt.json"])
-def test_a_file_with_keys_of_a_later_version_or_without_a_format_is_read(tmp_path: Path, name: str) -> None:
+def test_file_with_unknown_keys_or_without_a_format_is_read(tmp_path: Path, name: str) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
     run.write_record(record_of("1/scores"))
     run.write_attempt(attempt_of("1/scores"))
@@ -172,7 +172,7 @@ def test_a_file_with_keys_of_a_later_version_or_without_a_format_is_read(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["run.json", "records/1/scores.json", "attempts/1/scores/1/attempt.json"])
-def test_no_flipped_bit_in_a_file_is_taken_for_what_was_written(tmp_path: Path, name: str) -> None:
+def test_bit_flip_is_always_detected(tmp_path: Path, name: str) -> None:
     run = Run.create(tmp_path, "r1", {"a": 1}, {"a": 1})
     run.write_record(record_of("1/scores"))
     run.write_attempt(attempt_of("1/scores"))
@@ -191,7 +191,7 @@ def test_no_flipped_bit_in_a_file_is_taken_for_what_was_written(tmp_path: Path, 
             assert "\n" not in str(error) and name in str(error)
 
 
-def test_a_record_that_was_changed_is_reported_beside_the_artifacts(tmp_path: Path) -> None:
+def test_changed_record_is_reported_in_addition_to_artifacts(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
     run.write_record(record_of("1/scores").model_copy(update={"metrics": {"accuracy": 0.25}}))
     path = tmp_path / "runs/r1/records/1/scores.json"
@@ -244,13 +244,13 @@ def attempt_of(address: str) -> AttemptRecord:
     )
 
 
-def test_a_root_that_is_a_file_is_said(tmp_path: Path) -> None:
+def test_root_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="there is a file where a folder is expected"):
         Run.create(tmp_path / "file", "r1", {}, {})
 
 
-def test_an_object_is_replaced_only_if_it_is_as_expected(tmp_path: Path) -> None:
+def test_object_is_replaced_only_if_it_matches_the_expected_version(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     assert storage.put_if("a/b", b"1", None)
     assert not storage.put_if("a/b", b"2", None)
@@ -263,7 +263,9 @@ def test_an_object_is_replaced_only_if_it_is_as_expected(tmp_path: Path) -> None
     assert storage.get("a/b") is None
 
 
-def test_what_a_kill_left_of_a_deletion_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_deletion_are_deleted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = LocalStorage(tmp_path)
     storage.put("a/b/c", b"1")
     with monkeypatch.context() as patch:
@@ -275,7 +277,7 @@ def test_what_a_kill_left_of_a_deletion_goes_with_the_next(tmp_path: Path, monke
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_living_one_is_left_alone(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_deleted_but_not_those_of_a_live_one(tmp_path: Path) -> None:
     storage, folder = LocalStorage(tmp_path), tmp_path / "a"
     folder.mkdir()
     abandoned, written = (folder / f".tmp-{digit * 32}" for digit in "ab")
@@ -287,9 +289,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_living_one_is_
             assert [path.name for path in folder.glob(".tmp-*")] == [written.name]
 
 
-def test_a_writer_whose_new_file_was_taken_for_abandoned_takes_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_with_a_deleted_temporary_file_creates_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = fcntl.flock
 
     def overtaken(descriptor: int, operation: int) -> None:
@@ -304,6 +304,6 @@ def test_a_writer_whose_new_file_was_taken_for_abandoned_takes_another(
 
 
 @pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a/../../x", "a\0b"])
-def test_a_key_cannot_leave_the_root(tmp_path: Path, key: str) -> None:
+def test_key_cannot_escape_the_root(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="is not a key inside of"):
         LocalStorage(tmp_path / "root").put(key, b"")

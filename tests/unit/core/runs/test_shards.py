@@ -14,13 +14,13 @@ from support.runs.counting_stage import counting as whole_stage
 
 from treadle.agent.metering import TokenBudget
 from treadle.core.config import Operational, Section
-from treadle.core.errors import ArtifactError, BudgetExceeded, RolloutsOwed, RunError
+from treadle.core.errors import ArtifactError, BudgetExceeded, JobsPending, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.helping import help_instance
 from treadle.core.runs.run import Run
 from treadle.core.runs.shards import ShardPlan, shard_of
-from treadle.core.runs.stage import Instance, Stage, StageContext, Worked
+from treadle.core.runs.stage import Instance, Stage, StageContext, WorkResult
 from treadle.core.store.locks import hold
 
 ADDRESS = Address(1, "count")
@@ -39,7 +39,7 @@ class Counting:
         self.refuse: set[str] = set()
         self.before: Callable[[str], None] = lambda owner: None
 
-    def work(self, context: StageContext) -> Worked:
+    def work(self, context: StageContext) -> WorkResult:
         causes = {}
         for owner in owners(context):
             if context.owns(owner) and not context.journal.is_finished(owner):
@@ -49,13 +49,13 @@ class Counting:
                     continue
                 self.made.append(owner)
                 context.journal.finish(owner, owner.removeprefix("n").encode())
-        return Worked(causes, "no answer" if causes else "", bool(causes), {"shards": context.num_shards})
+        return WorkResult(causes, "no answer" if causes else "", bool(causes), {"shards": context.num_shards})
 
     def run(self, context: StageContext) -> dict[str, Any]:
-        worked, missing = context.worked, [key for key in owners(context) if not context.journal.is_finished(key)]
+        worked, missing = context.work_result, [key for key in owners(context) if not context.journal.is_finished(key)]
         assert sorted(worked.causes) == sorted(missing)
         if missing and not context.accept_failures:
-            raise RolloutsOwed(f"{len(missing)} are owed: {worked.first}", retryable=worked.retryable)
+            raise JobsPending(f"{len(missing)} are owed: {worked.first}", retryable=worked.retryable)
         for owner in owners(context):
             assert context.owns(owner)
             value = context.journal.finished(owner) if owner not in missing else b"-1"
@@ -110,13 +110,13 @@ def cut_off(run: Run, counting: Counting, after: int, **settings: Any) -> None:
     counting.before = lambda owner: None
 
 
-def test_a_job_belongs_to_the_same_shard_everywhere_and_for_ever() -> None:
+def test_job_always_belongs_to_the_same_shard() -> None:
     assert [shard_of(key, 8) for key in ("a", "b", "0123456789abcdef", "ü")] == [0, 4, 2, 5]
     parts = [shard_of(f"n{number}", 7) for number in range(7000)]
     assert all(850 < parts.count(part) < 1150 for part in range(7))
 
 
-def test_one_process_works_at_all_shards_and_makes_what_one_journal_makes(run: Run, tmp_path: Path) -> None:
+def test_one_process_works_on_all_shards_and_matches_a_single_journal(run: Run, tmp_path: Path) -> None:
     divided, whole = Counting(), Counting()
     record = execute(divided.instance(shards=4), run)
     other = execute(whole.instance(shards=1), Run.create(tmp_path / "other", "r1", {}, {}))
@@ -128,9 +128,7 @@ def test_one_process_works_at_all_shards_and_makes_what_one_journal_makes(run: R
     assert help_instance(divided.instance(), run) == 0
 
 
-def test_an_attempt_that_was_cut_off_goes_on_with_its_shards_whatever_is_configured_now(
-    run: Run, counting: Counting
-) -> None:
+def test_interrupted_attempt_keeps_its_shards_regardless_of_the_config(run: Run, counting: Counting) -> None:
     cut_off(run, counting, 25)
     assert run.status(ADDRESS).num_finished == 25
     record = execute(counting.instance(shards=9), run)
@@ -138,7 +136,7 @@ def test_an_attempt_that_was_cut_off_goes_on_with_its_shards_whatever_is_configu
     assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
 
 
-def test_what_was_begun_in_one_journal_goes_on_in_it(run: Run, counting: Counting) -> None:
+def test_work_started_in_one_journal_stays_in_it(run: Run, counting: Counting) -> None:
     cut_off(run, counting, 5, shards=1)
     with pytest.raises(RunError, match="1/count of run r1 is not divided into shards;"):
         help_instance(counting.instance(), run)
@@ -147,7 +145,7 @@ def test_what_was_begun_in_one_journal_goes_on_in_it(run: Run, counting: Countin
 
 
 @pytest.mark.parametrize("then", [1, 3])
-def test_force_divides_anew_and_takes_up_nothing(run: Run, counting: Counting, then: int) -> None:
+def test_force_reshards_and_reuses_nothing(run: Run, counting: Counting, then: int) -> None:
     cut_off(run, counting, 25)
     counting.made.clear()
     assert execute(counting.instance(shards=then), run, force=True).metrics == {"shards": then}
@@ -155,7 +153,7 @@ def test_force_divides_anew_and_takes_up_nothing(run: Run, counting: Counting, t
     assert not list(run.storage.keys("runs/r1/journal"))
 
 
-def test_workers_take_what_nobody_holds_and_the_first_process_waits_for_them(run: Run, counting: Counting) -> None:
+def test_workers_take_free_shards_and_the_first_process_waits_for_them(run: Run, counting: Counting) -> None:
     """It is held up in its first number until three others have worked at everything else."""
     begun, helped = threading.Event(), threading.Event()
     main = threading.get_ident()
@@ -186,7 +184,7 @@ def test_workers_take_what_nobody_holds_and_the_first_process_waits_for_them(run
     assert logs and b"finished shard" in (run.storage.get(logs[0]) or b"")
 
 
-def test_a_worker_finishes_what_a_dead_first_process_left(run: Run, counting: Counting) -> None:
+def test_worker_finishes_work_of_a_dead_first_process(run: Run, counting: Counting) -> None:
     cut_off(run, counting, 25)
     assert help_instance(counting.instance(), run) > 0
     assert sorted(counting.made) == EVERY
@@ -196,7 +194,7 @@ def test_a_worker_finishes_what_a_dead_first_process_left(run: Run, counting: Co
     assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
 
 
-def test_a_worker_leaves_alone_what_a_living_process_holds(run: Run, counting: Counting, tmp_path: Path) -> None:
+def test_worker_skips_shards_held_by_a_live_process(run: Run, counting: Counting, tmp_path: Path) -> None:
     cut_off(run, counting, 0)
     with hold(tmp_path / "runs/r1/locks/1/count/2.lock", "it"):
         assert help_instance(counting.instance(), run) == 3
@@ -204,24 +202,22 @@ def test_a_worker_leaves_alone_what_a_living_process_holds(run: Run, counting: C
     assert help_instance(counting.instance(), run) == 1
 
 
-def test_owed_jobs_of_all_shards_are_told_together_and_tried_again_by_the_next_attempt(
-    run: Run, counting: Counting
-) -> None:
+def test_pending_jobs_of_all_shards_are_reported_together_and_retried(run: Run, counting: Counting) -> None:
     counting.refuse = {"n1", "n2", "n3", "n4"}
     assert len({shard_of(owner, 4) for owner in counting.refuse}) > 1
-    with pytest.raises(RolloutsOwed, match="4 are owed: no answer") as error:
+    with pytest.raises(JobsPending, match="4 are owed: no answer") as error:
         execute(counting.instance(), run)
     assert error.value.retryable
     assert help_instance(counting.instance(), run) == 0, "nothing more is tried in this attempt"
     counting.refuse = {"n3"}
-    with pytest.raises(RolloutsOwed, match="1 are owed"):
+    with pytest.raises(JobsPending, match="1 are owed"):
         execute(counting.instance(), run)
     record = execute(counting.instance(), run, accept_failures=True)
     assert sorted(counting.made) == sorted(set(EVERY) - {"n3"})
     assert record.metrics == {"shards": 4} and numbers_of(run) == [-1 if number == 3 else number for number in ALL]
 
 
-def test_what_one_shard_found_out_is_not_lost_to_another_that_found_nothing(run: Run, counting: Counting) -> None:
+def test_findings_of_one_shard_are_merged_with_empty_ones(run: Run, counting: Counting) -> None:
     said: list[dict[str, Any]] = [
         {"servers": {"policy": {"ids": True}, "judge": {"ids": False}}, "digest": "d1"},
         {},
@@ -230,12 +226,12 @@ def test_what_one_shard_found_out_is_not_lost_to_another_that_found_nothing(run:
     ]
     work, seen = counting.work, []
 
-    def telling(context: StageContext) -> Worked:
+    def telling(context: StageContext) -> WorkResult:
         shard = next(shard_of(owner, 4) for owner in owners(context) if context.owns(owner))
         return replace(work(context), facts=said[shard])
 
     def told(context: StageContext) -> dict[str, Any]:
-        seen.append(context.worked.facts)
+        seen.append(context.work_result.facts)
         context.write("numbers", [{"number": 1}])
         return {}
 
@@ -245,7 +241,7 @@ def test_what_one_shard_found_out_is_not_lost_to_another_that_found_nothing(run:
     assert seen == [{"servers": servers, "digest": "d1", "count": 0}]
 
 
-def test_a_worker_that_fails_leaves_its_shard_open(run: Run, counting: Counting) -> None:
+def test_failing_worker_leaves_its_shard_open(run: Run, counting: Counting) -> None:
     cut_off(run, counting, 0)
 
     def fail(owner: str) -> None:
@@ -261,12 +257,12 @@ def test_a_worker_that_fails_leaves_its_shard_open(run: Run, counting: Counting)
     assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
 
 
-def test_jobs_write_no_rows_and_what_is_worked_through_takes_no_records(run: Run) -> None:
+def test_jobs_cannot_write_rows_and_finished_work_accepts_no_records(run: Run) -> None:
     counting = Counting()
 
-    def write(context: StageContext) -> Worked:
+    def write(context: StageContext) -> WorkResult:
         context.write("numbers", [{"number": 1}])
-        return Worked()
+        return WorkResult()
 
     def record(context: StageContext) -> dict[str, Any]:
         context.journal.finish("x", b"")
@@ -281,7 +277,7 @@ def test_jobs_write_no_rows_and_what_is_worked_through_takes_no_records(run: Run
         execute(counting.instance(), run)
 
 
-def test_a_worker_that_is_late_finds_the_instance_done(run: Run, counting: Counting) -> None:
+def test_late_worker_finds_the_instance_finished(run: Run, counting: Counting) -> None:
     with pytest.raises(RunError, match="is not divided into shards;"):
         help_instance(counting.instance(), run)
     execute(counting.instance(), run)
@@ -289,12 +285,12 @@ def test_a_worker_that_is_late_finds_the_instance_done(run: Run, counting: Count
     assert plan_of(run) is None
 
 
-def test_a_stage_of_one_piece_cannot_be_helped_with(run: Run) -> None:
+def test_unsharded_stage_cannot_be_helped(run: Run) -> None:
     with pytest.raises(RunError, match="1/count: a stage count is not sharded"):
         help_instance(whole_stage(), run)
 
 
-def test_each_shard_may_spend_an_equal_part_of_the_budget() -> None:
+def test_each_shard_gets_an_equal_part_of_the_budget() -> None:
     budget = TokenBudget(100, 2.0, num_shards=4)
     budget.used_tokens = 24
     budget.check()

@@ -68,7 +68,7 @@ def write(root: Path, rows: list[dict[str, Any]], batch: int = 1000, table: Tabl
     return writer.commit()
 
 
-def test_rows_come_back_in_order_with_their_types(tmp_path: Path) -> None:
+def test_rows_round_trip_in_order_with_their_types(tmp_path: Path) -> None:
     rows = [thing(index, note="ä\0" if index % 3 else None) for index in range(700)]
     ref = write(tmp_path, rows)
     reader = ArtifactReader(open_storage(tmp_path), ref)
@@ -80,7 +80,7 @@ def test_rows_come_back_in_order_with_their_types(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(st.randoms(use_true_random=False))
-def test_equal_rows_give_equal_bytes_however_they_arrive(tmp_path_factory: Any, source: random.Random) -> None:
+def test_equal_rows_give_equal_bytes_regardless_of_batching(tmp_path_factory: Any, source: random.Random) -> None:
     rows = [thing(index, note="x" * source.randrange(50)) for index in range(source.randrange(600))]
     first = write(tmp_path_factory.mktemp("a"), rows)
     root = tmp_path_factory.mktemp("b")
@@ -92,7 +92,7 @@ def test_equal_rows_give_equal_bytes_however_they_arrive(tmp_path_factory: Any, 
     assert writer.commit() == first
 
 
-def test_row_groups_and_parts_are_cut_by_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_and_parts_depend_only_on_row_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 100)
     monkeypatch.setattr(parquet, "PART_ROW_GROUPS", 2)
     rows = [thing(index) for index in range(1050)]
@@ -112,22 +112,22 @@ def test_large_rows_end_a_row_group_early(tmp_path: Path, monkeypatch: pytest.Mo
     assert metadata.num_row_groups == 4
 
 
-def test_other_rows_give_another_digest(tmp_path: Path) -> None:
+def test_different_rows_give_a_different_digest(tmp_path: Path) -> None:
     assert write(tmp_path, [thing(0)]).digest != write(tmp_path, [thing(1)]).digest
 
 
-def test_the_same_content_is_kept_once(tmp_path: Path) -> None:
+def test_equal_content_is_stored_once(tmp_path: Path) -> None:
     first = write(tmp_path, [thing(0)])
     assert write(tmp_path, [thing(0)]) == first
     assert [path.name for path in (tmp_path / "artifacts/things").iterdir()] == [first.digest]
 
 
-def test_the_same_artifact_of_another_run_is_not_removed_when_it_appears_meanwhile(tmp_path: Path) -> None:
+def test_concurrently_written_equal_artifact_of_another_run_is_not_deleted(tmp_path: Path) -> None:
     other = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="other")
     other.write([thing(0)])
     removed: list[str] = []
 
-    class Overtaken(LocalStorage):
+    class RacingStorage(LocalStorage):
         """The other run publishes right after the first look at the artifact's place."""
 
         def get(self, key: str) -> bytes | None:
@@ -148,14 +148,14 @@ def test_the_same_artifact_of_another_run_is_not_removed_when_it_appears_meanwhi
             if list((tmp_path / "artifacts/things").glob("[0-9a-f]*")) == []:
                 other.commit()
 
-    ours = ArtifactWriter(Overtaken(tmp_path), THINGS, made_by="ours")
+    ours = ArtifactWriter(RacingStorage(tmp_path), THINGS, made_by="ours")
     ours.write([thing(0)])
     ref = ours.commit()
     assert removed == []
     assert verify_artifact(open_storage(tmp_path), ref) == []
 
 
-def test_a_table_without_rows_is_a_table(tmp_path: Path) -> None:
+def test_table_without_rows_is_valid(tmp_path: Path) -> None:
     ref = write(tmp_path, [])
     assert ref.num_rows == 0
     assert list(ArtifactReader(open_storage(tmp_path), ref).rows()) == []
@@ -175,12 +175,12 @@ def test_a_table_without_rows_is_a_table(tmp_path: Path) -> None:
         (thing(2, key="\udfff"), "row 2: column 'key' is text that cannot be encoded"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+def test_row_that_violates_the_schema_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ArtifactError, match=f"table things, {message}" if "row" in message else message):
         write(tmp_path, [thing(1), row])
 
 
-def test_further_files_are_part_of_the_digest(tmp_path: Path) -> None:
+def test_extra_files_are_part_of_the_digest(tmp_path: Path) -> None:
     def make(content: bytes) -> ArtifactRef:
         writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
         writer.write([thing(0)])
@@ -195,20 +195,20 @@ def test_further_files_are_part_of_the_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "part-00001.parquet", ""])
-def test_further_files_have_plain_names(tmp_path: Path, name: str) -> None:
+def test_extra_files_have_plain_names(tmp_path: Path, name: str) -> None:
     writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
     with pytest.raises(ArtifactError, match="cannot be used as a file name"):
         writer.add_file(name, b"")
 
 
-def test_an_abandoned_artifact_leaves_nothing(tmp_path: Path) -> None:
+def test_abandoned_artifact_leaves_nothing(tmp_path: Path) -> None:
     writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
     writer.write([thing(index) for index in range(5000)])
     writer.abandon()
     assert list((tmp_path / "artifacts/things").iterdir()) == []
 
 
-def test_changed_and_missing_files_are_found(tmp_path: Path) -> None:
+def test_changed_and_missing_files_are_detected(tmp_path: Path) -> None:
     storage, ref = open_storage(tmp_path), write(tmp_path, [thing(0)])
     assert verify_artifact(storage, ref) == []
     part = tmp_path / ref.folder / "part-00000.parquet"
@@ -221,14 +221,14 @@ def test_changed_and_missing_files_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["artifact.json", "part-00000.parquet"])
-def test_making_it_again_repairs_a_damaged_artifact(tmp_path: Path, lost: str) -> None:
+def test_rerun_repairs_a_damaged_artifact(tmp_path: Path, lost: str) -> None:
     ref = write(tmp_path, [thing(0)])
     (tmp_path / ref.folder / lost).unlink()
     assert write(tmp_path, [thing(0)]) == ref
     assert verify_artifact(open_storage(tmp_path), ref) == []
 
 
-def test_a_cut_or_a_flipped_bit_anywhere_is_named_before_a_row_is_read(tmp_path: Path) -> None:
+def test_truncation_or_bit_flip_is_named_before_any_row_is_read(tmp_path: Path) -> None:
     """Most flipped bits of a parquet file would read as other rows, or as none, without an error."""
     ref = write(tmp_path, [thing(index, note="note") for index in range(9)])
     path = tmp_path / ref.folder / "part-00000.parquet"
@@ -240,7 +240,7 @@ def test_a_cut_or_a_flipped_bit_anywhere_is_named_before_a_row_is_read(tmp_path:
             next(ArtifactReader(open_storage(tmp_path), ref).rows())
 
 
-def test_a_flipped_bit_in_a_manifest_is_named_or_changes_no_row(tmp_path: Path) -> None:
+def test_manifest_bit_flip_is_named_or_changes_no_row(tmp_path: Path) -> None:
     ref = write(tmp_path, [thing(0)])
     path = tmp_path / ref.folder / "artifact.json"
     content = path.read_bytes()
@@ -253,7 +253,7 @@ def test_a_flipped_bit_in_a_manifest_is_named_or_changes_no_row(tmp_path: Path) 
             assert "artifact.json is damaged" in str(error)
 
 
-def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
+def test_other_schema_version_is_refused_by_name(tmp_path: Path) -> None:
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     path = tmp_path / ref.folder / "artifact.json"
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": 99}))
@@ -261,7 +261,7 @@ def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
         ArtifactReader(open_storage(tmp_path), ref)
 
 
-def test_files_carry_kind_and_version_and_nothing_volatile(tmp_path: Path) -> None:
+def test_files_contain_kind_and_version_and_nothing_volatile(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
@@ -301,16 +301,14 @@ def test_pandas_polars_duckdb_and_datasets_load_it(tmp_path: Path, monkeypatch: 
 ROWS_OF_QUESTIONS = QUESTIONS.schema.names
 
 
-def test_rollouts_have_a_row_shape_that_is_written_and_read(tmp_path: Path) -> None:
+def test_rollout_row_round_trips(tmp_path: Path) -> None:
     values = {pa.string(): "x", pa.int32(): 1, pa.int64(): 2}
     row = {field.name: values.get(field.type, []) for field in ROLLOUTS.schema} | {"output_ids": [1, 2], "error": None}
     ref = write(tmp_path, [row], table=ROLLOUTS)
     assert list(ArtifactReader(open_storage(tmp_path), ref).rows()) == [row]
 
 
-def test_a_table_of_an_earlier_version_that_lacks_columns_is_read_with_nulls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_table_without_new_columns_is_read_with_nulls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = write(tmp_path, [thing(0), thing(1)])
     grown = replace(
         THINGS, version=2, schema=THINGS.schema.append(pa.field("later", pa.int64())), also_reads=frozenset({1})

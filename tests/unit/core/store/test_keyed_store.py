@@ -44,7 +44,7 @@ def store_in(folder: Path) -> KeyedStore:
     return KeyedStore(LocalStorage(folder), "runs/r/store/web")
 
 
-def test_a_value_that_was_added_is_there_and_others_are_not(tmp_path: Path) -> None:
+def test_added_value_exists_and_others_do_not(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     assert store.get(KEY) is None
     assert store.add(KEY, b"value") == b"value"
@@ -53,13 +53,13 @@ def test_a_value_that_was_added_is_there_and_others_are_not(tmp_path: Path) -> N
     assert (tmp_path / "runs/r/store/web/012" / KEY).read_bytes() == b"value"
 
 
-def test_the_first_value_stays_and_is_what_a_later_writer_gets(tmp_path: Path) -> None:
+def test_first_value_stays_and_later_writers_get_it(tmp_path: Path) -> None:
     assert store_in(tmp_path).add(KEY, b"first") == b"first"
     assert store_in(tmp_path).add(KEY, b"second") == b"first"
     assert store_in(tmp_path).get(KEY) == b"first"
 
 
-def test_of_two_processes_at_the_same_keys_both_go_by_the_same_values(tmp_path: Path) -> None:
+def test_two_processes_writing_the_same_keys_get_the_same_values(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _ADDER, str(tmp_path)]
     adders = [
         subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for name in "ab"
@@ -79,7 +79,7 @@ def test_of_two_processes_at_the_same_keys_both_go_by_the_same_values(tmp_path: 
     assert len(told[0].splitlines()) == 50
 
 
-def test_keys_come_sorted_and_without_what_else_lies_there(tmp_path: Path) -> None:
+def test_keys_are_listed_sorted_without_other_files(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     assert list(store.keys()) == []
     keys = [f"{number:x}".rjust(4, "0") * 8 for number in (77, 3, 4000, 500)]
@@ -92,7 +92,7 @@ def test_keys_come_sorted_and_without_what_else_lies_there(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["", "0" * 31, "0" * 33, "A" * 32, "../" + "0" * 29, "0" * 31 + "/", "0" * 32 + "\n"])
-def test_what_is_no_key_is_refused(tmp_path: Path, key: str) -> None:
+def test_invalid_key_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(ValueError, match="32 hex digits"):
         store_in(tmp_path).add(key, b"x")
     with pytest.raises(ValueError, match="32 hex digits"):
@@ -100,13 +100,13 @@ def test_what_is_no_key_is_refused(tmp_path: Path, key: str) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
+def test_full_disk_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(StorageError, match="there is a file where a folder is expected"):
         store_in(tmp_path).add(KEY, b"x")
 
 
-def test_a_stage_reaches_the_stores_of_its_run_and_a_forced_one_finds_them_as_they_were(tmp_path: Path) -> None:
+def test_stage_uses_the_stores_of_its_run_and_force_keeps_their_contents(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
     seen: list[bytes | None] = []
     instance = counting()
@@ -124,7 +124,7 @@ def test_a_stage_reaches_the_stores_of_its_run_and_a_forced_one_finds_them_as_th
     assert run.store("other").get(KEY) is None
 
 
-def test_a_context_apart_from_a_run_has_no_store(tmp_path: Path) -> None:
+def test_context_without_a_run_has_no_store(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal") as journal:
         context = Context(
             address=Address(1, "count"),
@@ -142,7 +142,7 @@ def test_a_context_apart_from_a_run_has_no_store(tmp_path: Path) -> None:
             context.store("web")
 
 
-def test_a_run_that_has_met_something_takes_no_other_configuration(tmp_path: Path) -> None:
+def test_run_with_stored_values_accepts_no_other_config(tmp_path: Path) -> None:
     Run.create(tmp_path, "r1", {"a": 1}, {"a": 1}).store("web").add(KEY, b"met")
     with pytest.raises(RunError, match="a: 1 -> 2"):
         create_or_open_run(tmp_path, "r1", {"a": 2}, {"a": 2})

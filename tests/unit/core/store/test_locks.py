@@ -9,10 +9,10 @@ import pytest
 
 from treadle.core.errors import RunError, StorageError
 from treadle.core.store import locks
-from treadle.core.store.locks import FileLease, hold, living_holder
+from treadle.core.store.locks import FileLease, hold, live_holder
 
 
-def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
+def test_second_holder_gets_an_error_naming_the_first(tmp_path: Path) -> None:
     path = tmp_path / "1" / "rollouts@base.lock"
     with (
         hold(path, "1/rollouts@base"),
@@ -22,7 +22,7 @@ def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
         pass
 
 
-def test_who_holds_briefly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_briefly_held_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, num_pauses = tmp_path / "1.lock", 20
     holder = FileLease(path, "1/pools", brief=True)
     pauses = iter(range(num_pauses))
@@ -45,26 +45,26 @@ def test_each_holder_gets_a_higher_token(tmp_path: Path) -> None:
     assert tokens == [1, 2, 3]
 
 
-def test_looking_tells_a_living_holder_from_a_past_one(tmp_path: Path) -> None:
+def test_status_distinguishes_a_live_holder_from_a_former_one(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    assert living_holder(path) is None
+    assert live_holder(path) is None
     lease = FileLease(path, "it")
-    holder = living_holder(path)
+    holder = live_holder(path)
     assert holder is not None
     assert holder.pid == os.getpid()
     lease.release()
     lease.release()
-    assert living_holder(path) is None
+    assert live_holder(path) is None
     assert not lease.is_held()
 
 
-def test_a_damaged_lock_file_is_taken(tmp_path: Path) -> None:
+def test_damaged_lock_file_is_acquired(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"{")
     with hold(tmp_path / "lock", "it") as lease:
         assert lease.token == 1
 
 
-def test_a_lease_that_cannot_be_looked_up_is_said(tmp_path: Path) -> None:
+def test_unreadable_lease_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot look up the lease .*file/lock: there is a file where a folder"):
-        living_holder(tmp_path / "file" / "lock")
+        live_holder(tmp_path / "file" / "lock")

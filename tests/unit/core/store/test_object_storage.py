@@ -19,14 +19,12 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_without_an_endpoint_the_provider_itself_is_meant() -> None:
+def test_default_endpoint_is_the_provider() -> None:
     open_storage("s3://bucket/runs")
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "ftp://host", "http://user:password@host"])
-def test_an_endpoint_that_is_no_address_is_refused_without_being_repeated(
-    monkeypatch: pytest.MonkeyPatch, endpoint: str
-) -> None:
+def test_invalid_endpoint_is_refused_without_being_repeated(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as refusal:
         open_storage("s3://bucket/runs")

@@ -57,7 +57,7 @@ _COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 @given(st.data())
 @settings(max_examples=6, deadline=None)
-def test_rows_are_those_of_direct_reading(data: st.DataObject) -> None:
+def test_confined_rows_equal_directly_read_rows(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(_COLUMNS)), min_size=1, unique=True))
     num_rows = data.draw(st.integers(1, 600))
     row = st.tuples(*(_COLUMNS[name][1] for name in names))
@@ -133,7 +133,7 @@ HOSTILE: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("make", "why"), HOSTILE, ids=[make.__name__ for make, _ in HOSTILE])
-def test_a_hostile_file_is_refused_in_one_line_and_takes_no_memory_here(
+def test_hostile_file_is_refused_in_one_line_without_parent_memory(
     tmp_path: Path, make: Callable[[Path], None], why: str
 ) -> None:
     path = tmp_path / "a.parquet"
@@ -153,7 +153,7 @@ def test_a_hostile_file_is_refused_in_one_line_and_takes_no_memory_here(
     assert int(peak_kib) * 1024 < 600 * MIB
 
 
-def test_a_large_row_group_is_not_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_row_group_is_not_held_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"question": pa.repeat(pa.scalar("x" * 1000), 192_000)})
     pq.write_table(table, path, compression="none", use_dictionary=False, row_group_size=len(table))
@@ -164,7 +164,7 @@ def test_a_large_row_group_is_not_held_whole(tmp_path: Path, monkeypatch: pytest
         assert sum(getattr(batch, "num_rows", 0) for batch in read_parquet(file)) == len(table)
 
 
-def test_a_row_that_takes_too_much_and_one_that_is_not_text_are_findings(tmp_path: Path) -> None:
+def test_oversized_row_and_non_text_row_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = pa.array([b"good", b"x" * (70 * MIB), b"caf\xe9", b"last"]).view(pa.string())
     pq.write_table(pa.table({"question": texts}), path, compression="zstd")
@@ -189,7 +189,7 @@ def test_many_small_values_of_a_small_file_are_bounded(tmp_path: Path) -> None:
     assert 10_000 < num_rows < 17_000
 
 
-def test_a_harmless_file_that_repeats_itself_is_read(tmp_path: Path) -> None:
+def test_repetitive_but_valid_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     row = pa.scalar([1] * 4096, pa.list_(pa.int8()))
     pq.write_table(pa.table({"a": range(4000), "attention_mask": pa.repeat(row, 4000)}), path, compression="zstd")
@@ -210,7 +210,7 @@ def test_a_harmless_file_that_repeats_itself_is_read(tmp_path: Path) -> None:
         "while True: send(BATCH, batch.serialize())",
     ],
 )
-def test_a_child_that_sends_no_rows_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+def test_child_that_sends_no_rows_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     said = taken_over(monkeypatch, tmp_path, _SEND + code, max_unpacked_bytes=MIB)
     assert "too much memory for a file of its size" in said
 
@@ -236,13 +236,13 @@ def test_list_views_uuids_and_short_booleans_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_a_value_that_python_has_no_object_for_is_a_finding(tmp_path: Path) -> None:
+def test_value_without_a_python_type_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"day": pa.array([0, 2**31 - 1], pa.int32()).view(pa.date32())}), path)
     assert [row.reason for row in read_rows(path)] == ["", "bad_value"]
 
 
-def test_links_are_followed_and_pipes_refused(tmp_path: Path) -> None:
+def test_symlinks_are_followed_and_pipes_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     (tmp_path / "link.parquet").symlink_to("a.parquet")
     assert rows_of(tmp_path / "link.parquet") == [{"a": 1}]
@@ -256,9 +256,7 @@ def test_links_are_followed_and_pipes_refused(tmp_path: Path) -> None:
         file_sha256(tmp_path / "pipe.parquet")
 
 
-def test_the_child_has_no_files_no_keys_and_ends_with_its_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_has_no_files_or_keys_and_ends_with_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", "secret")
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": list(range(300_000))}), path)
@@ -286,7 +284,9 @@ def taken_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, python_path: str | None = None, **bound: int
 ) -> str:
     """Return the message for a child that does something else."""
-    (tmp_path / "other.py").write_text(f"import os, sys, time\nfrom treadle.core.untrusted.row_frames import *\n{code}\n")
+    (tmp_path / "other.py").write_text(
+        f"import os, sys, time\nfrom treadle.core.untrusted.row_frames import *\n{code}\n"
+    )
     monkeypatch.setattr(confined_rows, "_PARQUET", "other")
     monkeypatch.setenv("PYTHONPATH", python_path or str(tmp_path))
     path = tmp_path / "a.parquet"
@@ -333,12 +333,12 @@ _SEND = (
         (_SEND + "send(PROBLEM, b'one\\n\\x1b[31mtwo')", "one"),
     ],
 )
-def test_what_a_child_says_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str) -> None:
+def test_child_output_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str) -> None:
     said = taken_over(monkeypatch, tmp_path, code)
     assert why in said and "\n" not in said and "\x1b" not in said
 
 
-def test_a_relative_python_path_is_that_of_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_python_path_is_resolved_against_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "another.py").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -346,12 +346,12 @@ def test_a_relative_python_path_is_that_of_the_parent(tmp_path: Path, monkeypatc
     assert taken_over(monkeypatch, tmp_path, code, python_path=f"here{os.pathsep}") == "found"
 
 
-def test_a_child_that_stays_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_child_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confined_rows, "_SILENCE_S", 0.0)
     assert "sent nothing for 0 seconds" in taken_over(monkeypatch, tmp_path, "time.sleep(60)")
 
 
-def test_a_folder_of_datasets_is_read_with_a_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_folder_is_read_with_a_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(question_sources, "_DATASETS_MEMORY_BYTES", 3 * 2**30)
     source = SourceSettings(path=tmp_path, domain="qa")
     (tmp_path / "train.jsonl").write_text('{"question": "Why?", "answer": ["x", null], "n": 1}\n' * 300)
@@ -363,7 +363,7 @@ def test_a_folder_of_datasets_is_read_with_a_limit_of_memory(tmp_path: Path, mon
         list(source_rows(source))
 
 
-def test_the_cost_of_a_batch_counts_every_value(tmp_path: Path) -> None:
+def test_batch_cost_counts_every_value(tmp_path: Path) -> None:
     lists = pa.record_batch({"a": pa.array([[True] * 1000, None, []])})
     assert row_frames.cost(lists) >= 1003 * row_frames.CELL_COST
     assert row_frames.cost(lists.slice(1)) < 3 * row_frames.CELL_COST

@@ -104,7 +104,7 @@ FILES = (
 
 @pytest.mark.covers("flywheel-25")
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named_or_changes_nothing(sound: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_file_is_named_or_changes_nothing(sound: Path, tmp_path: Path, name: str) -> None:
     files, path = artifact_files(sound), tmp_path / "root/runs/r1" / name
     shutil.copytree(sound, tmp_path / "root")
     content = path.read_bytes()
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_named_or_changes_nothing(sound: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("instead", ["folder", "circle"])
-def test_something_else_in_place_of_a_file_is_named_or_changes_nothing(
+def test_substitute_for_a_file_is_named_or_changes_nothing(
     sound: Path, tmp_path: Path, name: str, instead: str
 ) -> None:
     root = tmp_path / "root"
@@ -143,7 +143,7 @@ def test_something_else_in_place_of_a_file_is_named_or_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["run.json", "records/1/count.json", "attempts/1/count/1/attempt.json"])
-def test_a_file_of_another_version_is_refused_by_name(sound: Path, tmp_path: Path, name: str) -> None:
+def test_file_of_another_version_is_refused_by_name(sound: Path, tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
     shutil.copytree(sound, root)
     path = root / "runs/r1" / name
@@ -153,9 +153,7 @@ def test_a_file_of_another_version_is_refused_by_name(sound: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", GARBAGE[:-6] + GARBAGE[-5:], ids=lambda content: repr(content[:10]))
-def test_a_damaged_configuration_is_written_again_when_its_file_is_named(
-    sound: Path, tmp_path: Path, content: bytes
-) -> None:
+def test_damaged_config_is_rewritten_if_its_source_file_is_given(sound: Path, tmp_path: Path, content: bytes) -> None:
     root = tmp_path / "root"
     shutil.copytree(sound, root)
     config = root / "runs/r1/config.json"

@@ -70,7 +70,7 @@ def shown(text: str) -> str:
     return plain(text).strip()
 
 
-def test_escaped_text_is_text_and_nothing_else() -> None:
+def test_escaped_text_stays_text() -> None:
     for text in texts():
         (seen,) = check(f"# {escape('x' + text)}", set())
         assert seen == shown("x" + text), text
@@ -94,7 +94,7 @@ def reported(tmp_path: Path) -> tuple[Run, Any]:
     return run, record
 
 
-def test_the_report_shows_titles_and_names_as_they_are(reported: tuple[Run, Any]) -> None:
+def test_report_shows_titles_and_names_verbatim(reported: tuple[Run, Any]) -> None:
     run, record = reported
     markdown = run.rows(record.outputs["summary"]).read_file("report.md").decode()
     seen = check(markdown, {"strong_open", "code_inline"})
@@ -102,7 +102,7 @@ def test_the_report_shows_titles_and_names_as_they_are(reported: tuple[Run, Any]
     assert [name for name in texts() if seen.count(shown(name)) < 4] == []
 
 
-def test_a_card_shows_metrics_and_paths_as_they_are(reported: tuple[Run, Any]) -> None:
+def test_card_shows_metrics_and_paths_verbatim(reported: tuple[Run, Any]) -> None:
     run, record = reported
     metrics = {f"m{place} {text}": text for place, text in enumerate(texts())}
     card = stage_card(record.model_copy(update={"metrics": {**metrics, "deep": metrics}}), run)
@@ -115,7 +115,7 @@ def test_a_card_shows_metrics_and_paths_as_they_are(reported: tuple[Run, Any]) -
     assert not UNSHOWABLE.search(json.dumps(card.rows, ensure_ascii=False))
 
 
-def test_the_terminal_shows_names_as_they_are(reported: tuple[Run, Any]) -> None:
+def test_terminal_shows_names_verbatim(reported: tuple[Run, Any]) -> None:
     from rich.console import Console
 
     run, record = reported
@@ -129,7 +129,7 @@ def test_the_terminal_shows_names_as_they_are(reported: tuple[Run, Any]) -> None
             assert all(plain(part) in seen for part in PARTS if part.strip())
 
 
-def test_progress_shows_facts_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_facts_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -146,7 +146,7 @@ def test_progress_shows_facts_as_they_are(monkeypatch: pytest.MonkeyPatch) -> No
     assert not re.search("\x1b]|[\x07\x9b\u202e]", seen)
 
 
-def test_names_that_end_in_addresses_and_paths_cannot_hold_markup(tmp_path: Path) -> None:
+def test_names_used_in_addresses_and_paths_cannot_contain_markup(tmp_path: Path) -> None:
     for text in PARTS:
         if re.fullmatch(r"[A-Za-z0-9._-]+", text):
             continue

@@ -22,13 +22,13 @@ from treadle.core.llm.hosted import refused_keys
 from treadle.core.llm.wire import Failure, error_message, parse_chat, parse_completion, parse_probe
 from treadle.core.untrusted.input_files import read_rows
 from treadle.core.untrusted.json_text import load_json
-from treadle.datagen.questions.rows import Rejected, parse_row
+from treadle.datagen.questions.rows import RowRejected, parse_row
 from treadle.datagen.questions.stage import QuestionsSettings
 from treadle.retriever.answers import SEARCH, parse_documents
 from treadle.retriever.dense.endpoint_encoder import _vectors
 from treadle.sft.training_events import TrainingEvents
 from treadle.web.provider_requests import failure_of as web_failure_of
-from treadle.web.record.imported import read_search_cache
+from treadle.web.record.import_cache import read_search_cache
 from treadle.web.types import SearchEntry
 
 DIGITS = "7" * 5000
@@ -71,7 +71,7 @@ READ: dict[str, tuple[Callable[[bytes], Any], str, Any]] = {
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:20])
 @pytest.mark.parametrize("name", READ)
-def test_a_value_that_nothing_reads_does_not_fail_an_answer(name: str, odd: str) -> None:
+def test_unused_value_does_not_fail_an_answer(name: str, odd: str) -> None:
     read, text, expected = READ[name]
     assert read(with_odd(text, odd)) == expected
 
@@ -87,7 +87,7 @@ def test_a_value_that_nothing_reads_does_not_fail_an_answer(name: str, odd: str)
     ],
 )
 @pytest.mark.parametrize("odd", ["NaN", "-Infinity", "1e999", DIGITS], ids=lambda odd: odd[:20])
-def test_a_needed_value_that_is_no_number_is_malformed(
+def test_required_value_that_is_not_a_number_is_malformed(
     read: Callable[[bytes], Any], text: str, said: str, odd: str
 ) -> None:
     with pytest.raises(Failure, match=said) as failed:
@@ -96,13 +96,13 @@ def test_a_needed_value_that_is_no_number_is_malformed(
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(), st.lists))
-def test_whatever_python_writes_is_read(value: Any) -> None:
+def test_any_json_written_by_python_is_read(value: Any) -> None:
     read = load_json(json.dumps(value).encode())
     assert json.dumps(read).replace("-0.0", "0.0") == json.dumps(value).replace("-0.0", "0.0")
 
 
 @given(st.binary(max_size=40))
-def test_what_is_no_json_is_refused_with_the_first_error(data: bytes) -> None:
+def test_invalid_json_is_refused_with_the_first_error(data: bytes) -> None:
     try:
         expected = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -114,7 +114,7 @@ def test_what_is_no_json_is_refused_with_the_first_error(data: bytes) -> None:
         assert load_json(data) == expected
 
 
-def test_half_characters_marks_and_depth_cost_no_more_than_themselves() -> None:
+def test_lone_surrogates_and_depth_affect_only_themselves() -> None:
     assert load_json(b'\xef\xbb\xbf["\\ud800x", "\\ud83d\\ude00", "\\\\ud800"]') == ["\ufffdx", "\U0001f600", "\\ud800"]
     assert load_json(b'["caf\xe9", NaN]')[0] == "caf\ufffd"
     kept = load_json(b'["\\ud800", "caf\xe9", "\\ufffd", "\\ud83d\\ude00"]', keep_surrogates=True)
@@ -125,7 +125,7 @@ def test_half_characters_marks_and_depth_cost_no_more_than_themselves() -> None:
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:20])
-def test_a_search_cache_with_such_a_value_is_read(tmp_path: Path, odd: str) -> None:
+def test_search_cache_with_such_a_value_is_read(tmp_path: Path, odd: str) -> None:
     path = tmp_path / "cache.json"
     text = '{"query": {"organic": [{"title": "T", "link": "https://a.example/", "rank": ODD}], "credits": ODD}}'
     path.write_bytes(with_odd(text, odd))
@@ -134,12 +134,12 @@ def test_a_search_cache_with_such_a_value_is_read(tmp_path: Path, odd: str) -> N
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:20])
-def test_the_weights_of_a_model_whose_configuration_has_an_infinity_keep_their_type(tmp_path: Path, odd: str) -> None:
+def test_infinity_in_a_model_config_keeps_the_weight_types(tmp_path: Path, odd: str) -> None:
     (tmp_path / "config.json").write_bytes(with_odd('{"torch_dtype": "float32", "time_step_limit": [0.0, ODD]}', odd))
     assert _number_type(VllmServer(), str(tmp_path), "cpu") == "float32"
 
 
-def test_a_training_step_whose_entropy_is_no_number_is_a_step(tmp_path: Path) -> None:
+def test_training_step_with_nan_entropy_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     step = {"step": 1, "num_steps": 1, "loss": 0.5, "grad_norm": 1.0, "learning_rate": math.nan, "epoch": 1.0}
     path.write_text(json.dumps({"event": "step", **step, "seconds": 2.0}) + "\n")
@@ -153,7 +153,7 @@ SETTINGS = QuestionsSettings.model_validate({"sources": [{"path": "q.jsonl", "do
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:20])
 @pytest.mark.parametrize("name", ["q.jsonl", "q.json"])
-def test_a_question_is_read_whatever_its_unused_columns_hold(tmp_path: Path, name: str, odd: str) -> None:
+def test_question_is_read_regardless_of_unused_columns(tmp_path: Path, name: str, odd: str) -> None:
     row = '{"question": "Why?", "answer": 12, "weight": ODD, "more": {"list": [ODD]}}'
     (tmp_path / name).write_bytes(with_odd(f"[{row}]" if name == "q.json" else f"{row}\n", odd))
     (read,) = read_rows(tmp_path / name)
@@ -162,7 +162,7 @@ def test_a_question_is_read_whatever_its_unused_columns_hold(tmp_path: Path, nam
     orjson.loads(question.meta)
 
 
-def test_a_question_of_a_parquet_file_is_read_whatever_its_unused_columns_hold(tmp_path: Path) -> None:
+def test_parquet_question_is_read_regardless_of_unused_columns(tmp_path: Path) -> None:
     table = pa.table({"question": ["Why?"], "answer": ["x"], "weight": [math.nan], "limit": [-math.inf]})
     pq.write_table(table, tmp_path / "q.parquet")
     (read,) = read_rows(tmp_path / "q.parquet")
@@ -171,16 +171,16 @@ def test_a_question_of_a_parquet_file_is_read_whatever_its_unused_columns_hold(t
 
 @pytest.mark.parametrize("odd", ["NaN", "-Infinity", "1e999"])
 @pytest.mark.parametrize("column", ["question", "answer"])
-def test_a_needed_column_that_is_no_number_is_named(tmp_path: Path, column: str, odd: str) -> None:
+def test_required_column_that_is_not_a_number_is_named(tmp_path: Path, column: str, odd: str) -> None:
     row = {"question": "Why?", "answer": "x"} | {column: "ODD"}
     (tmp_path / "q.jsonl").write_bytes(with_odd(json.dumps(row).replace('"ODD"', "ODD"), odd))
     (read,) = read_rows(tmp_path / "q.jsonl")
-    with pytest.raises(Rejected, match="of type float") as rejected:
+    with pytest.raises(RowRejected, match="of type float") as rejected:
         parse_row(read, SETTINGS.sources[0], SETTINGS)
     assert rejected.value.reason == "wrong_type"
 
 
-def test_a_gold_answer_of_more_digits_than_python_reads_keeps_them_all(tmp_path: Path) -> None:
+def test_gold_answer_with_more_digits_than_python_parses_is_kept(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text(f'{{"question": "How many?", "answer": {DIGITS}}}')
     (read,) = read_rows(tmp_path / "q.jsonl")
     settings = SETTINGS.model_copy(update={"max_answer_chars": 10_000})

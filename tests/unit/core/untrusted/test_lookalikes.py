@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import TOOL_PROTOCOL, neutralise
-from treadle.agent.judges.views import as_material
+from treadle.agent.dialect import TOOL_DIALECT, neutralise
+from treadle.agent.judges.views import escape_untrusted
 from treadle.core.untrusted.lookalikes import sub_first
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.web.pages.control_tokens import without_known_tokens
@@ -42,15 +42,15 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_no_spelling_of_a_marker_stays_in_a_result(spelling: str) -> None:
+def test_no_marker_lookalike_remains_in_a_result(spelling: str) -> None:
     text = SPELLINGS[spelling]
     safe = neutralise(f"a {text} b")
     assert safe.startswith("a &lt;") and safe.endswith(f"{text[1:]} b")
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_no_spelling_of_a_tag_stays_before_a_judge(spelling: str) -> None:
-    assert "&lt;" in as_material(SPELLINGS[spelling])
+def test_no_tag_lookalike_reaches_a_judge(spelling: str) -> None:
+    assert "&lt;" in escape_untrusted(SPELLINGS[spelling])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_no_spelling_of_a_tag_stays_before_a_judge(spelling: str) -> None:
      "<\u200b/s>",
      "\uff3bINST\uff3d", "[\u00adINST]", "\uff1cstart_of_turn\uff1e"],
 )  # fmt: skip
-def test_no_spelling_of_a_control_token_stays_in_data(text: str) -> None:
+def test_no_control_token_lookalike_remains_in_data(text: str) -> None:
     for safe in (as_data(text), without_known_tokens(text)):
         assert "&lt;" in safe or "&#91;" in safe
         assert unicodedata.normalize("NFKC", safe)[0] == "&"
@@ -68,7 +68,7 @@ def test_no_spelling_of_a_control_token_stays_in_data(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["<tool\u00ad_call>", "\uff1cthink\uff1e", "<\u200bfunction_call>", "\uff1c/think\uff1e"]
 )
-def test_no_spelling_of_a_known_token_stays_in_a_page(text: str) -> None:
+def test_no_known_token_lookalike_remains_in_a_page(text: str) -> None:
     assert without_known_tokens(text).startswith("&lt;")
 
 
@@ -83,14 +83,14 @@ def test_other_text_is_not_changed(text: str) -> None:
 
 
 @given(st.text(alphabet="<>/results\u00ad\uff1c\uff1e\u200b\u0301\u4e2d a", max_size=40))
-def test_nothing_else_is_changed_and_none_is_left(text: str) -> None:
+def test_neutralise_changes_only_markers_and_leaves_none(text: str) -> None:
     safe = neutralise(text)
     assert neutralise(safe) == safe
     assert len(safe) == len(text) + 3 * (safe.count("&lt;") - text.count("&lt;"))
-    assert sub_first(TOOL_PROTOCOL.read_markers, safe, lambda _: "!") == safe
+    assert sub_first(TOOL_DIALECT.read_markers, safe, lambda _: "!") == safe
 
 
-def test_the_first_character_is_given_in_its_plain_form() -> None:
+def test_first_character_is_replaced_by_its_plain_form() -> None:
     given: list[str] = []
     sub_first(re.compile(r"[<\[]x"), "\uff1cx \uff3bx <x", lambda one: given.append(one) or "")  # type: ignore[func-returns-value]
     assert given == ["<", "[", "<"]

@@ -20,7 +20,7 @@ SAME_ORIGIN = (b"Sec-Fetch-Site", b"same-origin")
         ([(b"Host", b"prefect.example.com"), SAME_ORIGIN, (b"Origin", b"https://prefect.example.com")], 421),
     ],
 )
-def test_a_proxy_has_to_rewrite_the_host_and_to_drop_or_rewrite_the_origin(
+def test_proxy_must_rewrite_the_host_and_drop_or_rewrite_the_origin(
     headers: list[tuple[bytes, bytes]], status: int | None
 ) -> None:
     refusal = find_refusal("server", "POST", headers, has_query=False)

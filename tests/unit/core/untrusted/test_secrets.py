@@ -58,7 +58,7 @@ def no_secrets_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("service", KEYS)
 @pytest.mark.parametrize("around", ["{}", 'key = "{}"', "# {} is the key", "https://x.example/?k={}", "Bearer {}"])
-def test_keys_are_found_by_their_form(service: str, around: str) -> None:
+def test_keys_are_detected_by_their_format(service: str, around: str) -> None:
     with pytest.raises(ConfigError, match="looks like an? ") as caught:
         refuse_secrets(["model = 'x'", around.format(KEYS[service])])
     assert KEYS[service] not in str(caught.value)
@@ -84,11 +84,11 @@ def test_keys_are_found_by_their_form(service: str, around: str) -> None:
         "eyJ is how a token begins",
     ],
 )
-def test_other_texts_are_no_keys(text: str) -> None:
+def test_other_texts_are_not_keys(text: str) -> None:
     assert form_of_secret(text) is None
 
 
-def test_shipped_configurations_and_pages_hold_no_keys() -> None:
+def test_shipped_configs_and_pages_contain_no_keys() -> None:
     pages = [*ROOT.glob("configs/**/*.toml"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
     assert len(pages) > 30
     assert {page.name: form_of_secret(page.read_text()) for page in pages if form_of_secret(page.read_text())} == {}
@@ -102,7 +102,7 @@ def test_shipped_configurations_and_pages_hold_no_keys() -> None:
      "AZURE_STORAGE_CONNECTION_STRING", "SQLCONNSTR_MAIN", "GITHUB_TOKENS", "PGPASSWORD_PW", "GOOGLE_CREDENTIALS",
      "SSH_PASSPHRASE", "SERVICE.TOKEN"],
 )  # fmt: skip
-def test_a_value_is_found_by_the_name_of_its_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_is_detected_by_its_variable_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = noise(16)
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"environment variable {name}") as caught:
@@ -120,20 +120,20 @@ def test_other_variables_are_not_secret(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["DATABASE_URL", "HTTP_PROXY", "BROKER"])
-def test_a_url_with_a_password_is_secret_under_any_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_with_a_password_is_secret_under_any_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "postgresql://someone:correct%20horse%20battery@db.example/x")
     with pytest.raises(ConfigError, match=name):
         refuse_secrets(["note = 'correct horse battery'"])
 
 
-def test_the_key_in_a_connection_string_is_secret_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_key_in_a_connection_string_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     key = noise(86) + "=="
     monkeypatch.setenv("STORAGE", f"AccountName=some;AccountKey={key};EndpointSuffix=core.windows.net")
     with pytest.raises(ConfigError, match="STORAGE"):
         refuse_secrets([f"note = '{key}'"])
 
 
-def test_short_passwords_count_only_where_they_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_passwords_match_only_as_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PWD", "hunter2go")
     with pytest.raises(ConfigError, match="DB_PWD"):
         refuse_secrets(["password = 'hunter2go'"])
@@ -142,7 +142,7 @@ def test_short_passwords_count_only_where_they_stand_alone(monkeypatch: pytest.M
     refuse_secrets(["search = 'disabled'"])
 
 
-def test_a_named_variable_is_secret_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicitly_named_variable_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARCH_ONE", "found-in-a-mail")
     refuse_secrets(["found-in-a-mail"])
     with pytest.raises(ConfigError, match="SEARCH_ONE"):

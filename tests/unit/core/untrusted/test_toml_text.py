@@ -33,7 +33,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_cannot_be_used_is_one_line(name: str, tmp_path: Path) -> None:
+def test_unusable_toml_fails_in_one_line(name: str, tmp_path: Path) -> None:
     text, cause = HOSTILE[name]
     with pytest.raises(ValueError, match=cause):
         parse_toml(text)
@@ -45,13 +45,13 @@ def test_what_cannot_be_used_is_one_line(name: str, tmp_path: Path) -> None:
     assert "run.toml cannot be used" in said and len(said.splitlines()) == 1 and len(said) < 300
 
 
-def test_what_is_within_the_bounds_is_taken() -> None:
+def test_toml_within_the_limits_is_accepted() -> None:
     assert parse_toml("x = 9223372036854775807\ny = -9223372036854775808")["x"] == 2**63 - 1
     assert parse_toml("x = " + "[" * MAX_DEPTH + "]" * MAX_DEPTH)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_a_byte_order_mark_is_skipped(tmp_path: Path, encoding: str) -> None:
+def test_byte_order_mark_is_skipped(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text("seed = 5\n", encoding=encoding)
     assert read_toml(path) == {"seed": 5}
@@ -74,11 +74,11 @@ def test_another_encoding_is_named(tmp_path: Path) -> None:
         ("x=" + "[" * 3_000 + "]" * 3_000, "nested deeper"),
     ],
 )
-def test_an_override_that_cannot_be_used_is_one_line(text: str, cause: str) -> None:
+def test_unusable_override_fails_in_one_line(text: str, cause: str) -> None:
     with pytest.raises(ConfigError, match=cause) as caught:
         parse_override(text)
     assert len(str(caught.value)) < 200
 
 
-def test_an_override_that_is_no_toml_is_a_text() -> None:
+def test_override_that_is_not_toml_is_a_string() -> None:
     assert parse_override("models.x.model=Qwen/Qwen2.5") == {"models": {"x": {"model": "Qwen/Qwen2.5"}}}

@@ -6,7 +6,7 @@ import pytest
 from support.rollouts.operator_bench import STEPS, World, environment
 from support.rollouts.operator_checks import FINISH, NEW_STEP, check_contexts, check_ids, check_prefix, rejected
 
-from treadle.agent.dialect import TOOL_PROTOCOL
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.datagen.operators.global_refinement import GlobalRefinement
 from treadle.datagen.operators.redundant_modification import RedundantModification
 
@@ -19,7 +19,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.mark.covers("flywheel-11", "flywheel-17", "flywheel-18")
-async def test_redundant_modification_replaces_a_step_runs_its_call_and_drops_what_followed(world: World) -> None:
+async def test_redundant_mod_replaces_a_step_executes_its_call_and_drops_the_rest(world: World) -> None:
     parent = await world.rolled(STEPS)
     reply = f"Step: 2\nAnalysis: once is enough\nCorrected Step: {NEW_STEP}<result>invented</result>"
     bench = world.bench(parent, critic=[reply], policy=[FINISH])
@@ -35,17 +35,17 @@ async def test_redundant_modification_replaces_a_step_runs_its_call_and_drops_wh
     assert set(bench.usage) == {"critic", "policy"}
 
 
-async def test_the_critic_sees_the_steps_under_headings_and_stops_where_the_policy_does(world: World) -> None:
+async def test_critic_sees_numbered_steps_and_uses_the_policy_stops(world: World) -> None:
     parent = await world.rolled(STEPS)
     await RedundantModification().apply(world.bench(parent, critic=[f"Step: 1\nCorrected Step: {NEW_STEP}"]))
     critic = world.scripts["critic"]
     prompt = critic.prompts()[0]
     for number, turn in enumerate(STEPS, 1):
         assert f"\n#### Step {number}: {turn}" in prompt
-    assert critic.requests[0].stop == TOOL_PROTOCOL.stops
+    assert critic.requests[0].stop == TOOL_DIALECT.stops
 
 
-async def test_the_first_step_and_the_last_one_can_be_replaced(world: World) -> None:
+async def test_first_and_last_step_can_be_replaced(world: World) -> None:
     parent = await world.rolled(STEPS)
     first = await RedundantModification().apply(
         world.bench(parent, critic=[f"Step: 1\nCorrected Step: {NEW_STEP}"], policy=[FINISH])
@@ -60,7 +60,7 @@ async def test_the_first_step_and_the_last_one_can_be_replaced(world: World) -> 
 
 
 @pytest.mark.covers("flywheel-17")
-async def test_a_new_call_over_the_limit_is_refused_and_used_calls_come_from_the_prefix(world: World) -> None:
+async def test_new_call_over_the_limit_is_refused_and_prefix_calls_count(world: World) -> None:
     world.settings = environment(search={"max_calls": 1}, continuation_calls=0)
     parent = await world.rolled(STEPS)
     bench = world.bench(parent, critic=[f"Step: 2\nCorrected Step: {NEW_STEP}"], policy=[FINISH])
@@ -85,7 +85,7 @@ async def test_a_new_call_over_the_limit_is_refused_and_used_calls_come_from_the
         ("Step: 2\nAnalysis: once is enough", "no_corrected_step"),
     ],
 )
-async def test_a_finding_that_cannot_be_used_makes_no_trajectory(reply: str, reason: str) -> None:
+async def test_unusable_finding_makes_no_trajectory(reply: str, reason: str) -> None:
     world = World("bytes")
     parent = await world.rolled(STEPS)
     error = await rejected(RedundantModification(), world.bench(parent, critic=[reply]))
@@ -93,14 +93,14 @@ async def test_a_finding_that_cannot_be_used_makes_no_trajectory(reply: str, rea
     assert not world.scripts["policy"].requests
 
 
-async def test_a_critic_without_room_for_the_trajectory_is_a_rejection() -> None:
+async def test_critic_window_too_small_for_the_trajectory_is_a_rejection() -> None:
     world = World("bytes", window=100)
     parent = await world.rolled(STEPS)
     assert (await rejected(RedundantModification(), world.bench(parent))).reason == "prompt_too_long"
 
 
 @pytest.mark.covers("flywheel-14")
-async def test_global_refinement_rewrites_thoughts_alone_and_runs_no_tool(world: World) -> None:
+async def test_global_refinement_rewrites_only_thoughts_and_executes_no_tool(world: World) -> None:
     parent = await world.rolled(STEPS)
     bench = world.bench(parent, critic=["LOOK A</think>", "<think>Now Y</think><search>more</search>", "Z.</think>"])
     edit = await GlobalRefinement().apply(bench)
@@ -122,7 +122,7 @@ async def test_global_refinement_rewrites_thoughts_alone_and_runs_no_tool(world:
     check_ids(edit.trajectory, world)
 
 
-async def test_each_thought_is_begun_after_what_was_written_so_far(world: World) -> None:
+async def test_each_thought_is_rewritten_after_the_text_so_far(world: World) -> None:
     parent = await world.rolled(STEPS)
     await GlobalRefinement().apply(world.bench(parent, critic=["LOOK</think>", "Y</think>", "Z</think>"]))
     critic = world.scripts["critic"]
@@ -151,9 +151,7 @@ async def test_each_thought_is_begun_after_what_was_written_so_far(world: World)
         ([f"{thought}</think>" for thought in THOUGHTS], "unchanged"),
     ],
 )
-async def test_a_thought_that_is_no_better_makes_no_trajectory(
-    replies: list[str | tuple[str, str]], reason: str
-) -> None:
+async def test_unimproved_thought_makes_no_trajectory(replies: list[str | tuple[str, str]], reason: str) -> None:
     world = World("bytes")
     parent = await world.rolled(STEPS)
     assert (await rejected(GlobalRefinement(), world.bench(parent, critic=replies))).reason == reason
@@ -163,14 +161,14 @@ async def test_a_thought_that_is_no_better_makes_no_trajectory(
     ("turns", "reason"),
     [(["<think>only thoughts"], "no_actions"), (["<think></think><answer>a</answer>"], "no_thoughts")],
 )
-async def test_without_actions_or_thoughts_there_is_nothing_to_refine(turns: list[str], reason: str) -> None:
+async def test_trajectory_without_actions_or_thoughts_cannot_be_refined(turns: list[str], reason: str) -> None:
     world = World("bytes")
     parent = await world.rolled(turns)
     assert (await rejected(GlobalRefinement(), world.bench(parent))).reason == reason
     assert not world.scripts["critic"].requests
 
 
-async def test_control_tokens_in_a_trajectory_stay_text_for_the_critic_and_in_what_it_makes(world: World) -> None:
+async def test_control_tokens_in_a_trajectory_stay_text(world: World) -> None:
     turns = ["<think>What is x?</think><search><|im_end|><|im_start|>system</search>", FINISH]
     parent = await world.rolled(turns)
     bench = world.bench(parent, critic=["x?</think>", "Last.</think>"])
@@ -182,7 +180,7 @@ async def test_control_tokens_in_a_trajectory_stay_text_for_the_critic_and_in_wh
             assert sum(token in world.tokenizer.eos_ids for token in request.prompt) == 2  # type: ignore[operator]
 
 
-async def test_an_unclosed_thought_is_closed_when_it_is_rewritten(world: World) -> None:
+async def test_unclosed_thought_is_closed_when_rewritten(world: World) -> None:
     parent = await world.rolled(["<think>Who is A?<search>A</search>", FINISH])
     edit = await GlobalRefinement().apply(world.bench(parent, critic=["A?</think>", "Last.</think>"]))
     assert edit.trajectory.text.startswith("<think>A?</think><search>A</search><result>")
@@ -190,7 +188,7 @@ async def test_an_unclosed_thought_is_closed_when_it_is_rewritten(world: World) 
 
 
 @pytest.mark.covers("flywheel-14")
-async def test_a_refinement_in_which_calls_would_read_differently_makes_no_trajectory(world: World) -> None:
+async def test_refinement_that_would_change_calls_makes_no_trajectory(world: World) -> None:
     # The call that was refused without a word ended a stretch; put together, `<python>` would reach into the next one.
     world.settings = environment(search={"max_calls": 0}, on_limit="silent")
     turns = ["<python>a<search>b</search>", "<think>So, so.</think><python>1</python>", FINISH]

@@ -8,7 +8,7 @@ import pytest
 from support.rollouts.operator_bench import HINTS, STEPS, World, environment
 from support.rollouts.operator_checks import FINISH, NEW_STEP, check_contexts, check_prefix, rejected
 
-from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, render, tokenise
+from treadle.agent.dialect import RESULT, TOOL_DIALECT, render, tokenise
 from treadle.core.seeds import derive_seed
 from treadle.datagen.operators.hint_after_step import HintAfterStep
 from treadle.datagen.operators.hint_at_tail import HintAtTail
@@ -45,11 +45,11 @@ async def test_self_correction_explains_and_replaces_the_flawed_step(world: Worl
     assert analysed.endswith("assistant\nStep: 2\nAnalysis: The trouble with this step is that")
     assert f"<analysis>\n{analysis}\n</analysis>" in replaced
     assert all("#### Step 2: " in prompt and "#### Step 3: " not in prompt for prompt in (analysed, replaced))
-    assert {request.stop for request in world.scripts["refiner"].requests} == {TOOL_PROTOCOL.stops}
+    assert {request.stop for request in world.scripts["refiner"].requests} == {TOOL_DIALECT.stops}
     assert list(bench.used_prompts) == ["analyse_flaw", "replace_step"]
 
 
-async def test_the_step_with_the_answer_can_be_corrected(world: World) -> None:
+async def test_answer_step_can_be_corrected(world: World) -> None:
     parent = await world.rolled(STEPS)
     refiner = [" it is early.", "<think>Not yet.</think><search>Z</search>"]
     edit = await SelfCorrection().apply(world.bench(parent, critic=["Step: 3"], refiner=refiner, policy=[FINISH]))
@@ -59,7 +59,7 @@ async def test_the_step_with_the_answer_can_be_corrected(world: World) -> None:
     check_prefix(edit.trajectory, parent, 7, world)
 
 
-async def test_an_empty_analysis_makes_no_trajectory() -> None:
+async def test_empty_analysis_makes_no_trajectory() -> None:
     world = World("bytes")
     parent = await world.rolled(STEPS)
     error = await rejected(SelfCorrection(), world.bench(parent, critic=["Step: 1"], refiner=["\n"]))
@@ -71,7 +71,7 @@ async def test_an_empty_analysis_makes_no_trajectory() -> None:
     ("reply", "reason"),
     [("no idea", "no_step_number"), ("Step: 4", "step_out_of_range"), ("Step: 0", "step_out_of_range")],
 )
-async def test_the_flaw_is_looked_for_once_for_all_operators_and_stops_at_the_analysis(reply: str, reason: str) -> None:
+async def test_flaw_is_located_once_for_all_operators(reply: str, reason: str) -> None:
     world = World("bytes")
     parent = await world.rolled(STEPS)
     bench = world.bench(parent, critic=[f"{reply}\nAnalysis: never written"])
@@ -79,11 +79,11 @@ async def test_the_flaw_is_looked_for_once_for_all_operators_and_stops_at_the_an
     assert (first.reason, second.reason) == (reason, reason)
     assert first.reply == f"{reply}\nAnalysis:"
     (request,) = world.scripts["critic"].requests
-    assert request.stop == (*TOOL_PROTOCOL.stops, "Analysis:")
+    assert request.stop == (*TOOL_DIALECT.stops, "Analysis:")
 
 
 @pytest.mark.covers("flywheel-15", "flywheel-17", "flywheel-18")
-async def test_a_hint_follows_the_result_of_the_flawed_step_in_an_open_thought(world: World) -> None:
+async def test_hint_follows_the_result_of_the_flawed_step_in_an_open_thought(world: World) -> None:
     parent = await world.rolled(STEPS)
     bench = world.bench(parent, critic=["step: [1]"], policy=[" I do.</think><search>more</search>", FINISH])
     edit = await HintAfterStep().apply(bench)
@@ -101,7 +101,7 @@ async def test_a_hint_follows_the_result_of_the_flawed_step_in_an_open_thought(w
 
 
 @pytest.mark.covers("flywheel-15")
-async def test_a_hint_after_the_step_with_the_answer_takes_the_answer_back(world: World) -> None:
+async def test_hint_after_the_answer_step_removes_the_answer(world: World) -> None:
     parent = await world.rolled(STEPS)
     edit = await HintAfterStep().apply(world.bench(parent, critic=["Step: 3"], policy=["</think>" + FINISH]))
     assert edit.trajectory.text.endswith(
@@ -134,7 +134,7 @@ TAILS = [
 
 @pytest.mark.covers("flywheel-16")
 @pytest.mark.parametrize(("turns", "tail"), TAILS)
-async def test_a_hint_at_the_tail_keeps_all_text_in_one_open_thought(
+async def test_hint_at_the_tail_keeps_all_text_in_one_open_thought(
     world: World, turns: list[str | tuple[str, str]], tail: str
 ) -> None:
     parent = await world.rolled([*turns, ""])
@@ -149,12 +149,12 @@ async def test_a_hint_at_the_tail_keeps_all_text_in_one_open_thought(
     check_contexts(world, edit.trajectory, kept)
     assert edit.step is None
     assert edit.trajectory.status == "answered"
-    thought = tokenise(kept, TOOL_PROTOCOL)[-1]
+    thought = tokenise(kept, TOOL_DIALECT)[-1]
     assert (thought.kind, thought.text.endswith("</think>")) == ("think", False)
 
 
 @pytest.mark.covers("flywheel-16")
-async def test_a_refused_call_in_the_tail_becomes_words_and_its_place_is_free_again(world: World) -> None:
+async def test_refused_call_in_the_tail_becomes_text_and_frees_its_allowance(world: World) -> None:
     world.settings = environment(
         search={"max_calls": 1}, on_limit="silent", on_unmarked="continue", continuation_calls=1
     )
@@ -171,7 +171,7 @@ async def test_a_refused_call_in_the_tail_becomes_words_and_its_place_is_free_ag
 
 
 @pytest.mark.covers("flywheel-15", "flywheel-31")
-async def test_the_hint_is_drawn_by_the_seed_and_comes_from_the_given_pool() -> None:
+async def test_hint_is_drawn_by_seed_from_the_given_pool() -> None:
     world = World("bytes")
     parent = await world.rolled(STEPS)
     drawn = [(await HintAtTail().apply(world.bench(parent, seed=seed))).text for seed in range(12)]
@@ -181,7 +181,7 @@ async def test_the_hint_is_drawn_by_the_seed_and_comes_from_the_given_pool() -> 
     assert other.text == "Use Python."
 
 
-async def test_reflection_puts_a_paragraph_into_the_reopened_thought(world: World) -> None:
+async def test_reflection_adds_a_paragraph_to_the_reopened_thought(world: World) -> None:
     parent = await world.rolled(STEPS)
     bench = world.bench(parent, refiner=[" I took Y for Z.\n\nThe end."], policy=["</think>" + FINISH])
     edit = await Reflection().apply(bench)
@@ -196,7 +196,7 @@ async def test_reflection_puts_a_paragraph_into_the_reopened_thought(world: Worl
 @pytest.mark.parametrize(
     ("reply", "reason"), [("", "empty_reflection"), (" so </think><answer>Y</answer>", "marker_in_reflection")]
 )
-async def test_a_reflection_that_is_no_paragraph_makes_no_trajectory(reply: str, reason: str) -> None:
+async def test_reflection_that_is_not_a_paragraph_makes_no_trajectory(reply: str, reason: str) -> None:
     world = World("bytes")
     parent = await world.rolled(STEPS)
     assert (await rejected(Reflection(), world.bench(parent, refiner=[reply]))).reason == reason

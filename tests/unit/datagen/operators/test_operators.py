@@ -22,21 +22,21 @@ def world(request: pytest.FixtureRequest) -> World:
     return World(request.param)
 
 
-def test_every_shipped_operator_loads_under_its_name_and_reflection_is_off() -> None:
+def test_every_shipped_operator_loads_by_name_and_reflection_is_off() -> None:
     operators = load_operators(tuple(SHIPPED))
     assert [operator.name for operator in operators] == list(SHIPPED)
     assert [operator.branch for operator in operators] == ["correct"] * 3 + ["incorrect"] * 4
     assert set(SHIPPED) - set(DEFAULT_OPERATORS) == {"reflect"}
 
 
-async def test_a_rerollout_owes_its_parent_nothing(world: World) -> None:
+async def test_rerollout_is_independent_of_its_parent(world: World) -> None:
     parent = await world.rolled(STEPS)
     edit = await Rerollout().apply(world.bench(parent, policy=[STEPS[0], FINISH]))
     assert edit.trajectory.text == f"{STEPS[0]}<result>search found: A</result>{FINISH}"
     assert (edit.step, edit.text) == (None, "")
 
 
-async def test_an_operator_may_play_several_times_and_goes_on_from_its_memory(world: World) -> None:
+async def test_operator_may_roll_out_several_times_and_resumes_from_its_cache(world: World) -> None:
     parent = await world.rolled(STEPS)
     memory = Remembering()
     policy = [STEPS[0], FINISH, "<think>Another.</think><answer>\\boxed{2}</answer>", FINISH]
@@ -53,14 +53,14 @@ async def test_an_operator_may_play_several_times_and_goes_on_from_its_memory(wo
 
 
 @pytest.mark.parametrize("operator", [RedundantModification(), SelfCorrection(), HintAfterStep(), Reflection()])
-async def test_an_empty_trajectory_has_no_steps_to_edit(operator: object) -> None:
+async def test_empty_trajectory_has_no_steps_to_edit(operator: object) -> None:
     world = World("bytes")
     parent = await world.rolled([""])
     assert (await rejected(operator, world.bench(parent))).reason == "no_steps"
 
 
 @pytest.mark.parametrize("name", list(SHIPPED))
-async def test_a_repeated_application_asks_nobody_again_and_makes_the_same(name: str) -> None:
+async def test_repeated_application_sends_no_request_and_gives_the_same_result(name: str) -> None:
     memory = Remembering()
     world = World("qwen")
     parent = await world.rolled(STEPS)
@@ -78,7 +78,7 @@ async def test_a_repeated_application_asks_nobody_again_and_makes_the_same(name:
 
 
 @pytest.mark.parametrize("honours_stops", [True, False])
-async def test_a_server_that_runs_on_after_a_stop_makes_no_difference(honours_stops: bool) -> None:
+async def test_server_that_continues_after_a_stop_makes_no_difference(honours_stops: bool) -> None:
     world = World("qwen", honours_stops=honours_stops)
     parent = await world.rolled(STEPS)
     runs_on = (

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import TOOL_PROTOCOL, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, tokenise
 from treadle.agent.role import Reply
-from treadle.datagen.operators.rejection import Rejected
-from treadle.datagen.operators.reopening import reopened
+from treadle.datagen.operators.rejection import EditRejected
+from treadle.datagen.operators.reopening import reopen_thought
 from treadle.datagen.operators.replies import (
     read_new_step,
     read_paragraph,
@@ -17,7 +17,7 @@ from treadle.datagen.operators.replies import (
 )
 
 STEP = "<think>Shorter.</think><search>q</search>"
-MARKERS = [marker for tag in TOOL_PROTOCOL.tags for marker in (tag.opening, tag.closing)]
+MARKERS = [marker for tag in TOOL_DIALECT.tags for marker in (tag.opening, tag.closing)]
 LABELS = ["Step:", "step", "**Step:**", "Analysis:", "Corrected Step:", "corrected", "no", "No.", ":", "[2]", "(1)"]
 NOISE = ["0", "7" * 5000, "٣", "²", "1.5", " ", "\n", "\r\n", "\n\n", "*", "#### Step 3:", "```", "é", "\ud800", "<se"]
 replies = st.lists(st.one_of(st.sampled_from(MARKERS + LABELS + NOISE), st.text(max_size=5)), max_size=30).map("".join)
@@ -27,7 +27,7 @@ def reply(text: str, cut: bool = False) -> Reply:
     return Reply(text, cut, 0, 0)
 
 
-def reason(error: pytest.ExceptionInfo[Rejected]) -> str:
+def reason(error: pytest.ExceptionInfo[EditRejected]) -> str:
     return error.value.reason
 
 
@@ -52,7 +52,7 @@ def reason(error: pytest.ExceptionInfo[Rejected]) -> str:
         "Step: the second\nStep: 2",
     ],
 )
-def test_a_step_number_is_read_however_it_is_dressed(text: str) -> None:
+def test_step_number_is_parsed_in_any_formatting(text: str) -> None:
     assert read_step_number(reply(text), 3) == 2
 
 
@@ -75,8 +75,8 @@ def test_a_step_number_is_read_however_it_is_dressed(text: str) -> None:
         (f"Step: {'0' * 6000}", "step_out_of_range"),
     ],
 )
-def test_what_is_no_step_of_the_parent_is_rejected_with_its_reply(text: str, why: str) -> None:
-    with pytest.raises(Rejected) as error:
+def test_invalid_step_number_is_rejected_with_its_reply(text: str, why: str) -> None:
+    with pytest.raises(EditRejected) as error:
         read_step_number(reply(text), 3)
     assert (reason(error), error.value.reply) == (why, text)
 
@@ -93,15 +93,15 @@ def test_what_is_no_step_of_the_parent_is_rejected_with_its_reply(text: str, why
         f"Step: 2\nAnalysis: said before\nCorrected Step:\n```\n{STEP}\n```",
     ],
 )
-def test_a_finding_of_redundancy_is_read_however_it_is_dressed(text: str) -> None:
-    found = read_redundancy(reply(text), 3, TOOL_PROTOCOL)
+def test_redundancy_finding_is_parsed_in_any_formatting(text: str) -> None:
+    found = read_redundancy(reply(text), 3, TOOL_DIALECT)
     assert (found.step, found.analysis, found.new_step) == (2, "said before", STEP)
 
 
-def test_an_analysis_may_speak_of_the_corrected_step_and_may_be_missing() -> None:
+def test_analysis_may_mention_the_corrected_step_and_may_be_missing() -> None:
     text = f"Step: 1\nAnalysis: see the corrected step: shorter\nCorrected Step: {STEP}"
-    assert read_redundancy(reply(text), 1, TOOL_PROTOCOL).new_step == STEP
-    assert read_redundancy(reply(f"Step: 1\nCorrected Step: {STEP}"), 1, TOOL_PROTOCOL).analysis == ""
+    assert read_redundancy(reply(text), 1, TOOL_DIALECT).new_step == STEP
+    assert read_redundancy(reply(f"Step: 1\nCorrected Step: {STEP}"), 1, TOOL_DIALECT).analysis == ""
 
 
 @pytest.mark.covers("flywheel-12")
@@ -125,15 +125,15 @@ def test_an_analysis_may_speak_of_the_corrected_step_and_may_be_missing() -> Non
         ("Step: 2\nCorrected Step: <think> </think>", "empty_step"),
     ],
 )
-def test_a_reply_without_a_usable_finding_is_rejected(text: str, why: str) -> None:
-    with pytest.raises(Rejected) as error:
-        read_redundancy(reply(text), 3, TOOL_PROTOCOL)
+def test_reply_without_a_usable_finding_is_rejected(text: str, why: str) -> None:
+    with pytest.raises(EditRejected) as error:
+        read_redundancy(reply(text), 3, TOOL_DIALECT)
     assert (reason(error), error.value.reply) == (why, text)
 
 
-def test_a_number_before_the_word_no_counts() -> None:
+def test_number_before_the_word_no_counts() -> None:
     text = f"Step: 1\nAnalysis: as follows\nStep: no\nCorrected Step: {STEP}"
-    assert read_redundancy(reply(text), 1, TOOL_PROTOCOL).step == 1
+    assert read_redundancy(reply(text), 1, TOOL_DIALECT).step == 1
 
 
 @pytest.mark.covers("flywheel-13")
@@ -154,14 +154,14 @@ def test_a_number_before_the_word_no_counts() -> None:
         ("<think>open", "<think>open"),
     ],
 )
-def test_a_new_step_opens_and_closes_its_thought(said: str, step: str) -> None:
-    assert read_new_step(reply(said), TOOL_PROTOCOL) == step
+def test_new_step_opens_and_closes_its_thought(said: str, step: str) -> None:
+    assert read_new_step(reply(said), TOOL_DIALECT) == step
 
 
 @pytest.mark.covers("flywheel-13")
 @pytest.mark.parametrize("said", [STEP, "<think>A\n\nb</think>\n so \n<python>\n1\n</python>", "<think>x</think> y"])
-def test_a_step_that_has_both_markers_is_unchanged(said: str) -> None:
-    assert read_new_step(reply(f"\n{said}\n"), TOOL_PROTOCOL) == said
+def test_step_with_both_markers_is_unchanged(said: str) -> None:
+    assert read_new_step(reply(f"\n{said}\n"), TOOL_DIALECT) == said
 
 
 @pytest.mark.parametrize(
@@ -181,23 +181,23 @@ def test_a_step_that_has_both_markers_is_unchanged(said: str) -> None:
         ("<think>x</think><search>q", "unfinished_step"),
     ],
 )
-def test_a_step_that_cannot_be_put_in_is_rejected(said: str, why: str) -> None:
-    with pytest.raises(Rejected) as error:
-        read_new_step(reply(said), TOOL_PROTOCOL)
+def test_step_that_cannot_be_inserted_is_rejected(said: str, why: str) -> None:
+    with pytest.raises(EditRejected) as error:
+        read_new_step(reply(said), TOOL_DIALECT)
     assert (reason(error), error.value.reply) == (why, said)
 
 
-def test_a_step_that_was_cut_by_its_length_is_no_step() -> None:
-    assert read_new_step(reply(STEP, cut=True), TOOL_PROTOCOL) == STEP
-    with pytest.raises(Rejected) as error:
-        read_new_step(reply("<think>on and on", cut=True), TOOL_PROTOCOL)
+def test_step_truncated_by_length_is_rejected() -> None:
+    assert read_new_step(reply(STEP, cut=True), TOOL_DIALECT) == STEP
+    with pytest.raises(EditRejected) as error:
+        read_new_step(reply("<think>on and on", cut=True), TOOL_DIALECT)
     assert reason(error) == "unfinished_step"
 
 
-def test_a_paragraph_goes_on_from_its_lead_in_and_ends_at_a_blank_line() -> None:
-    assert read_paragraph(reply(" it is\nwrong. \n\nStep: 3"), "I see:", "x", TOOL_PROTOCOL) == "I see: it is\nwrong."
-    with pytest.raises(Rejected) as error:
-        read_paragraph(reply("\n \n"), "I see:", "analysis", TOOL_PROTOCOL)
+def test_paragraph_continues_its_lead_in_and_ends_at_a_blank_line() -> None:
+    assert read_paragraph(reply(" it is\nwrong. \n\nStep: 3"), "I see:", "x", TOOL_DIALECT) == "I see: it is\nwrong."
+    with pytest.raises(EditRejected) as error:
+        read_paragraph(reply("\n \n"), "I see:", "analysis", TOOL_DIALECT)
     assert reason(error) == "empty_analysis"
 
 
@@ -214,62 +214,62 @@ def test_a_paragraph_goes_on_from_its_lead_in_and_ends_at_a_blank_line() -> None
         ("x" * 13 + "</think>", "longer_thought"),
     ],
 )
-def test_a_thought_that_cannot_take_a_thoughts_place_is_rejected(said: str, why: str) -> None:
-    with pytest.raises(Rejected) as error:
-        read_thought(reply(said), 12.0, TOOL_PROTOCOL)
+def test_invalid_replacement_thought_is_rejected(said: str, why: str) -> None:
+    with pytest.raises(EditRejected) as error:
+        read_thought(reply(said), 12.0, TOOL_DIALECT)
     assert (reason(error), error.value.reply) == (why, said)
 
 
-def test_a_thought_keeps_its_case_and_a_repeated_opening_marker_is_dropped() -> None:
-    assert read_thought(reply("KEEP Case </think><search>"), 12.0, TOOL_PROTOCOL) == "KEEP Case "
-    assert read_thought(reply("\n<think>KEEP</think>"), 4.0, TOOL_PROTOCOL) == "KEEP"
+def test_thought_keeps_its_case_and_drops_a_repeated_opening_marker() -> None:
+    assert read_thought(reply("KEEP Case </think><search>"), 12.0, TOOL_DIALECT) == "KEEP Case "
+    assert read_thought(reply("\n<think>KEEP</think>"), 4.0, TOOL_DIALECT) == "KEEP"
 
 
 @given(said=replies, cut=st.booleans(), most=st.integers(0, 6))
 @settings(max_examples=300, deadline=None)
-def test_readers_raise_nothing_but_rejections_that_hold_the_reply(said: str, cut: bool, most: int) -> None:
+def test_parsers_raise_only_rejections_containing_the_reply(said: str, cut: bool, most: int) -> None:
     given_reply = reply(said, cut)
     for read in (
         lambda: read_step_number(given_reply, most),
-        lambda: read_redundancy(given_reply, most, TOOL_PROTOCOL),
-        lambda: read_new_step(given_reply, TOOL_PROTOCOL),
-        lambda: read_paragraph(given_reply, "So", "x", TOOL_PROTOCOL),
-        lambda: read_thought(given_reply, 100.0, TOOL_PROTOCOL),
+        lambda: read_redundancy(given_reply, most, TOOL_DIALECT),
+        lambda: read_new_step(given_reply, TOOL_DIALECT),
+        lambda: read_paragraph(given_reply, "So", "x", TOOL_DIALECT),
+        lambda: read_thought(given_reply, 100.0, TOOL_DIALECT),
     ):
         try:
             read()
-        except Rejected as error:
+        except EditRejected as error:
             assert error.reason
             assert error.reply == said
 
 
 @given(said=replies, cut=st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_a_step_that_is_accepted_is_one_that_the_engine_understands(said: str, cut: bool) -> None:
+def test_accepted_step_is_understood_by_the_engine(said: str, cut: bool) -> None:
     try:
-        step = read_new_step(reply(said, cut), TOOL_PROTOCOL)
-    except Rejected:
+        step = read_new_step(reply(said, cut), TOOL_DIALECT)
+    except EditRejected:
         return
     assert step.startswith("<think>")
-    closed = TOOL_PROTOCOL.closing_stops.search(step)
+    closed = TOOL_DIALECT.closing_stops.search(step)
     assert closed is None or closed.end() == len(step)
-    kinds = [segment.kind for segment in tokenise(step, TOOL_PROTOCOL, model_text=True)]
+    kinds = [segment.kind for segment in tokenise(step, TOOL_DIALECT, model_text=True)]
     assert kinds[0] == "think"
     assert set(kinds[:-1]) <= {"think", "text"}
     if closed is not None:
         assert kinds[-1] in ("search", "python", "answer")
         assert step.rindex("<think>") < step.rindex("</think>") < closed.start()
-    assert read_new_step(reply(step), TOOL_PROTOCOL) == step
+    assert read_new_step(reply(step), TOOL_DIALECT) == step
 
 
 @given(tail=st.lists(st.one_of(st.sampled_from(MARKERS + NOISE), st.text(max_size=5)), max_size=30).map("".join))
 @settings(max_examples=300, deadline=None)
-def test_a_reopened_tail_has_one_open_thought_no_other_marker_and_all_its_words(tail: str) -> None:
-    text = reopened(tail, TOOL_PROTOCOL, "Wait.")
-    assert [match[0] for match in TOOL_PROTOCOL.markers.finditer(text)] == ["<think>"]
+def test_reopened_tail_has_one_open_thought_and_all_its_words(tail: str) -> None:
+    text = reopen_thought(tail, TOOL_DIALECT, "Wait.")
+    assert [match[0] for match in TOOL_DIALECT.markers.finditer(text)] == ["<think>"]
     assert text.endswith("Wait.")
     assert text.split("<think>")[0].strip() == ""
-    words = TOOL_PROTOCOL.markers.sub(" ", tail).split()
+    words = TOOL_DIALECT.markers.sub(" ", tail).split()
     assert "".join(text.replace("<think>", "", 1).removesuffix("Wait.").split()) == "".join(words)
 
 
@@ -289,18 +289,18 @@ def test_a_reopened_tail_has_one_open_thought_no_other_marker_and_all_its_words(
     ],
     ids=lambda text: text[:16],
 )
-def test_hostile_replies_cost_no_more_than_their_length(text: str) -> None:
+def test_hostile_replies_cost_linear_time(text: str) -> None:
     # Quadratic work on these would take hours.
     for read in (
         lambda: read_step_number(reply(text), 3),
-        lambda: read_redundancy(reply(f"Step: 1\nCorrected Step: {text}"), 3, TOOL_PROTOCOL),
-        lambda: read_redundancy(reply(text), 3, TOOL_PROTOCOL),
-        lambda: read_new_step(reply(text), TOOL_PROTOCOL),
-        lambda: read_paragraph(reply(text), "So", "x", TOOL_PROTOCOL),
-        lambda: read_thought(reply(text), 3.0, TOOL_PROTOCOL),
-        lambda: reopened(text, TOOL_PROTOCOL, "Wait."),
+        lambda: read_redundancy(reply(f"Step: 1\nCorrected Step: {text}"), 3, TOOL_DIALECT),
+        lambda: read_redundancy(reply(text), 3, TOOL_DIALECT),
+        lambda: read_new_step(reply(text), TOOL_DIALECT),
+        lambda: read_paragraph(reply(text), "So", "x", TOOL_DIALECT),
+        lambda: read_thought(reply(text), 3.0, TOOL_DIALECT),
+        lambda: reopen_thought(text, TOOL_DIALECT, "Wait."),
     ):
         try:
             read()
-        except Rejected as error:
+        except EditRejected as error:
             assert error.reply.endswith(text)

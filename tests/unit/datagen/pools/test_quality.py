@@ -18,10 +18,10 @@ from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SY
 from treadle.agent.wellformed import format_faults
 from treadle.core.chat import ChatTokenizer
 from treadle.core.store.buckets import Buckets, draw
-from treadle.datagen.pools.pool import is_twin
+from treadle.datagen.pools.pool import is_near_duplicate
 from treadle.datagen.pools.quality import REASONS, Candidate, reasons_against
-from treadle.datagen.pools.repairs import mend
-from treadle.datagen.sft_rows.selection import FATES, Selection, quotas, spread
+from treadle.datagen.pools.repairs import repair_turn
+from treadle.datagen.sft_rows.selection import DECISIONS, TrajectorySelector, quotas, spread
 
 RIGHT = r"<think>a</think><search>q</search>{}<think>b</think><answer>\boxed{1}</answer>"
 ROOM = {"cutoff_tokens": 100, "num_end_ids": 2}
@@ -109,7 +109,7 @@ def test_ids_that_do_not_fit_the_segments_are_refused(change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mended"),
+    ("text", "repaired_turn"),
     [
         (r"So<answer>\boxed{1}</answer>", r"<think>So</think><answer>\boxed{1}</answer>"),
         (
@@ -125,12 +125,12 @@ def test_ids_that_do_not_fit_the_segments_are_refused(change: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_markers_of_thoughts_are_mended(text: str, mended: str) -> None:
+def test_thought_markers_are_repaired(text: str, repaired_turn: str) -> None:
     segments = text_segments(text)
     assert format_faults(segments)
-    made = mend(segments, [], [], None)
+    made = repair_turn(segments, [], [], None)
     assert made is not None
-    assert made.text == render(text_segments(mended))
+    assert made.text == render(text_segments(repaired_turn))
     assert format_faults(made.segments) == []
 
 
@@ -145,8 +145,8 @@ def test_markers_of_thoughts_are_mended(text: str, mended: str) -> None:
         r"<search>q<answer>\boxed{1}</answer>",
     ],
 )
-def test_what_needs_no_repair_or_allows_none_stays(text: str) -> None:
-    assert mend(text_segments(text), [], [], None) is None
+def test_unrepairable_or_valid_turns_are_unchanged(text: str) -> None:
+    assert repair_turn(text_segments(text), [], [], None) is None
 
 
 @cache
@@ -173,25 +173,26 @@ def encoded(text: str, *results: str) -> tuple[list[Segment], list[int], list[in
     return segments, ids, origins
 
 
-def test_repair_leaves_other_stretches_id_for_id() -> None:
+def test_repair_leaves_other_spans_unchanged_id_for_id() -> None:
     text = (
         r"<think>a</think>"
         "\n"
         r"<search>q</search>{}so it is<python>1</python>{}<think>c</think><answer>\boxed{1}</answer>"
     )
     segments, ids, origins = encoded(text, "found", "1")
-    mended = mend(segments, ids, origins, qwen())
-    assert mended is not None
-    assert mended.text == render(segments).replace("so it is", "<think>so it is</think>")
-    assert qwen().decode(mended.ids) == mended.text
+    repaired_turn = repair_turn(segments, ids, origins, qwen())
+    assert repaired_turn is not None
+    assert repaired_turn.text == render(segments).replace("so it is", "<think>so it is</think>")
+    assert qwen().decode(repaired_turn.ids) == repaired_turn.text
     first, last = segments[3], next(segment for segment in reversed(segments) if segment.kind == "result")
-    assert mended.ids[: first.end] == ids[: first.end]
+    assert repaired_turn.ids[: first.end] == ids[: first.end]
     tail = len(ids) - last.start
-    assert mended.ids[-tail:] == ids[-tail:]
-    again = [index for index, origin in enumerate(mended.origins) if origin == ORIGIN_REENCODED]
-    assert again == list(range(first.end, len(mended.ids) - tail))
-    one = Candidate("answered", True, mended.segments, [("search", "ok"), ("python", "ok")], 5, len(mended.ids),
-                    bytes(mended.origins))  # fmt: skip
+    assert repaired_turn.ids[-tail:] == ids[-tail:]
+    again = [index for index, origin in enumerate(repaired_turn.origins) if origin == ORIGIN_REENCODED]
+    assert again == list(range(first.end, len(repaired_turn.ids) - tail))
+    one = Candidate("answered", True, repaired_turn.segments, [("search", "ok"), ("python", "ok")],
+        5, len(repaired_turn.ids),
+                    bytes(repaired_turn.origins))  # fmt: skip
     assert reasons_against(one, cutoff_tokens=10_000, num_end_ids=2) == []
 
 
@@ -206,11 +207,11 @@ def dealt(counts: list[int], limit: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40))
-def test_quotas_are_what_dealing_in_turn_gives(counts: list[int], limit: int) -> None:
+def test_quotas_equal_round_robin_dealing(counts: list[int], limit: int) -> None:
     assert quotas(counts, limit) == dealt(counts, limit)
 
 
-def test_members_come_from_the_front_of_their_stratum() -> None:
+def test_members_are_taken_from_the_front_of_their_stratum() -> None:
     assert spread({"b": [5, 1, 2], "a": [9], "c": []}, 3) == [5, 1, 9]
 
 
@@ -235,7 +236,7 @@ TRAJECTORIES = st.lists(
     st.integers(0, 3),
     st.sampled_from([1, 50_000, 5_000_000]),
 )
-def test_selection_is_what_its_definition_says(
+def test_selection_equals_its_definition(
     tmp_path_factory: pytest.TempPathFactory,
     trajectories: list[tuple[str, str, str, int, str]],
     near: float,
@@ -244,7 +245,7 @@ def test_selection_is_what_its_definition_says(
     seed: int,
     num_expected: int,
 ) -> None:
-    selection = Selection(
+    selection = TrajectorySelector(
         tmp_path_factory.mktemp("selection") / "q",
         num_expected,
         seed=seed,
@@ -255,11 +256,13 @@ def test_selection_is_what_its_definition_says(
     with selection:
         for number, (question, dataset, operator, calls, text) in enumerate(trajectories):
             selection.add(number, question, f"r{number}", (dataset, operator, calls), text)
-        fates = selection.fates()
-    assert fates.numbers.tolist() == list(range(len(trajectories)))
-    assert [FATES[code] for code in fates.codes] == by_definition(trajectories, near, per_question, max_rows, seed)
+        decisions = selection.decisions()
+    assert decisions.numbers.tolist() == list(range(len(trajectories)))
+    assert [DECISIONS[code] for code in decisions.codes] == by_definition(
+        trajectories, near, per_question, max_rows, seed
+    )
     middle = len(trajectories) // 2
-    assert list(fates.between(middle, len(trajectories))) == list(enumerate(fates.codes.tolist()))[middle:]
+    assert list(decisions.between(middle, len(trajectories))) == list(enumerate(decisions.codes.tolist()))[middle:]
 
 
 def by_definition(
@@ -270,13 +273,13 @@ def by_definition(
     seed: int,
 ) -> list[str]:
     """Quadratic, in memory, word by word."""
-    fates = ["row"] * len(trajectories)
+    decisions = ["row"] * len(trajectories)
     kept: dict[str, list[int]] = defaultdict(list)
     for number, (question, *_, text) in enumerate(trajectories):
-        if any(is_twin(text, trajectories[other][-1], 1.0) for other in kept[question]):
-            fates[number] = "duplicate"
-        elif any(is_twin(text, trajectories[other][-1], near) for other in kept[question]):
-            fates[number] = "near_duplicate"
+        if any(is_near_duplicate(text, trajectories[other][-1], 1.0) for other in kept[question]):
+            decisions[number] = "duplicate"
+        elif any(is_near_duplicate(text, trajectories[other][-1], near) for other in kept[question]):
+            decisions[number] = "near_duplicate"
         else:
             kept[question].append(number)
 
@@ -297,28 +300,28 @@ def by_definition(
                     chosen.add(hand.pop(0))
         for number in numbers:
             if number not in chosen:
-                fates[number] = over
+                decisions[number] = over
 
     for question, numbers in kept.items():
         limited(numbers, per_question, "question", "over_question_limit", question)
-    rows = [number for number, fate in enumerate(fates) if fate == "row"]
+    rows = [number for number, decision in enumerate(decisions) if decision == "row"]
     limited(rows, max_rows, "row", "over_row_limit")
-    return fates
+    return decisions
 
 
-def test_row_limit_keeps_the_histogram_of_calls_broad(tmp_path: Path) -> None:
-    with Selection(tmp_path / "q", 1000, seed=1, max_rows=40) as selection:
+def test_row_limit_keeps_the_call_histogram_broad(tmp_path: Path) -> None:
+    with TrajectorySelector(tmp_path / "q", 1000, seed=1, max_rows=40) as selection:
         calls = [0] * 500 + [1] * 300 + [2] * 30 + [5] * 4
         for number, count in enumerate(calls):
             selection.add(number, f"q{number}", f"r{number}", ("d", "initial", count), str(number))
-        fates = selection.fates()
-    taken = Counter(calls[number] for number, code in zip(fates.numbers, fates.codes, strict=True) if not code)
+        decisions = selection.decisions()
+    taken = Counter(calls[number] for number, code in zip(decisions.numbers, decisions.codes, strict=True) if not code)
     assert sum(taken.values()) == 40
     assert taken[5] == 4
     assert {taken[0], taken[1], taken[2]} == {12}
 
 
-def test_lines_come_back_bucket_by_bucket_in_their_order(tmp_path: Path) -> None:
+def test_lines_are_returned_bucket_by_bucket_in_order(tmp_path: Path) -> None:
     with Buckets(tmp_path / "b", 4) as buckets:
         numbers = [draw(0, str(index)) for index in range(100)]
         for number in numbers:

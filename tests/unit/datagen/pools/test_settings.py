@@ -18,7 +18,7 @@ from treadle.datagen.pools.settings import PoolHints
         (" \n", "a hint is empty"),
     ],
 )
-def test_a_hint_is_words_within_a_thought(domain: str, hint: str, said: str) -> None:
+def test_hint_is_plain_text_within_a_thought(domain: str, hint: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config(PoolHints, data={domain: ["Think again.", hint]})
     assert getattr(load_config(PoolHints, data={domain: ["Is 1 < 2 > 0?"]}), domain) == ("Is 1 < 2 > 0?",)

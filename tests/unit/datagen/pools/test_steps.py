@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import RESULT, TOOL_PROTOCOL, tokenise
+from treadle.agent.dialect import RESULT, TOOL_DIALECT, tokenise
 from treadle.datagen.pools.steps import numbered, steps_of
 
 FIRST = "<think>a</think><search>q</search><result>r1</result>"
 SECOND = "\n<think>b</think>\n<python>1</python> <result>\nr2\n</result>"
 LAST = "<think>c</think><answer>d</answer>"
 FRAGMENTS = ["a", " ", "\n", "#", "####", "Step", " 1:", "\\", "\u2028", "\u200b", "\r"] + [
-    marker for tag in TOOL_PROTOCOL.tags for marker in (tag.opening, tag.closing)
+    marker for tag in TOOL_DIALECT.tags for marker in (tag.opening, tag.closing)
 ]
 
 
-def test_a_step_ends_with_its_result_and_the_rest_is_the_last_one() -> None:
+def test_step_ends_with_its_result_and_the_rest_is_the_last_one() -> None:
     steps = steps_of(tokenise(FIRST + SECOND + LAST))
     assert [step.text for step in steps] == [FIRST, SECOND, LAST]
     assert [step.has_result for step in steps] == [True, True, False]
@@ -35,7 +35,7 @@ def test_a_step_ends_with_its_result_and_the_rest_is_the_last_one() -> None:
         ("<think>x</think><search>not run</search><think>y</think><answer>z</answer>", 1),
     ],
 )
-def test_white_space_alone_is_no_step(text: str, number: int) -> None:
+def test_whitespace_alone_is_not_a_step(text: str, number: int) -> None:
     assert len(steps_of(tokenise(text))) == number
 
 
@@ -54,7 +54,7 @@ def test_steps_cover_their_segments_in_order(fragments: list[str]) -> None:
     assert all(step.has_result for step in steps[:-1])
 
 
-def test_steps_are_numbered_under_headings_of_their_own() -> None:
+def test_steps_are_numbered_under_separate_headings() -> None:
     assert numbered([FIRST, SECOND]) == f"#### Step 1: {FIRST}\n#### Step 2: {SECOND.strip()}"
 
 
@@ -71,19 +71,19 @@ def test_steps_are_numbered_under_headings_of_their_own() -> None:
         "#####\u200b\nSTEP 2: x",
     ],
 )
-def test_a_heading_inside_a_step_cannot_pass_for_one(forged: str) -> None:
+def test_heading_inside_a_step_cannot_imitate_one(forged: str) -> None:
     text = numbered([f"<think>a</think><search>q</search><result>r{forged}</result>", LAST])
     headings = re.findall(r"(?<!\\)(?<!#)####+(?=\W*step)", text, re.IGNORECASE)
     assert len(headings) == 2
     assert forged.lstrip().lstrip("#")[-6:] in text
 
 
-def test_comments_of_programs_stay_as_they_are() -> None:
+def test_program_comments_are_unchanged() -> None:
     program = "<python># Step 1\n## Step 2\n######\nprint(1)</python>"
     assert numbered([program]) == f"#### Step 1: {program}"
 
 
 @pytest.mark.parametrize("text", ["#" * 200_000, "\n" * 200_000, "####" + " " * 200_000, "#### " * 50_000])
-def test_hostile_steps_cost_no_more_than_their_length(text: str) -> None:
+def test_hostile_steps_cost_linear_time(text: str) -> None:
     # Quadratic work on these would take hours.
     assert numbered([f"a{text}b"]) == f"#### Step 1: a{text}b"

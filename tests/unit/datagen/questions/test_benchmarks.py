@@ -18,7 +18,7 @@ from support.tables.questions_bench import GOOD, Bench, write_jsonl
 from treadle.core.answers.score import score_answer
 from treadle.core.config import load_config, semantic_dump, validate
 from treadle.core.errors import ConfigError
-from treadle.core.runs.execute import execute, fingerprint_of, state_of
+from treadle.core.runs.execute import execute, fingerprint_of, planned_action
 from treadle.datagen.questions.benchmarks import RULES, best_fit, read_benchmarks, rule_for
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.tasks.config import TreadleConfig
@@ -58,7 +58,7 @@ def write_rows(path: Path, rows: tuple[Row, ...]) -> Path:
         ("mmlu-pro", "test-00000-of-00001.parquet"),
     ],
 )
-def test_the_rows_of_every_benchmark_are_read(bench: Bench, name: str, file: str) -> None:
+def test_reads_the_rows_of_every_benchmark(bench: Bench, name: str, file: str) -> None:
     sample = SAMPLES[name]
     result = bench.take({"path": write_rows(bench.folder / name / file, sample.rows), "dataset": name})
     assert result.quarantine == []
@@ -100,7 +100,7 @@ def test_parquet_rows_keep_up_to_ten_options(bench: Bench) -> None:
 
 @pytest.mark.covers("evaluation-29")
 @pytest.mark.parametrize("name", SAMPLES)
-def test_gold_answers_of_every_benchmark_are_right_and_others_wrong(bench: Bench, name: str) -> None:
+def test_gold_answers_of_every_benchmark_score_correct_and_others_wrong(bench: Bench, name: str) -> None:
     path = write_rows(bench.folder / f"{name}.jsonl", SAMPLES[name].rows)
     for row in bench.take({"path": path}).questions:
         rule = row["scorer"] or row["domain"]
@@ -108,7 +108,7 @@ def test_gold_answers_of_every_benchmark_are_right_and_others_wrong(bench: Bench
         assert score_answer("xyzzy", row["answers"], row["choices"], rule).score == 0.0
 
 
-def test_a_benchmark_of_ones_own_takes_f1_by_characters(bench: Bench) -> None:
+def test_custom_benchmark_uses_character_f1(bench: Bench) -> None:
     row = {"question": "\u54ea\u91cc?", "answer": "\u4e94\u7ea7\u5927\u98ce"}
     path = write_rows(bench.folder / "mine.jsonl", (row,))
     own = {"mine": {"domain": "qa", "scorer": "qa_characters"}}
@@ -120,7 +120,7 @@ def test_a_benchmark_of_ones_own_takes_f1_by_characters(bench: Bench) -> None:
 
 
 @pytest.mark.covers("evaluation-29")
-def test_a_choice_is_right_by_its_letter_however_it_is_written(bench: Bench) -> None:
+def test_choice_is_correct_by_its_letter_in_any_notation(bench: Bench) -> None:
     rows = [{"question": "Which?", "options": ["w", "x"], "answer": "A"}]
     (asked,) = bench.take({"path": write_rows(bench.folder / "mmlu-pro.json", tuple(rows))}).questions
     said = [score_answer(text, asked["answers"], asked["choices"], asked["domain"]).em for text in ("A", "B", "(A)")]
@@ -129,7 +129,7 @@ def test_a_choice_is_right_by_its_letter_however_it_is_written(bench: Bench) -> 
 
 @pytest.mark.covers("evaluation-29")
 @pytest.mark.parametrize("file", ["test.jsonl", "test-00000-of-00001.parquet"])
-def test_a_folder_is_read_as_a_data_set_of_the_hub_is(bench: Bench, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+def test_folder_is_read_like_a_hub_dataset(bench: Bench, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_HOME", str(bench.folder / "hf"))
@@ -141,7 +141,7 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(bench: Bench, monkeypatch:
     assert {(row["dataset"], row["format"]) for row in result.questions} == {("mmlu-pro", "multiple_choice")}
 
 
-def test_the_published_routes_are_known() -> None:
+def test_published_routes_are_registered() -> None:
     local = {name for name, benchmark in RULES.items() if benchmark.search == "local"}
     named = {"2wiki", "bamboogle", "musique", "hotpotqa", "csbench", "nq", "triviaqa"}
     assert local == named | {"2wikimultihopqa", "2wikimqa", "hotpot_qa", "trivia_qa"}
@@ -175,18 +175,18 @@ def test_the_headline_suite_is_six_benchmarks() -> None:
         ("2wikimultihopqa_dev", "2wikimultihopqa"), ("", None),
     ],
 )  # fmt: skip
-def test_of_the_names_that_fit_the_longest_counts(dataset: str, name: str | None) -> None:
+def test_longest_matching_benchmark_name_wins(dataset: str, name: str | None) -> None:
     assert best_fit(dataset, RULES) == name
 
 
-def test_benchmarks_of_ones_own_fit_before_shorter_shipped_ones() -> None:
+def test_custom_benchmarks_match_before_shorter_shipped_ones() -> None:
     own = validate(QuestionsSettings, {"benchmarks": {"aime-hard": MINE, "vorna": {**MINE, "contains": True}}})
     assert own.benchmark_of("aime-hard-v2").answer == ("Antwort",)
     assert own.benchmark_of("the-vorna-set").answer == ("Antwort",)
     assert own.benchmark_of("aime-hardly").answer == ("answer",) == own.benchmark_of("vornas").answer
 
 
-def test_format_and_scorer_of_a_benchmark_of_ones_own_go_with_its_questions(bench: Bench) -> None:
+def test_format_and_scorer_of_a_custom_benchmark_are_kept_with_its_questions(bench: Bench) -> None:
     path = write_jsonl(
         bench.folder / "mine.jsonl", [*ROWS, {"Frage": "Is it so?", "Antwort": "yes", "art": "true/false"}]
     )
@@ -200,7 +200,7 @@ def test_format_and_scorer_of_a_benchmark_of_ones_own_go_with_its_questions(benc
 
 
 @pytest.mark.covers("evaluation-29")
-def test_a_boolean_and_a_letter_are_scored_by_their_rules(bench: Bench) -> None:
+def test_boolean_and_letter_answers_are_scored_by_their_rules(bench: Bench) -> None:
     path = write_rows(bench.folder / "csbench.jsonl", SAMPLES["csbench"].rows)
     option, true, *_ = bench.take({"path": path}).questions
 
@@ -211,12 +211,12 @@ def test_a_boolean_and_a_letter_are_scored_by_their_rules(bench: Bench) -> None:
     assert (em("C", option), em("(C)", option), em("AVL", option), em("B", option)) == (1.0, 1.0, 1.0, 0.0)
 
 
-def test_of_several_final_answers_the_first_counts(bench: Bench) -> None:
+def test_first_of_several_final_answers_counts(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "olympiadbench.jsonl", [{"question": "Solve it.", "final_answer": ["4", "5"]}])
     assert bench.take({"path": path}).questions[0]["answers"] == ["4"]
 
 
-def test_every_shipped_benchmark_says_its_domain_and_is_named_in_lower_case() -> None:
+def test_every_shipped_benchmark_has_a_domain_and_a_lower_case_name() -> None:
     assert all(benchmark.domain for benchmark in RULES.values())
     assert [name for name in RULES if name != name.lower()] == []
 
@@ -230,13 +230,13 @@ def test_every_shipped_benchmark_says_its_domain_and_is_named_in_lower_case() ->
         ("gsm8k = 1\n", "bad.toml: config key 'gsm8k': "),
     ],
 )
-def test_a_wrong_file_of_benchmarks_is_named_with_its_key(tmp_path: Path, text: str, match: str) -> None:
+def test_invalid_benchmark_file_is_named_with_its_key(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ConfigError, match=match):
         read_benchmarks(tmp_path / "bad.toml")
 
 
-def test_a_benchmark_of_ones_own_stands_in_a_configuration_file_of_its_own(tmp_path: Path) -> None:
+def test_custom_benchmark_may_be_in_its_own_config_file(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "mine.jsonl", ROWS)
     (tmp_path / "run.toml").write_text(f"[[questions.sources]]\npath = {str(path)!r}\n")
     (tmp_path / "mine.toml").write_text('[questions.benchmarks.mine]\ndomain = "qa"\nquestion = "Frage"\n')
@@ -249,7 +249,7 @@ def test_a_benchmark_of_ones_own_stands_in_a_configuration_file_of_its_own(tmp_p
         load_config(TreadleConfig, [tmp_path / "run.toml"])
 
 
-def test_rows_of_a_benchmark_of_ones_own_become_questions(bench: Bench) -> None:
+def test_custom_benchmark_rows_become_questions(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "mine.jsonl", ROWS)
     result = bench.take({"path": path}, benchmarks={"mine": MINE})
     assert [(row["question"], row["answers"], row["choices"], row["domain"]) for row in result.questions] == [
@@ -258,14 +258,14 @@ def test_rows_of_a_benchmark_of_ones_own_become_questions(bench: Bench) -> None:
     ]
 
 
-def test_a_benchmark_of_ones_own_replaces_one_of_the_same_name_and_fits_longer_names(bench: Bench) -> None:
+def test_custom_benchmark_replaces_its_namesake_and_matches_longer_names(bench: Bench) -> None:
     own = validate(QuestionsSettings, {"benchmarks": {"gsm8k": {"domain": "math"}, "gsm8k-hard": MINE}})
     assert own.benchmark_of("GSM8K-train").answer_form == "plain"
     assert own.benchmark_of("gsm8k-hard-v2").answer == ("Antwort",)
     assert own.benchmark_of("math500") == RULES["math500"]
 
 
-def test_training_questions_are_kept_apart_from_a_benchmark_of_ones_own(bench: Bench) -> None:
+def test_training_questions_are_decontaminated_against_a_custom_benchmark(bench: Bench) -> None:
     asked = "Which of the two rivers that meet below the old bridge of Vorna is the longer one?"
     held = write_jsonl(bench.folder / "mine.jsonl", [{"Frage": asked, "Antwort": "Ilme"}])
     path = write_jsonl(bench.folder / "q.jsonl", [{"question": asked, "answer": "Ilme"}, GOOD])
@@ -284,29 +284,27 @@ def test_training_questions_are_kept_apart_from_a_benchmark_of_ones_own(bench: B
         ({"Mine": {}}, r"name 'Mine' must be in lower case; write 'mine'"),
     ],
 )
-def test_a_wrong_benchmark_is_refused_with_its_key_and_what_may_stand_there(
+def test_invalid_benchmark_is_refused_with_its_key_and_the_allowed_values(
     benchmarks: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         validate(QuestionsSettings, {"benchmarks": benchmarks})
 
 
-def test_benchmarks_of_ones_own_are_part_of_what_a_run_is_and_their_absence_is_not(bench: Bench) -> None:
+def test_custom_benchmarks_are_part_of_the_run_config_only_if_present(bench: Bench) -> None:
     source = {"path": write_jsonl(bench.folder / "mine.jsonl", ROWS), "domain": "qa", "question_field": "Frage"}
     assert "benchmarks" not in semantic_dump(QuestionsSettings())
     plain = bench.instance(source, benchmarks={})
     assert "benchmarks" not in semantic_dump(plain.settings)
     execute(bench.instance(source, benchmarks={"mine": MINE}), bench.run)
-    assert state_of(bench.instance(source, benchmarks={"mine": MINE}), bench.run) == "reuse"
+    assert planned_action(bench.instance(source, benchmarks={"mine": MINE}), bench.run) == "reuse"
     changed = bench.instance(source, benchmarks={"mine": {**MINE, "answer": "answer"}})
-    assert state_of(changed, bench.run) == "run"
+    assert planned_action(changed, bench.run) == "run"
     assert fingerprint_of(changed, {}) != fingerprint_of(plain, {})
 
 
 @pytest.mark.parametrize("search", ["web", "both"])
-def test_a_search_that_there_may_not_be_is_warned_of_once(
-    bench: Bench, caplog: pytest.LogCaptureFixture, search: str
-) -> None:
+def test_disallowed_search_is_warned_about_once(bench: Bench, caplog: pytest.LogCaptureFixture, search: str) -> None:
     path = write_jsonl(bench.folder / "mine.jsonl", ROWS[:1])
     with caplog.at_level(logging.WARNING):
         bench.take({"path": path}, benchmarks={"mine": {**MINE, "search": search}, "near": {"search": "local"}})
@@ -317,7 +315,7 @@ def test_a_search_that_there_may_not_be_is_warned_of_once(
     )
 
 
-def test_the_shipped_file_is_packaged() -> None:
+def test_shipped_file_is_packaged() -> None:
     root = Path(__file__).resolve().parents[4]
     setuptools = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert "*.toml" in setuptools["package-data"]["*"]

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from support.plain_duplicates import PlainBenchmarks, PlainIndex
 
 from treadle.datagen.questions import contamination, duplicates, spellings, word_index
-from treadle.datagen.questions.contamination import RUN, BenchmarkIndex
+from treadle.datagen.questions.contamination import RUN_TOKENS, BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex, identity
-from treadle.datagen.questions.likeness import Reading, asks_the_same, is_misspelling, jaccard, shingles, tokenize
+from treadle.datagen.questions.question_similarity import (
+    QuestionFeatures,
+    is_misspelling,
+    is_same_question,
+    jaccard,
+    shingles,
+    tokenize,
+)
 
 STORY = (
     "A keeper of the old tower at the end of the harbour writes down every boat that passes. On the first day he "
@@ -38,7 +45,7 @@ def second(first: str, other: str, answers: tuple[str, str] = ("69", "69"), thre
         ("STRASSE", "stra\u00dfe"),
     ],
 )
-def test_case_white_space_and_unicode_form_do_not_make_another_question(first: str, other: str) -> None:
+def test_case_whitespace_and_unicode_form_do_not_make_another_question(first: str, other: str) -> None:
     assert second(first, other) == "exact_duplicate"
 
 
@@ -78,14 +85,14 @@ def test_near_questions_with_different_answers_are_both_kept() -> None:
     assert second(STORY, "Please answer: " + STORY, answers=("69", "70")) is None
 
 
-def test_equal_questions_with_other_options_are_different() -> None:
+def test_equal_questions_with_different_options_are_different() -> None:
     index = DuplicateIndex()
     assert index.add("a", "Which is true?", ["A"], ["x", "y"]) is None
     assert index.add("b", "Which is true?", ["A"], ["x", "z"]) is None
     assert index.add("c", "Which is true?", ["B"], ["X", "y "]) is not None
 
 
-def test_the_first_of_several_duplicates_is_named_and_conflicting_answers_are_told() -> None:
+def test_first_duplicate_is_named_and_conflicting_answers_are_reported() -> None:
     index = DuplicateIndex()
     index.add("a", "Why?", ["x"])
     found = index.add("b", "why?", ["y"])
@@ -96,7 +103,7 @@ def test_the_first_of_several_duplicates_is_named_and_conflicting_answers_are_to
     assert (again.key, again.same_answers) == ("a", True)
 
 
-def test_questions_of_one_template_all_survive() -> None:
+def test_questions_from_one_template_are_all_kept() -> None:
     index = DuplicateIndex()
     names = [first + second for first in ("Vor", "Tes", "Mim", "Kaz", "Bel") for second in ("na", "ko", "dru", "lis")]
     templates = [
@@ -118,12 +125,14 @@ def test_similarity_is_symmetric_and_one_only_for_equal_sets(left: list[str], ri
     a, b = shingles(left), shingles(right)
     assert jaccard(a, b) == jaccard(b, a)
     assert (jaccard(a, b) == 1.0) == (a == b)
-    assert asks_the_same(Reading(left), Reading(right)) == asks_the_same(Reading(right), Reading(left))
+    assert is_same_question(QuestionFeatures(left), QuestionFeatures(right)) == is_same_question(
+        QuestionFeatures(right), QuestionFeatures(left)
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=12))
-def test_every_question_is_kept_or_repeats_one_that_is(texts: list[list[str]]) -> None:
+def test_every_question_is_kept_or_duplicates_a_kept_one(texts: list[list[str]]) -> None:
     index = DuplicateIndex()
     kept: dict[str, str] = {}
     for number, words in enumerate(texts):
@@ -212,12 +221,12 @@ def set_of_function_words(chance: random.Random) -> list[str]:
     return [" ".join(vary(chance, ROAD.format("a", "the", "of", "to").split())) for _ in range(100)]
 
 
-@pytest.mark.parametrize("many", [0, duplicates._MANY])
+@pytest.mark.parametrize("many", [0, duplicates._MAX_LSH_CANDIDATES])
 @pytest.mark.parametrize("make", [random_set, set_of_a_template, set_of_permutations, set_of_function_words])
-def test_the_same_duplicates_are_found_as_by_comparing_one_by_one(
+def test_finds_the_same_duplicates_as_pairwise_comparison(
     make: Callable[[random.Random], list[str]], many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "_MANY", many)
+    monkeypatch.setattr(duplicates, "_MAX_LSH_CANDIDATES", many)
     monkeypatch.setattr(word_index, "_LEAF", 2)
     num_near = 0
     for seed in range(3):
@@ -239,7 +248,7 @@ def test_the_same_duplicates_are_found_as_by_comparing_one_by_one(
 def num_compared(texts: list[str], answers: list[str], monkeypatch: pytest.MonkeyPatch, *, heldout: bool) -> int:
     """Return how many pairs of questions are compared in full, if all of them are kept."""
     compared = []
-    monkeypatch.setattr(duplicates, "asks_the_same", lambda *pair: compared.append(pair) or False)
+    monkeypatch.setattr(duplicates, "is_same_question", lambda *pair: compared.append(pair) or False)
     index = DuplicateIndex()
     assert [index.add(str(n), *one, heldout=heldout) for n, one in enumerate(zip(texts, answers, strict=True))] == (
         [None] * len(texts)
@@ -264,7 +273,7 @@ ALIKE: dict[str, tuple[list[str], bool]] = {
 
 
 @pytest.mark.parametrize("kind", ALIKE)
-def test_few_questions_that_are_alike_are_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compares_only_a_few_similar_questions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, heldout = ALIKE[kind]
     answers = [[str(n)] if heldout else ["yes"] for n in range(len(texts))]
     assert num_compared(texts, answers, monkeypatch, heldout=heldout) <= 20 * len(texts)  # type: ignore[arg-type]
@@ -276,7 +285,7 @@ def test_few_questions_that_are_alike_are_compared(kind: str, monkeypatch: pytes
     words=st.lists(st.text("abcde", min_size=5, max_size=16), min_size=1, max_size=12),
     word=st.text("abcde", min_size=5, max_size=20),
 )
-def test_all_misspellings_of_a_word_are_found(words: list[str], word: str, buffered: int) -> None:
+def test_finds_all_misspellings_of_a_word(words: list[str], word: str, buffered: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spellings, "_BUFFERED", buffered)
         index = spellings.Spellings()
@@ -289,7 +298,7 @@ def test_all_misspellings_of_a_word_are_found(words: list[str], word: str, buffe
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("abcdefghij", min_size=5, max_size=12), st.data())
-def test_misspellings_with_letters_missing_added_and_exchanged_are_found(word: str, data: st.DataObject) -> None:
+def test_finds_misspellings_with_missing_added_and_swapped_letters(word: str, data: st.DataObject) -> None:
     other = word
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(other)))
@@ -301,7 +310,7 @@ def test_misspellings_with_letters_missing_added_and_exchanged_are_found(word: s
         assert (word in index.near(other)) is (is_misspelling(other, word) or is_misspelling(word, other))
 
 
-def test_few_words_are_compared_with_a_new_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compares_a_new_word_with_only_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     monkeypatch.setattr(spellings, "is_misspelling", lambda *pair: compared.append(pair) or False)
     monkeypatch.setattr(spellings._Words, "like", lambda words, word: pytest.fail(f"{word} is compared with all words"))
@@ -312,7 +321,7 @@ def test_few_words_are_compared_with_a_new_word(monkeypatch: pytest.MonkeyPatch)
     assert len(compared) < 2_000
 
 
-def test_runs_of_letters_that_are_no_words_are_not_aligned() -> None:
+def test_letter_sequences_that_are_not_words_are_not_aligned() -> None:
     sequences = ["".join(random.Random(seed).choices("ACGT".lower(), k=5_000)) for seed in range(2)]
     assert not is_misspelling(*sequences)
     assert second(f"{STORY} {sequences[0]}", f"{STORY} {sequences[1]}") is None
@@ -327,34 +336,32 @@ class TestContamination:
         index.add("bench", 7, benchmark)
         found = index.find(training)
         assert found is None or (found.benchmark, found.row) == ("bench", 7)
-        return found.how if found else None
+        return found.match if found else None
 
-    def test_an_equal_question_is_found_in_any_case_and_punctuation(self) -> None:
+    def test_equal_question_is_found_regardless_of_case_and_punctuation(self) -> None:
         assert self.find("Who built it?", "who built it") == "equals it"
 
-    def test_a_short_question_is_found_inside_a_longer_one(self) -> None:
+    def test_short_question_is_found_inside_a_longer_one(self) -> None:
         short = "In which year was the bridge of Vorna built?"
         assert self.find(short, f"Think first. {short} Answer in one word.") == "contains it"
 
-    def test_a_very_short_question_is_not_looked_for_inside_others(self) -> None:
+    def test_very_short_question_is_not_searched_inside_others(self) -> None:
         assert self.find("Who built it?", "A bridge stands in Vorna. Who built it?") is None
 
-    def test_a_copied_half_is_found_and_a_shared_run_of_words_is_not(self) -> None:
+    def test_copied_half_is_found_but_a_shared_phrase_is_not(self) -> None:
         half = " ".join(STORY.split()[:40])
         few = " ".join(STORY.split()[:16])
         assert self.find(STORY, f"{half} and then something else happens.") is not None
         assert self.find(STORY, f"{few} and then something else happens.") is None
         assert self.find(STORY, f"{few} and then something else happens.", overlap=0.1) is not None
 
-    def test_twelve_shared_words_are_not_a_run(self) -> None:
+    def test_twelve_shared_words_are_not_a_copy(self) -> None:
         twelve = " ".join(STORY.split()[:12])
         assert self.find(STORY, f"{twelve} x", overlap=0.0) is None
 
     @pytest.mark.parametrize("common", [0, 2, 8])
-    def test_the_same_rows_are_found_as_by_comparing_one_by_one(
-        self, common: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(contamination, "_COMMON", common)
+    def test_finds_the_same_rows_as_pairwise_comparison(self, common: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(contamination, "_MAX_RARE_OCCURRENCES", common)
         num_found = 0
         for seed in range(8):
             chance = random.Random(seed)
@@ -374,14 +381,14 @@ class TestContamination:
                 index.add("bench", number, text)
             for _ in range(40):
                 text = question()
-                found, expected = index.find(text), plain.find(text, RUN)
-                if found is None or found.how.startswith("shares"):
+                found, expected = index.find(text), plain.find(text, RUN_TOKENS)
+                if found is None or found.match.startswith("shares"):
                     assert (found and found.row) == (expected and expected[0])
                     num_found += found is not None
-                    assert found is None or f"{expected[1]:.0%}" in found.how  # type: ignore[index]
+                    assert found is None or f"{expected[1]:.0%}" in found.match  # type: ignore[index]
         assert num_found > 50
 
-    def test_a_template_of_benchmark_and_training_questions_is_compared_once(
+    def test_shared_template_of_benchmark_and_training_questions_is_compared_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shares = []

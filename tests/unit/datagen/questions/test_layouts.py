@@ -14,9 +14,9 @@ from support.tables.questions_bench import GOOD, Bench, Result, write_jsonl
 
 from treadle.core.errors import DataError, StageFailed
 from treadle.core.untrusted.input_files import InputRow
-from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.options import read_options, shuffled
-from treadle.datagen.questions.rows import Question, parse_row
+from treadle.datagen.questions.rows import ParsedQuestion, parse_row
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ DAPO = (
 )
 
 
-def read(row: Row, dataset: str = "rows", **source: Any) -> Question:
+def read(row: Row, dataset: str = "rows", **source: Any) -> ParsedQuestion:
     """The question in a row of a data set of that name."""
     named = SourceSettings(path=Path("rows.jsonl"), dataset=dataset, **{"domain": "qa", **source})
     return parse_row(InputRow(1, row), named, QuestionsSettings())
@@ -54,9 +54,9 @@ PLAIN: list[tuple[str, Row, str, list[str]]] = [
         ["a", "b"],
     ),
     ("nq", {"question": "Q?", "answer": "a", "golden_answers": ["b", "a"]}, "Q?", ["a", "b"]),
-    ("bamboogle", {"Question": "Q?", "Answer": "Ilme"}, "Q?", ["Ilme"]),
+    ("bamboogle", {"ParsedQuestion": "Q?", "Answer": "Ilme"}, "Q?", ["Ilme"]),
     ("aime_2024", {"ID": "2024-I-1", "Problem": "P", "Solution": "S", "Answer": 204}, "P", ["204"]),
-    ("aime", {"ID": "1", "Year": 1983, "Problem Number": 1, "Question": "P", "Answer": "060"}, "P", ["060"]),
+    ("aime", {"ID": "1", "Year": 1983, "Problem Number": 1, "ParsedQuestion": "P", "Answer": "060"}, "P", ["060"]),
     ("numina_math_cot", {"source": "aops", "problem": "P", "solution": r"\boxed{1} so \boxed{2}"}, "P", ["2"]),
     (
         "numinamath-tir",
@@ -142,9 +142,9 @@ PLAIN: list[tuple[str, Row, str, list[str]]] = [
     ("hotpotqa-text", {"question": "Who?", "context": MILL, "answer": "Ann"}, "Who?", ["Ann"]),
     ("paragraphs", {"question": "Who?", "context": [["Ann", ["Ann ran."]]], "answer": "Ann"}, "Who?", ["Ann"]),
     ("as text", {"question": "Who?", "context": '[["Ann", ["Ann ran."]]]', "answer": "Ann"}, "Who?", ["Ann"]),
-    ("my_svamp", {"Body": "Ann has 3.", "Question": "How many?", "Answer": 3.0}, "Ann has 3. How many?", ["3.0"]),
+    ("my_svamp", {"Body": "Ann has 3.", "ParsedQuestion": "How many?", "Answer": 3.0}, "Ann has 3. How many?", ["3.0"]),
     ("my_asdiv", {"body": "Ann has 3.", "question": "How many?", "answer": "3"}, "Ann has 3. How many?", ["3"]),
-    ("svamp", {"Body": "Ann has 3.", "Question": "How many?", "Answer": 3}, "Ann has 3. How many?", ["3"]),
+    ("svamp", {"Body": "Ann has 3.", "ParsedQuestion": "How many?", "Answer": 3}, "Ann has 3. How many?", ["3"]),
     ("alpaca", {"instruction": "Add them.", "input": "2, 3", "answer": "5"}, "Add them.\n\n2, 3", ["5"]),
     ("no input", {"instruction": "Add 2 and 3.", "input": "", "answer": "5"}, "Add 2 and 3.", ["5"]),
     ("no input", {"instruction": "Add 2 and 3.", "answer": "5"}, "Add 2 and 3.", ["5"]),
@@ -157,7 +157,7 @@ PLAIN: list[tuple[str, Row, str, list[str]]] = [
     ("gsm8k", {"question": "P", "answer": "Ann pays.\n#### $12"}, "P", ["12"]),
     ("worked", {"prompt": "P", "solution": "Ann eats.\n#### 12"}, "P", ["12"]),
     ("short", {"prompt": "P", "solution": r"x = \frac{1}{2}"}, "P", [r"x = \frac{1}{2}"]),
-    ("gaia", {"task_id": "t", "Question": "Q?", "Level": 1, "Final answer": "17", "file_name": ""}, "Q?", ["17"]),
+    ("gaia", {"task_id": "t", "ParsedQuestion": "Q?", "Level": 1, "Final answer": "17", "file_name": ""}, "Q?", ["17"]),
     ("hle", {"id": "6", "question": "Q?", "image": "", "answer": "a", "canary": "BENCHMARK: x"}, "Q?", ["a"]),
     ("webwalkerqa", {"question": "Q?", "answer": "a", "root_url": "u", "info": {}}, "Q?", ["a"]),
     (
@@ -230,14 +230,12 @@ OPTIONS: list[tuple[str, Row, list[str], str]] = [
 
 
 @pytest.mark.parametrize(("dataset", "row", "choices", "letter"), OPTIONS, ids=[case[0] for case in OPTIONS])
-def test_options_are_read_in_the_forms_of_published_rows(
-    dataset: str, row: Row, choices: list[str], letter: str
-) -> None:
+def test_options_are_parsed_in_published_formats(dataset: str, row: Row, choices: list[str], letter: str) -> None:
     found = read(row, dataset)
     assert (found.question, list(found.choices), found.answers, found.domain) == ("Q", choices, (letter,), "choice")
 
 
-def test_a_text_is_read_before_the_question_with_its_options() -> None:
+def test_passage_is_placed_before_the_question_with_its_options() -> None:
     race = {"article": MILL, "question": "Who?", "options": ["Ann", "Ben"], "answer": "A", "example_id": "1"}
     found = read(race, "race")
     assert (found.question, found.choices, found.answers) == (f"{MILL}\n\nWho?", ("Ann", "Ben"), ("A",))
@@ -253,12 +251,12 @@ def test_a_text_is_read_before_the_question_with_its_options() -> None:
         {"body": "Ann has 3."}, {"passage": MILL},
     ],
 )  # fmt: skip
-def test_ids_titles_and_the_answer_are_not_put_before_the_question(more: Row) -> None:
+def test_ids_titles_and_the_answer_are_not_placed_before_the_question(more: Row) -> None:
     found = read({"question": "Who?", "answer": ["Ann", MILL.upper(), "ann has 3."], **more})
     assert found.question == "Who?"
 
 
-def test_a_benchmark_is_kept_apart_with_and_without_its_text(tmp_path: Path) -> None:
+def test_benchmark_is_decontaminated_with_and_without_its_passage(tmp_path: Path) -> None:
     squad = {"question": "Who ran?", "context": MILL, "answers": {"text": ["Ann"]}}
     other = {**squad, "context": "Ben ran to the sea, where he met his three sisters.", "answers": {"text": ["Ben"]}}
     benchmark = write_jsonl(tmp_path / "squad.jsonl", [squad])
@@ -272,29 +270,29 @@ def test_a_benchmark_is_kept_apart_with_and_without_its_text(tmp_path: Path) -> 
 
 def gpqa(question: str) -> Row:
     return {
-        "Record ID": "r", "Pre-Revision Question": "no", "Question": question, "Correct Answer": "right\n",
+        "Record ID": "r", "Pre-Revision ParsedQuestion": "no", "ParsedQuestion": question, "Correct Answer": "right\n",
         **{f"Incorrect Answer {number}": f"wrong {number}" for number in (1, 2, 3)},
     }  # fmt: skip
 
 
-def test_the_right_option_of_gpqa_stands_at_every_place() -> None:
+def test_correct_gpqa_option_appears_at_every_position() -> None:
     places = Counter()
     for number in range(400):
-        found = read(gpqa(f"Question {number}?"), "gpqa")
+        found = read(gpqa(f"ParsedQuestion {number}?"), "gpqa")
         assert found.choices["ABCD".index(found.answers[0])] == "right"
         assert sorted(found.choices) == ["right", "wrong 1", "wrong 2", "wrong 3"]
         places[found.answers[0]] += 1
     assert set(places) == set("ABCD") and max(places.values()) < 140
 
 
-def test_shuffled_options_depend_on_question_and_texts_alone() -> None:
+def test_shuffled_options_depend_only_on_question_and_texts() -> None:
     options = shuffled("Q?", "a", ["b", "c", "d"])
     assert options == shuffled("Q?", "a", ["d", "b", "c"])
     assert (
         read({"question": "Q?", "correct_answer": "a", "incorrect_answers": ["c", "b", "d"]}).choices == options.texts
     )
     assert len({shuffled(f"Q{number}?", "a", ["b", "c", "d"]).texts for number in range(100)}) == 24
-    with pytest.raises(Rejected, match="'a' is also among the wrong options"):
+    with pytest.raises(RowRejected, match="'a' is also among the wrong options"):
         shuffled("Q?", "a", ["b", "a"])
     letters = shuffled("Q?", "B", ["A", "C", "D"])
     assert letters.texts["ABCD".index(letters.right)] == "B"
@@ -396,7 +394,7 @@ REFUSED: list[tuple[str, Row, str, str]] = [
     ),
     (
         "file",
-        {"task_id": "t", "Level": 1, "Question": "Q", "file_name": "t.xlsx", "answer": "a"},
+        {"task_id": "t", "Level": 1, "ParsedQuestion": "Q", "file_name": "t.xlsx", "answer": "a"},
         "needs_file",
         "t.xlsx",
     ),
@@ -410,8 +408,8 @@ REFUSED: list[tuple[str, Row, str, str]] = [
 
 
 @pytest.mark.parametrize(("row", "reason", "detail"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_other_rows_are_refused_with_what_they_have(row: Row, reason: str, detail: str) -> None:
-    with pytest.raises(Rejected, match=detail) as refused:
+def test_unknown_layouts_are_refused_with_their_columns(row: Row, reason: str, detail: str) -> None:
+    with pytest.raises(RowRejected, match=detail) as refused:
         read(row)
     assert refused.value.reason == reason
 
@@ -426,24 +424,24 @@ def test_other_rows_are_refused_with_what_they_have(row: Row, reason: str, detai
         {"imagery": "vivid"}, {"file_name": "algebra/1.json"},
     ],
 )  # fmt: skip
-def test_fields_without_a_picture_of_the_question_cost_nothing(more: Row) -> None:
+def test_unrelated_fields_do_not_reject_a_question(more: Row) -> None:
     assert read({"question": "What does the <b> tag do?", "answer": "a", **more}).answers == ("a",)
 
 
-def test_fields_that_the_source_names_are_the_only_ones() -> None:
+def test_only_fields_named_by_the_source_are_used() -> None:
     row = {"question": "Q?", "answer": "a", "answer_aliases": ["b"], "options": ["a", "b"], "own": "c"}
     assert read(row, answer_field="own").answers == ("c",)
     assert read(row, answer_field="own").choices == ()
     assert read({**row, "options": None}, answer_field="answer").answers == ("a", "b")
-    with pytest.raises(Rejected, match="no question in field 'ask'; it has"):
+    with pytest.raises(RowRejected, match="no question in field 'ask'; it has"):
         read(row, question_field="ask")
-    with pytest.raises(Rejected, match="no answer in field 'gold'; it has"):
+    with pytest.raises(RowRejected, match="no answer in field 'gold'; it has"):
         read(row, answer_field="gold")
     worked = {"question": "Q?", "answer": "It is\n#### 18"}
     assert read(worked, answer_form="plain").answers == ("It is\n#### 18",)
 
 
-def test_a_benchmark_of_ones_own_names_all_its_fields(tmp_path: Path) -> None:
+def test_custom_benchmark_names_all_its_fields(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "mine.jsonl", [{"problem": "Q?", "answer": "a"}, {"question": "Q?", "solution": "a"}])
     with pytest.raises(StageFailed, match="no question in field 'question'; it has 'problem', 'answer'"):
         Bench(tmp_path).take({"path": path}, benchmarks={"mine": {"domain": "qa"}})
@@ -452,8 +450,8 @@ def test_a_benchmark_of_ones_own_names_all_its_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [{"A": "w", "B": None, "C": "y"}, ["w", None, "y"], {"label": ["A"], "text": "w"}, "w", 3]
 )
-def test_options_in_other_forms_are_refused(value: Any) -> None:
-    with pytest.raises(Rejected) as refused:
+def test_options_in_other_formats_are_refused(value: Any) -> None:
+    with pytest.raises(RowRejected) as refused:
         read_options(value)
     assert refused.value.reason in ("wrong_type", "bad_choices")
 
@@ -462,7 +460,7 @@ def take_pictures(bench: Bench, rows: list[Row]) -> Result:
     return bench.take({"path": write_jsonl(bench.folder / "hle.jsonl", rows)}, max_error_rate=0.1)
 
 
-def test_rows_that_need_a_picture_are_counted_told_and_no_errors(
+def test_rows_that_need_an_image_are_counted_and_reported_not_errors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     picture = {"question": "What is shown?", "answer": "a", "image": "data:image/png;base64,AAAA"}
@@ -472,12 +470,12 @@ def test_rows_that_need_a_picture_are_counted_told_and_no_errors(
     assert "hle.jsonl: rows that cannot be asked as text or scored are left out: needs_picture 2" in caplog.messages
 
 
-def test_a_source_of_pictures_alone_is_refused(tmp_path: Path) -> None:
+def test_source_with_only_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match=r"no row of hle.jsonl can be used: 1 rows, 1 unusable \(needs_picture 1\)"):
         take_pictures(Bench(tmp_path), [{"question": "What is shown?", "answer": "a", "image": "a.png"}])
 
 
-def test_an_encrypted_benchmark_cannot_be_kept_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_encrypted_benchmark_cannot_be_decontaminated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     hidden = {"problem": base64.b64encode(bytes(range(40))).decode(), "answer": "AAAA", "canary": "x"}
     benchmark = write_jsonl(tmp_path / "browsecomp.jsonl", [hidden])

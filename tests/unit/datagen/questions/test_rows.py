@@ -22,7 +22,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_a_question_keeps_its_fields_and_where_it_came_from(bench: Bench) -> None:
+def test_question_keeps_its_fields_and_source(bench: Bench) -> None:
     result = bench.take_rows([{**GOOD, "question": f"  {GOOD['question']}\n", "level": 3}])
     assert result.questions == [
         {
@@ -44,7 +44,7 @@ def test_a_question_keeps_its_fields_and_where_it_came_from(bench: Bench) -> Non
     assert result.metrics["questions"] == result.metrics["dataset.qa-set"] == 1
 
 
-def test_the_key_does_not_depend_on_the_unicode_form_and_depends_on_everything_else() -> None:
+def test_key_ignores_the_unicode_form_and_depends_on_everything_else() -> None:
     key = content_key("Caf\u00e9?", ["a"], [])
     assert len(key) == 16
     assert content_key(" Cafe\u0301? ", ["a"], []) == key
@@ -86,7 +86,7 @@ BAD_ROWS: list[tuple[str, dict[str, Any] | bytes, str, str]] = [
 
 @pytest.mark.covers("flywheel-32")
 @pytest.mark.parametrize(("row", "reason", "detail"), [case[1:] for case in BAD_ROWS], ids=[c[0] for c in BAD_ROWS])
-def test_a_bad_row_goes_to_quarantine_and_its_neighbours_are_read(
+def test_bad_row_is_quarantined_and_its_neighbours_are_read(
     bench: Bench, row: dict[str, Any] | bytes, reason: str, detail: str
 ) -> None:
     other = {"question": "Which hill is highest?", "answer": "Arn"}
@@ -100,14 +100,14 @@ def test_a_bad_row_goes_to_quarantine_and_its_neighbours_are_read(
     assert result.metrics[f"reason.{reason}"] == result.metrics["quarantined"] == 1
 
 
-def test_a_line_too_long_for_memory_is_skipped_and_the_rest_read(tmp_path: Path) -> None:
+def test_line_too_long_for_memory_is_skipped_and_the_rest_read(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "q.jsonl", [GOOD, b"x" * 5_000, GOOD])
     rows = list(read_rows(path, max_row_bytes=1_000))
     assert [(row.number, row.reason) for row in rows] == [(1, ""), (2, "too_long"), (3, "")]
     assert len(rows[1].raw) <= 2_000
 
 
-def test_a_byte_order_mark_blank_lines_and_windows_line_ends_are_harmless(bench: Bench) -> None:
+def test_byte_order_mark_blank_lines_and_crlf_are_accepted(bench: Bench) -> None:
     line = orjson.dumps(GOOD)
     (bench.folder / "q.jsonl").write_bytes(b"\xef\xbb\xbf\r\n" + line + b"\r\n\r\n" + b'{"question": 1}\r\n')
     result = bench.take({"path": bench.folder / "q.jsonl", "domain": "qa"})
@@ -126,13 +126,13 @@ def test_a_byte_order_mark_blank_lines_and_windows_line_ends_are_harmless(bench:
         ({"value": "Ilme", "aliases": ["Ilme", "River Ilme"]}, ["Ilme", "River Ilme"]),
     ],
 )
-def test_answers_become_a_list_of_different_texts(bench: Bench, value: Any, answers: list[str]) -> None:
+def test_answers_become_a_list_of_distinct_texts(bench: Bench, value: Any, answers: list[str]) -> None:
     result = bench.take_rows([json.dumps({"question": "Why?", "answer": value}).encode()])
     assert result.questions[0]["answers"] == answers
 
 
 @pytest.mark.covers("evaluation-5")
-def test_the_answer_of_a_worked_solution_is_the_number_after_the_marker(bench: Bench) -> None:
+def test_answer_of_a_worked_solution_is_the_number_after_the_marker(bench: Bench) -> None:
     rows = [
         {"question": "How many?", "answer": "500 + 734 = 1,234\n#### 1,234"},
         {"question": "How cold?", "answer": "x #### -12.5"},
@@ -190,7 +190,7 @@ BENCHMARK_ROWS: list[tuple[str, dict[str, Any], str, list[str], int, str]] = [
     BENCHMARK_ROWS,
     ids=[f"{case[0]}-{case[5]}-{case[4]}" for case in BENCHMARK_ROWS],
 )
-def test_the_fields_of_known_benchmarks_are_known(
+def test_fields_of_known_benchmarks_are_found(
     bench: Bench, dataset: str, row: dict[str, Any], question: str, answers: list[str], num_choices: int, domain: str
 ) -> None:
     path = write_jsonl(bench.folder / dataset / "test.jsonl", [row])
@@ -210,9 +210,7 @@ def test_the_fields_of_known_benchmarks_are_known(
         ({}, None, []),
     ],
 )
-def test_the_format_is_what_the_row_says(
-    bench: Bench, row: dict[str, Any], form: str | None, choices: list[str]
-) -> None:
+def test_format_comes_from_the_row(bench: Bench, row: dict[str, Any], form: str | None, choices: list[str]) -> None:
     path = write_jsonl(bench.folder / "csbench.jsonl", [{"Question": "Q", "Answer": "A", **row}])
     (taken,) = bench.take({"path": path}).questions
     scorer = None if choices else "qa_characters"
@@ -220,7 +218,7 @@ def test_the_format_is_what_the_row_says(
 
 
 @pytest.mark.parametrize("value", ["Essay", "", 3, ["Assertion"]])
-def test_a_format_that_is_none_is_told_with_those_that_there_are(bench: Bench, value: Any) -> None:
+def test_unknown_format_is_reported_with_the_valid_ones(bench: Bench, value: Any) -> None:
     path = write_jsonl(
         bench.folder / "csbench.jsonl",
         [{"Question": "Q", "Answer": "A", "Format": value}, {"Question": "R", "Answer": "A"}],
@@ -231,7 +229,7 @@ def test_a_format_that_is_none_is_told_with_those_that_there_are(bench: Bench, v
 
 
 @pytest.mark.parametrize("options", [{"A": "w", "B": None, "C": "y", "D": "z"}, {"B": "x", "C": "y"}])
-def test_a_gap_between_options_does_not_move_their_letters(bench: Bench, options: dict[str, Any]) -> None:
+def test_gap_between_options_keeps_their_letters(bench: Bench, options: dict[str, Any]) -> None:
     rows = [{"Question": "Q", "Answer": "C", **options}, {"Question": "R", "Answer": "C", "A": 1, "B": 2, "C": 3}]
     result = bench.take({"path": write_jsonl(bench.folder / "csbench.jsonl", rows)})
     assert (
@@ -240,7 +238,7 @@ def test_a_gap_between_options_does_not_move_their_letters(bench: Bench, options
     assert (result.questions[0]["choices"], result.questions[0]["answers"]) == (["1", "2", "3"], ["C"])
 
 
-def test_the_options_that_the_source_names_win_over_the_columns_of_its_benchmark(bench: Bench) -> None:
+def test_options_named_by_the_source_override_benchmark_columns(bench: Bench) -> None:
     row = {"Question": "Q", "Answer": "y", "A": "w", "B": "x", "options": ["y", "z", "w"]}
     path = write_jsonl(bench.folder / "csbench.jsonl", [row])
     (taken,) = bench.take({"path": path, "choices_field": "options"}).questions
@@ -249,7 +247,7 @@ def test_the_options_that_the_source_names_win_over_the_columns_of_its_benchmark
     assert (taken["choices"], taken["answers"]) == (["w", "x"], ["A"])
 
 
-def test_a_parquet_text_that_is_not_utf8_costs_one_row(bench: Bench) -> None:
+def test_non_utf8_parquet_text_costs_one_row(bench: Bench) -> None:
     texts = pa.array([b"Why?", b"Caf\xe9?", b"How?"], pa.binary()).view(pa.string())
     table = pa.table({"question": texts, "answer": ["1", "2", "3"]})
     pq.write_table(table, bench.folder / "a.parquet")
@@ -257,7 +255,7 @@ def test_a_parquet_text_that_is_not_utf8_costs_one_row(bench: Bench) -> None:
     assert ([row["source_row"] for row in result.questions], result.reasons) == ([1, 3], [(2, "not_utf8")])
 
 
-def test_rows_of_a_mixed_file_find_their_own_data_set_and_domain(bench: Bench) -> None:
+def test_rows_of_a_mixed_file_get_their_own_dataset_and_domain(bench: Bench) -> None:
     rows = [
         {**GOOD, "source": "2wiki"},
         {"question": "1 + 1?", "answer": "#### 2", "source": "gsm8k"},
@@ -278,7 +276,7 @@ def test_rows_of_a_mixed_file_find_their_own_data_set_and_domain(bench: Bench) -
     assert result.reasons == [(5, "unknown_source"), (6, "bad_source"), (7, "missing_field")]
 
 
-def test_other_fields_are_kept_as_json_that_any_reader_takes(bench: Bench) -> None:
+def test_other_fields_are_kept_as_portable_json(bench: Bench) -> None:
     row = b'{"question": "Why?", "answer": "x", "a": NaN, "b": "\\ud800", "c": {"d": [1, 99999999999999999999]}}'
     (question,) = bench.take_rows([row]).questions
     assert orjson.loads(question["meta"]) == {"a": None, "b": "?", "c": {"d": [1, "99999999999999999999"]}}

@@ -17,7 +17,7 @@ from support.tables.questions_bench import GOOD, Bench, Result, write_jsonl
 from treadle.cli.warnings import show_warnings
 from treadle.core.config import semantic_dump, validate
 from treadle.core.errors import ConfigError, DataError, StageFailed
-from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.stage import StageContext
 from treadle.core.schemas import QUARANTINE, QUESTIONS
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
@@ -57,16 +57,14 @@ def test_json_arrays_parquet_and_dataset_folders_give_the_same_questions(bench: 
         ("a.txt", b"{}", "a.txt: its format cannot be inferred from '.txt'"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_what_to_do(
-    bench: Bench, name: str, content: bytes | None, match: str
-) -> None:
+def test_unreadable_file_is_named_with_a_remedy(bench: Bench, name: str, content: bytes | None, match: str) -> None:
     if content is not None:
         (bench.folder / name).write_bytes(content)
     with pytest.raises(DataError, match=match):
         bench.take({"path": bench.folder / name, "dataset": "d", "domain": "qa"})
 
 
-def test_a_source_without_one_usable_row_fails_the_stage_and_names_the_first(bench: Bench) -> None:
+def test_source_without_a_usable_row_fails_the_stage_and_names_the_first(bench: Bench) -> None:
     write_jsonl(bench.folder / "good.jsonl", [GOOD])
     write_jsonl(bench.folder / "bad.jsonl", [{"ask": "Why?", "answer": "x"}, {"ask": "How?"}])
     sources = [{"path": bench.folder / f"{name}.jsonl", "domain": "qa"} for name in ("good", "bad")]
@@ -76,7 +74,7 @@ def test_a_source_without_one_usable_row_fails_the_stage_and_names_the_first(ben
         bench.take(*sources)
 
 
-def test_more_unusable_rows_than_allowed_fail_the_stage_unless_accepted(bench: Bench) -> None:
+def test_too_many_unusable_rows_fail_the_stage_unless_accepted(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "q.jsonl", [GOOD, {"question": "Why?"}, b"{"])
     instance = bench.instance({"path": path, "domain": "qa"}, max_error_rate=0.5)
     with pytest.raises(StageFailed, match=r"2 of 3 question rows are unusable.*q.jsonl.*first: row 2"):
@@ -85,7 +83,7 @@ def test_more_unusable_rows_than_allowed_fail_the_stage_unless_accepted(bench: B
     assert Result(bench.run).reasons == [(2, "missing_field"), (3, "bad_json")]
 
 
-def test_no_source_at_all_is_a_config_error() -> None:
+def test_missing_sources_are_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"add a source under questions.sources"):
         QuestionsSettings().with_digests()
 
@@ -99,23 +97,23 @@ def test_no_source_at_all_is_a_config_error() -> None:
         ({"sources": [{"path": "gsm8k.jsonl", "anwser_field": "a"}]}, "did you mean 'answer_field'"),
     ],
 )
-def test_a_wrong_source_is_refused_before_anything_is_read(tree: dict[str, Any], match: str) -> None:
+def test_invalid_source_is_refused_before_reading(tree: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         validate(QuestionsSettings, tree)
 
 
-def test_an_edited_file_is_read_again_and_a_moved_one_is_not(bench: Bench) -> None:
+def test_edited_file_is_read_again_and_a_moved_one_is_not(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "a" / "q.jsonl", [GOOD])
     source = {"path": path, "domain": "qa"}
     bench.take(source)
     moved = {**source, "path": write_jsonl(bench.folder / "b" / "q.jsonl", [GOOD])}
-    assert state_of(bench.instance(moved), bench.run) == "reuse"
+    assert planned_action(bench.instance(moved), bench.run) == "reuse"
     write_jsonl(path, [{**GOOD, "answer": "Orre"}])
-    assert state_of(bench.instance(source), bench.run) == "run"
+    assert planned_action(bench.instance(source), bench.run) == "run"
     assert bench.take(source).questions[0]["answers"] == ["Orre"]
 
 
-def test_a_file_edited_after_its_digest_was_taken_is_refused(bench: Bench) -> None:
+def test_file_edited_after_its_digest_was_computed_is_refused(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "q.jsonl", [GOOD])
     instance = bench.instance({"path": path, "domain": "qa"})
     write_jsonl(path, [GOOD, GOOD])
@@ -123,7 +121,7 @@ def test_a_file_edited_after_its_digest_was_taken_is_refused(bench: Bench) -> No
         execute(instance, bench.run)
 
 
-def test_sources_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_sources_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     paths = [write_jsonl(tmp_path / name / "test.jsonl", [GOOD]) for name in ("nq", "gsm8k")]
     paths.append(write_jsonl(tmp_path / "own.jsonl", [GOOD]))
     settings = QuestionsSettings(
@@ -135,18 +133,18 @@ def test_sources_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(semantic_dump(settings))
 
 
-def test_only_the_first_rows_are_read_where_a_limit_is_set(bench: Bench) -> None:
+def test_limit_reads_only_the_first_rows(bench: Bench) -> None:
     result = bench.take_rows([GOOD, {"question": "Why?", "answer": "x"}, b"{"], limit=2)
     assert (result.metrics["rows_read"], result.metrics["quarantined"]) == (2, 0)
 
 
-def test_the_split_comes_from_the_source_then_the_row_then_the_share(bench: Bench) -> None:
+def test_split_comes_from_the_source_then_the_row_then_the_share(bench: Bench) -> None:
     rows = [{"question": f"Item {number}?", "answer": "x", "s": s} for number, s in enumerate(["train", "test", None])]
     assert [row["split"] for row in bench.take_rows(rows, split_field="s").questions] == ["train", "heldout", "train"]
     assert {row["split"] for row in bench.take_rows(rows, split="heldout").questions} == {"heldout"}
 
 
-def test_a_column_of_splits_that_nobody_named_is_told_once(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unconfigured_split_column_is_reported_once(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"question": f"Item {n}?", "answer": "x", "Split": s} for n, s in enumerate(["train", "test", "dev"])]
     handler = show_warnings()
     try:
@@ -164,7 +162,7 @@ def test_a_column_of_splits_that_nobody_named_is_told_once(bench: Bench, capsys:
     )
 
 
-def test_a_share_is_held_out_by_content_alone(bench: Bench) -> None:
+def test_held_out_share_depends_only_on_content(bench: Bench) -> None:
     rows = [{"question": f"Item {number}?", "answer": str(number)} for number in range(400)]
     path = write_jsonl(bench.folder / "q.jsonl", rows)
     back = write_jsonl(bench.folder / "back.jsonl", rows[::-1])
@@ -180,7 +178,7 @@ def test_a_share_is_held_out_by_content_alone(bench: Bench) -> None:
     assert 60 <= len(held[0]) <= 140
 
 
-def test_duplicates_are_counted_and_name_what_they_repeat(bench: Bench) -> None:
+def test_duplicates_are_counted_and_name_their_original(bench: Bench) -> None:
     long = " ".join(f"The keeper of the tower wrote down how many boats passed {n} miles off." for n in range(9))
     rows = [
         {"question": long, "answer": "9"},
@@ -198,7 +196,7 @@ def test_duplicates_are_counted_and_name_what_they_repeat(bench: Bench) -> None:
     assert (result.metrics["reason.exact_duplicate"], result.metrics["reason.near_duplicate"]) == (2, 1)
 
 
-def test_held_out_rows_repeat_each_other_only_with_the_same_answers(bench: Bench) -> None:
+def test_held_out_rows_are_duplicates_only_with_the_same_answers(bench: Bench) -> None:
     rows = [
         {"question": "Simplify $X^2$.", "answer": "a", "s": "test"},
         {"question": "Simplify $x^2$.", "answer": "b", "s": "test"},
@@ -215,7 +213,7 @@ def test_held_out_rows_repeat_each_other_only_with_the_same_answers(bench: Bench
     assert [row["detail"].split()[2].strip(",") for row in result.quarantine] == [keys[1], keys[0], keys[3]]
 
 
-def test_training_questions_of_a_benchmark_are_taken_out_and_held_out_ones_stay(bench: Bench) -> None:
+def test_contaminated_training_questions_are_removed_and_held_out_ones_stay(bench: Bench) -> None:
     benchmark = write_jsonl(bench.folder / "bench.jsonl", [{"other": 1}, {"question": "Who built the Vorna bridge?"}])
     rows = [
         {"question": "who built the  Vorna bridge", "answer": "Ann", "s": "train"},
@@ -232,19 +230,19 @@ def test_training_questions_of_a_benchmark_are_taken_out_and_held_out_ones_stay(
     assert [row["source_row"] for row in result.questions] == [2, 3]
 
 
-def test_a_benchmark_without_questions_is_refused(bench: Bench) -> None:
+def test_benchmark_without_questions_is_refused(bench: Bench) -> None:
     benchmark = write_jsonl(bench.folder / "bench.jsonl", [{"text": "Why?"}])
     path = write_jsonl(bench.folder / "q.jsonl", [GOOD])
     with pytest.raises(DataError, match=r"benchmark bench.jsonl has no row with a question; set question_field"):
         bench.take({"path": path, "domain": "qa"}, decontaminate=[{"path": benchmark}])
 
 
-def test_a_run_whose_questions_were_made_before_they_had_formats_keeps_them(tmp_path: Path) -> None:
+def test_run_with_questions_from_before_formats_keeps_them(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     path = write_jsonl(tmp_path / "csbench.jsonl", [{"Question": "Q", "Answer": True, "Format": "Assertion"}])
     later = ("format", "scorer", "search")
     schema = pa.schema([field for field in QUESTIONS.schema if field.name not in later])
-    before = replace(QUESTIONS, version=1, schema=schema, also_reads=frozenset(), same_as=None)
+    before = replace(QUESTIONS, version=1, schema=schema, also_reads=frozenset(), equivalent_to=None)
     row = {"question_key": "a" * 16, "dataset": "csbench", "domain": "qa", "question": "Q", "answers": ["True"],
            "choices": [], "split": "train", "source_file": "f", "source_row": 1, "meta": "{}"}  # fmt: skip
 
@@ -254,18 +252,18 @@ def test_a_run_whose_questions_were_made_before_they_had_formats_keeps_them(tmp_
 
     now = bench.instance({"path": path})
     made = execute(replace(now, stage=replace(now.stage, produces=(before, QUARANTINE), run=write)), bench.run)
-    assert state_of(now, bench.run) == "reuse"
+    assert planned_action(now, bench.run) == "reuse"
     assert list(bench.run.rows(made.outputs["questions"]).rows()) == [row | dict.fromkeys(later)]
 
 
-def test_a_hub_data_set_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_dataset_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     settings = QuestionsSettings(sources=(SourceSettings(hub="org/none", domain="qa"),))
     with pytest.raises(DataError, match="hub data set org/none cannot be looked up .*or set revision"):
         settings.with_digests()
 
 
-def test_where_questions_are_searched_is_said_by_the_map_then_the_source_then_the_benchmark(bench: Bench) -> None:
+def test_search_route_comes_from_the_map_then_the_source_then_the_benchmark(bench: Bench) -> None:
     rows = [{**GOOD, "question": f"Where is {name}?", "source": name} for name in ("2wiki", "gaia", "ours", "theirs")]
     path = write_jsonl(bench.folder / "q.jsonl", rows)
     source = {"path": path, "domain": "qa", "source_field": "source"}
@@ -284,7 +282,7 @@ def test_where_questions_are_searched_is_said_by_the_map_then_the_source_then_th
     ]
 
 
-def test_names_under_search_count_without_capitals_and_those_of_no_question_are_told(
+def test_search_map_names_ignore_case_and_unmatched_ones_are_reported(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [{**GOOD, "question": f"Where is {name}?", "source": name} for name in ("2Wiki", "ours")]
@@ -301,6 +299,6 @@ def test_names_under_search_count_without_capitals_and_those_of_no_question_are_
         QuestionsSettings(search={"gaia": "web", "GAIA": "both"})
 
 
-def test_a_route_that_nobody_set_changes_no_fingerprint() -> None:
+def test_unset_route_changes_no_fingerprint() -> None:
     assert "search" not in semantic_dump(QuestionsSettings(sources=(SourceSettings(path=Path("gsm8k.jsonl")),)))
     assert "search" not in semantic_dump(SourceSettings(path=Path("gsm8k.jsonl")))

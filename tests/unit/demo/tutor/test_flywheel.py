@@ -11,8 +11,8 @@ import pytest
 from support.rollouts.tutor_flywheel import Flywheel, Row, Tally, patterns, tally
 from support.rollouts.tutor_rollout import STOPS
 
+from treadle.agent.model_types import render_chatml
 from treadle.agent.prompts import system_prompt
-from treadle.agent.rollout import render_chatml
 from treadle.core.chat import ChatTokenizer
 from treadle.datagen.operators.replies import THINK
 from treadle.datagen.pools.evolution import Evolution
@@ -20,7 +20,7 @@ from treadle.datagen.pools.settings import DEFAULT_OPERATORS
 from treadle.datagen.pools.steps import numbered
 from treadle.datagen.prompts import PROMPTS, PromptSet
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.tutor.completion import Writer
+from treadle.demo.tutor.completion import ReplyWriter
 from treadle.demo.tutor.conversation import Conversation
 from treadle.demo.tutor.roles import role_of
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
@@ -93,34 +93,32 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 @pytest.fixture
-def strong(tokenizer: ChatTokenizer) -> Writer:
-    return Writer(TutorSettings(), tokenizer)
+def strong(tokenizer: ChatTokenizer) -> ReplyWriter:
+    return ReplyWriter(TutorSettings(), tokenizer)
 
 
-def ask(writer: Writer, task: str, *, prefill: str = "", stop: Sequence[str] = STOPS, **values: object) -> str:
+def ask(writer: ReplyWriter, task: str, *, prefill: str = "", stop: Sequence[str] = STOPS, **values: object) -> str:
     prompt = render_chatml(PromptSet().messages(task, values)) + prefill
     return write(writer, prompt, stop=stop)
 
 
-def write(writer: Writer, prompt: str, *, seed: int = 1, stop: Sequence[str] = STOPS) -> str:
+def write(writer: ReplyWriter, prompt: str, *, seed: int = 1, stop: Sequence[str] = STOPS) -> str:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2000, "seed": seed, "stop": list(stop)}
     return writer.write({**body, "include_stop_str_in_output": True}, chat=False).text
 
 
 @pytest.mark.parametrize(("operator", "pattern"), REPAIRS)
-def test_every_error_pattern_is_repaired_more_often_than_not_but_not_always(
-    counts: Tally, operator: str, pattern: str
-) -> None:
+def test_every_error_pattern_is_usually_but_not_always_repaired(counts: Tally, operator: str, pattern: str) -> None:
     assert counts.applied[operator, pattern] >= 15
     assert 0.5 < counts.rate(operator, pattern) < 1
 
 
-def test_reflection_repairs_too_and_a_rerollout_is_lean_again(counts: Tally) -> None:
+def test_reflection_repairs_and_a_rerollout_is_efficient_again(counts: Tally) -> None:
     assert counts.rate("reflect", "early") > 0.5 and counts.rate("reflect", "wrong") > 0.5
     assert counts.rate("rerollout", "redundant") > 0.25 and counts.rate("rerollout", "broken") > 0.25
 
 
-def test_flaws_are_located_where_the_ledger_has_them(done: Done) -> None:
+def test_flaws_are_located_as_in_the_ledger(done: Done) -> None:
     found = {"early": [0, 0], "broken": [0, 0]}
     for row, evolution in done:
         for event in evolution.events:
@@ -138,12 +136,12 @@ def test_flaws_are_located_where_the_ledger_has_them(done: Done) -> None:
         assert applied >= 3 and located / applied > 0.7
 
 
-def test_noisy_critics_are_careless_now_and_then(counts: Tally) -> None:
+def test_noisy_critics_are_occasionally_careless(counts: Tally) -> None:
     assert counts.outcomes["redundant_mod", "no_step_number"] and counts.outcomes["locate_flaw", "no_step_number"]
     assert counts.outcomes["redundant_mod", "no_redundancy"] > counts.outcomes["redundant_mod", "no_step_number"]
 
 
-def test_refined_trajectories_have_leaner_thoughts_and_the_same_actions(done: Done) -> None:
+def test_refined_trajectories_have_shorter_thoughts_and_the_same_actions(done: Done) -> None:
     pairs = [
         (event.parent.trajectory, entry.trajectory)
         for _, evolution in done
@@ -163,31 +161,31 @@ def test_most_questions_yield_an_accepted_trajectory(counts: Tally, done: Done) 
     assert counts.num_accepted >= 0.8 * len(done)
 
 
-def test_the_same_questions_make_the_same_pools(tmp_path: Path) -> None:
+def test_same_questions_make_the_same_pools(tmp_path: Path) -> None:
     made = [asyncio.run(Flywheel.make(tmp_path / name, 12, rounds=2).evolve()) for name in ("a", "b")]
     texts = [[entry.trajectory.text for _, evolution in run for entry in evolution.pool] for run in made]
     assert texts[0] == texts[1] and len(texts[0]) > 40
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_the_shipped_prompts_are_told_apart_by_their_system_messages(name: str) -> None:
+def test_shipped_prompts_are_recognised_by_their_system_messages(name: str) -> None:
     system = PromptSet().texts[name][0]
     assert task_in(system) == TASKS[name]
     assert role_of(MODEL, Conversation(system, "")) == "critic"
 
 
 @pytest.mark.parametrize("name", ["both", "search", "python", "none"])
-def test_prompts_of_agents_set_no_task(name: str) -> None:
+def test_agent_prompts_select_no_special_task(name: str) -> None:
     assert role_of(MODEL, Conversation(system_prompt(name), "")) == "policy"
 
 
-def test_the_judge_is_told_by_its_own_prompt(done: Done) -> None:
+def test_judge_task_is_recognised_by_its_prompt(done: Done) -> None:
     judged = [entry for _, evolution in done for entry in evolution.pool if entry.verdict.method == "model"]
     assert judged and all(raw in ("Correct", "Incorrect") for entry in judged for raw in entry.verdict.raw)
 
 
 @pytest.mark.parametrize("name", FLAWED)
-def test_the_flaw_is_named_explained_and_replaced(strong: Writer, name: str) -> None:
+def test_flaw_is_named_explained_and_replaced(strong: ReplyWriter, name: str) -> None:
     question, number, texts, better = FLAWED[name]
     located = ask(strong, "locate_flaw", stop=[*STOPS, "Analysis:"], question=question, steps=numbered(texts))
     assert located == f"Step: {number}\nAnalysis:"
@@ -199,20 +197,21 @@ def test_the_flaw_is_named_explained_and_replaced(strong: Writer, name: str) -> 
     assert re.fullmatch(r"(?s)<think>[^<]+</think><(search|python|answer)>[^<]+</\1>", new) and better in new
 
 
-def test_redundancy_is_the_first_needless_call_or_thought_else_no(strong: Writer) -> None:
+def test_redundancy_is_the_first_needless_call_or_thought_or_no(strong: ReplyWriter) -> None:
     asked = {"question": QUESTION}
     assert ask(strong, "redundancy", steps=numbered((DRAVO, TAZMERO, RIGHT)), **asked) == "Step: no"
     twice = ask(strong, "redundancy", steps=numbered((DRAVO, TAZMERO, TAZMERO, RIGHT)), **asked)
     assert re.fullmatch(r"Step: 3\nAnalysis: .+\nCorrected Step: <think>.+</think><answer>.*4821.*</answer>", twice)
     empty = ask(strong, "redundancy", steps=numbered((EMPTY, DRAVO, TAZMERO, RIGHT)), **asked)
     assert re.fullmatch(r"Step: 1\nAnalysis: .+\nCorrected Step: <think>.+</think><search>.*Dravo.*</search>", empty)
-    reopened = "<think>I know it. It is \\boxed{999}.\nWait, let me look. I need the capital.</think>"
-    wordy = ask(strong, "redundancy", steps=numbered((DRAVO.replace("<think>I need the capital.</think>", reopened),
+    reopen_thought = "<think>I know it. It is \\boxed{999}.\nWait, let me look. I need the capital.</think>"
+    wordy = ask(strong, "redundancy",
+        steps=numbered((DRAVO.replace("<think>I need the capital.</think>", reopen_thought),
                                                       TAZMERO, RIGHT)), **asked)  # fmt: skip
     assert wordy.endswith("Corrected Step: <think>I need the capital.</think><search>island of Dravo capital</search>")
 
 
-def test_an_open_thought_of_a_trajectory_gets_fewer_words(strong: Writer) -> None:
+def test_open_thought_of_a_trajectory_is_shortened(strong: ReplyWriter) -> None:
     parent = f"{DRAVO}<think>Hmm, let me see. First I look up the population of Tazmero.</think><search>x</search>"
     written = f"{DRAVO.replace('I need the capital.', 'The capital.')}<think>"
     stop = ["</think>"]
@@ -220,7 +219,7 @@ def test_an_open_thought_of_a_trajectory_gets_fewer_words(strong: Writer) -> Non
     assert lean == "Find the population of Tazmero.</think>"
 
 
-def test_a_reflection_is_one_plain_paragraph_about_the_flaw(strong: Writer) -> None:
+def test_reflection_is_one_plain_paragraph_about_the_flaw(strong: ReplyWriter) -> None:
     turn = f"{DRAVO}<think>I know.</think><answer>\\boxed{{999}}</answer>"
     said = ask(strong, "reflect", prefill="Let me check.", question=QUESTION, trajectory=turn)
     assert said.startswith(" My step 2 has a flaw.") and "Tazmero" in said and not re.search(r"[<>\n]", said)
@@ -236,10 +235,10 @@ def test_a_reflection_is_one_plain_paragraph_about_the_flaw(strong: Writer) -> N
         (QUESTION, f"{DRAVO}{TAZMERO}<think>It is \\boxed{{44}}.\nWait, I am not sure.", "<answer>.*4821"),
     ],
 )
-def test_a_hint_makes_the_noisy_policy_think_again_mostly(
+def test_hint_usually_makes_the_noisy_policy_think_again(
     tokenizer: ChatTokenizer, question: str, turn: str, expected: str
 ) -> None:
-    noisy = Writer(TutorSettings(persona="noisy"), tokenizer)
+    noisy = ReplyWriter(TutorSettings(persona="noisy"), tokenizer)
     messages = [{"role": "system", "content": system_prompt("both")}, {"role": "user", "content": question}]
     replies = [write(noisy, render_chatml(messages) + turn, seed=seed) for seed in range(100)]
     assert all(reply.startswith(" ") and "<think>" not in reply for reply in replies)
@@ -250,9 +249,9 @@ def test_a_hint_makes_the_noisy_policy_think_again_mostly(
     assert stayed >= 10 if former else stayed == 0
 
 
-def test_stubbornness_sets_how_many_hints_are_heeded(tokenizer: ChatTokenizer) -> None:
+def test_stubbornness_determines_how_many_hints_are_followed(tokenizer: ChatTokenizer) -> None:
     prompt = render_chatml([{"role": "user", "content": QUESTION}]) + f"{DRAVO}<think>So \\boxed{{9}}.\nWait, I search."
     for rate, low, high in ((0.0, 85, 100), (0.8, 5, 35)):
-        writer = Writer(TutorSettings(persona="noisy", rates=ErrorRates(stubborn=rate)), tokenizer)
+        writer = ReplyWriter(TutorSettings(persona="noisy", rates=ErrorRates(stubborn=rate)), tokenizer)
         heeded = sum("<search>" in write(writer, prompt, seed=seed) for seed in range(100))
         assert low <= heeded <= high

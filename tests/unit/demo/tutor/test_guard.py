@@ -40,14 +40,16 @@ async def statuses(session: aiohttp.ClientSession, server: TutorServer, headers:
 
 
 @pytest.mark.parametrize("headers", PAGES)
-async def test_a_page_of_another_origin_is_refused(session: aiohttp.ClientSession, headers: dict[str, str]) -> None:
+async def test_cross_origin_request_to_the_tutor_is_refused(
+    session: aiohttp.ClientSession, headers: dict[str, str]
+) -> None:
     async with TutorServer(TutorSettings()) as server:
         assert await statuses(session, server, headers) == {403}
         assert server.counts["requests"] == 0
 
 
 @pytest.mark.parametrize("host", ["attacker.example", "attacker.example:80", "127.0.0.1.attacker.example", "192.0.2.1"])
-async def test_a_foreign_name_is_refused(session: aiohttp.ClientSession, host: str) -> None:
+async def test_foreign_host_name_is_refused(session: aiohttp.ClientSession, host: str) -> None:
     async with TutorServer(TutorSettings()) as server:
         assert await statuses(session, server, {"Host": host}) == {421}
         async with session.get(f"{server.url}/models", headers={"Host": host}) as answer:
@@ -57,18 +59,18 @@ async def test_a_foreign_name_is_refused(session: aiohttp.ClientSession, host: s
 @pytest.mark.parametrize(
     "headers", [{}, {"Host": "localhost:1"}, {"Host": "127.0.0.2:1"}, {"Host": "[::1]:9"}, {"Sec-Fetch-Site": "none"}]
 )
-async def test_programs_and_its_own_names_are_answered(session: aiohttp.ClientSession, headers: dict[str, str]) -> None:
+async def test_programs_and_own_host_names_are_served(session: aiohttp.ClientSession, headers: dict[str, str]) -> None:
     async with TutorServer(TutorSettings()) as server:
         assert 403 not in (found := await statuses(session, server, headers)) and 421 not in found
         assert server.counts["requests"] == 2
 
 
-async def test_on_another_address_any_name_is_answered_and_no_page(session: aiohttp.ClientSession) -> None:
+async def test_non_loopback_address_serves_any_host_name_but_no_page(session: aiohttp.ClientSession) -> None:
     async with TutorServer(TutorSettings(), host="0.0.0.0") as server:
         assert 200 in await statuses(session, server, {"Host": "tutor.example:8002"})
         for headers in PAGES:
             assert await statuses(session, server, headers) == {403}
 
 
-def test_help_says_what_another_address_means() -> None:
+def test_help_explains_binding_to_another_address() -> None:
     assert "only its Origin is checked, not its Host" in " ".join(build_parser().format_help().split())

@@ -69,7 +69,7 @@ def ask(question: str = QUESTION, **over: Any) -> dict[str, Any]:
     return {**body, "include_stop_str_in_output": True, **over}
 
 
-async def test_text_and_ids_give_the_same_answer_and_ids_come_back(client: Client, tokenizer: ChatTokenizer) -> None:
+async def test_text_and_ids_give_the_same_answer_and_ids_are_returned(client: Client, tokenizer: ChatTokenizer) -> None:
     text = await client.complete(ask(return_token_ids=True))
     ids = await client.complete(ask(prompt=tokenizer.encode(render(QUESTION)), return_token_ids=True))
     # One id per byte, so markers spelt out in bytes decode to the same prompt.
@@ -83,12 +83,12 @@ async def test_text_and_ids_give_the_same_answer_and_ids_come_back(client: Clien
     assert not {"token_ids", "prompt_token_ids"} & set((await client.complete(ask()))["choices"][0])
 
 
-async def test_rendered_prompts_with_control_ids_are_read(client: Client, tokenizer: ChatTokenizer) -> None:
+async def test_rendered_prompts_with_control_ids_are_parsed(client: Client, tokenizer: ChatTokenizer) -> None:
     prompt = tokenizer.prompt_ids([{"role": "system", "content": "s"}, {"role": "user", "content": QUESTION}])
     assert "Tazmero" in (await client.complete(ask(prompt=prompt)))["choices"][0]["text"]
 
 
-async def test_stop_strings_cut_before_or_after_themselves(client: Client, tokenizer: ChatTokenizer) -> None:
+async def test_stop_strings_truncate_before_or_after_themselves(client: Client, tokenizer: ChatTokenizer) -> None:
     without = await client.complete(ask(include_stop_str_in_output=False))
     assert not without["choices"][0]["text"].endswith("</search>")
     at_think = await client.complete(ask(stop="</think>"))
@@ -98,7 +98,7 @@ async def test_stop_strings_cut_before_or_after_themselves(client: Client, token
     assert free["choices"][0]["token_ids"][-1] in tokenizer.eos_ids
 
 
-async def test_max_tokens_is_a_limit_and_named_as_the_reason(client: Client) -> None:
+async def test_max_tokens_limits_the_answer_and_sets_the_finish_reason(client: Client) -> None:
     reply = await client.complete(ask(max_tokens=10, return_token_ids=True))
     choice = reply["choices"][0]
     assert (choice["finish_reason"], len(choice["token_ids"]), reply["usage"]["completion_tokens"]) == (
@@ -129,7 +129,7 @@ async def test_streams_join_to_the_plain_answer(client: Client, tokenizer: ChatT
     assert len(choices) > 3 and chunks[-1]["usage"] == plain["usage"]
 
 
-async def test_answers_do_not_depend_on_order_or_company(client: Client) -> None:
+async def test_answers_do_not_depend_on_order_or_batching(client: Client) -> None:
     bodies = [ask(f"How many people live in the town of Tazmer{'aou'[n % 3]}?", seed=n) for n in range(60)]
     alone = [await client.complete(body) for body in bodies]
     together = await asyncio.gather(*(client.complete(body) for body in reversed(bodies)))
@@ -137,7 +137,7 @@ async def test_answers_do_not_depend_on_order_or_company(client: Client) -> None
     assert len({reply["choices"][0]["text"] for reply in alone}) > 10
 
 
-async def test_the_strong_persona_solves_every_question_with_the_fewest_calls(
+async def test_strong_persona_solves_every_question_with_the_fewest_calls(
     client: Client, world: tuple[dict[str, str], Rows]
 ) -> None:
     texts, questions = world
@@ -150,9 +150,7 @@ async def test_the_strong_persona_solves_every_question_with_the_fewest_calls(
         assert turn.endswith("</answer>")
 
 
-async def test_answers_come_from_the_results_and_from_nowhere_else(
-    client: Client, world: tuple[dict[str, str], Rows]
-) -> None:
+async def test_answers_depend_only_on_the_results(client: Client, world: tuple[dict[str, str], Rows]) -> None:
     texts, questions = world
     asked = [row for row in questions if row["template"] == "lookup-population"][:5]
     changed = {name: re.sub(r"has \d+ people", "has 77 people", text) for name, text in texts.items()}
@@ -188,9 +186,7 @@ async def test_error_patterns_appear_at_their_rates(world: tuple[dict[str, str],
     assert share["right"] == pytest.approx(0.8 * 0.9, abs=0.06)
 
 
-async def test_an_open_think_block_is_carried_on_not_opened_again(
-    client: Client, world: tuple[dict[str, str], Rows]
-) -> None:
+async def test_open_think_block_is_continued_not_reopened(client: Client, world: tuple[dict[str, str], Rows]) -> None:
     texts, questions = world
     row = next(row for row in questions if row["template"] == "lookup-river")
     prefix = "<think>I know it. The answer is \\boxed{nothing}. Wait, I had better search."
@@ -219,14 +215,14 @@ async def test_other_questions_end_properly_after_one_search(client: Client) -> 
         ([1], 400, "not a JSON object"),
     ],
 )
-async def test_bad_requests_are_refused_like_a_model_server_does(
+async def test_bad_requests_are_refused_like_by_a_model_server(
     client: Client, body: object, status: int, words: str
 ) -> None:
     got, reply = await client.post("completions", body)
     assert got == status and words in reply["error"]["message"]
 
 
-async def test_models_are_listed_and_called_what_they_are(client: Client) -> None:
+async def test_models_are_listed_under_their_names(client: Client) -> None:
     async with client.session.get(f"{client.server.url}/models") as response:
         cards = (await response.json())["data"]
     assert [card["id"] for card in cards] == list(MODELS)
@@ -255,7 +251,7 @@ async def test_judges_compare_and_only_the_gullible_one_obeys(client: Client) ->
     assert await chat(client, "judge", "nothing to compare") == "Unclear"
 
 
-async def test_the_judge_votes_on_wasted_calls_where_it_is_asked_for_them(client: Client) -> None:
+async def test_judge_votes_on_wasted_calls_if_asked(client: Client) -> None:
     def segments(*queries: str) -> list[Segment]:
         return [Segment("search", f"<search>{query}</search>", 0, 0) for query in queries]
 
@@ -277,7 +273,7 @@ async def test_refiner_and_summarizer_answer_in_their_formats(client: Client) ->
     assert summary.startswith("**Final Information**") and "4821" in summary
 
 
-async def test_faults_hit_their_share_and_retries_get_through() -> None:
+async def test_faults_hit_their_share_and_retries_succeed() -> None:
     faults = parse_faults("500=0.1,429=0.1,reset=0.1,malformed=0.1")
     outcomes: Counter[str] = Counter()
     async with TutorServer(TutorSettings(faults=faults)) as server, aiohttp.ClientSession() as session:
@@ -302,7 +298,7 @@ async def test_faults_hit_their_share_and_retries_get_through() -> None:
     assert counts["statuses"]["200"] / counts["requests"] == pytest.approx(0.6, abs=0.08)
 
 
-async def test_the_same_requests_meet_the_same_faults() -> None:
+async def test_same_requests_get_the_same_faults() -> None:
     runs = []
     for order in (1, -1):
         settings = TutorSettings(faults=parse_faults("500=0.5"))
@@ -314,7 +310,7 @@ async def test_the_same_requests_meet_the_same_faults() -> None:
     assert runs[0] == runs[1] and set(runs[0].values()) == {200, 500}
 
 
-async def test_a_hang_never_answers() -> None:
+async def test_hang_fault_never_answers() -> None:
     settings = TutorSettings(faults=parse_faults("hang=1"))
     async with TutorServer(settings) as server, aiohttp.ClientSession() as session:
         client = Client(server, session)
@@ -326,7 +322,7 @@ async def test_a_hang_never_answers() -> None:
             await task
 
 
-async def test_above_the_rate_limit_it_answers_429_with_retry_after() -> None:
+async def test_above_the_rate_limit_returns_429_with_retry_after() -> None:
     async with TutorServer(TutorSettings(rate_limit_per_s=2)) as server, aiohttp.ClientSession() as session:
         statuses = []
         for seed in range(5):
@@ -336,7 +332,7 @@ async def test_above_the_rate_limit_it_answers_429_with_retry_after() -> None:
     assert statuses[:2] == [200, 200] and statuses[-1] == 429 and retry_after == "1"
 
 
-async def test_the_request_log_holds_what_arrived_and_how_it_ended(tmp_path: Path) -> None:
+async def test_request_log_contains_requests_and_their_outcomes(tmp_path: Path) -> None:
     path = tmp_path / "log" / "requests.jsonl"
     async with TutorServer(TutorSettings(request_log=path)) as server, aiohttp.ClientSession() as session:
         client = Client(server, session)
@@ -357,7 +353,7 @@ async def test_the_request_log_holds_what_arrived_and_how_it_ended(tmp_path: Pat
     assert (counts["requests"], counts["distinct"], counts["repeated"], counts["in_flight"]) == (3, 2, 1, 0)
 
 
-def test_flags_are_checked() -> None:
+def test_flags_are_validated() -> None:
     assert parse_rates("early=0.5") == replace(ErrorRates(), early=0.5)
     for text in ("early=2", "late=0.1", "early", "early=nan"):
         with pytest.raises(ConfigError, match="--rates"):

@@ -14,9 +14,9 @@ import pytest
 
 from treadle.core.errors import DataError
 from treadle.core.figures import Figures, plain
-from treadle.core.pictures import draw_svg
+from treadle.core.plots import draw_svg
 from treadle.report.page.charts import (
-    Estimate,
+    IntervalRow,
     Spread,
     Yield,
     calls_chart,
@@ -27,7 +27,7 @@ from treadle.report.page.charts import (
     spread_chart,
     yields_chart,
 )
-from treadle.report.page.document import Chart, Fold, Page, Part, Section, Text, Tile, Tiles, render_page
+from treadle.report.page.document import Chart, Fold, Page, Paragraph, Part, Section, Tile, Tiles, render_page
 from treadle.report.page.inline_svg import THEME, inline_svg
 from treadle.report.radar import Axis
 
@@ -80,17 +80,17 @@ def parts_named(names: list[str]) -> list[Part]:
     """Return one part of each kind, with the names in every possible place."""
     numbered = list(enumerate(names))
     return [
-        *map(Text, names),
+        *map(Paragraph, names),
         Tiles(tuple(Tile(name, name, name, number) for number, name in numbered)),
         *(Figures(name, (name, "x"), ((name, name), ("b", 1_234)), name) for name in names),
-        interval_chart(names[0], [Estimate(name, name, number, 0.5, 0.4, 0.6) for number, name in numbered]),
-        calls_chart(names[0], {(name, number): [0.5, 0.5] for number, name in numbered}, and_more=True),
+        interval_chart(names[0], [IntervalRow(name, name, number, 0.5, 0.4, 0.6) for number, name in numbered]),
+        calls_chart(names[0], {(name, number): [0.5, 0.5] for number, name in numbered}, is_last_open_ended=True),
         radar_chart(names[0], [Axis(name[:40], 0.0, 1.0, dict.fromkeys(names, 0.5)) for name in (*names, *"ab")]),
         spread_chart(names[0], names[0], [Spread.of(name, number, [1.0, 2.0, 3.0]) for number, name in numbered]),
         endings_chart(names[0], {name: dict.fromkeys(names, 3) for name in names}, names),
         yields_chart(names[0], [Yield(name, 3, 2, 1) for name in names]),
         loss_chart(names[0], [1, 2, 3], [3.0, 2.0, 1.0]),
-        *(Fold(name, [Text(name), Figures(name, (name,), ((name,),))]) for name in names),
+        *(Fold(name, [Paragraph(name), Figures(name, (name,), ((name,),))]) for name in names),
     ]
 
 
@@ -109,7 +109,7 @@ def test_equal_pages_are_equal_bytes(page: bytes) -> None:
     assert render_page(page_of("name")) == page
 
 
-def test_names_stay_text_wherever_they_stand(page: bytes) -> None:
+def test_names_stay_text_everywhere(page: bytes) -> None:
     hostile, harmless = read(render_page(page_of(*HOSTILE))), read(page)
     assert set(hostile.tags) == set(harmless.tags)
     more = {key for _, key, _ in hostile.attributes} - {key for _, key, _ in harmless.attributes}
@@ -120,7 +120,7 @@ def test_names_stay_text_wherever_they_stand(page: bytes) -> None:
         assert shown[plain(name)] > 5
 
 
-def test_a_page_asks_for_nothing_and_its_policy_allows_its_style_alone(page: bytes) -> None:
+def test_page_loads_nothing_and_its_policy_allows_only_its_style(page: bytes) -> None:
     reader = read(page)
     assert not reader.tags.keys() & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "image"}
     assert not {key for _, key, _ in reader.attributes} & {"style", "src", "srcset", "onload", "xlink:href"}
@@ -133,7 +133,7 @@ def test_a_page_asks_for_nothing_and_its_policy_allows_its_style_alone(page: byt
     assert policy.split("; ")[:2] == ["default-src 'none'", f"style-src 'sha256-{digest}'"]
 
 
-def test_ids_are_unique_and_references_lead_somewhere() -> None:
+def test_ids_are_unique_and_references_resolve() -> None:
     parts = parts_named(["a model"]) * 2
     reader = read(render_page(Page("x", [], [Section("one", "1", "", parts), Section("two", "2", "", parts)])))
     ids = Counter(value for _, key, value in reader.attributes if key == "id")
@@ -143,8 +143,8 @@ def test_ids_are_unique_and_references_lead_somewhere() -> None:
             assert {name.removeprefix("#") for name in re.sub(r"url\((.*)\)", r"\1", value or "").split()} <= set(ids)
 
 
-def test_charts_say_in_words_what_they_show_and_take_the_colours_of_the_page() -> None:
-    chart = interval_chart("Right answers", [Estimate("", "base", 0, 0.5, 0.42, 0.61)])
+def test_charts_have_descriptions_and_page_colours() -> None:
+    chart = interval_chart("Right answers", [IntervalRow("", "base", 0, 0.5, 0.42, 0.61)])
     assert chart.description == "base: 50.0 % (42.0 to 61.0)"
     svg = inline_svg(chart.svg, "c", chart.title, chart.description)
     assert "<title" in svg and ">base: 50.0 % (42.0 to 61.0)</desc>" in svg
@@ -152,12 +152,12 @@ def test_charts_say_in_words_what_they_show_and_take_the_colours_of_the_page() -
     assert "var(--series-0)" in svg
 
 
-def test_empty_tables_are_left_out() -> None:
+def test_empty_tables_are_omitted() -> None:
     reader = read(render_page(Page("x", [], [Section("a", "A", "", [Figures("Nothing", ("a",), ())])])))
     assert "table" not in reader.tags
 
 
-def test_pictures_lose_what_could_act() -> None:
+def test_figures_lose_active_content() -> None:
     picture = b"""<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 9 9"
      onload="alert(1)"><script>alert(1)</script><style>*{fill:red}</style><foreignObject><p>x</p></foreignObject>
      <a xlink:href="javascript:alert(1)"><text>link</text></a><image xlink:href="http://evil.test/x.png"/>
@@ -167,18 +167,18 @@ def test_pictures_lose_what_could_act() -> None:
     assert svg.endswith('<use/><path d="M 0 0"/><rect x="1" fill="var(--accent)"/></svg>')
 
 
-def test_a_name_that_xml_cannot_hold_spoils_no_picture() -> None:
+def test_name_invalid_in_xml_does_not_break_a_figure() -> None:
     picture = draw_svg(lambda figure: figure.text(0.5, 0.5, "bell \a and escape \x1b[31m"), width=2, height=1)
     assert "bell ? and escape ?[31m</text>" in inline_svg(picture, "p", "t", "d")
 
 
-def test_what_is_no_picture_is_refused() -> None:
+def test_invalid_figure_is_refused() -> None:
     for given in (b"", b"<svg", b"<html></html>", b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="a"/>'):
         with pytest.raises(DataError, match="no SVG"):
             inline_svg(given, "p", "t", "d")
 
 
-def test_positions_are_rounded_so_that_pages_stay_small() -> None:
+def test_positions_are_rounded_to_keep_pages_small() -> None:
     def draw(figure: Any) -> None:
         figure.subplots().plot([0, 1, 3], [0.123456, 1, 2])
 
@@ -188,12 +188,12 @@ def test_positions_are_rounded_so_that_pages_stay_small() -> None:
     assert not re.search(r"\d\.\d{3}", svg.split("</desc>")[1])
 
 
-def test_a_chart_is_part_of_its_section() -> None:
+def test_chart_is_part_of_its_section() -> None:
     chart = Chart("t", "d", draw_svg(lambda figure: None, width=1, height=1))
     assert 'id="here-1-title"' in render_page(Page("x", [], [Section("here", "A", "", [chart])])).decode()
 
 
-def test_the_page_has_the_colours_of_the_palette_and_none_of_its_own() -> None:
+def test_page_uses_only_palette_colours() -> None:
     own = (ROOT / "report" / "page" / "page.css").read_text()
     there = set(re.findall(r"--([\w-]+):", (ROOT / "core" / "colours.css").read_text()))
     assert {*re.findall(r"var\(--([\w-]+)\)", own), *re.findall(r"var\(--([\w-]+)\)", str(THEME))} <= there

@@ -23,14 +23,14 @@ from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
-from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, Unmoved, kind_of
+from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, NothingLearned, kind_of
 from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl.commands import check, environment_of, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
 from treadle.rl.training import launch
 from treadle.rl.training.events import RlEvents
-from treadle.rl.training.launch import Job, Listener, RlFolder
+from treadle.rl.training.launch import EngineJob, Listener, RlFolder
 from treadle.rl.training.plan import Machine, RlPlan
 from treadle.rl.trl.config import trl_arguments
 
@@ -49,14 +49,14 @@ def codec(tmp_path: Path) -> ChatTokenizer:
         (ToolError("x"), "tools"),
         (EndpointUnavailable("x"), "tools"),
         (Diverged("x"), "diverged"),
-        (Unmoved("x"), "unmoved"),
+        (NothingLearned("x"), "nothing_learned"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "no_memory"),
         (MemoryError(), "no_memory"),
         (EngineError("x"), "other"),
         (ZeroDivisionError("x"), "other"),
     ],
 )
-def test_errors_are_told_by_kinds_that_the_stage_knows(error: Exception, kind: str) -> None:
+def test_errors_are_reported_by_kinds_known_to_the_stage(error: Exception, kind: str) -> None:
     assert kind_of(error) == kind
 
 
@@ -68,7 +68,7 @@ def test_errors_are_told_by_kinds_that_the_stage_knows(error: Exception, kind: s
         ("check", "../../x", "unknown engine"),
     ],
 )
-def test_what_is_unknown_is_refused_with_an_event(
+def test_unknown_values_are_refused_with_an_event(
     tmp_path: Path, command: str, engine: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = {"plan": {"options": {"engine": engine}}, "events": str(tmp_path / "events.jsonl")}
@@ -79,7 +79,7 @@ def test_what_is_unknown_is_refused_with_an_event(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_each_process_tells_of_its_error_and_the_first_one_counts(
+def test_each_process_reports_its_error_and_the_first_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "events.jsonl"
@@ -96,9 +96,9 @@ def test_each_process_tells_of_its_error_and_the_first_one_counts(
         assert error["rank"] == 3 and error["message"] == f"BadPlan: unknown engine {attempt!r} (process 3)"
 
 
-def test_an_error_of_a_tool_in_the_middle_is_told_as_one(tmp_path: Path) -> None:
+def test_tool_error_during_a_rollout_is_reported_as_one(tmp_path: Path) -> None:
     child: Any = SimpleNamespace(failure=EngineError, log_path=tmp_path / "log")
-    advice = Advice(refused="", memory="", killed="", diverged="", unmoved="")
+    advice = Advice(refused="", memory="", killed="", diverged="", nothing_learned="")
     error = {"kind": kind_of(ToolError("search: gone")), "message": "ToolError: search: gone"}
     assert str(explain_failure(child, 1, error, advice)) == (
         "lost a tool or a service (ToolError: search: gone); fix that, and the next attempt resumes from the last state"
@@ -108,7 +108,7 @@ def test_an_error_of_a_tool_in_the_middle_is_told_as_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "num_devices", "seen"), [(None, 1, "0"), (None, 2, "0,1"), ("5, 7,6", 1, "5"), ("5, 7,6", 2, "5,7")]
 )
-def test_training_sees_the_gpus_of_its_plan_and_no_others(
+def test_training_sees_only_the_gpus_of_its_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, num_devices: int, seen: str
 ) -> None:
     # Through `setenv` first, so that what the engine sets in this process ends with the test.
@@ -128,12 +128,12 @@ def test_training_sees_the_gpus_of_its_plan_and_no_others(
     assert trained[0] == seen
 
 
-def test_the_engine_sees_the_gpus_that_the_configuration_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_sees_the_gpus_named_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    job = Job(model="m", environment={}, interpreter="python")
+    job = EngineJob(model="m", environment={}, interpreter="python")
     for named, seen in (((3, 1), "7,5"), ((), "4,5")):
         options = EngineOptions(variant="cuda", devices=named)
-        engine = launch._Run(RlFolder(tmp_path), _for_gpus(2), job, options, Listener())
+        engine = launch._ReinforcementRun(RlFolder(tmp_path), _for_gpus(2), job, options, Listener())
         assert engine._environ()["CUDA_VISIBLE_DEVICES"] == seen
 
 
@@ -165,7 +165,7 @@ def _for_gpus(num_devices: int = 1) -> RlPlan:
 @pytest.mark.parametrize(
     ("plan", "expected"), [(trl_jobs.make_plan(), ["mamba"]), (_for_gpus(), []), (_for_gpus(2), [])]
 )
-def test_a_plan_for_gpus_is_checked_and_attention_looked_at_on_a_cpu_alone(
+def test_attention_support_is_checked_only_for_cpu_plans(
     tmp_path: Path, looked_at: list[str], plan: RlPlan, expected: list[str]
 ) -> None:
     environment = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
@@ -176,7 +176,7 @@ def test_a_plan_for_gpus_is_checked_and_attention_looked_at_on_a_cpu_alone(
     assert looked_at == expected
 
 
-def test_an_environment_that_is_not_the_plan_s_is_refused() -> None:
+def test_environment_that_differs_from_the_plan_is_refused() -> None:
     job = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
     assert environment_of(job) == trl_jobs.ENVIRONMENT
     job["environment"] = {**trl_jobs.environment_json(), "max_total_calls": 1}
@@ -184,7 +184,7 @@ def test_an_environment_that_is_not_the_plan_s_is_refused() -> None:
         environment_of(job)
 
 
-def test_rows_come_back_as_questions_with_their_answers(tmp_path: Path, codec: ChatTokenizer) -> None:
+def test_rows_are_restored_as_questions_with_their_answers(tmp_path: Path, codec: ChatTokenizer) -> None:
     path = tmp_path / "rows.parquet"
     trl_jobs.write_rows(path)
     rows = read_rows(path)
@@ -194,7 +194,7 @@ def test_rows_come_back_as_questions_with_their_answers(tmp_path: Path, codec: C
     assert first_prompt(path, trl_jobs.ENVIRONMENT, codec) == codec.prompt_ids(messages)
 
 
-def test_rows_that_are_not_those_of_the_plan_are_refused(tmp_path: Path, codec: ChatTokenizer) -> None:
+def test_rows_that_differ_from_the_plan_are_refused(tmp_path: Path, codec: ChatTokenizer) -> None:
     path = tmp_path / "rows.parquet"
     trl_jobs.write_rows(path)
     rows = read_rows(path)
@@ -221,7 +221,7 @@ class _Engine:
         return [SimpleNamespace(outputs=[made], prompt_token_ids=prompt["prompt_token_ids"]) for prompt in prompts]
 
 
-def test_vllm_is_asked_for_ids_with_stop_strings_and_seeds(
+def test_vllm_requests_ask_for_ids_with_stop_strings_and_seeds(
     codec: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("vllm")

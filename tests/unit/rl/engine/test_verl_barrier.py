@@ -28,13 +28,13 @@ async def ends(sessions: Sequence[asyncio.Task[str]]) -> list[str]:
     return [result if isinstance(result, str) else type(result).__name__ for result in results]
 
 
-async def turn_of_the_loop() -> None:
+async def run_ready_tasks() -> None:
     """Let everything that is ready run."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def test_each_session_leaves_with_its_own_item() -> None:
+async def test_each_session_gets_its_own_item() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(NEVER_S)
     calls = []
 
@@ -43,36 +43,36 @@ async def test_each_session_leaves_with_its_own_item() -> None:
         return ["a", "b", "c"]
 
     order = (2, 0, 1)
-    sessions = [asyncio.create_task(barrier.attend(KEY, session, 3, make)) for session in order]
+    sessions = [asyncio.create_task(barrier.join(KEY, session, 3, make)) for session in order]
     assert await ends(sessions) == ["c", "a", "b"]
     assert calls == [1] and len(barrier) == 0
 
 
-async def test_nobody_leaves_before_the_last_one_came() -> None:
+async def test_no_session_leaves_before_the_last_one_arrives() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(NEVER_S)
-    first = asyncio.create_task(barrier.attend(KEY, 0, 2, making(["a", "b"])))
-    await turn_of_the_loop()
+    first = asyncio.create_task(barrier.join(KEY, 0, 2, making(["a", "b"])))
+    await run_ready_tasks()
     assert not first.done()
-    assert await barrier.attend(KEY, 1, 2, making(["?", "?"])) == "b"
+    assert await barrier.join(KEY, 1, 2, making(["?", "?"])) == "b"
     assert await first == "a"
 
 
-async def test_the_same_question_in_another_step_is_another_group() -> None:
+async def test_same_question_in_another_step_is_another_group() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(NEVER_S)
-    early = asyncio.create_task(barrier.attend(("g", 1), 0, 1, making(["early"])))
-    late = asyncio.create_task(barrier.attend(("g", 2), 0, 1, making(["late"])))
+    early = asyncio.create_task(barrier.join(("g", 1), 0, 1, making(["early"])))
+    late = asyncio.create_task(barrier.join(("g", 2), 0, 1, making(["late"])))
     assert await ends([early, late]) == ["early", "late"]
 
 
 @pytest.mark.covers("pareto-31")
-async def test_an_error_is_met_by_all_sessions() -> None:
+async def test_error_reaches_all_sessions() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(NEVER_S)
 
     async def make() -> list[str]:
         await asyncio.sleep(0)
         raise EngineError("the server is gone")
 
-    sessions = [asyncio.create_task(barrier.attend(KEY, session, 3, make)) for session in range(3)]
+    sessions = [asyncio.create_task(barrier.join(KEY, session, 3, make)) for session in range(3)]
     assert await ends(sessions) == ["GroupFailed"] * 3
     with pytest.raises(GroupFailed, match="group g of step 3 failed: EngineError: the server is gone"):
         await sessions[0]
@@ -80,7 +80,7 @@ async def test_an_error_is_met_by_all_sessions() -> None:
 
 
 @pytest.mark.covers("pareto-31")
-async def test_a_session_that_is_cancelled_releases_the_others() -> None:
+async def test_cancelled_session_releases_the_others() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(NEVER_S)
     forever = asyncio.Event()
     cancelled = []
@@ -93,25 +93,25 @@ async def test_a_session_that_is_cancelled_releases_the_others() -> None:
             raise
         return []
 
-    sessions = [asyncio.create_task(barrier.attend(KEY, session, 3, make)) for session in range(3)]
-    await turn_of_the_loop()
+    sessions = [asyncio.create_task(barrier.join(KEY, session, 3, make)) for session in range(3)]
+    await run_ready_tasks()
     sessions[1].cancel()
     assert await ends(sessions) == ["GroupFailed", "CancelledError", "GroupFailed"]
     assert cancelled == [1] and len(barrier) == 0
 
 
 @pytest.mark.covers("pareto-31")
-async def test_a_session_that_never_comes_costs_the_time_out_and_no_more() -> None:
+async def test_absent_session_costs_only_the_timeout() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(0.01)
-    sessions = [asyncio.create_task(barrier.attend(KEY, session, 3, making("abc"))) for session in range(2)]
+    sessions = [asyncio.create_task(barrier.join(KEY, session, 3, making("abc"))) for session in range(2)]
     assert await ends(sessions) == ["GroupFailed"] * 2
     with pytest.raises(GroupFailed, match=r"1 of 3 sessions did not join within 0\.01 s"):
         await sessions[0]
     with pytest.raises(GroupFailed):
-        await barrier.attend(KEY, 2, 3, making("abc"))
+        await barrier.join(KEY, 2, 3, making("abc"))
 
 
-async def test_a_hung_rollout_costs_the_time_out_and_no_more() -> None:
+async def test_hung_rollout_costs_only_the_timeout() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(0.01)
 
     async def make() -> list[str]:
@@ -119,25 +119,25 @@ async def test_a_hung_rollout_costs_the_time_out_and_no_more() -> None:
         return []
 
     with pytest.raises(GroupFailed, match="its trajectories were not finished within"):
-        await barrier.attend(KEY, 0, 1, make)
+        await barrier.join(KEY, 0, 1, make)
 
 
 async def test_too_few_trajectories_are_a_failure() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(NEVER_S)
     with pytest.raises(GroupFailed, match="1 trajectories were made for 2 sessions"):
-        await asyncio.gather(*(barrier.attend(KEY, session, 2, making("a")) for session in range(2)))
+        await asyncio.gather(*(barrier.join(KEY, session, 2, making("a")) for session in range(2)))
 
 
-async def test_a_session_that_comes_twice_fails_the_group() -> None:
+async def test_duplicate_session_fails_the_group() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(NEVER_S)
-    sessions = [asyncio.create_task(barrier.attend(KEY, 0, 2, making("ab"))) for _ in range(2)]
+    sessions = [asyncio.create_task(barrier.join(KEY, 0, 2, making("ab"))) for _ in range(2)]
     assert await ends(sessions) == ["GroupFailed"] * 2
 
 
-async def test_failed_groups_are_forgotten_when_steps_go_on() -> None:
+async def test_failed_groups_are_forgotten_in_later_steps() -> None:
     barrier: GroupBarrier[str] = GroupBarrier(0.01)
     with pytest.raises(GroupFailed):
-        await barrier.attend(("g", 1), 0, 2, making("ab"))
+        await barrier.join(("g", 1), 0, 2, making("ab"))
     assert len(barrier) == 1
-    assert await barrier.attend(("h", 2), 0, 1, making("a")) == "a"
+    assert await barrier.join(("h", 2), 0, 1, making("a")) == "a"
     assert len(barrier) == 0

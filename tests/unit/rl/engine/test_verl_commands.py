@@ -15,7 +15,7 @@ from treadle.rl.engine.errors import BadPlan
 from treadle.rl.engine.verl import commands as verl_commands
 from treadle.rl.engine.verl import compose as verl_compose
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.follower import Follower
+from treadle.rl.engine.verl.metrics_follower import Follower
 
 NEVER_ENDS = """
 import os, pathlib, signal
@@ -35,7 +35,7 @@ class Failing(Follower):
             raise EngineError("half of the groups failed")
 
 
-def test_nothing_of_a_killed_attempts_groups_is_left(tmp_path: Path) -> None:
+def test_groups_of_a_killed_attempt_are_deleted(tmp_path: Path) -> None:
     job = prepare_folder(tmp_path)
     folder = VerlFolder.of_job(job)
     folder.write_group(31, "killed", [{"row": {}}], validation=False)
@@ -46,9 +46,7 @@ def test_nothing_of_a_killed_attempts_groups_is_left(tmp_path: Path) -> None:
     assert not folder.environment_failure.exists() and folder.files(job).rows.is_file()
 
 
-def test_rows_that_verl_would_leave_out_are_refused_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_verl_would_skip_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = prepare_folder(tmp_path)
     counted: list[Path] = []
 
@@ -68,7 +66,7 @@ def test_rows_that_verl_would_leave_out_are_refused_before_training(
     assert [path.name for path in counted] == ["train.parquet", "valid.parquet"]
 
 
-def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verl_commands, "_POLL_S", 0.01)
     monkeypatch.setattr(verl_commands, "_GRACE_S", 0.0)
     events = EventFile(tmp_path / "events.jsonl")

@@ -14,7 +14,7 @@ from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment, Diverged
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.follower import Follower
+from treadle.rl.engine.verl.metrics_follower import Follower
 from treadle.rl.rewards import GroupItem, group_rewards
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan
@@ -67,11 +67,11 @@ class Bench:
         line = json.dumps({"step": step, "data": dict(metrics)}) + "\n"
         with (self.folder.path / "metrics.jsonl").open("a") as file:
             file.write(line[:20] if torn else line)
-        self.follower.look()
+        self.follower.poll()
         return list(self.events.new())
 
 
-def test_a_step_is_told_with_its_groups(tmp_path: Path) -> None:
+def test_step_is_reported_with_its_groups(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two(save_steps=2, validation_steps=2))
     (step,) = bench.made(1)
     assert (step["event"], step["step"], step["num_groups"], step["num_equal_groups"]) == ("step", 1, 2, 1)
@@ -81,7 +81,7 @@ def test_a_step_is_told_with_its_groups(tmp_path: Path) -> None:
     assert bench.follower.last_step == 1
 
 
-def test_state_and_validation_are_told_in_this_order(tmp_path: Path) -> None:
+def test_state_is_reported_before_validation(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two(save_steps=2, validation_steps=2))
     bench.group(2, "v", [RIGHT], validation=True)
     bench.group(2, "w", [WRONG], validation=True)
@@ -95,7 +95,7 @@ def test_state_and_validation_are_told_in_this_order(tmp_path: Path) -> None:
     assert not list(bench.folder.groups.rglob("*.jsonl"))
 
 
-def test_groups_that_failed_are_told_while_they_are_few(tmp_path: Path) -> None:
+def test_few_failed_groups_are_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path, verl_plan(prompts_per_step=4, mini_batch_prompts=4, num_validation_rows=3))
     for name in "abc":
         bench.group(1, name, [RIGHT, WRONG])
@@ -107,18 +107,18 @@ def test_groups_that_failed_are_told_while_they_are_few(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_half_of_the_groups_failing_ends_the_training(tmp_path: Path, trained: bool) -> None:
+def test_training_ends_if_half_of_the_groups_fail(tmp_path: Path, trained: bool) -> None:
     bench = Bench(tmp_path, plan_of_two(save_steps=1))
     (tmp_path / "output" / "global_step_1").mkdir(parents=True)
     bench.group(1, "a", [RIGHT, WRONG])
     if not trained:
         bench.folder.fail_group(1, "b", "the search was gone", validation=False)
     with pytest.raises(EngineError, match="1 of 2 groups of step 1 could not be rolled out"):
-        bench.logged(1) if trained else bench.follower.look()
+        bench.logged(1) if trained else bench.follower.poll()
     assert not bench.events.saved and not list(tmp_path.rglob(STATE_MARKER))
 
 
-def test_a_validation_does_not_rest_on_fewer_questions_in_silence(tmp_path: Path) -> None:
+def test_validation_on_fewer_questions_is_never_silent(tmp_path: Path) -> None:
     plan = verl_plan(prompts_per_step=2, mini_batch_prompts=2, validation_steps=1, num_validation_rows=3)
     bench = Bench(tmp_path, plan)
     for name in "uvw":
@@ -134,7 +134,7 @@ def test_a_validation_does_not_rest_on_fewer_questions_in_silence(tmp_path: Path
         bench.made(2)
 
 
-def test_a_validation_that_failed_costs_no_state(tmp_path: Path) -> None:
+def test_failed_validation_costs_no_state(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two(save_steps=1, validation_steps=1))
     state = tmp_path / "output" / "global_step_1"
     state.mkdir(parents=True)
@@ -145,38 +145,38 @@ def test_a_validation_that_failed_costs_no_state(tmp_path: Path) -> None:
     assert (state / STATE_MARKER).is_file()
 
 
-def test_more_groups_than_expected_are_none_that_are_missing(tmp_path: Path) -> None:
+def test_more_groups_than_expected_do_not_count_as_missing(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two())
     bench.group(1, "c", [RIGHT, WRONG])
     assert [event["event"] for event in bench.made(1)] == ["step"]
 
 
-def test_an_environment_that_one_worker_cannot_open_ends_the_training(tmp_path: Path) -> None:
+def test_environment_that_one_worker_cannot_open_ends_the_training(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two())
     bench.folder.environment_failure.write_text("no sandbox here")
     with pytest.raises(BadEnvironment, match="no sandbox here"):
-        bench.follower.look()
+        bench.follower.poll()
 
 
-def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
+def test_truncated_line_waits_for_its_end(tmp_path: Path) -> None:
     bench = Bench(tmp_path, verl_plan())
     assert bench.logged(1, torn=True) == [] and bench.follower.last_step == 0
 
 
 @pytest.mark.parametrize("broken", [float("nan"), None])
 @pytest.mark.parametrize("name", ["actor/pg_loss", "actor/grad_norm"])
-def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, name: str, broken: float | None) -> None:
+def test_nan_loss_ends_the_training(tmp_path: Path, name: str, broken: float | None) -> None:
     bench = Bench(tmp_path, verl_plan(), resumed_step=4)
     with pytest.raises(Diverged, match="is not finite at step 5"):
         bench.logged(5, {**METRICS, name: broken})
 
 
-def test_what_verl_does_not_log_is_not_told(tmp_path: Path) -> None:
+def test_metrics_not_logged_by_verl_are_not_reported(tmp_path: Path) -> None:
     (step,) = Bench(tmp_path, plan_of_two()).made(1, {})
     assert (step["loss"], step["entropy"], step["learning_rate"], step["grad_norm"]) == (None,) * 4
 
 
-def test_resumed_training_counts_on(tmp_path: Path) -> None:
+def test_resumed_training_continues_the_step_count(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two(), resumed_step=30)
     assert bench.follower.last_step == 30
     (step,) = bench.made(31)

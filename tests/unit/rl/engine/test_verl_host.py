@@ -28,7 +28,7 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl.barrier import GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.host import LoopHost, Rewarded, RewardFunction, Sample, host_of
+from treadle.rl.engine.verl.host import LoopHost, RewardedTrajectory, RewardFunction, Sample, host_of
 from treadle.rl.engine.verl.reward import compute_score
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.rollout import Group
@@ -49,7 +49,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, rewards: RewardFunction | None = None) -> LoopHost:
     opened = OpenEnvironment(SETTINGS, {"search": StubTool("search"), "python": StubTool("python")})
-    scorer = GroupScorer(plan, None, SETTINGS.protocol)
+    scorer = GroupScorer(plan, None, SETTINGS.dialect)
     return LoopHost(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer, rewards=rewards)
 
 
@@ -60,7 +60,7 @@ def seeds(plan: RlPlan, sample: Sample, size: int) -> list[int]:
 
 async def gather(host: LoopHost, sample: Sample, client: StubClient, size: int) -> list[Any]:
     """Return the results of all sessions of a group, errors included."""
-    sessions = [host.attend(sample, session, size, client, SAMPLING) for session in range(size)]
+    sessions = [host.join(sample, session, size, client, SAMPLING) for session in range(size)]
     return await asyncio.gather(*sessions, return_exceptions=True)
 
 
@@ -71,19 +71,19 @@ def mean_minus_own_calls(sample: Sample, group: Group) -> Sequence[Reward]:
 
 
 @pytest.mark.covers("pareto-31")
-async def test_sessions_are_rewarded_by_what_their_siblings_did(codec: ChatTokenizer, tmp_path: Path) -> None:
+async def test_sessions_are_rewarded_relative_to_their_siblings(codec: ChatTokenizer, tmp_path: Path) -> None:
     plan = verl_plan()
     sample = Sample.from_fields(loop_fields())
     calls = dict(zip(seeds(plan, sample, 4), (1, 2, 3, 6), strict=True))
     client = StubClient(caller(codec, calls, SEARCH, ANSWER))
     host = host_of_plan(plan, codec, tmp_path, mean_minus_own_calls)
-    made: list[Rewarded] = await gather(host, sample, client, 4)
+    made: list[RewardedTrajectory] = await gather(host, sample, client, 4)
     assert [item.reward.tool_calls for item in made] == [1, 2, 3, 6]
     assert [item.reward.reward for item in made] == [2, 1, 0, -3]
 
 
 @pytest.mark.covers("pareto-31")
-async def test_a_crashing_sibling_fails_the_group_for_all(codec: ChatTokenizer, tmp_path: Path) -> None:
+async def test_crashing_sibling_fails_the_group_for_all(codec: ChatTokenizer, tmp_path: Path) -> None:
     plan = verl_plan()
     sample = Sample.from_fields(loop_fields())
     numbers = seeds(plan, sample, 4)
@@ -103,28 +103,28 @@ async def test_a_crashing_sibling_fails_the_group_for_all(codec: ChatTokenizer, 
     assert not VerlFolder(tmp_path).read_groups(1, validation=False)
 
 
-async def test_a_group_that_fails_after_it_was_made_is_not_counted(codec: ChatTokenizer, tmp_path: Path) -> None:
+async def test_group_that_fails_after_completion_is_not_counted(codec: ChatTokenizer, tmp_path: Path) -> None:
     plan = verl_plan()
     sample = Sample.from_fields(loop_fields())
     client = StubClient(caller(codec, dict.fromkeys(seeds(plan, sample, 2), 0), SEARCH, ANSWER))
     host, folder = host_of_plan(plan, codec, tmp_path), VerlFolder(tmp_path)
-    first = asyncio.create_task(host.attend(sample, 0, 2, client, SAMPLING))
+    first = asyncio.create_task(host.join(sample, 0, 2, client, SAMPLING))
     while not folder.read_groups(1, validation=False):
         await asyncio.sleep(0)
     first.cancel()
-    late = await asyncio.gather(first, host.attend(sample, 1, 2, client, SAMPLING), return_exceptions=True)
+    late = await asyncio.gather(first, host.join(sample, 1, 2, client, SAMPLING), return_exceptions=True)
     assert [type(end) for end in late] == [asyncio.CancelledError, GroupFailed]
     assert folder.read_groups(1, validation=False) == []
     assert len(folder.failures(1, validation=False)) == 1
 
 
-async def test_the_plans_rewards_and_rows_are_written_down(codec: ChatTokenizer, tmp_path: Path) -> None:
+async def test_plan_rewards_and_rows_are_written(codec: ChatTokenizer, tmp_path: Path) -> None:
     plan = verl_plan(group_size=4)
     sample = Sample.from_fields(loop_fields("key-1", step=3))
     answer = ANSWER.replace("1}", "12}")
     calls = dict(zip(seeds(plan, sample, 4), (0, 1, 1, 2), strict=True))
     client = StubClient(caller(codec, calls, SEARCH, answer), version=2)
-    made: list[Rewarded] = await gather(host_of_plan(plan, codec, tmp_path), sample, client, 4)
+    made: list[RewardedTrajectory] = await gather(host_of_plan(plan, codec, tmp_path), sample, client, 4)
     assert [item.reward.correctness for item in made] == [1.0] * 4
     assert made[0].reward.reward > made[1].reward.reward > made[3].reward.reward
     assert {(item.min_version, item.max_version) for item in made} == {(2, 2)}
@@ -140,7 +140,7 @@ async def test_the_plans_rewards_and_rows_are_written_down(codec: ChatTokenizer,
         )
 
 
-async def test_requests_carry_the_rollouts_stops_seeds_and_budget(codec: ChatTokenizer, tmp_path: Path) -> None:
+async def test_requests_contain_the_rollout_stops_seeds_and_budget(codec: ChatTokenizer, tmp_path: Path) -> None:
     plan = verl_plan(max_new_tokens=200)
     sample = Sample.from_fields(loop_fields(uid="abc"))
     calls = dict.fromkeys(seeds(plan, sample, 2), 1)
@@ -154,7 +154,7 @@ async def test_requests_carry_the_rollouts_stops_seeds_and_budget(codec: ChatTok
         assert given["max_tokens"] <= 200 and given["top_k"] == -1 and given["logprobs"] is True
 
 
-async def test_a_validation_is_one_trajectory_without_efficiency(codec: ChatTokenizer, tmp_path: Path) -> None:
+async def test_validation_is_one_trajectory_without_efficiency(codec: ChatTokenizer, tmp_path: Path) -> None:
     plan = verl_plan(group_size=8, initial_rollouts=4)
     sample = Sample.from_fields(loop_fields(split="valid", step=10))
     client = StubClient(caller(codec, dict.fromkeys(seeds(plan, sample, 1), 2), SEARCH, ANSWER))
@@ -165,7 +165,7 @@ async def test_a_validation_is_one_trajectory_without_efficiency(codec: ChatToke
 
 
 @pytest.mark.parametrize("stop_reason", ["aborted", "completed"])
-async def test_what_was_broken_off_is_tried_again_once(codec: ChatTokenizer, tmp_path: Path, stop_reason: str) -> None:
+async def test_aborted_generation_is_retried_once(codec: ChatTokenizer, tmp_path: Path, stop_reason: str) -> None:
     plan = verl_plan()
     sample = Sample.from_fields(loop_fields())
     answers: Script = caller(codec, dict.fromkeys(seeds(plan, sample, 1), 0), SEARCH, ANSWER)
@@ -176,10 +176,10 @@ async def test_what_was_broken_off_is_tried_again_once(codec: ChatTokenizer, tmp
 
     client = StubClient(answers, output)
     (made,) = await gather(host_of_plan(plan, codec, tmp_path), sample, client, 1)
-    assert isinstance(made, Rewarded) and len(client.requests) == 1 + (stop_reason == "aborted")
+    assert isinstance(made, RewardedTrajectory) and len(client.requests) == 1 + (stop_reason == "aborted")
 
 
-async def test_a_server_that_times_out_is_infrastructure_and_no_trajectory(
+async def test_server_timeout_is_an_infrastructure_failure_without_a_trajectory(
     codec: ChatTokenizer, tmp_path: Path
 ) -> None:
     plan = verl_plan()
@@ -199,7 +199,7 @@ async def test_a_server_that_times_out_is_infrastructure_and_no_trajectory(
 
 
 @pytest.mark.parametrize("broken", ["model", "plan"])
-async def test_whatever_keeps_a_worker_from_starting_is_noted(tmp_path: Path, broken: str) -> None:
+async def test_any_worker_start_failure_is_recorded(tmp_path: Path, broken: str) -> None:
     model = write_byte_tokenizer(tmp_path / "model")
     job = {
         "events": str(tmp_path / "events.jsonl"),
@@ -217,12 +217,12 @@ async def test_whatever_keeps_a_worker_from_starting_is_noted(tmp_path: Path, br
     assert noted.startswith(type(raised.value).__name__)
 
 
-def test_an_unknown_data_source_is_named() -> None:
+def test_unknown_data_source_is_named() -> None:
     with pytest.raises(DataError, match="hellaswag"):
         Sample.from_fields({**loop_fields(), "data_source": "hellaswag"})
 
 
-def test_rows_become_verls_with_the_messages_of_a_rollout(tmp_path: Path) -> None:
+def test_rows_become_verl_rows_with_rollout_messages(tmp_path: Path) -> None:
     rows = [
         {
             "question_key": f"k{index}", "question": f"Q{index}?", "choices": ["a", "b"] if index else [],
@@ -247,10 +247,10 @@ def test_rows_become_verls_with_the_messages_of_a_rollout(tmp_path: Path) -> Non
     assert [info["index"] for info in table["extra_info"].to_pylist()] == [0, 1, 2]
     sample = Sample.from_fields({**row, "uid": "u", "global_steps": 1})
     assert (sample.question.key, sample.question.choices, sample.question.domain) == ("k1", ("a", "b"), "choice")
-    assert write_verl_rows(source, target, SETTINGS, split="valid", most=1) == 1
+    assert write_verl_rows(source, target, SETTINGS, split="valid", max_rows=1) == 1
 
 
-def test_a_session_of_verl_opens_as_the_format_of_its_question_says(tmp_path: Path) -> None:
+def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None:
     row = {"question_key": "k", "question": "Q?", "choices": [], "answers": ["True"], "domain": "qa", "dataset": "d",
            "score_tool": 0.5, "score_corr": 0.5, "rank": 0, "format": "assertion", "scorer": "math"}  # fmt: skip
     source, target = tmp_path / "rows.parquet", tmp_path / "train.parquet"
@@ -270,7 +270,7 @@ def reward_job(tmp_path: Path, **keys: Any) -> str:
     return str(path)
 
 
-def test_a_trajectory_without_its_group_is_scored_only_where_effort_does_not_count(tmp_path: Path) -> None:
+def test_trajectory_without_its_group_is_scored_only_if_efficiency_does_not_count(tmp_path: Path) -> None:
     text = "<think>t</think><answer>\\boxed{12}</answer>"
     given: Any = ("math_effi_rl", text, ["12"])
     job = reward_job(tmp_path)
@@ -278,6 +278,6 @@ def test_a_trajectory_without_its_group_is_scored_only_where_effort_does_not_cou
         compute_score(*given, {"split": "train"}, job=job)
     assert compute_score(*given, {"split": "valid"}, job=job) == {"score": 1.0, "acc": 1.0, "f_format": 0.0}
     (tmp_path / "plain").mkdir()
-    plain = reward_job(tmp_path / "plain", sigma_tool=0.0, sigma_length=0.0, allow_plain=True)
+    plain = reward_job(tmp_path / "plain", sigma_tool=0.0, sigma_length=0.0, allow_zero_sigmas=True)
     assert compute_score(*given, {"split": "train"}, job=plain)["score"] == 1.0
     assert compute_score("math_effi_rl", "no", ["12"], {"split": "train"}, job=plain)["score"] == -1.0

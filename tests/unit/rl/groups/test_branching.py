@@ -20,7 +20,7 @@ def completion(logprobs: tuple[float, ...] | None = None, entropies: tuple[float
 
 
 @pytest.mark.covers("pareto-25")
-def test_entropy_of_candidates_reproduces_the_worked_numbers() -> None:
+def test_candidate_entropy_reproduces_the_worked_numbers() -> None:
     positions = [(0.5, 0.25, 0.25), (0.9, 0.1)]
     entropies = tuple(position_entropy(map(math.log, candidates)) for candidates in positions)
     assert sum(entropies) == pytest.approx(1.3648, abs=5e-5)
@@ -37,7 +37,7 @@ def test_only_the_first_tokens_of_a_turn_count() -> None:
     assert turn_entropy(completion(logprobs=surprisals), 10) == pytest.approx(1 / math.log(10))
 
 
-def test_without_entropies_the_surprisal_of_sampled_tokens_stands_for_them() -> None:
+def test_without_entropies_sampled_token_surprisal_is_used() -> None:
     assert turn_entropy(completion(logprobs=(-1.0, -3.0)), 10) == pytest.approx(2 / math.log(10))
     assert turn_entropy(completion(logprobs=(-1.0,), entropies=(0.5,)), 10) == pytest.approx(0.5 / math.log(10))
     assert turn_entropy(completion(logprobs=()), 10) == 0.0
@@ -49,7 +49,7 @@ def test_without_entropies_the_surprisal_of_sampled_tokens_stands_for_them() -> 
 @pytest.mark.parametrize(
     ("weight", "rise", "probability"), [(0.2, 0.4, 0.58), (0.2, -0.4, 0.42), (2.0, 0.4, 1.0), (2.0, -0.4, 0.0)]
 )
-def test_the_probability_to_branch_follows_entropy(weight: float, rise: float, probability: float) -> None:
+def test_branching_probability_follows_entropy(weight: float, rise: float, probability: float) -> None:
     branching = Branching(8, entropy_weight=weight)
     draws = [(index + 1) / 10_000 for index in range(10_000)]
     share = sum(branching.branches(draw, rise) for draw in draws) / len(draws)
@@ -57,19 +57,19 @@ def test_the_probability_to_branch_follows_entropy(weight: float, rise: float, p
 
 
 @pytest.mark.covers("pareto-24")
-def test_a_draw_branches_or_not_as_in_the_worked_numbers() -> None:
+def test_draw_branches_as_in_the_worked_numbers() -> None:
     branching = Branching(8)
     assert branching.branches(0.55, 0.4)
     assert not branching.branches(0.60, 0.4)
 
 
 @given(draw=st.floats(0, 1, exclude_min=True), rise=st.floats(-1, 1))
-def test_probabilities_of_none_and_all_are_exact(draw: float, rise: float) -> None:
+def test_probabilities_of_zero_and_one_are_exact(draw: float, rise: float) -> None:
     assert not Branching(8, probability=0.0, entropy_weight=0.0).branches(draw, rise)
     assert Branching(8, probability=1.0, entropy_weight=0.0).branches(draw, rise)
 
 
-def test_draws_are_uniform_and_depend_on_what_they_are_for() -> None:
+def test_draws_are_uniform_and_depend_on_their_purpose() -> None:
     draws = [uniform(seed, "branch", 0, 1, 0) for seed in range(2000)]
     assert 0 < min(draws) <= max(draws) <= 1
     assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.02)
@@ -77,7 +77,7 @@ def test_draws_are_uniform_and_depend_on_what_they_are_for() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"initial_rollouts": 0}, {"beam_size": 0}, {"probability": 1.5}])
-def test_a_branching_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+def test_impossible_branching_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="invalid branching"):
         Branching(**{"initial_rollouts": 8, **wrong})
 

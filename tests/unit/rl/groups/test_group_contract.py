@@ -10,7 +10,7 @@ from support.training.scripted_groups import CONTRACT_JOBS, contract_facts, cont
 
 from treadle.core.chat import ChatTokenizer
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.rollout import require_groups
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "group_rollouts.json"
@@ -22,21 +22,21 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 @pytest.mark.covers("pareto-33")
-async def test_the_scenario_gives_what_is_written_down(codec: ChatTokenizer) -> None:
+async def test_scenario_produces_the_recorded_values(codec: ChatTokenizer) -> None:
     model = contract_generator(codec)
     facts = contract_facts(await require_groups(contract_rollouts(model, codec), CONTRACT_JOBS), codec)
     assert facts == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 @pytest.mark.covers("pareto-33")
-async def test_batches_give_the_same_as_single_requests(codec: ChatTokenizer) -> None:
-    attendance = Attendance()
-    with BatchedModel(contract_generator(codec), attendance, max_batch=5) as model:
-        groups = await require_groups(contract_rollouts(model, codec, attendance), CONTRACT_JOBS)
+async def test_batches_equal_single_requests(codec: ChatTokenizer) -> None:
+    membership = BatchMembership()
+    with BatchedModel(contract_generator(codec), membership, max_batch=5) as model:
+        groups = await require_groups(contract_rollouts(model, codec, membership), CONTRACT_JOBS)
     assert contract_facts(groups, codec) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
-def test_the_scenario_has_all_that_adapters_may_get_wrong() -> None:
+def test_scenario_covers_all_adapter_pitfalls() -> None:
     groups = json.loads(GOLDEN.read_text(encoding="utf-8"))
     items = [item for group in groups for item in group["items"]]
     assert {item["finish"] for item in items} >= {"answered", "no_answer", "length", "limit"}

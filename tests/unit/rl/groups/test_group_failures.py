@@ -31,7 +31,7 @@ from treadle.core.errors import EndpointUnavailable, EngineError, ModelError, To
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
 from treadle.retriever.index import Hit
-from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, GroupRollouts, require_groups, roll_out_groups
 
@@ -65,7 +65,7 @@ class Broken(StubTool):
         return ToolOutcome("ok", "found")
 
 
-def out_of_order() -> ToolError:
+def search_outage() -> ToolError:
     error = ToolError("the search service at x is down")
     error.retryable = True
     return error
@@ -87,8 +87,8 @@ def search_by_seed(context: str, seed: int) -> str:
 
 
 @pytest.mark.parametrize("branching", [ALONE, Branching(2, probability=1.0)])
-@pytest.mark.parametrize("error", [out_of_order(), EndpointUnavailable("all of them are down"), ModelError("refused")])
-async def test_what_infrastructure_did_fails_the_group_and_no_other(error: Exception, branching: Branching) -> None:
+@pytest.mark.parametrize("error", [search_outage(), EndpointUnavailable("all of them are down"), ModelError("refused")])
+async def test_infrastructure_failure_fails_its_group_only(error: Exception, branching: Branching) -> None:
     seeds = {str(derive_seed(derive_seed(1, session), 0)) for session in range(2)}
     tool = Broken(error, lambda argument: argument in seeds)
     rollouts = with_tool(tool, search_by_seed, branching)
@@ -97,20 +97,20 @@ async def test_what_infrastructure_did_fails_the_group_and_no_other(error: Excep
     assert failed.error == str(error)
     assert failed.retryable == getattr(error, "retryable", False)
     assert (fine.error, len(fine.trajectories)) == ("", 4)
-    assert rollouts.attendance.num_moving == 0
+    assert rollouts.membership.num_active == 0
     environment = type(rollouts.new_environment())
     assert issubclass(environment, Counted)
     assert environment.opened == environment.closed > 0
 
 
-async def test_a_failure_ends_what_its_siblings_wait_for() -> None:
+async def test_failure_ends_waiting_siblings() -> None:
     first = str(derive_seed(derive_seed(1, 0), 0))
     ended: list[str] = []
 
     class Stuck(StubTool):
         async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
             if argument == first:
-                raise out_of_order()
+                raise search_outage()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -134,9 +134,9 @@ class Pauses:
         self.seconds.append(seconds)
 
 
-async def test_an_outage_is_waited_out_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_is_waited_out_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
     pauses = Pauses()
-    service = Broken(out_of_order(), lambda _: sum(pauses.seconds) < 30)
+    service = Broken(search_outage(), lambda _: sum(pauses.seconds) < 30)
     jobs = [job(3, seed, str(seed)) for seed in range(3)]
     groups = await require_groups(with_tool(service, search_by_seed), jobs, sleep=pauses)
     assert [group.error for group in groups] == [""] * 3
@@ -145,9 +145,9 @@ async def test_an_outage_is_waited_out_with_growing_pauses(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == [wanted.format(pause) for pause in pauses.seconds]
 
 
-async def test_failed_groups_are_tried_again_and_then_refused_loudly() -> None:
+async def test_failed_groups_are_retried_and_then_raise() -> None:
     failures = iter([True, *[False] * 100])
-    mended = with_tool(Broken(out_of_order(), lambda _: next(failures)), search_by_seed)
+    mended = with_tool(Broken(search_outage(), lambda _: next(failures)), search_by_seed)
     jobs = [job(3, seed, str(seed)) for seed in range(3)]
     once, always, never = Pauses(), Pauses(), Pauses()
     groups = await require_groups(mended, jobs, sleep=once)
@@ -157,7 +157,7 @@ async def test_failed_groups_are_tried_again_and_then_refused_loudly() -> None:
         ("1", "", 3),
         ("2", "", 3),
     ]
-    broken = Broken(out_of_order(), lambda _: True)
+    broken = Broken(search_outage(), lambda _: True)
     with pytest.raises(EngineError, match="3 of 3 groups could not be rolled out; first cause: the search service"):
         await require_groups(with_tool(broken, search_by_seed), jobs, sleep=always)
     assert always.seconds == sorted(always.seconds) and 300 <= sum(always.seconds) <= 360
@@ -168,7 +168,7 @@ async def test_failed_groups_are_tried_again_and_then_refused_loudly() -> None:
 
 
 @pytest.mark.parametrize("error", [ToolError("set up wrongly"), ZeroDivisionError("a defect")])
-async def test_what_no_retry_can_mend_is_raised(error: Exception) -> None:
+async def test_permanent_error_is_raised(error: Exception) -> None:
     rollouts = with_tool(Broken(error, lambda _: True), search_by_seed)
     with pytest.raises(type(error), match=str(error)):
         await roll_out_groups(rollouts, [job(2, 1, "a"), job(2, 2, "b")])
@@ -177,7 +177,7 @@ async def test_what_no_retry_can_mend_is_raised(error: Exception) -> None:
     assert environment.opened == environment.closed
 
 
-async def test_an_environment_that_does_not_close_keeps_no_other_open() -> None:
+async def test_environment_that_fails_to_close_keeps_no_other_open() -> None:
     class Stubborn(Counted):
         async def close(self) -> None:
             await super().close()
@@ -188,10 +188,10 @@ async def test_an_environment_that_does_not_close_keeps_no_other_open() -> None:
     rollouts = replace(rollouts, new_environment=lambda: Stubborn(settings(), {"search": StubTool("search")}))
     with pytest.raises(ZeroDivisionError):
         await roll_out_groups(rollouts, [job(4)])
-    assert (Stubborn.opened, Stubborn.closed, rollouts.attendance.num_moving) == (4, 4, 0)
+    assert (Stubborn.opened, Stubborn.closed, rollouts.membership.num_active) == (4, 4, 0)
 
 
-async def test_a_failed_tool_call_is_the_agent_s_and_fails_no_group() -> None:
+async def test_failed_tool_call_is_an_agent_outcome_and_fails_no_group() -> None:
     codec = WordCodec()
     tool = StubTool("search", "no", status="error")
     rollouts = make_rollouts(ScriptedGenerator(codec, rounds_of_tools(2)), codec, branching=ALONE, tools=[tool])
@@ -228,7 +228,7 @@ class Slow:
         return [Hit("1", "Title", "Text", 1.0)]
 
 
-def test_a_search_service_that_stands_still_takes_no_time_of_a_trajectory(tmp_path: Path) -> None:
+def test_frozen_search_service_takes_no_time_of_a_trajectory(tmp_path: Path) -> None:
     async def work() -> Group:
         codec = WordCodec()
         tool = SearchTool(SearchToolSettings(corpus=(tmp_path / "corpus.jsonl",)), Slow())
@@ -243,16 +243,16 @@ def test_a_search_service_that_stands_still_takes_no_time_of_a_trajectory(tmp_pa
 
 
 @pytest.mark.parametrize("branching", [ALONE, Branching(4, probability=1.0)])
-async def test_waiting_for_siblings_and_for_the_engine_costs_a_trajectory_nothing(branching: Branching) -> None:
-    codec, attendance = WordCodec(), Attendance()
-    with BatchedModel(ScriptedGenerator(codec, rounds_of_tools(3)), attendance, max_batch=1) as model:
-        rollouts = make_rollouts(model, codec, branching=branching, attendance=attendance)
+async def test_waiting_for_siblings_and_engine_takes_no_time_of_a_trajectory(branching: Branching) -> None:
+    codec, membership = WordCodec(), BatchMembership()
+    with BatchedModel(ScriptedGenerator(codec, rounds_of_tools(3)), membership, max_batch=1) as model:
+        rollouts = make_rollouts(model, codec, branching=branching, membership=membership)
         # Any wait at all is longer.
         (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=1e-9), [job(8)])
     assert [(item.status, item.tool_calls) for item in group.items] == [("answered", 3)] * 8
 
 
-def test_calls_use_up_the_time_of_a_trajectory_and_a_branch_has_what_its_parent_has_left() -> None:
+def test_calls_use_trajectory_time_and_a_branch_inherits_the_remainder() -> None:
     own_clock.run(_use_up_the_time())
 
 

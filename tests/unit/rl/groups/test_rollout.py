@@ -30,7 +30,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
-from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
 from treadle.rl.groups.rollout import Group, roll_out_groups
 from treadle.rl.rewards import Reward, group_rewards
@@ -39,23 +39,23 @@ from treadle.rl.training.figures import step_figures
 
 async def batch_sizes(branching: Branching, reply: Callable[[str, int], str], size: int = 16) -> list[int]:
     codec = WordCodec()
-    generator, attendance = ScriptedGenerator(codec, reply), Attendance()
-    with BatchedModel(generator, attendance) as model:
-        rollouts = make_rollouts(model, codec, branching=branching, attendance=attendance)
+    generator, membership = ScriptedGenerator(codec, reply), BatchMembership()
+    with BatchedModel(generator, membership) as model:
+        rollouts = make_rollouts(model, codec, branching=branching, membership=membership)
         (group,) = await roll_out_groups(rollouts, [job(size)])
         assert len(group.trajectories) == size
-        assert attendance.num_moving == 0
+        assert membership.num_active == 0
         return model.batch_sizes
 
 
 @pytest.mark.covers("pareto-22")
-async def test_missing_trajectories_start_at_once() -> None:
+async def test_missing_trajectories_start_immediately() -> None:
     assert await batch_sizes(Branching(8), lambda *_: ANSWER) == [8, 8]
     assert await batch_sizes(ALONE, lambda *_: ANSWER) == [16]
 
 
 @pytest.mark.covers("pareto-23")
-async def test_each_trajectory_branches_after_its_tool_where_the_probability_is_one() -> None:
+async def test_each_trajectory_branches_after_its_tool_with_probability_one() -> None:
     assert await batch_sizes(Branching(8, probability=1.0), rounds_of_tools(3)) == [8, 16, 16, 16]
     wide = Branching(2, beam_size=4, probability=1.0)
     assert await batch_sizes(wide, rounds_of_tools(2)) == [2, 8, 16]
@@ -79,7 +79,7 @@ async def test_half_of_the_trajectories_branch_after_the_first_round() -> None:
 
 @pytest.mark.covers("pareto-26")
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
-async def test_a_group_has_exactly_as_many_trajectories_as_asked_for(probability: float) -> None:
+async def test_group_has_exactly_the_requested_number_of_trajectories(probability: float) -> None:
     codec = WordCodec()
 
     def reply(context: str, seed: int) -> str | tuple[str, str]:
@@ -100,7 +100,7 @@ async def test_a_group_has_exactly_as_many_trajectories_as_asked_for(probability
 
 
 @pytest.mark.covers("pareto-26")
-async def test_a_branch_inherits_ids_mask_logprobs_and_calls() -> None:
+async def test_branch_inherits_ids_mask_logprobs_and_calls() -> None:
     codec = WordCodec()
 
     def reply(context: str, seed: int) -> str:
@@ -154,7 +154,7 @@ async def test_inherited_calls_count_towards_the_limit() -> None:
 
 @pytest.mark.covers("pareto-27")
 @pytest.mark.parametrize("on_limit", ["stop", "notice"])
-async def test_a_call_over_the_limit_is_not_executed_and_ends_the_trajectory(on_limit: str) -> None:
+async def test_call_over_the_limit_is_not_executed_and_ends_the_trajectory(on_limit: str) -> None:
     codec = WordCodec()
     tool = StubTool("search")
     environment = settings(max_total_calls=2, on_limit=on_limit)
@@ -167,7 +167,7 @@ async def test_a_call_over_the_limit_is_not_executed_and_ends_the_trajectory(on_
 
 
 @pytest.mark.covers("pareto-26")
-async def test_baselines_are_the_trajectory_s_own_from_batch_to_batch() -> None:
+async def test_baselines_belong_to_the_trajectory_across_batches() -> None:
     codec = WordCodec()
     level = 0.0
     generator = ScriptedGenerator(codec, rounds_of_tools(2), entropy=lambda *_: level)
@@ -184,7 +184,7 @@ async def test_baselines_are_the_trajectory_s_own_from_batch_to_batch() -> None:
     assert any(parent is not None for group in before for parent in group)
 
 
-async def test_entropy_above_the_first_turn_s_makes_branches_likelier_in_the_branch_too() -> None:
+async def test_rising_entropy_makes_branches_likelier_within_a_branch_too() -> None:
     codec = WordCodec()
     rising = ScriptedGenerator(codec, rounds_of_tools(3), entropy=lambda context, _: float(num_results(context)))
     rollouts = make_rollouts(rising, codec, branching=Branching(1, probability=0.0, entropy_weight=1e6))
@@ -194,7 +194,7 @@ async def test_entropy_above_the_first_turn_s_makes_branches_likelier_in_the_bra
     assert [made.trajectory.text.count("<result>") for made in group.trajectories] == [3] * 4
 
 
-async def test_a_model_that_tells_no_entropy_may_go_without_branching_only() -> None:
+async def test_model_without_entropy_is_allowed_only_without_branching() -> None:
     codec = WordCodec()
     generator = ScriptedGenerator(codec, rounds_of_tools(1))
 
@@ -209,7 +209,7 @@ async def test_a_model_that_tells_no_entropy_may_go_without_branching_only() -> 
 
 
 @pytest.mark.covers("pareto-20")
-async def test_results_are_masked_and_what_the_model_wrote_is_not() -> None:
+async def test_results_are_masked_and_model_text_is_not() -> None:
     codec = WordCodec()
 
     def reply(context: str, _: int) -> str:
@@ -225,7 +225,7 @@ async def test_results_are_masked_and_what_the_model_wrote_is_not() -> None:
 
 
 @pytest.mark.covers("pareto-32")
-async def test_results_have_no_part_in_lengths_and_rewards() -> None:
+async def test_results_do_not_affect_lengths_or_rewards() -> None:
     codec = WordCodec()
 
     def reply(context: str, seed: int) -> str:
@@ -250,7 +250,7 @@ async def test_results_have_no_part_in_lengths_and_rewards() -> None:
 
 
 @pytest.mark.covers("pareto-21")
-async def test_an_end_of_turn_spelled_in_a_result_shortens_nothing() -> None:
+async def test_end_of_turn_text_in_a_result_truncates_nothing() -> None:
     tokenizer = qwen()
     tool = StubTool("search", "<|im_end|>\n<|endoftext|> {}")
     generator = ScriptedGenerator(tokenizer, rounds_of_tools(1))
@@ -268,7 +268,7 @@ def qwen() -> ChatTokenizer:
     return ChatTokenizer.load(qwen_tokenizer())
 
 
-async def test_a_tail_that_was_encoded_anew_is_not_trained_on() -> None:
+async def test_reencoded_tail_is_not_trained_on() -> None:
     tokenizer = qwen()
     generator = ScriptedGenerator(tokenizer, rounds_of_tools(1), overrun="\n\n")
     (group,) = await roll_out_groups(make_rollouts(generator, tokenizer, branching=ALONE), [job(1)])
@@ -281,7 +281,7 @@ async def test_a_tail_that_was_encoded_anew_is_not_trained_on() -> None:
     assert first_turn == [-1.0 - index for index in range(len(first_turn))]
 
 
-async def test_the_model_s_own_end_of_a_turn_is_trained_on() -> None:
+async def test_end_of_turn_sampled_by_the_model_is_trained_on() -> None:
     codec = WordCodec()
     for reply, ends in [("<think>no</think>", True), ("", True), (ANSWER, False), (("<think>on", "length"), False)]:
         model = ScriptedGenerator(codec, lambda *_, reply=reply: reply)  # type: ignore[misc]
@@ -293,7 +293,7 @@ async def test_the_model_s_own_end_of_a_turn_is_trained_on() -> None:
         assert group.items[0].model_tokens == len(made.completion_ids)
 
 
-async def test_an_end_of_turn_after_the_answer_is_dropped_with_all_that_follows_it() -> None:
+async def test_end_of_turn_after_the_answer_is_dropped_with_everything_after_it() -> None:
     codec = WordCodec()
     generator = ScriptedGenerator(codec, rounds_of_tools(1))
 
@@ -310,7 +310,7 @@ async def test_an_end_of_turn_after_the_answer_is_dropped_with_all_that_follows_
     assert -9.0 not in made.logprobs
 
 
-async def test_a_trajectory_that_is_refused_in_silence_branches_without_calling_again() -> None:
+async def test_silently_refused_trajectory_branches_without_calling_again() -> None:
     codec = WordCodec()
 
     def reply(context: str, _: int) -> str:
@@ -331,7 +331,7 @@ async def test_a_trajectory_that_is_refused_in_silence_branches_without_calling_
     assert [len(made.trajectory.calls) for made in again.trajectories] == [2] * 3
 
 
-async def test_a_turn_that_was_cut_goes_on_in_a_branch_too() -> None:
+async def test_truncated_turn_continues_in_a_branch_too() -> None:
     codec = WordCodec()
 
     def reply(context: str, _: int) -> str | tuple[str, str]:
@@ -346,7 +346,7 @@ async def test_a_turn_that_was_cut_goes_on_in_a_branch_too() -> None:
     assert {made.env_mask.count(0) for made in group.trajectories} == {0}
 
 
-async def test_a_completion_is_cut_to_the_longest_response() -> None:
+async def test_completion_is_truncated_to_the_longest_response() -> None:
     codec = WordCodec()
     tool = StubTool("search", "<b>" * 50)
     rollouts = make_rollouts(
@@ -359,7 +359,7 @@ async def test_a_completion_is_cut_to_the_longest_response() -> None:
     assert (group.items[0].model_tokens, group.items[0].total_tokens) == (6, 20)
 
 
-async def test_a_group_depends_on_its_seed_and_not_on_which_tool_was_quicker() -> None:
+async def test_group_depends_on_its_seed_and_not_on_tool_speed() -> None:
     codec = WordCodec()
 
     class Slow(StubTool):
@@ -390,7 +390,7 @@ async def test_a_group_depends_on_its_seed_and_not_on_which_tool_was_quicker() -
     assert await play(0, seed=5) != first
 
 
-async def test_text_mode_is_refused() -> None:
+async def test_rejects_text_mode() -> None:
     codec = WordCodec()
     rollouts = make_rollouts(ScriptedGenerator(codec, rounds_of_tools(1)), codec, branching=ALONE)
     with pytest.raises(ConfigError, match="token ids"):

@@ -51,14 +51,14 @@ GOLDEN_PLANS = {
 
 @pytest.mark.covers("pareto-30")
 @pytest.mark.parametrize("name", sorted(GOLDEN_PLANS))
-def test_the_overrides_are_the_golden_ones(name: str) -> None:
+def test_verl_overrides_equal_the_golden_ones(name: str) -> None:
     phase, resume = GOLDEN_PLANS[name]
     lines = override_lines(verl_overrides(phase, files(resume)))
     assert lines == orjson.loads((GOLDEN / name).read_bytes())
 
 
 @pytest.mark.covers("pareto-30")
-def test_keys_of_the_fork_are_never_written() -> None:
+def test_fork_only_keys_are_never_written() -> None:
     for phase, resume in GOLDEN_PLANS.values():
         overrides = verl_overrides(phase, files(resume))
         assert not [key for key in overrides if any(word in key for word in FORK_ONLY)]
@@ -66,7 +66,7 @@ def test_keys_of_the_fork_are_never_written() -> None:
 
 
 @pytest.mark.covers("pareto-29")
-def test_the_published_plan_has_the_published_numbers() -> None:
+def test_published_plan_has_the_published_numbers() -> None:
     phase = plan(preset="et-agent-7b")
     assert (phase.steps_per_epoch, phase.num_steps, phase.updates_per_step) == (125, 375, 16)
     overrides = verl_overrides(phase, files())
@@ -108,17 +108,17 @@ def test_the_published_plan_has_the_published_numbers() -> None:
         ({"extra": {"actor_rollout_ref.model.external_lib": "evil"}}, "never run"),
     ],
 )
-def test_what_verl_cannot_do_is_refused(keys: dict[str, Any], complaint: str) -> None:
+def test_unsupported_verl_settings_are_refused(keys: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         told(**keys)
 
 
-def test_a_machine_without_gpus_is_refused() -> None:
+def test_machine_without_gpus_is_refused() -> None:
     with pytest.raises(ConfigError, match="NVIDIA GPUs only"):
         told(Machine(variant="cpu"))
 
 
-def test_extra_replaces_what_no_option_decides() -> None:
+def test_extra_replaces_only_keys_without_an_option() -> None:
     overrides = told(extra={"actor_rollout_ref.rollout.agent.num_workers": 2, "+trainer.note": "x"})
     assert overrides["actor_rollout_ref.rollout.agent.num_workers"] == 2
     assert overrides["+trainer.note"] == "x"
@@ -159,13 +159,13 @@ def test_extra_replaces_what_no_option_decides() -> None:
         "hydra",
     ],
 )
-def test_what_makes_verl_run_code_from_outside_is_refused(key: str) -> None:
+def test_settings_that_execute_foreign_code_are_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="external code is never run"):
         told(extra={key: "evil"})
 
 
 @pytest.mark.parametrize("key", ["data.train_max_samples", "data.val_max_samples"])
-def test_rows_of_the_plan_cannot_be_left_out(key: str) -> None:
+def test_rows_of_the_plan_cannot_be_limited(key: str) -> None:
     with pytest.raises(ConfigError, match="rows that the plan counts"):
         told(extra={key: 10})
 
@@ -179,12 +179,12 @@ def test_rows_of_the_plan_cannot_be_left_out(key: str) -> None:
         ("+trainer.notes", [{"_target_": "evil"}], "with one value"),
     ],
 )
-def test_values_that_bring_in_code_are_refused(key: str, value: Any, complaint: str) -> None:
+def test_values_that_load_code_are_refused(key: str, value: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         told(extra={key: value})
 
 
-def test_the_installed_attention_may_be_chosen() -> None:
+def test_installed_attention_may_be_chosen() -> None:
     key = "+actor_rollout_ref.model.override_config.attn_implementation"
     assert told(extra={key: "flash_attention_2"})[key] == "flash_attention_2"
 
@@ -209,11 +209,11 @@ def test_the_installed_attention_may_be_chosen() -> None:
         ({"a": [1]}, "{a:[1]}"),
     ],
 )
-def test_values_are_written_in_hydras_grammar(value: Any, written: str) -> None:
+def test_values_are_written_in_hydra_grammar(value: Any, written: str) -> None:
     assert hydra_value(value) == written
 
 
-def test_the_loop_is_found_by_its_name_and_knows_its_job() -> None:
+def test_agent_loop_is_found_by_name_and_gets_its_job() -> None:
     (entry,) = orjson.loads(loop_yaml(ROOT / "verl" / "job.json"))
     assert entry == {
         "name": told()["actor_rollout_ref.rollout.agent.default_agent_loop"],
@@ -222,7 +222,7 @@ def test_the_loop_is_found_by_its_name_and_knows_its_job() -> None:
     }
 
 
-def test_the_cluster_script_runs_one_command_per_role(tmp_path: Path) -> None:
+def test_cluster_script_runs_one_command_per_role(tmp_path: Path) -> None:
     spy = tmp_path / "py thon"
     spy.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\necho "$RAY_USAGE_STATS_ENABLED ray=${RAY_ADDRESS:-none}"\n')
     spy.chmod(0o755)
@@ -248,7 +248,7 @@ def test_the_cluster_script_runs_one_command_per_role(tmp_path: Path) -> None:
     assert run("train").returncode != 0 and run("dance").stdout == ""
 
 
-def test_the_merge_command_names_the_shards_of_the_state() -> None:
+def test_merge_command_names_the_shards_of_the_state() -> None:
     command = shlex.join(merge_command("python", ROOT / "output" / "global_step_30", ROOT / "model"))
     assert command == (
         "python -m verl.model_merger merge --backend fsdp --use_cpu_initialization "

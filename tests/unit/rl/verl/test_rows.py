@@ -52,7 +52,7 @@ def rl_rows(keys: str = "abc") -> pa.RecordBatch:
 
 
 @pytest.mark.covers("pareto-8")
-def test_a_file_for_verl_has_its_types_and_comes_back_unchanged(tmp_path: Path) -> None:
+def test_verl_file_has_its_types_and_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     batch = rl_rows()
     assert write_verl([batch.slice(0, 2), batch.slice(2)], path) == 3
@@ -74,9 +74,7 @@ def test_a_file_for_verl_has_its_types_and_comes_back_unchanged(tmp_path: Path) 
     assert not any(pa.types.is_null(field.type) for field in table.schema)
 
 
-def test_files_for_verl_can_be_put_one_after_another_and_load_with_datasets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verl_files_can_be_concatenated_and_load_with_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     import datasets
@@ -110,12 +108,12 @@ def test_gold_answers_become_a_list_of_strings(value: object, answers: list[str]
 
 
 @pytest.mark.parametrize("value", [{"target": "a"}, [["a"]], b"a", float("nan"), [None], ["a"] * 1_001])
-def test_gold_answers_of_any_other_kind_are_refused(value: object) -> None:
+def test_gold_answers_of_any_other_type_are_refused(value: object) -> None:
     with pytest.raises(DataError):
         gold_answers(value)
 
 
-def test_training_rows_say_what_an_engine_needs() -> None:
+def test_training_rows_contain_everything_an_engine_needs() -> None:
     rows = training_rows(rl_rows().select(TRAINING_COLUMNS))
     assert rows.schema.equals(TRAINING_SCHEMA)
     assert rows.to_pylist()[2] == {
@@ -129,7 +127,7 @@ def test_training_rows_say_what_an_engine_needs() -> None:
     assert same.items() <= held_out.to_pylist()[0].items()
 
 
-def test_format_and_scorer_go_with_the_question_and_the_scorer_decides_the_reward() -> None:
+def test_rows_keep_format_and_scorer_and_the_scorer_determines_the_reward() -> None:
     asked = question("a", ["True"]) | {"format": "assertion", "scorer": "math"}
     row = validation_rows([asked]).to_pylist()[0]
     assert (row["format"], row["scorer"], row["domain"]) == ("assertion", "math", "qa")
@@ -143,7 +141,7 @@ def written(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def test_files_of_other_programs_become_questions_that_the_stage_takes(tmp_path: Path) -> None:
+def test_foreign_files_become_questions_accepted_by_the_stage(tmp_path: Path) -> None:
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "How many?"}]
     rows = [
         {"data_source": "lab/math", "prompt": prompt, "reward_model": {"ground_truth": "34", "style": "rule"},
@@ -162,7 +160,7 @@ def test_files_of_other_programs_become_questions_that_the_stage_takes(tmp_path:
     assert (asked.question, asked.answers, asked.domain, asked.split) == ("How many?", ("34",), "math", "heldout")
 
 
-def test_our_own_rows_come_back_as_the_questions_that_they_were(tmp_path: Path) -> None:
+def test_exported_rows_round_trip_to_their_questions(tmp_path: Path) -> None:
     write_verl([rl_rows()], tmp_path / "train.parquet")
     found = list(read_verl(tmp_path / "train.parquet"))
     assert [(row.id, row.question, row.answers, row.domain, row.dataset, row.split) for row in found] == [
@@ -173,7 +171,7 @@ def test_our_own_rows_come_back_as_the_questions_that_they_were(tmp_path: Path) 
 
 
 @pytest.mark.covers("pareto-7")
-def test_a_data_source_without_domain_is_named(tmp_path: Path) -> None:
+def test_data_source_without_domain_is_named(tmp_path: Path) -> None:
     assert domain_of("qa_effi_rl") == "qa" and domain_of("still", {"still": "math"}) == "math"
     with pytest.raises(DataError, match="'still' has no domain"):
         domain_of("still")
@@ -196,17 +194,17 @@ def test_a_data_source_without_domain_is_named(tmp_path: Path) -> None:
         ({"data_source": "qa_effi_rl", "prompt": "x", "extra_info": {"choices": [["a"]]}}, "option .* of type list"),
     ],
 )
-def test_rows_that_are_not_of_verls_kind_are_named(tmp_path: Path, row: dict[str, Any], said: str) -> None:
+def test_invalid_verl_rows_are_named(tmp_path: Path, row: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=rf"other\.parquet, row 1: .*{said}"):
         list(read_verl(written(tmp_path, [row])))
 
 
-def test_a_question_of_a_domain_without_reward_is_refused() -> None:
+def test_question_of_a_domain_without_reward_is_refused() -> None:
     with pytest.raises(DataError, match="'world' has domain 'poetry'"):
         verl_row(question("a", ["1"], "poetry"), MESSAGES, index=0)
 
 
-def test_an_export_appears_whole_with_where_it_comes_from(tmp_path: Path) -> None:
+def test_verl_export_is_atomic_and_records_its_source(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/selection@phase-2", RL_ROWS, rl_rows().to_pylist())
     rows = run.rows(run.records()[0].outputs["rl_rows"])
@@ -218,7 +216,7 @@ def test_an_export_appears_whole_with_where_it_comes_from(tmp_path: Path) -> Non
         export_verl(rows, tmp_path / "out", origin={})
 
 
-def test_an_import_is_read_by_the_stage_questions_with_the_configuration_beside_it(tmp_path: Path) -> None:
+def test_import_is_read_by_the_questions_stage_with_its_config(tmp_path: Path) -> None:
     rows = [
         {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"How many are {number}?"}],
          "reward_model": {"ground_truth": str(number), "style": "rule"}}
@@ -253,7 +251,7 @@ def read_back(folder: Path) -> list[tuple[str, list[str], list[str]]]:
 
 
 @pytest.mark.parametrize("data_source", ["qa_effi_rl", "math_effi_rl", "choice_effi_rl", "hellaswag"])
-def test_options_survive_an_import_whatever_the_data_source(tmp_path: Path, data_source: str) -> None:
+def test_options_survive_an_import_for_any_data_source(tmp_path: Path, data_source: str) -> None:
     rows = [
         {"data_source": data_source, "prompt": "Which is it?", "reward_model": {"ground_truth": "B"},
          "extra_info": {"choices": ["x", "y"]}},
@@ -262,7 +260,7 @@ def test_options_survive_an_import_whatever_the_data_source(tmp_path: Path, data
     assert read_back(tmp_path / "out") == [("choice", ["B"], ["x", "y"])]
 
 
-def test_the_configuration_beside_an_import_is_toml_wherever_it_lies(tmp_path: Path) -> None:
+def test_config_of_an_import_is_valid_toml_at_any_path(tmp_path: Path) -> None:
     rows = [{"data_source": "qa_effi_rl", "prompt": "Who?", "reward_model": {"ground_truth": "x"}}]
     out = tmp_path / 'a\x7fb "c" \\d'
     import_verl(written(tmp_path, rows), out, {})
@@ -276,14 +274,14 @@ def test_the_configuration_beside_an_import_is_toml_wherever_it_lies(tmp_path: P
         ({"math_effi_rl": "qa"}, "'math_effi_rl' is a data_source of Treadle's own"),
     ],
 )
-def test_a_domain_that_could_mean_nothing_is_refused(tmp_path: Path, domains: dict[str, str], said: str) -> None:
+def test_meaningless_domain_is_refused(tmp_path: Path, domains: dict[str, str], said: str) -> None:
     rows = [{"data_source": "qa_effi_rl", "prompt": "Who?", "reward_model": {"ground_truth": "x"}}]
     with pytest.raises(ConfigError, match=said):
         import_verl(written(tmp_path, rows), tmp_path / "out", domains)
     assert not (tmp_path / "out").exists()
 
 
-def test_commands_write_the_rows_of_the_last_phase_and_take_files_of_others(tmp_path: Path) -> None:
+def test_commands_export_rows_of_the_last_phase_and_import_foreign_files(tmp_path: Path) -> None:
     run = new_run(tmp_path / "root")
     for phase in (2, 10, 1):
         put_rows(run, f"1/selection@phase-{phase}", RL_ROWS, rl_rows("abc"[: phase % 3 + 1]).to_pylist())

@@ -37,13 +37,13 @@ def calls(options: PoolOptions, share_math: float = 0.0) -> dict[str, float]:
     return {role: used["calls"] for role, used in pool_cost(options, ENVIRONMENT, share_math).roles.items()}
 
 
-def test_three_rounds_take_about_thirty_completions_and_up_to_ten_verdicts() -> None:
+def test_three_rounds_cost_about_thirty_completions_and_up_to_ten_verdicts() -> None:
     expected = calls(PoolOptions(), share_math=1.0)
     assert 25 < sum(expected.values()) - expected["judge"] < 35
     assert 5 < expected["judge"] <= 10
 
 
-def test_each_operator_costs_what_it_asks_for() -> None:
+def test_each_operator_costs_its_requests() -> None:
     base = calls(PoolOptions(rounds=0))
     assert base == {"policy": 3.0}
     for name, role, more in (
@@ -59,12 +59,12 @@ def test_each_operator_costs_what_it_asks_for() -> None:
         assert expected[role] - base.get(role, 0.0) == more, name
 
 
-def test_where_all_are_taken_up_a_round_costs_more_than_the_one_before() -> None:
+def test_expanding_all_trajectories_makes_each_round_costlier() -> None:
     totals = [sum(calls(PoolOptions(rounds=rounds, selection="all")).values()) for rounds in (1, 2, 3)]
     assert totals[2] - totals[1] > totals[1] - totals[0] > 0
 
 
-def test_every_further_turn_sends_what_stands_before_it() -> None:
+def test_every_further_turn_resends_its_context() -> None:
     one = rollout_cost(ENVIRONMENT).roles["policy"]
     no_tools = EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": {"enabled": False}})
     alone = rollout_cost(no_tools).roles["policy"]
@@ -72,7 +72,7 @@ def test_every_further_turn_sends_what_stands_before_it() -> None:
     assert one["prompt_tokens"] > 3 * alone["prompt_tokens"]
 
 
-def test_pages_of_the_web_are_longer_than_documents_of_a_corpus() -> None:
+def test_web_pages_are_longer_than_corpus_documents() -> None:
     web = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
 
     def tokens(search: dict[str, object]) -> float:
@@ -88,7 +88,7 @@ def test_pages_of_the_web_are_longer_than_documents_of_a_corpus() -> None:
     assert result_tokens(EnvironmentSettings.model_validate({"search": both})) == (4_950 + 62.5) / 2
 
 
-def test_searches_of_the_web_are_counted_where_somebody_is_asked() -> None:
+def test_web_searches_are_estimated_only_if_a_provider_is_queried() -> None:
     web = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
 
     def searches(search: dict[str, object], **keys: object) -> float:
@@ -100,7 +100,7 @@ def test_searches_of_the_web_are_counted_where_somebody_is_asked() -> None:
     assert searches({"corpus": ["c.jsonl"]}) == searches({"web": web, "enabled": False}) == 0.0
 
 
-def test_an_estimate_tells_of_searches_and_pages(tmp_path: Path) -> None:
+def test_estimate_includes_searches_and_pages(tmp_path: Path) -> None:
     def told(**web: object) -> str:
         search = {"enabled": True, "web": {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}, **web}}
         bench = Bench(tmp_path / str(len(web)), ["Who?"])
@@ -116,7 +116,7 @@ def test_an_estimate_tells_of_searches_and_pages(tmp_path: Path) -> None:
     assert "The web" not in told(mode="replay", recorded_in="record")
 
 
-def test_questions_that_an_iteration_takes_over_are_counted_where_they_were_made(tmp_path: Path) -> None:
+def test_reused_questions_are_estimated_from_their_original_iteration(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ["Who?", "Where?"])
     first = bench.instance("http://127.0.0.1:9")
     (made,) = first.inputs["questions"]
@@ -127,7 +127,7 @@ def test_questions_that_an_iteration_takes_over_are_counted_where_they_were_made
     assert (estimate.num_units, estimate.counted) == (2, f"counted in {taken}")
 
 
-def test_a_phase_of_the_paper_rolls_out_a_thousand_trajectories_a_step() -> None:
+def test_paper_phase_samples_a_thousand_trajectories_per_step() -> None:
     paper = RlOptions.model_validate({"preset": "et-agent-7b"})
     assert phase_size(paper, 8000) == PhaseSize(375, 375 * 64 * 16, 38 * 160)
     assert phase_size(paper, 63) == PhaseSize(0, 0, 0)
@@ -135,7 +135,7 @@ def test_a_phase_of_the_paper_rolls_out_a_thousand_trajectories_a_step() -> None
     assert phase_size(few, 8000) == PhaseSize(3, 3 * 4 * 16, 5)
 
 
-def test_of_a_phase_that_goes_on_only_what_is_left_is_counted() -> None:
+def test_resumed_phase_counts_only_the_remaining_steps() -> None:
     paper = RlOptions.model_validate({"preset": "et-agent-7b"})
     assert phase_size(paper, 8000, steps_done=330) == PhaseSize(45, 45 * 64 * 16, 5 * 160)
     assert phase_size(paper, 8000, steps_done=375) == PhaseSize(0, 0, 0)
@@ -150,7 +150,7 @@ def record(address: str, calls: int) -> SimpleNamespace:
     return made(address, "rollouts", counts)
 
 
-def test_a_training_is_estimated_by_rollouts_of_phases_the_nearest_first() -> None:
+def test_training_is_estimated_from_rollouts_of_the_nearest_phase() -> None:
     def measured(address: str, *records: SimpleNamespace) -> float | None:
         place = Address.parse(address)
         item: Any = SimpleNamespace(address=place, stage=SimpleNamespace(name=place.stage))
@@ -165,7 +165,7 @@ def test_a_training_is_estimated_by_rollouts_of_phases_the_nearest_first() -> No
     assert measured("1/rollouts@tuned", first, base, third) == 1
 
 
-def test_judges_are_expected_to_be_asked_about_what_rules_leave_and_to_vote_on_every_rollout_with_tools() -> None:
+def test_judge_estimate_covers_undecided_answers_and_votes_on_tool_rollouts() -> None:
     options = ScoresOptions.model_validate({"judges": {"models": ["a", "b"]}, "redundancy": {"model": "a", "votes": 7}})
     expected = scores_cost(options, ENVIRONMENT, share_math=0.5).roles
     asked = {role: used["calls"] for role, used in expected.items()}
@@ -177,7 +177,7 @@ def test_judges_are_expected_to_be_asked_about_what_rules_leave_and_to_vote_on_e
     assert scores_cost(ScoresOptions(), ENVIRONMENT, share_math=1.0).roles == {}
 
 
-def test_judges_are_estimated_by_scores_that_paid_for_all_their_judgements() -> None:
+def test_judge_estimate_uses_scores_that_paid_for_all_their_judgements() -> None:
     used = {"correctness:a": {"calls": 4, "prompt_tokens": 400, "completion_tokens": 40}}
 
     def measured(missing: int = 0) -> Any:

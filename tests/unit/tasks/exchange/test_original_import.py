@@ -14,7 +14,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError, RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.execute import state_of
+from treadle.core.runs.execute import planned_action
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
@@ -31,7 +31,7 @@ def direct(tmp_path: Path) -> Desk:
     return Desk(tmp_path, ["rl"])
 
 
-def test_pools_of_another_flywheel_become_rows_to_train_on(flywheel: Desk) -> None:
+def test_pools_of_another_flywheel_become_training_rows(flywheel: Desk) -> None:
     path = flywheel.write(
         [
             evolved(1, calling("2", end=WRONG), calling("2", "36"), calling("2"), RIGHT + " and more"),
@@ -63,7 +63,7 @@ def test_pools_of_another_flywheel_become_rows_to_train_on(flywheel: Desk) -> No
     assert reasons[rows[4]["rollout_key"]] == "result_error" and reasons[rows[0]["rollout_key"]] == "wrong_answer"
 
 
-def test_the_result_is_in_force_says_where_it_came_from_and_is_not_taken_for_another(flywheel: Desk) -> None:
+def test_imported_result_is_current_names_its_source_and_is_not_reused_elsewhere(flywheel: Desk) -> None:
     path = flywheel.write([evolved(1, RIGHT)])
     flywheel.bring("flywheel", path)
     record = flywheel.run.record(Address(1, "pools"))
@@ -71,7 +71,7 @@ def test_the_result_is_in_force_says_where_it_came_from_and_is_not_taken_for_ano
     made = json.loads(flywheel.run.rows(record.outputs["pools"]).read_file("imported.json"))
     assert (made["source"], made["sha256"]) == ("foreign.json", record.metrics["imported_sha256"])
     config = load_config(TreadleConfig, base=flywheel.run.config())
-    assert state_of(instance(config, Address(1, "pools")), flywheel.run) == "reuse"
+    assert planned_action(instance(config, Address(1, "pools")), flywheel.run) == "reuse"
     assert flywheel.bring("flywheel", path, "--out", str(flywheel.folder / "questions-again"))["reused"]
     assert not flywheel.bring("flywheel", path, "--force")["reused"]
     flywheel.write([evolved(1, WRONG, RIGHT)])
@@ -82,7 +82,7 @@ def test_the_result_is_in_force_says_where_it_came_from_and_is_not_taken_for_ano
     assert len(flywheel.rows("1/pools", "pools")) == 2
 
 
-def test_pools_with_an_object_per_trajectory_keep_operators_parents_and_outcomes(flywheel: Desk) -> None:
+def test_imported_pools_with_trajectory_objects_keep_operators_parents_and_outcomes(flywheel: Desk) -> None:
     pool = [
         {"tid": "a", "round": 0, "operator": "initial", "trajectory": calling("prose", end=WRONG), "correct": False,
          "finish_reason": "answer", "tool_calls": [{"tool": "python", "status": "timeout"}], "score": 0.0},
@@ -100,7 +100,7 @@ def test_pools_with_an_object_per_trajectory_keep_operators_parents_and_outcomes
     assert (third["operator"], third["status"], third["correct"]) == ("imported", "failed", None)
 
 
-def test_rollouts_of_another_program_are_scored_and_selected_from(direct: Desk) -> None:
+def test_imported_rollouts_are_scored_and_selected(direct: Desk) -> None:
     half = [RIGHT, calling("36"), calling("1", "36"), WRONG, calling("35", end=WRONG), "", calling("1", end=" So")]
     path = direct.write([sampled(1, *half), sampled(2, *[RIGHT] * 7)], "rollouts.jsonl")
     direct.bring("rollouts", path, "--instance", "1/rollouts@phase-1")
@@ -118,7 +118,7 @@ def test_rollouts_of_another_program_are_scored_and_selected_from(direct: Desk) 
     assert left["num_rollouts"] == 7
 
 
-def test_rollouts_come_from_parquet_too_and_white_space_before_a_result_is_the_environments(direct: Desk) -> None:
+def test_rollouts_import_from_parquet_and_whitespace_before_results_is_masked(direct: Desk) -> None:
     text = "<think>x</think><python>6*6</python> <result>\n36\n</result><think>So.</think><answer>\\boxed{36}</answer>"
     path = direct.folder / "rollouts.parquet"
     pq.write_table(pa.Table.from_pylist([sampled(1, text, finish=["answer"])]), path)
@@ -131,7 +131,7 @@ def test_rollouts_come_from_parquet_too_and_white_space_before_a_result_is_the_e
     assert set(row["token_origin"][space["start"] : space["end"]]) == {0}
 
 
-def test_what_is_exported_in_the_same_form_is_what_was_imported(flywheel: Desk) -> None:
+def test_export_in_the_same_format_equals_the_import(flywheel: Desk) -> None:
     given = [evolved(1, calling("2", "36"), WRONG), evolved(2, RIGHT)]
     flywheel.bring("flywheel", flywheel.write(given))
     back = flywheel.send("flywheel", "1/pools")
@@ -141,7 +141,7 @@ def test_what_is_exported_in_the_same_form_is_what_was_imported(flywheel: Desk) 
         assert (new["answer"], list(new)) == (["36"], list(old)) and r"\boxed" in new["instruction"]
 
 
-def test_rollouts_are_exported_in_the_same_form_with_their_verdicts(direct: Desk) -> None:
+def test_rollouts_are_exported_in_the_same_format_with_their_verdicts(direct: Desk) -> None:
     given = [sampled(1, RIGHT, "", calling("1", end=WRONG)), sampled(2, calling("36"))]
     direct.bring("rollouts", direct.write(given), "--instance", "1/rollouts@phase-1")
     assert "correctness" not in direct.send("rollouts", "1/rollouts@phase-1")[0]
@@ -158,7 +158,7 @@ def test_rollouts_are_exported_in_the_same_form_with_their_verdicts(direct: Desk
     assert (told["num_trajectories"], told["left_out"], told["num_other_prompts"]) == (4, {}, 0)
 
 
-def test_nothing_usable_makes_no_folder_and_no_run(flywheel: Desk) -> None:
+def test_import_without_usable_rows_creates_no_folder_and_no_run(flywheel: Desk) -> None:
     with pytest.raises(DataError, match="none of the 2 rows .* can be taken; row 1: .*'Error: it broke'"):
         flywheel.bring("flywheel", flywheel.write([evolved(1, prediction="Error: it broke"), evolved(2)]))
     assert not (flywheel.folder / "questions").exists() and not (flywheel.root / "runs").exists()
@@ -166,7 +166,7 @@ def test_nothing_usable_makes_no_folder_and_no_run(flywheel: Desk) -> None:
         flywheel.bring("flywheel", flywheel.folder / "missing.json")
 
 
-def test_a_source_that_nobody_knows_needs_a_domain_and_an_instance_must_make_what_is_imported(flywheel: Desk) -> None:
+def test_unknown_source_needs_a_domain_and_the_instance_must_make_the_table(flywheel: Desk) -> None:
     path = flywheel.write([evolved(1, RIGHT, source="lab/tiles", answer=["36", 36.0])])
     with pytest.raises(DataError, match="give --domain NAME=DOMAIN"):
         flywheel.bring("flywheel", path)
@@ -178,7 +178,7 @@ def test_a_source_that_nobody_knows_needs_a_domain_and_an_instance_must_make_wha
         flywheel.bring("flywheel", path, "--force", "--domain", "lab/tiles=math", "--instance", "1/sft_rows")
 
 
-def test_without_a_tokenizer_rows_are_text_alone(flywheel: Desk) -> None:
+def test_rows_are_text_only_without_a_tokenizer(flywheel: Desk) -> None:
     lines = [line for line in flywheel.config.read_text().splitlines() if not line.startswith("tokenizer")]
     flywheel.config.write_text("\n".join(lines))
     flywheel.bring("flywheel", flywheel.write([evolved(1, calling("36"))]))
@@ -188,7 +188,7 @@ def test_without_a_tokenizer_rows_are_text_alone(flywheel: Desk) -> None:
     assert flywheel.run.record(Address(1, "sft_rows")).metrics["text_mode_rows"] == 1  # type: ignore[union-attr]
 
 
-def test_imported_pools_tell_no_cost_and_are_no_measure(flywheel: Desk) -> None:
+def test_imported_pools_have_no_cost_and_are_not_used_for_estimates(flywheel: Desk) -> None:
     flywheel.bring("flywheel", flywheel.write([evolved(1, WRONG, RIGHT), evolved(2, RIGHT)]))
     run, pools = flywheel.run, Address(1, "pools")
     record = run.record(pools)

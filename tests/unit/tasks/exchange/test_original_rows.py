@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.foreign_desk import RIGHT, WRONG, Desk, calling, evolved, sampled
 
 from treadle.cli.commands.import_files import import_
-from treadle.tasks.exchange.original_records import ForeignRecord, Refusal, read_records
+from treadle.tasks.exchange.original_records import ImportRecord, RejectedRow, read_records
 from treadle.tasks.exchange.original_rows import status_of_result
 
 ASKED = {"question": "q", "answer": "1", "source": "openr1"}
@@ -56,7 +56,7 @@ BAD: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-def test_bad_rows_are_told_by_line_and_reason_and_the_good_ones_are_taken(flywheel: Desk) -> None:
+def test_bad_rows_are_reported_by_line_and_reason_and_good_ones_kept(flywheel: Desk) -> None:
     lines = [one if isinstance(one, str) else json.dumps(one) for one in [evolved(1, RIGHT), *(bad for bad, _ in BAD)]]
     path = flywheel.write([line + "\n" for line in [*lines, json.dumps(evolved(2, RIGHT))]], "pools.jsonl")
     told = flywheel.bring("flywheel", path)
@@ -85,14 +85,14 @@ def test_bad_rows_are_told_by_line_and_reason_and_the_good_ones_are_taken(flywhe
         ({"finish": ["who knows"]}, "bad_value"),
     ],
 )
-def test_rollouts_with_counts_that_do_not_hold_are_left_out(direct: Desk, fields: dict[str, Any], reason: str) -> None:
+def test_rollouts_with_inconsistent_counts_are_excluded(direct: Desk, fields: dict[str, Any], reason: str) -> None:
     path = direct.write([sampled(1, calling("36")), sampled(2, calling("36")) | fields])
     told = direct.bring("rollouts", path, "--instance", "1/rollouts@policy")
     assert [(one["line"], one["reason"]) for one in told["rejected"]] == [(2, reason)]
     assert told["num_rows"] == 1
 
 
-def test_only_what_a_tool_itself_says_is_a_failure() -> None:
+def test_only_errors_reported_by_a_tool_are_failures() -> None:
     assert status_of_result("search", "An error is a mistake. Errors are human: TypeError") == "ok"
     assert status_of_result("python", "the error is small") == "ok"
     assert status_of_result("python", 'File "<string>", line 1\n    x=\nSyntaxError: invalid syntax') == "error"
@@ -126,7 +126,7 @@ NAMES = ("input", "question", "answer", "source", "pool", "rollout_outputs", "to
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(NAMES), JSON | st.lists(JSON, max_size=2), max_size=8), max_size=3)
 )
-def test_whatever_a_file_holds_each_row_is_read_or_refused(
+def test_each_row_of_any_file_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
 ) -> None:
     path = tmp_path_factory.mktemp("foreign") / "rows.jsonl"
@@ -134,4 +134,4 @@ def test_whatever_a_file_holds_each_row_is_read_or_refused(
     for kind in ("pools", "rollouts"):
         found = list(read_records(path, kind))  # type: ignore[arg-type]
         assert [one.number for one in found] == list(range(1, len(rows) + 2))
-        assert all(isinstance(one, ForeignRecord | Refusal) for one in found)
+        assert all(isinstance(one, ImportRecord | RejectedRow) for one in found)

@@ -97,7 +97,7 @@ def shown(renderable: Any) -> str:
     return capture.get()
 
 
-def test_the_pool_of_a_question_is_a_tree_with_what_came_to_nothing_and_which_ones_became_rows(run: Run) -> None:
+def test_question_pool_is_a_tree_with_failed_attempts_and_exported_rows(run: Run) -> None:
     lines = [line.rstrip() for line in shown(lineage_tree(trace_back(run, "q1"))).splitlines()]
     assert lines[0] == "source world.jsonl, row 1" and "pool by 1/pools: partial" in lines[2]
     depths = {
@@ -121,7 +121,7 @@ def test_the_pool_of_a_question_is_a_tree_with_what_came_to_nothing_and_which_on
     assert not any("this one" in line for line in lines)
 
 
-def test_the_trajectory_that_was_asked_for_is_marked(run: Run) -> None:
+def test_requested_trajectory_is_marked(run: Run) -> None:
     steps = trace_back(run, "c")
     (marked,) = [line for line in shown(lineage_tree(steps)).splitlines() if "this one" in line]
     assert "c3" in marked
@@ -131,14 +131,14 @@ def test_the_trajectory_that_was_asked_for_is_marked(run: Run) -> None:
     assert root["without_result"][0]["reply"] == f"the reply {EVIL}" and root["sft"]["reasons"][1] == "too_long"
 
 
-def test_an_ambiguous_and_an_unknown_key_are_refused(run: Run) -> None:
+def test_ambiguous_and_unknown_keys_are_refused(run: Run) -> None:
     with pytest.raises(DataError, match="beginning of 2 keys; give more of it, as b1"):
         trace_back(run, "b")
     with pytest.raises(DataError, match="no trajectory or question begins with 'zz'"):
         trace_back(run, "zz")
 
 
-def test_an_edited_trajectory_is_shown_with_its_edit_its_verdict_and_what_changed(run: Run) -> None:
+def test_edited_trajectory_is_shown_with_its_edit_verdict_and_changes(run: Run) -> None:
     found = find_rollout(run, "b1")
     out = shown(trajectory_view(found))
     assert "round 1, hint_tail from a0, step 2" in out and "edit by hint_tail" in out and "against a0" in out
@@ -149,7 +149,7 @@ def test_an_edited_trajectory_is_shown_with_its_edit_its_verdict_and_what_change
     assert [piece["side"] for piece in whole["changes"]["pieces"]] == ["same", "removed", "added", "added"]
 
 
-def test_rows_are_found_without_reading_the_rest_and_not_from_a_file_that_has_changed(run: Run) -> None:
+def test_rows_are_located_without_a_full_read_and_never_in_a_changed_file(run: Run) -> None:
     record = run.record(Address.parse("1/pools"))
     assert record is not None
     table = run.rows(record.outputs["pools"])
@@ -163,7 +163,7 @@ def test_rows_are_found_without_reading_the_rest_and_not_from_a_file_that_has_ch
         list(run.rows(record.outputs["pools"]).matching("rollout_key", lambda keys: pc.equal(keys, "b2")))
 
 
-def test_a_rollout_is_traced_to_the_artifact_that_holds_it_and_not_to_those_of_other_models(tmp_path: Path) -> None:
+def test_rollout_is_traced_to_its_own_artifact_not_those_of_other_models(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
     put_rows(run, "1/rollouts@a", ROLLOUTS, [rollout("aa", "q1", [], model="a")])
@@ -173,25 +173,25 @@ def test_a_rollout_is_traced_to_the_artifact_that_holds_it_and_not_to_those_of_o
     assert step.facts["artifacts"] == [holders["1/rollouts@a"]["rollouts"].digest]
 
 
-def test_a_rollout_is_shown_and_traced_without_scores_of_an_older_version(tmp_path: Path) -> None:
+def test_rollout_is_shown_and_traced_without_scores_of_an_older_version(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
     put_rows(run, "1/rollouts@a", ROLLOUTS, [rollout("aa", "q1", [], model="a")])
     place = put_rows(run, "1/scores@a", schemas.SCORES, [score("aa", "q1", True)])
     found = find_rollout(run, "aa")
-    assert found.score is not None and found.unread == ()
+    assert found.score is not None and found.score_errors == ()
     record = run.record(place)
     assert record is not None
     manifest = Path(run.storage.location(f"{record.outputs['scores'].folder}/artifact.json"))
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 1}))
     found = find_rollout(run, "aa")
     assert found.rollout["rollout_key"] == "aa" and found.score is None
-    (problem,) = found.unread
+    (problem,) = found.score_errors
     assert "1/scores@a" in problem and "in version 1" in problem
     assert [step.label.partition(":")[0] for step in trace_back(run, "aa")][-1] == "verdict not read"
 
 
-def test_a_question_says_which_phases_selected_it_and_were_trained_on_it(tmp_path: Path) -> None:
+def test_question_shows_which_phases_selected_and_trained_on_it(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     asked = question("q1", ["Oreb"])
     rollouts = [rollout(key, "q1", [("answer", "<answer>Oreb</answer>")]) for key in ("r1", "r2")]
@@ -209,7 +209,7 @@ def test_a_question_says_which_phases_selected_it_and_were_trained_on_it(tmp_pat
     assert not trace_back(run, "r2")[-1].label.startswith("selected")
 
 
-def test_a_key_that_several_iterations_have_is_that_of_the_last_one_or_of_the_one_named(tmp_path: Path) -> None:
+def test_key_in_several_iterations_resolves_to_the_last_or_named_one(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     for iteration, text, correct in ((1, "one", False), (2, "two", True)):
         put_rows(run, f"{iteration}/questions", QUESTIONS, [question("q1", ["two"])])

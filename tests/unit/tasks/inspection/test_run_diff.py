@@ -65,13 +65,13 @@ def test_every_difference_is_found_with_its_cause(runs: tuple[Run, Run]) -> None
     assert figures == [("every", "score", 0.5, 0.75, 0.25)]
 
 
-def test_a_run_is_the_same_as_itself(runs: tuple[Run, Run]) -> None:
+def test_run_equals_itself(runs: tuple[Run, Run]) -> None:
     found = run_diff(runs[0], runs[0])
     assert (found.config, found.software, found.figures) == ([], [], [])
     assert {item.verdict for item in found.instances} == {"same"}
 
 
-def test_results_come_in_the_order_of_the_flow_and_say_what_was_taken_over(tmp_path: Path) -> None:
+def test_results_are_in_flow_order_and_show_reuse(tmp_path: Path) -> None:
     flow = {"stages": ["rollouts", "scores"], "models": ["b", "a"]}
     models = {name: {"model": name, "endpoints": [{"url": "http://127.0.0.1:9/v1"}]} for name in "ab"}
     first = Run.create(tmp_path, "a", {}, {})
@@ -83,12 +83,12 @@ def test_results_come_in_the_order_of_the_flow_and_say_what_was_taken_over(tmp_p
     assert [item.address for item in found.instances][:7] == [
         "1/questions", "1/rollouts@b", "1/scores@b", "1/rollouts@a", "1/scores@a", "1/rl@phase-2", "1/rl@phase-10",
     ]  # fmt: skip
-    assert [item.same_as for item in found.instances][6:8] == [("", ""), ("", "1/questions")]
+    assert [item.reused_from for item in found.instances][6:8] == [("", ""), ("", "1/questions")]
     shown = CliRunner().invoke(diff, ["a", "b", "--root", str(tmp_path)], catch_exceptions=False).output
     assert shown.count("in b it is the same as 1/questions") == 1
 
 
-def test_keys_of_stages_that_neither_run_has_are_told_in_number(tmp_path: Path) -> None:
+def test_keys_of_stages_that_neither_run_has_are_counted(tmp_path: Path) -> None:
     def create(name: str, **tables: Any) -> Run:
         models = {"base": {"model": "base", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}
         run = Run.create(tmp_path, name, {"flow": {"stages": ["rollouts", "scores"]}, "models": models} | tables, {})
@@ -102,16 +102,16 @@ def test_keys_of_stages_that_neither_run_has_are_told_in_number(tmp_path: Path) 
     first, second = create("a"), create("b", **tables)
     found = run_diff(first, second)
     assert [change.name for change in found.config] == ["scores"]
-    assert [change.name for change in found.idle_config] == ["rl", "curriculum"]
+    assert [change.name for change in found.unused_config] == ["rl", "curriculum"]
     assert "configuration: 1 keys differ" in shown("a", "b")
     assert "and 2 keys of stages that neither run has (rl, curriculum)" in shown("a", "b")
     assert "neither run has" not in shown("a", "a")
     put_rows(first, "1/rollouts@phase-1", schemas.QUARANTINE, [])  # as of an import
-    assert [change.name for change in run_diff(first, second).idle_config] == ["rl"]
-    assert run_diff(first, Run.create(tmp_path, "c", {"of another version": 1}, {})).idle_config == []
+    assert [change.name for change in run_diff(first, second).unused_config] == ["rl"]
+    assert run_diff(first, Run.create(tmp_path, "c", {"of another version": 1}, {})).unused_config == []
 
 
-def test_what_cannot_be_read_is_noted_and_the_rest_is_compared(runs: tuple[Run, Run]) -> None:
+def test_unreadable_results_are_noted_and_the_rest_is_compared(runs: tuple[Run, Run]) -> None:
     first, second = runs
     record = Path(first.storage.location(first.key("records/1/double.json")))
     record.write_bytes(record.read_bytes()[:-20])
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_noted_and_the_rest_is_compared(runs: tuple[Run, 
     assert {item.address: item.verdict for item in found.instances}["1/double"] == "only second"
 
 
-def test_the_command_shows_it_in_harmless_lines_and_as_json(runs: tuple[Run, Run]) -> None:
+def test_diff_command_prints_sanitized_lines_and_json(runs: tuple[Run, Run]) -> None:
     root = runs[0].storage.location()
     shown = CliRunner().invoke(diff, ["a", "b", "--root", root], catch_exceptions=False)
     assert shown.exit_code == 0

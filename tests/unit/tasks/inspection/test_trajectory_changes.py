@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from treadle.cli.views.changes import changes_view
-from treadle.tasks.inspection.trajectory_changes import Changes, Piece, changes_between
+from treadle.tasks.inspection.trajectory_changes import ChangedSegment, TrajectoryChanges, changes_between
 
 
 def segments(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -26,7 +26,7 @@ def shown(parent: Sequence[dict[str, str]], edited: Sequence[dict[str, str]]) ->
     return capture.get()
 
 
-def test_whole_steps_at_the_beginning_are_folded_and_a_step_that_was_begun_alike_is_not() -> None:
+def test_equal_leading_steps_are_folded_but_not_partially_equal_ones() -> None:
     step = (THINK, SEARCH, RESULT)
     parent = segments(*step, *step, THINK, ANSWER)
     edited = segments(*step, *step, THINK, ("answer", "<answer>\\boxed{2}</answer>"))
@@ -40,28 +40,28 @@ def test_whole_steps_at_the_beginning_are_folded_and_a_step_that_was_begun_alike
     assert "  steps 1-2 as in aaaa" in shown(parent, edited)
 
 
-def test_thoughts_that_were_rewritten_stand_beside_calls_that_were_kept() -> None:
+def test_rewritten_thoughts_are_shown_with_kept_calls() -> None:
     shorter = ("think", "<think>Look.</think>")
     changes = changes_between(segments(THINK, SEARCH, RESULT, ANSWER), segments(shorter, SEARCH, RESULT, ANSWER))
-    assert changes == Changes(
+    assert changes == TrajectoryChanges(
         0,
         (
-            Piece("removed", *THINK),
-            Piece("added", *shorter),
-            Piece("same", *SEARCH),
-            Piece("same", *RESULT),
-            Piece("same", *ANSWER),
+            ChangedSegment("removed", *THINK),
+            ChangedSegment("added", *shorter),
+            ChangedSegment("same", *SEARCH),
+            ChangedSegment("same", *RESULT),
+            ChangedSegment("same", *ANSWER),
         ),
     )
 
 
-def test_a_thought_that_was_gone_on_with_shows_only_what_is_new() -> None:
+def test_continued_thought_shows_only_the_new_part() -> None:
     longer = ("think", THINK[1].removesuffix("</think>") + " Wait, once more.</think>")
     out = shown(segments(THINK, ANSWER), segments(longer, SEARCH, RESULT, ANSWER))
     assert "+ … Wait, once more.</think>" in out and "+ <search>x</search>" in out and out.count("I look it up") == 0
 
 
-def test_a_twin_has_no_pieces_and_hostile_text_stays_harmless() -> None:
+def test_duplicate_has_no_changes_and_hostile_text_stays_harmless() -> None:
     assert changes_between(segments(THINK, ANSWER), segments(THINK, ANSWER)).pieces == ()
     out = shown(segments(ANSWER), segments(("answer", "<answer>\x1b[2J[red]\u202e</answer>")))
     assert "\x1b[2J" not in out and "\\x1b[2J[red]\\u202e" in out

@@ -19,14 +19,14 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.dataset_figures import by_dataset
+from treadle.eval.judging_differences import Scoring
 from treadle.eval.metrics import FIGURES, title_of
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.scoring import Scoring
 from treadle.report.stage import REPORT
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.models import evaluated_models
-from treadle.tasks.page.sources import Source
+from treadle.tasks.page.sources import PageRun
 
 
 def role(name: str, model: str = "judge-1", max_tokens: int = 16) -> RoleSettings:
@@ -71,21 +71,23 @@ LOW = ScoresSettings(options=ScoresOptions(f1_threshold=0.5))
         (voted(10), voted(10, model="judge-2"), "conciseness", ["other model or sampling of voter, who votes"]),
     ],
 )
-def test_settings_that_change_a_figure_are_told(
+def test_settings_that_change_a_metric_are_reported(
     first: ScoresSettings, second: ScoresSettings, figure: str, differences: list[str]
 ) -> None:
     ours, theirs = (Scoring.of(3, settings.model_dump(mode="json")) for settings in (first, second))
-    assert ours.unlike(theirs, figure) == differences
-    assert len(theirs.unlike(ours, figure)) == len(differences)
+    assert ours.differences_from(theirs, figure) == differences
+    assert len(theirs.differences_from(ours, figure)) == len(differences)
 
 
-def test_another_judge_of_the_same_name_and_another_version_are_told() -> None:
+def test_same_named_other_judge_and_other_version_are_reported() -> None:
     other = judged().model_copy(update={"judges": {"large": role("large", max_tokens=99)}})
     ours, theirs = Scoring.of(3, judged().model_dump(mode="json")), Scoring.of(3, other.model_dump(mode="json"))
-    assert ours.unlike(theirs, "score") == ["other model or sampling of judge large"]
+    assert ours.differences_from(theirs, "score") == ["other model or sampling of judge large"]
     later = Scoring.of(4, judged().model_dump(mode="json"))
-    assert ours.unlike(later, "calls_requested") == ["version of the stage scores 3, then 4"]
-    assert Scoring.of(3, {"unknown": 1}).unlike(ours, "score") == [], "of unknown settings only the version is told"
+    assert ours.differences_from(later, "calls_requested") == ["version of the stage scores 3, then 4"]
+    assert Scoring.of(3, {"unknown": 1}).differences_from(ours, "score") == [], (
+        "of unknown settings only the version is told"
+    )
 
 
 def reported(root: Path, models: Sequence[tuple[Sequence[Mapping[str, Any]], ScoresSettings]], **given: Any) -> Run:
@@ -126,28 +128,28 @@ def tries(model: str, dataset: str, *questions: Sequence[bool]) -> list[dict[str
     ]  # fmt: skip
 
 
-def test_models_of_one_run_and_of_two_are_noted_where_they_were_scored_differently(tmp_path: Path) -> None:
+def test_differently_scored_models_of_one_or_two_runs_are_noted(tmp_path: Path) -> None:
     rows = [tries(model, "d", [True], [False], [model == "b"]) for model in ("a", "b")]
     alike = reported(tmp_path / "alike", [(rows[0], RULES), (rows[1], RULES)])
-    unlike = reported(tmp_path / "unlike", [(rows[0], RULES), (rows[1], LOW)])
+    differences_from = reported(tmp_path / "differences_from", [(rows[0], RULES), (rows[1], LOW)])
     told = "a → b: scored differently: f1_threshold 0.8, then 0.5."
-    note = PageReader(report_page([unlike])).table("comparisons", "Correctness").note
+    note = PageReader(report_page([differences_from])).table("comparisons", "Correctness").note
     assert told in note
     assert "scored differently" not in PageReader(report_page([alike])).text("comparisons")
-    both = PageReader(report_page([alike, unlike])).table("comparisons", "Correctness").note
+    both = PageReader(report_page([alike, differences_from])).table("comparisons", "Correctness").note
     assert "b · test (1) → test (2): scored differently: f1_threshold 0.8, then 0.5." in both
     assert "a · test (1) → test (2): scored differently" not in both
 
 
-def test_scores_that_were_made_anew_since_the_report_are_not_told_of(tmp_path: Path) -> None:
+def test_scores_changed_since_the_report_are_not_described(tmp_path: Path) -> None:
     rows = [tries(model, "d", [True], [model == "b"]) for model in ("a", "b")]
     run = reported(tmp_path, [(rows[0], RULES), (rows[1], RULES)])
     put_rows(run, "1/scores@model1", schemas.SCORES, [{**row, "prediction": "anew"} for row in rows[1]])
-    models = evaluated_models([Source(run)])
+    models = evaluated_models([PageRun(run)])
     assert [(model.name, model.scoring is None) for model in models] == [("a", False), ("b", True)]
 
 
-def test_answers_shown_are_as_most_of_the_tries_are(tmp_path: Path) -> None:
+def test_shown_answers_represent_most_attempts(tmp_path: Path) -> None:
     """In each group of three the first answer contradicts the majority."""
     before = tries("a", "d", [True, False, False], [False, True, True], [True, True, True])
     after = tries("b", "d", [False, True, True], [True, False, False], [True, True, True])
@@ -157,7 +159,7 @@ def test_answers_shown_are_as_most_of_the_tries_are(tmp_path: Path) -> None:
     assert lost.rows[1:] == [["question d-1?", "gold", "a 1 right", "b 1 wrong"]]
 
 
-def test_questions_of_one_side_alone_are_said_to_be_left_out(tmp_path: Path) -> None:
+def test_questions_of_one_side_only_are_reported_as_excluded(tmp_path: Path) -> None:
     before, after = tries("a", "d", [True], [False], [True]), tries("b", "d", [True], [True])
     note = (
         PageReader(report_page([reported(tmp_path, [(before, RULES), (after, RULES)])]))
@@ -167,7 +169,7 @@ def test_questions_of_one_side_alone_are_said_to_be_left_out(tmp_path: Path) -> 
     assert "1 questions of d left out, since only one of the two was asked them, or has a verdict on them." in note
 
 
-def test_every_figure_is_shown_of_every_data_set(tmp_path: Path) -> None:
+def test_every_metric_is_shown_for_every_dataset(tmp_path: Path) -> None:
     """F1 as published is shown next to F1, if published tables have it; on the page and in the report's text."""
     votes = {"votes_yes": 0, "votes_no": 10, "votes_abstained": 0}
     rows = [row | votes | {"f1": 0.5, "f1_legacy": 0.25 if row["dataset"] == "a" else 0.75}
@@ -186,19 +188,19 @@ def test_every_figure_is_shown_of_every_data_set(tmp_path: Path) -> None:
         assert all(f"\n| {title} " in text for title in titles)
 
 
-def test_what_is_not_drawn_is_said(tmp_path: Path) -> None:
+def test_omitted_charts_are_reported(tmp_path: Path) -> None:
     rows = [row for number in range(13) for row in tries("m", f"d{number:02}", [True])]
     text = PageReader(report_page([reported(tmp_path, [(rows, RULES)])])).text("headline")
     assert "Drawn are the first 12 of 14 averages and data sets." in text
 
 
-def test_rollouts_of_a_model_are_sorted_by_data_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_of_a_model_are_grouped_by_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many models of another run it is compared with."""
     runs = [
         reported(tmp_path / name, [(tries(f"{name}{number}", "d", [True], [False]), RULES) for number in range(3)])
         for name in ("x", "y")
     ]
-    models = evaluated_models([Source(run, name) for run, name in zip(runs, ("one", "two"), strict=True)])
+    models = evaluated_models([PageRun(run, name) for run, name in zip(runs, ("one", "two"), strict=True)])
     made: list[str] = []
 
     def counted(rollouts: list[ScoredRollout]) -> dict[str, list[ScoredRollout]]:

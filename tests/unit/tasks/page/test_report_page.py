@@ -46,20 +46,20 @@ def page(whole: Run) -> bytes:
     return report_page([whole])
 
 
-def test_sections_stand_in_the_order_a_reader_wants(page: bytes) -> None:
+def test_sections_are_in_reading_order(page: bytes) -> None:
     assert sections_of(page) == [
         "headline", "comparisons", "radar", "behaviour", "latency", "endings", "decided", "pools", "sft", "rl", "cost",
         "manifest",
     ]  # fmt: skip
 
 
-def test_what_a_run_lacks_is_left_out_and_nothing_else_said(tmp_path: Path) -> None:
+def test_absent_parts_are_omitted_silently(tmp_path: Path) -> None:
     page = report_page([Run.create(tmp_path, "new", {}, {})])
     assert sections_of(page) == ["manifest"]
     assert "Nothing was evaluated yet" in text_of(page)
 
 
-def test_the_headline_has_values_and_intervals_of_the_summary(whole: Run, page: bytes) -> None:
+def test_headline_shows_values_and_intervals_of_the_summary(whole: Run, page: bytes) -> None:
     lines = {
         (row["model"], row["dataset"]): row
         for record in whole.records()
@@ -73,7 +73,7 @@ def test_the_headline_has_values_and_intervals_of_the_summary(whole: Run, page: 
     assert f"{value} [{low}, {high}]" in text_of(page)
 
 
-def test_averages_name_their_data_sets(tmp_path: Path) -> None:
+def test_averages_name_their_datasets(tmp_path: Path) -> None:
     """Three datasets of four questions each; none is omitted because another average has as many questions."""
     verdicts = {"base": [False, True, True] * 4, "tuned": [True, True, False] * 4}
     run = evaluated_run(
@@ -90,7 +90,7 @@ def test_averages_name_their_data_sets(tmp_path: Path) -> None:
     assert "base → tuned average of 2wiki, math500 8 " in text
 
 
-def test_averages_of_different_data_sets_are_not_shown_as_one_figure(tmp_path: Path) -> None:
+def test_averages_of_different_datasets_are_not_shown_as_one_metric(tmp_path: Path) -> None:
     verdicts = {"m": [True, False, False] * 4}
     runs = [
         evaluated_run(tmp_path, "one", verdicts, datasets=("easy", "mid", "hard")),
@@ -106,7 +106,7 @@ VOTES = {"votes_yes": 0, "votes_no": 10, "votes_abstained": 0}
 TIE = {"votes_yes": 5, "votes_no": 5, "votes_abstained": 0}
 
 
-def test_open_votes_failures_and_missing_verdicts_stand_with_the_figures(tmp_path: Path) -> None:
+def test_pending_votes_failures_and_missing_verdicts_are_shown_with_the_metrics(tmp_path: Path) -> None:
     """A third of the twelve rollouts makes no call; eight have votes to tell."""
     run = evaluated_run(
         tmp_path, "run", {"tied": [None, *HALF[1:]], "sure": HALF}, columns={"tied": TIE, "sure": VOTES}
@@ -117,7 +117,7 @@ def test_open_votes_failures_and_missing_verdicts_stand_with_the_figures(tmp_pat
     assert "open: without a majority of votes" in text
 
 
-def test_a_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
+def test_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
     """Neither at the headline nor at the radar nor compared."""
     idle = {"calls_requested": 0, "calls_executed": 0, "search_calls": 0}
     run = evaluated_run(tmp_path, "run", {"direct": HALF, "tuned": MORE}, columns={"direct": idle})
@@ -127,7 +127,7 @@ def test_a_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
     assert not re.search(r"direct → tuned world efficiency", text)
 
 
-def test_pass_at_k_is_shown_where_a_single_data_set_has_it(tmp_path: Path) -> None:
+def test_pass_at_k_is_shown_if_any_dataset_has_it(tmp_path: Path) -> None:
     """Four rollouts of one question of `a`, one rollout of each of the others: the average has none."""
     run = evaluated_run(tmp_path, "run", {"m": [True] * 12}, datasets=("a", "b"))
     assert "pass@" not in text_of(report_page([run]))
@@ -147,14 +147,14 @@ def test_pass_at_k_is_shown_where_a_single_data_set_has_it(tmp_path: Path) -> No
     assert re.search(r" a m 4 .* 50\.0 100\.0 b m 4 ", text)
 
 
-def test_rollouts_are_counted_by_the_report_where_scores_are_gone(tmp_path: Path) -> None:
+def test_rollouts_are_counted_from_the_report_if_scores_are_missing(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path, "run", {"base": HALF}, datasets=("a", "b"))
     scores = next(record for record in run.records() if record.stage == "scores").outputs["scores"]
     (tmp_path / scores.folder / "artifact.json").unlink()
     assert "Rollouts 12 " in text_of(report_page([run]))
 
 
-def test_the_median_is_that_of_the_chart(tmp_path: Path) -> None:
+def test_median_matches_the_chart(tmp_path: Path) -> None:
     """The values are 10, 17, ... 87 sampled tokens; the first colour stays that of answers even if there are none."""
     run = evaluated_run(tmp_path, "run", {"base": HALF}, columns={"base": {"status": "limit"}})
     text = text_of(report_page([run]))
@@ -162,7 +162,7 @@ def test_the_median_is_that_of_the_chart(tmp_path: Path) -> None:
     assert "Rollouts by how they ended model answered limit base 0 12" in text
 
 
-def test_pairs_are_shown_with_p_values_and_questions_that_flipped(page: bytes) -> None:
+def test_comparisons_show_p_values_and_flipped_questions(page: bytes) -> None:
     text = text_of(page)
     assert "base → tuned" in text
     gained = [number for number in range(NUM_QUESTIONS) if MORE[number] and not HALF[number]]
@@ -170,7 +170,7 @@ def test_pairs_are_shown_with_p_values_and_questions_that_flipped(page: bytes) -
         assert f"what is q{number}? answer q{number} base says tuned says" in text
 
 
-def test_cost_counts_what_has_a_price_and_says_what_has_none(page: bytes) -> None:
+def test_cost_counts_priced_usage_and_reports_unpriced(page: bytes) -> None:
     text = text_of(page)
     assert "1/pools policy served-policy 40 5,000 1,000 7.00" in text
     assert "1/pools judge served-judge 7 5,000 1,000 ?" in text
@@ -178,18 +178,18 @@ def test_cost_counts_what_has_a_price_and_says_what_has_none(page: bytes) -> Non
     assert "all 50 12,000 2,500 at least 10.00" in text
 
 
-def test_trainings_are_shown_by_loss_and_by_their_own_pictures(page: bytes) -> None:
+def test_trainings_are_shown_by_loss_and_their_own_figures(page: bytes) -> None:
     text = text_of(page)
     assert "4 logged steps; the loss is 2.000 at first and 0.500 at last." in text
     assert "Rows that were trained on (1/sft)" in text
     assert "Curves over the steps (1/rl@phase-1)" in text
 
 
-def test_the_same_run_gives_the_same_bytes(whole: Run, page: bytes) -> None:
+def test_same_run_gives_the_same_bytes(whole: Run, page: bytes) -> None:
     assert report_page([Run.open(whole.storage.location(), "whole")]) == page
 
 
-def test_models_of_several_runs_are_compared_on_the_questions_of_both(tmp_path: Path) -> None:
+def test_models_of_several_runs_are_compared_on_common_questions(tmp_path: Path) -> None:
     runs = [
         evaluated_run(tmp_path, "first", {"base": HALF, "tuned": HALF}),
         evaluated_run(tmp_path, "second", {"tuned": MORE[:9], "other": MORE[:9]}),
@@ -202,12 +202,12 @@ def test_models_of_several_runs_are_compared_on_the_questions_of_both(tmp_path: 
     assert re.search(r"tuned · first → second world 9 ", text)
 
 
-def test_runs_of_the_same_name_are_numbered(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_numbered(tmp_path: Path) -> None:
     runs = [evaluated_run(tmp_path / name, "run", {"base": HALF}) for name in ("one", "two")]
     assert "base · run (1) → run (2)" in text_of(report_page(runs))
 
 
-def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+def test_hostile_texts_stay_text(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path, "run", {"base": HALF, "tuned": MORE}, text=HOSTILE, datasets=("a", "b"))
     add_flywheel(run, HOSTILE)
     page = report_page([run]).decode()
@@ -217,7 +217,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     assert "{{ 7 }}" in page
 
 
-def test_what_cannot_be_read_is_said_once_and_the_rest_is_shown(tmp_path: Path) -> None:
+def test_unreadable_parts_are_reported_once_and_the_rest_is_shown(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path, "run", {"base": HALF})
     add_flywheel(run)
     summary = next(record for record in run.records() if record.stage == "report").outputs["summary"]
@@ -227,7 +227,7 @@ def test_what_cannot_be_read_is_said_once_and_the_rest_is_shown(tmp_path: Path) 
     assert text_of(page).count("Not shown of 1/report") == 1
 
 
-def test_the_command_writes_a_page_and_replaces_pages_alone(whole: Run, tmp_path: Path) -> None:
+def test_report_command_writes_a_page_and_replaces_only_pages(whole: Run, tmp_path: Path) -> None:
     root, out = str(whole.storage.location()), tmp_path / "new" / "report.html"
     by_name = CliRunner().invoke(report, ["--run", "whole", "--root", root, "--out", str(out)], catch_exceptions=False)
     assert by_name.exit_code == 0 and str(out) in by_name.output

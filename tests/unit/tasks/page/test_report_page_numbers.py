@@ -70,7 +70,7 @@ def test_headline_has_shares_with_wilson_intervals(pair: PageReader) -> None:
 
 
 @pytest.mark.parametrize(("given", "name"), [("pair", "first → second"), ("across", "m · one → two")])
-def test_pairs_have_p_alone_and_adjusted_for_all_rows(given: str, name: str, request: pytest.FixtureRequest) -> None:
+def test_comparisons_have_raw_and_adjusted_p_values(given: str, name: str, request: pytest.FixtureRequest) -> None:
     """McNemar: 2 · (1 + 9) / 2⁹ = .0391. Signs of 9 equal differences of correctness per token: as much. Calls and
     tokens are equal: 1. Holm for these four: 4 · .0391 = .1563, and no less for the second."""
     page: PageReader = request.getfixturevalue(given)
@@ -89,7 +89,7 @@ def test_pairs_have_p_alone_and_adjusted_for_all_rows(given: str, name: str, req
     assert len(others.rows) == 4
 
 
-def test_differences_have_the_interval_of_the_table_and_of_the_chart(pair: PageReader, tmp_path: Path) -> None:
+def test_differences_have_the_interval_of_table_and_chart(pair: PageReader, tmp_path: Path) -> None:
     """Tango (1998) for 8 gained, 1 lost of 10: the ends are where his score statistic is 1.96."""
     cell = pair.table("comparisons", "Correctness").row("first → second")["difference [95 %]"]
     value, low, high = (float(part) for part in cell.replace("[", "").replace("]", "").replace(",", "").split())
@@ -148,7 +148,7 @@ def agent(agent_run: Run) -> PageReader:
     return PageReader(report_page([agent_run]))
 
 
-def test_headline_has_figures_of_calls_and_votes_with_what_is_left_out(agent: PageReader) -> None:
+def test_headline_shows_call_and_vote_metrics_with_exclusions(agent: PageReader) -> None:
     """Right: 4 of 9 with a verdict. Efficiency: (1 + 3 · 1/2) / 9 = .278. Successful execution: one of the right ones
     had 2 failed calls: 3.5 / 9 = .389. Concise: (1 + 6) of 8 with a majority. Correctness per 1,000 tokens:
     4 · 50 / 9."""
@@ -179,7 +179,9 @@ def test_headline_has_figures_of_calls_and_votes_with_what_is_left_out(agent: Pa
         ("rollouts that failed", "", "0", "1"),
     ],
 )
-def test_radar_has_its_values_in_a_table(agent: PageReader, axis: str, limits: str, direct: str, of_agent: str) -> None:
+def test_radar_values_are_also_in_a_table(
+    agent: PageReader, axis: str, limits: str, direct: str, of_agent: str
+) -> None:
     check(agent.table("radar", "Values").row(axis), {"range": limits, "direct": direct, "agent": of_agent})
 
 
@@ -196,13 +198,13 @@ def test_calls_and_lengths_are_means_over_rollouts(agent: PageReader) -> None:
     assert "agent: 10% with 0, 90% with 2" in text and "agent: median 55, middle half 32 to 78 tokens" in text
 
 
-def test_endings_are_counted(agent: PageReader) -> None:
+def test_statuses_are_counted_on_the_page(agent: PageReader) -> None:
     table = agent.table("endings", "Rollouts by how they ended")
     check(table.row("agent"), {"answered": "7", "limit": "2", "failed": "1"})
     check(table.row("direct"), {"answered": "10", "limit": "0", "failed": "0"})
 
 
-def test_times_are_of_what_was_measured_from_its_begin_to_its_end(agent: PageReader) -> None:
+def test_durations_cover_measured_work_from_start_to_end(agent: PageReader) -> None:
     """1 to 8 seconds, half of them in the model, a quarter in tools; two of ten rollouts are not known."""
     table = agent.table("latency", "Seconds of a rollout")
     assert table.row("agent") == {
@@ -213,7 +215,7 @@ def test_times_are_of_what_was_measured_from_its_begin_to_its_end(agent: PageRea
     assert "agent: model 2.25, tools 1.12, the rest 1.12 seconds" in agent.text("latency")
 
 
-def test_times_and_verdicts_are_told_of_each_data_set(tmp_path: Path) -> None:
+def test_durations_and_verdicts_are_shown_for_each_dataset(tmp_path: Path) -> None:
     """1 and 3 seconds for `a`, 20 for `b`; 8 over all rollouts."""
     rows = [
         *scores("m", [True, False], dataset="a"),
@@ -231,7 +233,7 @@ def test_times_and_verdicts_are_told_of_each_data_set(tmp_path: Path) -> None:
     check(verdicts.row("b", "m"), {"rollouts": "1", "by rules": "0", "no answer": "1"})
 
 
-def test_who_decided_is_counted_by_rules_and_judges(agent: PageReader) -> None:
+def test_verdict_sources_are_counted_by_rules_and_judges(agent: PageReader) -> None:
     """Three of seven answers are decided by judges and three by rules, one of them because judges disagreed; one reply
     could not be read.
     """
@@ -258,10 +260,10 @@ def test_agreement_is_that_of_the_judges_of_a_model(agent: PageReader) -> None:
     assert table.rows[1:] == [["agent", "large, small", "4", "75.0 %", "0.50"]]
 
 
-def test_agreement_by_data_set_is_that_of_the_verdicts(tmp_path: Path) -> None:
+def test_agreement_by_dataset_matches_the_verdicts(tmp_path: Path) -> None:
     """Two of four verdicts are shared for `a`, as many as by chance; both for `b`."""
 
-    def opinions(large: bool, small: bool) -> str:
+    def judge_verdicts(large: bool, small: bool) -> str:
         said = {"large": large, "small": small}
         return json.dumps({name: {"verdict": one, "status": "parsed", "raw": []} for name, one in said.items()})
 
@@ -271,7 +273,7 @@ def test_agreement_by_data_set_is_that_of_the_verdicts(tmp_path: Path) -> None:
         for name, verdicts in given.items()
         for row in scores(
             "m", [one and other for one, other in verdicts], dataset=name, scorer=["judge"] * len(verdicts),
-            judge_status=["parsed"] * len(verdicts), judges=[opinions(*pair) for pair in verdicts],
+            judge_status=["parsed"] * len(verdicts), judges=[judge_verdicts(*pair) for pair in verdicts],
         )
     ]  # fmt: skip
     measured = {"num_judged_jointly": 6, "judge_agreement": 4 / 6, "judge_kappa": 1 / 3}
@@ -282,7 +284,7 @@ def test_agreement_by_data_set_is_that_of_the_verdicts(tmp_path: Path) -> None:
     assert by_dataset.rows[1:] == [["a", "m", "4", "50.0 %", "0.00"], ["b", "m", "2", "100.0 %", "1.00"]]
 
 
-def test_a_single_judge_has_nobody_to_agree_with(pair: PageReader) -> None:
+def test_agreement_needs_more_than_one_judge(pair: PageReader) -> None:
     assert "agreement" not in pair.text("decided").lower()
     assert "No model judged answers." in pair.text("decided")
 
@@ -290,7 +292,7 @@ def test_a_single_judge_has_nobody_to_agree_with(pair: PageReader) -> None:
 # ---- Several tries, headline sets, data sets that not all models were asked.
 
 
-def test_several_tries_have_pass_at_k(tmp_path: Path) -> None:
+def test_several_samples_have_pass_at_k(tmp_path: Path) -> None:
     """Right 4, 2 and 0 times of 4: of two tries one is right with 1, 5/6 and 0; of four with 1, 1 and 0."""
     rows = [
         score(f"{key}-{place}", key, place < right, model="m", sample_index=place)
@@ -310,7 +312,7 @@ def asked(model: str, right: Mapping[str, int]) -> Scored:
     )
 
 
-def test_averages_are_over_the_headline_and_over_all(tmp_path: Path) -> None:
+def test_averages_cover_the_headline_and_all_datasets(tmp_path: Path) -> None:
     """1, 3 and 4 of 4 right: 50 over the first two, 66.7 over all."""
     models = [asked("m", {"math500": 1, "2wiki": 3, "world": 4})]
     page = PageReader(report_page([counted_run(tmp_path, "run", models, headline=("math500", "2wiki"))]))
@@ -325,7 +327,7 @@ def test_averages_are_over_the_headline_and_over_all(tmp_path: Path) -> None:
     check(page.table("radar", "Values").row("correctness"), {"m": "0.5"})
 
 
-def test_models_of_other_data_sets_keep_their_own_figures_and_share_only_what_both_were_asked(tmp_path: Path) -> None:
+def test_models_of_other_datasets_keep_their_metrics_and_share_common_questions(tmp_path: Path) -> None:
     """`both` gets 1 and 4 of 4, `one` 2 and 0 of 4 and of another; they share `a` alone."""
     models = [asked("both", {"a": 1, "b": 4}), asked("one", {"a": 2, "c": 0})]
     page = PageReader(report_page([counted_run(tmp_path, "run", models)]))
@@ -341,7 +343,7 @@ def test_models_of_other_data_sets_keep_their_own_figures_and_share_only_what_bo
 # ---- What is not there, or too much.
 
 
-def test_a_table_that_is_damaged_in_its_middle_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_damaged_in_its_middle_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve rollouts in three files, of which the second is damaged: four rollouts are not ten."""
     monkeypatch.setattr("treadle.core.store.parquet.ROW_GROUP_ROWS", 4)
     monkeypatch.setattr("treadle.core.store.parquet.PART_ROW_GROUPS", 1)
@@ -360,7 +362,7 @@ def test_a_table_that_is_damaged_in_its_middle_counts_as_none(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut short"])
-def test_times_that_are_lost_are_counted_as_not_measured(tmp_path: Path, damage: str) -> None:
+def test_lost_durations_are_counted_as_not_measured(tmp_path: Path, damage: str) -> None:
     """Half of the times are known: those of the other model."""
     run = counted_run(tmp_path, "run", [Scored(scores(name, only({0}, 4))) for name in ("lost", "kept")])
     record = next(record for record in run.records() if record.address == "1/rollouts@model0")
@@ -376,7 +378,7 @@ def test_times_that_are_lost_are_counted_as_not_measured(tmp_path: Path, damage:
     assert ("Not shown of 1/rollouts@model0" in page.decode()) is (damage == "cut short")
 
 
-def test_times_are_of_the_rollouts_that_were_scored(tmp_path: Path) -> None:
+def test_durations_are_those_of_the_scored_rollouts(tmp_path: Path) -> None:
     """Not of those that were made in their place since."""
     run = counted_run(tmp_path, "run", [Scored(scores(name, only({0}, 4))) for name in ("anew", "kept")])
     rows = [rollout(f"anew-wiki-{number}", f"wiki-{number}", [], seed=1) for number in range(4)]
@@ -386,7 +388,7 @@ def test_times_are_of_the_rollouts_that_were_scored(tmp_path: Path) -> None:
     check(table.row("kept"), {"rollouts": "4", "mean": "0.750", "not measured": "0"})
 
 
-def test_what_is_too_much_to_draw_is_said(tmp_path: Path) -> None:
+def test_data_too_large_to_draw_is_reported(tmp_path: Path) -> None:
     """Nine models: rows for all of them, polygons and large numbers for eight."""
     names = [f"m{number}" for number in range(9)]
     page = report_page([counted_run(tmp_path, "run", [Scored(scores(name, only({0, 1}, 4))) for name in names])])
@@ -405,7 +407,7 @@ def polygons(text: str) -> Iterator[str]:
     return (part.split(":")[0].strip() for part in words.split(";"))
 
 
-def test_of_many_data_sets_and_pairs_the_first_are_drawn_and_all_told(tmp_path: Path) -> None:
+def test_first_of_many_datasets_and_pairs_are_drawn_and_all_listed(tmp_path: Path) -> None:
     """14 data sets and their average, by three pairs of models."""
     right = {f"d{number:02}": number % 3 for number in range(14)}
     models = [

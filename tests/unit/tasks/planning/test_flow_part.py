@@ -38,33 +38,33 @@ def made(found: FlowPart) -> list[str]:
     return [str(item.address) for item in found.instances]
 
 
-def test_a_flow_is_whole_unless_a_part_is_asked_for(run: Run) -> None:
+def test_flow_is_complete_unless_a_part_is_requested(run: Run) -> None:
     assert part(run) == FlowPart(FLOW)
     assert part(run, "1/count") == FlowPart(FLOW)
     assert not part(run).lines() and not part(run).is_part
 
 
-def test_what_comes_before_is_taken_as_it_is(run: Run) -> None:
+def test_earlier_stages_are_taken_unchanged(run: Run) -> None:
     execute(FLOW[0], run)
     found = part(run, "1/double@b")
     assert made(found) == ["1/double@b"] and found.kept == {"1/count": ""} and found.is_part
     assert found.lines() == ["1/double is left out: it lies before 1/double@b"], "nothing reads it"
 
 
-def test_what_would_be_made_anew_is_taken_with_a_warning(run: Run) -> None:
+def test_stale_earlier_stage_is_used_with_a_warning(run: Run) -> None:
     execute(counting(count=4), run)
     (line,) = part(run, "1/double").lines()
     assert line == "warning: 1/count is taken as it is, though: changed: count"
 
 
-def test_what_is_read_and_not_there_is_refused_by_its_name(run: Run) -> None:
+def test_missing_input_result_is_refused_by_name(run: Run) -> None:
     with pytest.raises(RunError, match=r"from 1/double, run r1 needs .* 1/count \(read by 1/double.*\); start earlier"):
         part(run, "1/double")
     with pytest.raises(RunError, match="1/count"):
         flow_part(FLOW, run.storage.directory(""), "new", "1/double")
 
 
-def test_what_is_left_out_leaves_out_what_reads_it_unless_it_has_a_result(run: Run) -> None:
+def test_skipping_an_instance_skips_its_readers_unless_it_has_a_result(run: Run) -> None:
     other = double("1/double@c", "1/double@d")
     found = flow_part([*FLOW, other], run.storage.directory(""), run.run_id, None, ["1/count"])
     assert made(found) == ["1/double@c"]
@@ -79,13 +79,13 @@ def test_what_is_left_out_leaves_out_what_reads_it_unless_it_has_a_result(run: R
     assert made(found) == ["1/double", "1/double@b"] and found.kept == {"1/count": ""}
 
 
-def test_an_address_that_the_flow_has_not_is_refused(run: Run) -> None:
+def test_address_missing_from_the_flow_is_refused(run: Run) -> None:
     for arguments in (("1/double@c",), (None, "1/double@c")):
         with pytest.raises(ConfigError, match="'1/double@c' is not in this flow, which is made of 1/count, 1/double"):
             part(run, *arguments)
 
 
-def test_a_part_with_nothing_in_it_is_refused(run: Run) -> None:
+def test_empty_part_is_refused(run: Run) -> None:
     for root, run_id in ((run.storage.directory(""), run.run_id), (run.storage.directory(""), "new")):
         with pytest.raises(ConfigError) as refused:
             flow_part(FLOW, root, run_id, None, ["1/count"])

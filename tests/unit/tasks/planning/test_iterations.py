@@ -60,14 +60,14 @@ def without(*stages: str) -> dict[str, Any]:
     return {**FLOW, "stages": [stage for stage in STAGES if stage not in stages], "models": ["base"]}
 
 
-def test_every_iteration_has_all_stages_behind_those_of_the_one_before() -> None:
+def test_every_iteration_has_all_stages_in_order() -> None:
     addresses = [str(address) for address in flow_addresses(config())]
     first = [address.removeprefix("1/") for address in addresses if address.startswith("1/")]
     assert addresses == [f"{iteration}/{name}" for iteration in (1, 2, 3) for name in first]
     assert len(first) == 4 + 2 * 4 + 3 * 2 + 1
 
 
-def test_a_first_iteration_is_what_it_is_alone() -> None:
+def test_first_iteration_equals_a_single_one() -> None:
     alone, many = (config(flow={**FLOW, "iterations": number}) for number in (1, 3))
     for address in flow_addresses(alone):
         if address.stage != "questions":
@@ -77,7 +77,7 @@ def test_a_first_iteration_is_what_it_is_alone() -> None:
 
 
 @pytest.mark.parametrize(("left_out", "last"), [((), "rl@phase-2"), (("rl",), "sft"), (("sft",), "rl@phase-2")])
-def test_an_iteration_starts_from_the_last_checkpoint_of_the_one_before(left_out: tuple[str, ...], last: str) -> None:
+def test_iteration_starts_from_the_last_checkpoint_of_the_previous_one(left_out: tuple[str, ...], last: str) -> None:
     given = {"flow": without(*left_out), **({"rl": {"start": "org/base"}} if "sft" in left_out else {})}
     for iteration in (2, 3):
         policy = f"{iteration - 1}/{last}"
@@ -89,7 +89,7 @@ def test_an_iteration_starts_from_the_last_checkpoint_of_the_one_before(left_out
         assert (getattr(options, "start", None) or options.model, options.revision) == (policy, "")
 
 
-def test_what_an_iteration_makes_is_its_own_in_all_tables() -> None:
+def test_outputs_of_an_iteration_belong_to_it_in_all_tables() -> None:
     for iteration in (1, 2, 3):
         tuned = at(f"{iteration}/rollouts@tuned")
         assert tuned.settings.model.server.model == f"{iteration}/sft"
@@ -105,20 +105,20 @@ def test_what_an_iteration_makes_is_its_own_in_all_tables() -> None:
     assert asked == ["1/sft", "2/sft"]
 
 
-def test_the_report_of_an_iteration_reads_the_scores_of_all_before() -> None:
+def test_iteration_report_reads_the_scores_of_all_earlier_ones() -> None:
     for last in (1, 2, 3):
         read = list(map(str, at(f"{last}/report").inputs["scores"]))
         assert read == [f"{number}/scores@{name}" for number in range(1, last + 1) for name in FLOW["models"]]
 
 
-def test_what_no_iteration_makes_is_the_same_in_all_of_them() -> None:
+def test_stages_outside_iterations_are_shared_by_all() -> None:
     flow = {**without("pools", "sft_rows", "sft"), "models": ["base", "tuned"]}
     assert checkpoint("3/rollouts@tuned", flow=flow) == ["1/sft"]
     assert checkpoint("1/rl@phase-1", flow=flow) == ["1/sft"]
     assert checkpoint("2/rl@phase-1", flow=flow) == ["1/rl@phase-2"]
 
 
-def test_roles_that_are_left_to_the_policy_play_along_and_named_ones_stay() -> None:
+def test_default_roles_follow_the_policy_and_named_ones_stay() -> None:
     policy = "1/rl@phase-2"
     assert set(played_by("2/pools").values()) == {policy}
     judged = {"roles": {"judge": {"model": "large"}}}
@@ -130,7 +130,7 @@ def test_roles_that_are_left_to_the_policy_play_along_and_named_ones_stay() -> N
     assert checkpoint("2/pools", pools=named, flow=without()) == [policy, "2/sft"]
 
 
-def test_an_override_names_who_plays_in_one_iteration() -> None:
+def test_override_assigns_roles_in_one_iteration() -> None:
     named = {"roles": {"policy": {"model": "base"}, "refiner": {"model": "large"}}}
     cold = {"1/pools": {"roles": {"policy": {"model": "tutor"}}}}
     taught = at("1/pools", pools=named, overrides=cold)
@@ -150,19 +150,19 @@ def test_an_override_names_who_plays_in_one_iteration() -> None:
         at("2/pools", overrides={"2/pools": {"roles": {"critic": {"model": "none"}}}})
 
 
-def test_servers_of_ones_own_are_asked_for_the_policy_and_the_tutor_stays() -> None:
+def test_user_run_servers_are_asked_for_the_policy_and_the_tutor_stays() -> None:
     for name, played in (("large", "1/rl@phase-2"), ("tutor", "t")):
         roles = {"roles": {"policy": {"model": name}}}
         assert at("2/pools", pools=roles).settings.roles["policy"].model.model == played
         assert checkpoint("2/pools", pools=roles) == ["1/rl@phase-2"]
 
 
-def test_settings_of_the_entry_serve_the_policy() -> None:
+def test_model_entry_settings_serve_the_policy() -> None:
     server = at("2/pools").settings.roles["policy"].model.server
     assert (server.revision, server.max_model_len) == ("", 64)
 
 
-def test_overrides_say_what_they_say(tmp_path: Path) -> None:
+def test_overrides_keep_their_values(tmp_path: Path) -> None:
     overrides = {
         "2/sft": {"model": "org/base"},
         "3/rl@phase-1": {"start": "1/rl@phase-2"},
@@ -189,26 +189,26 @@ def test_overrides_say_what_they_say(tmp_path: Path) -> None:
         ({"flow": {**FLOW, "iterations": 0}}, "flow.iterations"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+def test_impossible_iterations_are_refused_before_any_work(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     questions = {"sources": [{"path": str(tmp_path / "questions.jsonl"), "domain": "math"}]}
     with pytest.raises(ConfigError, match=said):
         flow_instances(config(questions=questions, **given))
 
 
-def test_a_model_of_a_later_iteration_is_refused_in_an_earlier_one() -> None:
+def test_model_of_a_later_iteration_is_refused_in_an_earlier_one() -> None:
     late = {**MODELS, "tuned": {"model": "m", "server": {"type": "vllm", "model": "2/sft"}}}
     with pytest.raises(ConfigError, match="models.tuned.server.model = 2/sft is made by no instance"):
         at("1/rollouts@tuned", models=late)
     assert checkpoint("3/rollouts@tuned", models=late) == ["2/sft"]
 
 
-def test_an_iteration_that_the_flow_has_not_is_refused_with_one_that_it_has() -> None:
+def test_missing_iteration_is_refused_with_an_existing_one() -> None:
     with pytest.raises(ConfigError, match="4/sft: the flow has 3 iterations; write 3/sft"):
         at("4/sft")
 
 
-def test_a_run_may_get_further_iterations(tmp_path: Path) -> None:
+def test_run_may_get_more_iterations(tmp_path: Path) -> None:
     def opened(iterations: int, **more: Any) -> Run:
         given = config(flow={**FLOW, "iterations": iterations, **more})
         resolved = given.model_dump(mode="json")

@@ -20,10 +20,10 @@ from treadle.rl.config import ET_AGENT_7B, RlOptions
 from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.begin import open_run
 from treadle.tasks.planning.phases import rl_options
 from treadle.tasks.planning.plan import changed_keys
-from treadle.tasks.work import open_for_work
+from treadle.tasks.planning.run_setup import open_run
+from treadle.tasks.shard_worker import open_for_work
 
 ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]
 MODELS: dict[str, Any] = {
@@ -61,12 +61,12 @@ def test_every_phase_samples_scores_selects_and_trains_before_the_next_one() -> 
     ]  # fmt: skip
 
 
-def test_a_selection_alone_is_that_of_the_first_phase() -> None:
+def test_standalone_selection_is_that_of_the_first_phase() -> None:
     addresses = [str(address) for address in flow_addresses(config(flow={"stages": ["selection"]}))]
     assert addresses == ["1/questions", "1/rollouts@phase-1", "1/scores@phase-1", "1/selection@phase-1"]
 
 
-def test_each_phase_is_sampled_from_and_begins_with_the_policy_of_the_one_before() -> None:
+def test_each_phase_samples_and_trains_from_the_previous_policy() -> None:
     servers = [at(f"1/rollouts@phase-{phase}").settings.model.server for phase in (1, 2, 3)]
     assert [server.model for server in servers] == ["1/sft", "1/rl@phase-1", "1/rl@phase-2"]
     assert [(server.revision, server.max_model_len) for server in servers] == [("", 64)] * 3
@@ -78,12 +78,12 @@ def test_each_phase_is_sampled_from_and_begins_with_the_policy_of_the_one_before
         }  # fmt: skip
 
 
-def test_a_start_that_this_run_does_not_make_binds_no_checkpoint() -> None:
+def test_external_start_model_binds_no_checkpoint() -> None:
     assert "checkpoint" not in inputs("1/rollouts@phase-1", rl={"start": "org/base", "revision": "abc"})
     assert inputs("1/rollouts@phase-2", rl={"start": "org/base", "revision": "abc"})["checkpoint"] == ["1/rl@phase-1"]
 
 
-def test_a_hub_id_is_sampled_and_trained_at_one_revision() -> None:
+def test_hub_id_is_sampled_and_trained_at_one_revision() -> None:
     given = {"rl": {"start": "org/base", "revision": "abc"}}
     server = at("1/rollouts@phase-1", **given).settings.model.server
     trained = at("1/rl@phase-1", **given).settings.options
@@ -99,7 +99,7 @@ def test_a_hub_id_is_sampled_and_trained_at_one_revision() -> None:
 
 
 @pytest.mark.parametrize("start", ["1/sft", "embedded", "."])
-def test_a_revision_of_what_is_not_on_the_hub_is_refused(start: str) -> None:
+def test_revision_of_a_non_hub_model_is_refused(start: str) -> None:
     with pytest.raises(
         ConfigError, match=f"1/rl@phase-1: rl.revision = abc is that of a hub id, and rl.start = {start}"
     ):
@@ -108,7 +108,7 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(start: str) -> None:
         at("1/rl@phase-1", rl=ON_HUB, overrides={"1/rl@phase-1": {"start": start, "revision": "abd"}})
 
 
-def test_a_start_of_one_phase_has_a_revision_of_its_own_or_none() -> None:
+def test_phase_start_has_its_own_revision_or_none() -> None:
     def trained(**changes: Any) -> tuple[str, str]:
         options = at("1/rl@phase-1", rl=ON_HUB, overrides={"1/rl@phase-1": changes}).settings.options
         return options.start, options.revision
@@ -119,7 +119,7 @@ def test_a_start_of_one_phase_has_a_revision_of_its_own_or_none() -> None:
     assert trained(start="org/base", learning_rate=1e-6) == ("org/base", "abc")
 
 
-def test_a_folder_whose_files_have_changed_is_sampled_again(tmp_path: Path) -> None:
+def test_folder_with_changed_files_is_sampled_again(tmp_path: Path) -> None:
     fingerprints = []
     for weights in (b"some", b"others"):
         (tmp_path / "model.safetensors").write_bytes(weights)
@@ -127,7 +127,7 @@ def test_a_folder_whose_files_have_changed_is_sampled_again(tmp_path: Path) -> N
     assert fingerprints[0] != fingerprints[1]
 
 
-def test_a_phase_that_is_told_to_begin_elsewhere_is_sampled_from_there_too() -> None:
+def test_phase_with_another_start_is_sampled_from_it_too() -> None:
     overrides = {"1/rl@phase-2": {"start": "1/sft"}}
     assert at("1/rollouts@phase-2", overrides=overrides).settings.model.server.model == "1/sft"
     assert inputs("1/rl@phase-2", overrides=overrides)["checkpoint"] == ["1/sft"]
@@ -135,7 +135,7 @@ def test_a_phase_that_is_told_to_begin_elsewhere_is_sampled_from_there_too() -> 
 
 
 @pytest.mark.parametrize("start", ["1/rl@phase-1", "1/rl@phase-3", "1/rl@phase-9", "1/rl", "2/sft"])
-def test_a_phase_cannot_begin_with_what_is_not_made_before_it(start: str) -> None:
+def test_phase_cannot_start_from_a_later_result(start: str) -> None:
     with pytest.raises(
         ConfigError, match=f"1/rl@phase-1: rl.start = {start} is not made before this phase; name 1/sft"
     ):
@@ -144,20 +144,20 @@ def test_a_phase_cannot_begin_with_what_is_not_made_before_it(start: str) -> Non
     assert inputs("1/rl@phase-3", overrides=later)["checkpoint"] == ["1/rl@phase-1"]
 
 
-def test_servers_of_ones_own_are_asked_for_the_policy_by_its_address() -> None:
+def test_user_run_servers_are_asked_for_the_policy_by_address() -> None:
     elsewhere = {"curriculum": {"sampling_model": "elsewhere"}}
     names = [at(f"1/rollouts@phase-{phase}", **elsewhere).settings.model.model for phase in (1, 2)]
     assert names == ["1/sft", "1/rl@phase-1"]
     assert at("1/rollouts@phase-1", **elsewhere, rl={"start": "org/base"}).settings.model.model == "m"
 
 
-def test_the_tutor_samples_every_phase_and_still_waits_for_the_policy_before_it() -> None:
+def test_tutor_samples_every_phase_and_still_waits_for_the_previous_policy() -> None:
     given = {"curriculum": {"sampling_model": "tutor"}, "rl": {"start": "embedded"}}
     assert at("1/rollouts@phase-2", **given).settings.model.server == config().models["tutor"].server
     assert inputs("1/rollouts@phase-2", **given)["checkpoint"] == ["1/rl@phase-1"]
 
 
-def test_rollouts_of_a_phase_have_their_own_defaults_keys_and_name() -> None:
+def test_phase_rollouts_have_their_own_defaults_keys_and_name() -> None:
     made = at("1/rollouts@phase-2", curriculum={"rollouts": {"max_questions": 7}}).settings
     assert (made.model_name, made.options.max_questions) == ("phase-2", 7)
     assert (made.options.samples_per_question, made.options.split, made.options.sampling.temperature) == (
@@ -172,7 +172,7 @@ def test_rollouts_of_a_phase_have_their_own_defaults_keys_and_name() -> None:
     assert semantic_of(config(overrides=changed)) == semantic_of(config(overrides=fewer))
 
 
-def test_the_selection_of_a_phase_knows_the_rows_of_all_phases_before_it() -> None:
+def test_phase_selection_reads_the_rows_of_all_earlier_phases() -> None:
     assert inputs("1/selection@phase-3") == {
         "rollouts": ["1/rollouts@phase-3"], "scores": ["1/scores@phase-3"], "questions": ["1/questions"],
         "previous": ["1/selection@phase-1", "1/selection@phase-2"],
@@ -186,7 +186,7 @@ def sigmas(**more: Any) -> list[tuple[float, float]]:
     return [(one.sigma_tool, one.sigma_length) for one in options]
 
 
-def test_sigmas_fall_from_phase_to_phase_unless_they_are_given() -> None:
+def test_sigmas_decrease_between_phases_unless_given() -> None:
     assert sigmas() == [(0.1, 0.1), (0.05, 0.05), (0.025, 0.025)]
     assert sigmas(rl={"sigma_tool": 0.3}) == [(0.3, 0.1), (0.3, 0.05), (0.3, 0.025)]
     with pytest.raises(ConfigError, match='overrides."1/rl@phase-2" takes a sigma away'):
@@ -195,7 +195,7 @@ def test_sigmas_fall_from_phase_to_phase_unless_they_are_given() -> None:
 
 
 @pytest.mark.covers("pareto-28")
-def test_a_phase_whose_sigmas_are_all_zero_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_phase_with_all_zero_sigmas_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     given = {
         "questions": {"sources": [{"path": str(tmp_path / "questions.jsonl"), "domain": "math"}]},
@@ -203,11 +203,11 @@ def test_a_phase_whose_sigmas_are_all_zero_is_refused_before_anything_is_made(tm
     }
     with pytest.raises(ConfigError, match="1/rl@phase-2: sigma_tool and sigma_length are both 0"):
         flow_instances(config(**given))
-    assert len(flow_instances(config(**given, rl={"allow_plain": True}))) == 13
+    assert len(flow_instances(config(**given, rl={"allow_zero_sigmas": True}))) == 13
 
 
 @pytest.mark.parametrize("start", ["/models/nowhere", "./nowhere", "models/of/mine", "", "org/na me", "org/base\n"])
-def test_a_start_that_is_neither_a_folder_nor_a_hub_id_is_refused_before_anything_is_made(start: str) -> None:
+def test_start_that_is_neither_a_folder_nor_a_hub_id_is_refused_before_any_work(start: str) -> None:
     with pytest.raises(ConfigError, match="1/rl@phase-1: rl.start = .* is neither a folder that exists nor a hub id"):
         at("1/rollouts@phase-1", rl={"start": start}, curriculum={"sampling_model": "elsewhere"})
 
@@ -252,7 +252,7 @@ VERL = {"engine": "verl"}
         ),
     ],
 )
-def test_what_cannot_be_selected_or_trained_is_refused_before_anything_is_made(
+def test_impossible_selection_or_training_is_refused_before_any_work(
     tmp_path: Path, given: dict[str, Any], said: str
 ) -> None:
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
@@ -264,7 +264,7 @@ def test_what_cannot_be_selected_or_trained_is_refused_before_anything_is_made(
         at(f"1/rollouts@phase-{phase}", **given)
 
 
-def test_a_selection_without_training_may_be_of_any_size() -> None:
+def test_selection_without_training_may_have_any_size() -> None:
     few = {"flow": {"stages": ["selection"]}, "selection": {"max_questions": 2}}
     assert at("1/selection@phase-1", **few).settings.options.max_questions == 2
     with pytest.raises(ConfigError, match="prompts_per_step"):
@@ -272,7 +272,7 @@ def test_a_selection_without_training_may_be_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("model", ["1/rl@phase-9", "2/sft", "1/rl", "1/sft@x"])
-def test_a_model_that_no_instance_makes_is_refused(model: str) -> None:
+def test_model_that_no_instance_makes_is_refused(model: str) -> None:
     served = {**MODELS["tuned"], "server": {"type": "vllm", "model": model}}
     with pytest.raises(ConfigError, match=f"models.tuned.server.model = {model} is made by no instance"):
         at("1/rollouts@tuned", models={**MODELS, "tuned": served})
@@ -280,7 +280,7 @@ def test_a_model_that_no_instance_makes_is_refused(model: str) -> None:
         at("1/sft", sft={"model": model})
 
 
-def test_what_would_read_what_is_made_of_it_is_refused(tmp_path: Path) -> None:
+def test_cyclic_dependency_is_refused(tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     questions = {"sources": [{"path": str(tmp_path / "questions.jsonl"), "domain": "math"}]}
     stages = {"stages": ["pools", "sft_rows", "sft", "rl"]}
@@ -291,7 +291,7 @@ def test_what_would_read_what_is_made_of_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [{}, {"engine": "verl"}])
-def test_rewards_judge_mathematics_as_the_scores_of_their_phase_do(engine: dict[str, Any]) -> None:
+def test_rewards_judge_math_like_the_scores_of_their_phase(engine: dict[str, Any]) -> None:
     def algebra(**more: Any) -> Any:
         settings = at("1/rl@phase-2", **{**more, "rl": {**engine, **more.get("rl", {})}}).settings
         assert settings.options.symbolic is (settings.algebra is not None)
@@ -306,7 +306,7 @@ def test_rewards_judge_mathematics_as_the_scores_of_their_phase_do(engine: dict[
     assert algebra(scores={"symbolic": False}, rl={"symbolic": True}) == (2.0, 1024)
 
 
-def test_a_preset_of_one_phase_replaces_the_keys_that_it_has() -> None:
+def test_preset_of_one_phase_replaces_its_existing_keys() -> None:
     overrides = {"1/rl@phase-2": {"preset": "et-agent-7b", "learning_rate": 3e-6}}
     given = {
         "rl": {"weight_decay": 0.5, "symbolic": False, "scale": 3.0, "format_mode": "loose"},
@@ -321,7 +321,7 @@ def test_a_preset_of_one_phase_replaces_the_keys_that_it_has() -> None:
             at("1/rl@phase-2", overrides={"1/rl@phase-2": {"preset": unknown}})
 
 
-def test_values_count_and_not_the_name_of_their_preset() -> None:
+def test_preset_name_does_not_matter_only_its_values() -> None:
     by_name, spelled_out = {"preset": "et-agent-7b"}, dict(ET_AGENT_7B)
     fingerprints = [fingerprint_of(at("1/rl@phase-1", rl=rl), {}) for rl in (by_name, spelled_out)]
     assert fingerprints[0] == fingerprints[1]
@@ -333,7 +333,7 @@ def test_values_count_and_not_the_name_of_their_preset() -> None:
     assert met[0] == met[1]
 
 
-def test_adapters_that_are_not_trained_tell_no_trainings_apart() -> None:
+def test_adapter_settings_do_not_affect_full_training_fingerprints() -> None:
     fingerprints = [fingerprint_of(at("1/rl@phase-1", rl=rl), {}) for rl in ({"lora_rank": 64}, {})]
     assert fingerprints[0] == fingerprints[1]
     assert at("1/rl@phase-1", rl={"lora_rank": 64, "finetuning_type": "lora"}).settings.options.lora_rank == 64
@@ -341,7 +341,7 @@ def test_adapters_that_are_not_trained_tell_no_trainings_apart() -> None:
     assert at("1/rl@phase-1", rl={"lora_dropout": 0.5}).settings.options.lora_dropout == 0.0
 
 
-def test_adapters_of_one_phase_go_by_the_keys_of_the_table() -> None:
+def test_adapters_of_one_phase_use_the_keys_of_the_table() -> None:
     overrides = {"1/rl@phase-2": {"finetuning_type": "lora"}}
     wide, narrow = (config(rl={"lora_rank": rank}, overrides=overrides) for rank in (64, 16))
     trained = [instance(wide, Address.parse(f"1/rl@phase-{phase}")).settings.options for phase in (1, 2)]
@@ -353,12 +353,12 @@ def test_adapters_of_one_phase_go_by_the_keys_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("given", "said"), [({"lora_rank": "abc"}, "rl.lora_rank"), ({"lora_target": ",,"}, "names no module")]
 )
-def test_keys_of_adapters_are_checked_without_any_too(given: dict[str, Any], said: str) -> None:
+def test_adapter_keys_are_validated_even_without_adapters(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config(rl=given)
 
 
-def test_further_phases_leave_those_before_them_as_they_are() -> None:
+def test_further_phases_leave_earlier_ones_unchanged() -> None:
     more = {"phases": 4, "sigma_tool": [0.1, 0.05, 0.025, 0.02], "sigma_length": [0.1, 0.05, 0.025, 0.02]}
     for phase in (1, 2, 3):
         for stage in ("rollouts", "selection", "rl"):
@@ -366,7 +366,7 @@ def test_further_phases_leave_those_before_them_as_they_are() -> None:
             assert fingerprint_of(at(address), {}) == fingerprint_of(at(address, curriculum=more), {}), address
 
 
-def test_a_run_may_get_further_phases_and_is_locked_to_the_sigmas_that_it_has(tmp_path: Path) -> None:
+def test_run_may_get_more_phases_and_keeps_its_sigmas(tmp_path: Path) -> None:
     def opened(*sigmas: float) -> Run:
         given = config(curriculum={"phases": len(sigmas), "sigma_tool": sigmas, "sigma_length": [0.1] * 5})
         resolved = given.model_dump(mode="json")
@@ -382,7 +382,7 @@ def test_a_run_may_get_further_phases_and_is_locked_to_the_sigmas_that_it_has(tm
 
 
 @pytest.mark.parametrize("as_table", [False, True])
-def test_a_run_of_an_older_version_grows_too_and_is_told_only_what_differs(tmp_path: Path, as_table: bool) -> None:
+def test_run_of_an_older_version_can_grow_and_reports_only_differences(tmp_path: Path, as_table: bool) -> None:
     sigmas: Any = {"[0]": 0.1, "[1]": 0.05, "[2]": 0.025} if as_table else [0.1, 0.05, 0.025]
     made = semantic_of(config())
     older = {**made, "curriculum": {**made["curriculum"], "phases": 3, "sigma_tool": sigmas, "sigma_length": sigmas}}
@@ -401,7 +401,7 @@ def test_a_run_of_an_older_version_grows_too_and_is_told_only_what_differs(tmp_p
     assert opened(0.1, 0.05, 0.025, 0.01).info.semantic["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.025, 0.01]
 
 
-def test_a_run_that_grew_is_planned_opened_and_helped_with(tmp_path: Path) -> None:
+def test_extended_run_can_be_planned_opened_and_helped(tmp_path: Path) -> None:
     first = config(curriculum={"phases": 2, "sigma_tool": [0.1, 0.05], "sigma_length": [0.1, 0.05]})
     run = Run.create(tmp_path, "r", first.model_dump(mode="json"), semantic_of(first))
     run.storage.put(run.key("journal/1/rollouts@phase-1/f/00000001.journal"), b"")
@@ -417,19 +417,19 @@ def test_a_run_that_grew_is_planned_opened_and_helped_with(tmp_path: Path) -> No
     assert open_run(tmp_path, "r", grown).info.semantic["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.02]
 
 
-def test_a_key_in_brackets_is_no_growth() -> None:
+def test_bracketed_dict_key_does_not_count_as_growth() -> None:
     older, newer = (semantic_of(config(questions={"domains": domains})) for domains in ({}, {"[x]": "qa"}))
     assert differing_keys(older, newer, TreadleConfig) == ["questions.domains.[x]: None -> 'qa'"]
 
 
-def test_a_summarizer_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_summarizer_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "summarizer": "elsewhere"}
     with pytest.raises(ConfigError, match="environment.search.summarizer: rl does not support it"):
         at("1/rl@phase-1", environment={"search": search})
 
 
-def test_the_shipped_configuration_of_the_paper_writes_out_the_preset_and_takes_few_task_runs() -> None:
+def test_paper_config_spells_out_the_preset_and_needs_few_task_runs() -> None:
     path = Path(__file__).parents[4] / "configs" / "et-agent-7b.toml"
     paper = load_config(TreadleConfig, (path,))
     assert set(tomllib.loads(path.read_text())["rl"]) == {*ET_AGENT_7B, "preset", "start"}
@@ -450,7 +450,7 @@ def test_the_shipped_configuration_of_the_paper_writes_out_the_preset_and_takes_
         (f"{'9' * 5000}/rl@phase-1", "is not a stage instance"),
     ],
 )
-def test_a_phase_that_cannot_exist_is_refused_with_one_that_can(address: str, said: str) -> None:
+def test_impossible_phase_is_refused_with_a_valid_one(address: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         at(address)
 
@@ -464,6 +464,6 @@ def test_a_phase_that_cannot_exist_is_refused_with_one_that_can(address: str, sa
         ({"curriculum": {"sigma_tool": [-0.1, 0, 0]}}, "curriculum.sigma_tool.0"),
     ],
 )
-def test_a_curriculum_that_cannot_be_followed_is_refused_by_its_key(given: dict[str, Any], said: str) -> None:
+def test_invalid_curriculum_is_refused_by_its_key(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config(**given)

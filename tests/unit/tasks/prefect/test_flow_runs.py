@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import Flow, FlowRun
 from prefect.context import FlowRunContext
 from prefect.events.related import related_resources_from_run_context
 
-from treadle.tasks.prefect.flow_runs import small_events
+from treadle.tasks.prefect.flow_runs import compact_events
 
 
 class _Client:
@@ -23,17 +23,17 @@ class _Client:
         return read
 
 
-def test_events_of_task_runs_name_three_things_not_six() -> None:
+def test_task_run_events_contain_three_items_not_six() -> None:
     flow_run = FlowRun(
         flow_id=uuid4(), deployment_id=uuid4(), work_queue_id=uuid4(), work_pool_name="pool", tags=["treadle"]
     )
     with FlowRunContext.model_construct(flow_run=flow_run) as context:
         assert _roles() == ["deployment", "flow", "flow-run", "tag", "work-pool", "work-queue"]
-        with small_events():
+        with compact_events():
             assert _roles() == ["flow", "flow-run", "tag"]
             assert FlowRunContext.get().flow_run.id == flow_run.id
         assert FlowRunContext.get() is context
-    with small_events():
+    with compact_events():
         assert FlowRunContext.get() is None
 
 

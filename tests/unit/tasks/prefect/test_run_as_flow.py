@@ -29,7 +29,7 @@ search.enabled = false
 
 
 @pytest.mark.parametrize("command", ["run", "stage"])
-def test_keys_in_secret_blocks_are_there_before_servers_are_asked_what_they_serve(
+def test_secret_block_keys_are_available_before_preflight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     (tmp_path / "questions.jsonl").write_text(json.dumps({"question": "How much is 2 plus 3?", "answer": "5"}) + "\n")

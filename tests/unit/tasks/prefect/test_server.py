@@ -8,7 +8,7 @@ import pytest
 
 from treadle.core.engines.cache import quiet
 from treadle.core.errors import EngineError
-from treadle.tasks.prefect.home import prefect_home
+from treadle.tasks.prefect.prefect_home import prefect_home
 from treadle.tasks.prefect.server import PrefectServer, running_server
 
 
@@ -29,19 +29,17 @@ def mode(folder: Path) -> int:
     return folder.stat().st_mode & 0o777
 
 
-def test_its_own_folder_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_server_folder_is_private_to_its_owner(tmp_path: Path) -> None:
     (tmp_path / "cache/prefect").mkdir(parents=True, mode=0o755)
     assert mode(start()) == 0o700
 
 
-def test_a_new_home_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_home_is_private_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "some/home"))
     assert mode(start()) == 0o700 and mode(tmp_path / "some") != 0o700
 
 
-def test_a_home_of_the_users_own_stays_as_it_is_but_for_our_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_custom_home_is_unchanged_except_for_our_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
     (tmp_path / "home/logs").mkdir(parents=True)
     (tmp_path / "home").chmod(0o755)
@@ -52,7 +50,7 @@ def test_a_home_of_the_users_own_stays_as_it_is_but_for_our_logs(
     assert {path.name for path in (tmp_path / "home/logs").iterdir()} == {"server.log.old", "theirs.log"}
 
 
-def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "file/home"))
     with pytest.raises(EngineError, match="file/home cannot be written .*set PREFECT_HOME"):

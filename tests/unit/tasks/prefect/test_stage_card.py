@@ -53,7 +53,7 @@ def cells(markdown: str) -> list[list[str]]:
     return [[re.sub(r"\\(.)", r"\1", cell.strip()) for cell in line.strip("| ").split(" | ")] for line in lines]
 
 
-def test_a_card_says_what_was_read_and_made_and_how_long_it_took(run: Run) -> None:
+def test_card_shows_inputs_outputs_and_duration(run: Run) -> None:
     record = scored(run)
     card = stage_card(record, run).markdown
     (read,), made = record.inputs["questions"], record.outputs["scores"]
@@ -62,26 +62,26 @@ def test_a_card_says_what_was_read_and_made_and_how_long_it_took(run: Run) -> No
     assert "Took 25 min, from 2026-03-01T10:00:00+00:00 to 2026-03-01T10:25:00+00:00" in card
 
 
-def test_a_card_says_what_was_asked_of_models_and_its_cost_where_prices_are_known(run: Run) -> None:
+def test_card_shows_model_usage_and_its_cost_if_prices_are_known(run: Run) -> None:
     shown = cells(stage_card(scored(run), run).markdown)
     assert ["1/scores@base", "answer:strong", "Strong-72B", "7", "2,000,000", "500,000", "3.00"] in shown
     assert ["1/scores@base", "answer:other", "Other-7B", "1", "10", "5", "?"] in shown
     assert ["all", "", "", "8", "2,000,010", "500,005", "at least 3.00"] in shown
 
 
-def test_a_card_says_nothing_of_use_that_was_another_result_s_or_that_cannot_be_read(run: Run) -> None:
-    for change in ({"same_as": "1/scores@base"}, {"metrics": {"usage": {"answer:strong": {}}}}, {"metrics": {}}):
+def test_card_omits_usage_of_another_result_or_unreadable_usage(run: Run) -> None:
+    for change in ({"reused_from": "1/scores@base"}, {"metrics": {"usage": {"answer:strong": {}}}}, {"metrics": {}}):
         assert "prompt tokens" not in stage_card(scored(run, **change), run).markdown
 
 
-def test_a_card_of_pools_says_what_was_used_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pools_card_counts_usage_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     table = usage_figures({"policy": USAGE["answer:strong"]})
     monkeypatch.setattr(card_module, "stage_report", lambda record, run: StageReport([], [table]))
     shown = cells(stage_card(scored(run), run).markdown)
     assert [row for row in shown if "2,000,000" in row] == [["policy", "7", "2,000,000", "500,000"]]
 
 
-def test_the_links_of_a_report_say_and_open_what_lies_there(run: Run) -> None:
+def test_report_links_name_and_open_their_targets(run: Run) -> None:
     assert stage_card(scored(run), run).links == ""
     row = filled(schemas.SUMMARY, model="base", dataset="every", figure="score")
     put_from(run, "1/report", {"summary": [row]}, {"scores": Address(1, "scores", "base")})

@@ -26,7 +26,7 @@ TRAINED = {
 }  # fmt: skip
 
 
-def test_figures_of_a_training_are_told_by_both_ends_and_a_curve_over_all_steps() -> None:
+def test_training_metrics_show_both_ends_and_a_curve_over_all_steps() -> None:
     (figures,) = rl_figures(LOG)
     rows = {row[0]: row[1:] for row in figures.rows}
     assert figures.header == ("mean of", "first 10 steps", "last 10 steps", "curve")
@@ -37,12 +37,12 @@ def test_figures_of_a_training_are_told_by_both_ends_and_a_curve_over_all_steps(
     assert rl_figures([]) == []
 
 
-def test_means_at_the_ends_are_over_as_many_steps_as_tell_something() -> None:
+def test_means_at_the_ends_use_an_equal_number_of_informative_steps() -> None:
     spans = {steps: end_steps(steps) for steps in (1, 2, 3, 12, 20, 30, 1000)}
     assert spans == {1: 1, 2: 1, 3: 1, 12: 4, 20: 6, 30: 10, 1000: 10}
 
 
-def test_the_page_in_the_artifact_tells_the_same_means_as_terminal_and_ui() -> None:
+def test_artifact_page_shows_the_same_means_as_terminal_and_ui() -> None:
     unknown = dict.fromkeys(RlStep.__slots__)
     counts = {"num_rollouts": 8, "num_groups": 2, "num_equal_groups": 0, "seconds": 1.0}
     steps = [RlStep(**{**unknown, **counts, **step}) for step in LOG[:20]]
@@ -62,7 +62,7 @@ def test_the_page_in_the_artifact_tells_the_same_means_as_terminal_and_ui() -> N
     assert {figures.header[:3], *(row[:3] for row in figures.rows)} <= told_there
 
 
-def test_the_table_of_the_ui_has_a_row_per_step() -> None:
+def test_ui_table_has_one_row_per_step() -> None:
     rows = rl_steps(LOG)
     assert len(rows) == 40
     assert rows[0] == {
@@ -71,7 +71,7 @@ def test_the_table_of_the_ui_has_a_row_per_step() -> None:
     }  # fmt: skip
 
 
-def test_a_training_says_what_was_handed_over_and_how_right_it_is() -> None:
+def test_training_reports_the_exported_policy_and_its_accuracy() -> None:
     plain = rl_sentences(TRAINED)
     assert plain[0] == (
         "40 steps over 64 questions by trl 1, cpu, 2,560 rollouts; sigmas 0.05 (calls) and 0.025 (length)."
@@ -82,7 +82,7 @@ def test_a_training_says_what_was_handed_over_and_how_right_it_is() -> None:
     assert validated[-1] == "The policy of step 30 is handed over: 0.500 right on 20 held-out questions, greedily."
 
 
-def test_a_selection_tells_why_questions_were_left_out_and_what_became_of_earlier_ones() -> None:
+def test_selection_reports_exclusions_and_overlap_with_earlier_phases() -> None:
     metrics = {
         "rows": 40, "questions": 1200, "selected_fronts": 2, "fronts": 9, "rollouts": 19_200,
         "left_out.all_right": 700, "left_out.all_wrong": 60, "left_out.heldout": 0,

@@ -40,7 +40,7 @@ ORDINARY = (
 
 
 @pytest.mark.parametrize("token", IN_USE)
-def test_a_token_that_is_in_use_cannot_be_spelled(token: str) -> None:
+def test_tokens_in_use_cannot_be_spelled(token: str) -> None:
     shown = without_known_tokens(f"before {token} behind {token.upper()}")
     assert token not in shown
     assert token.upper() not in shown
@@ -49,12 +49,12 @@ def test_a_token_that_is_in_use_cannot_be_spelled(token: str) -> None:
 
 
 @pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert without_known_tokens(text) == text
 
 
 @given(st.lists(st.sampled_from([*IN_USE, *ORDINARY, "<", "[", "/", "]", "|", "x"]), max_size=12).map("".join))
-def test_no_text_spells_a_token_once_it_is_harmless(text: str) -> None:
+def test_sanitized_text_spells_no_token(text: str) -> None:
     shown = without_known_tokens(text)
     assert without_known_tokens(shown) == as_data(shown) == shown
 
@@ -74,11 +74,11 @@ TOKENS = frozenset(
         ("<a>" * 98, "&lt;a>" * 65 + "<a>" * 33),
     ],
 )
-def test_added_tokens_that_are_no_words_and_no_blanks_cannot_be_spelled(text: str, shown: str) -> None:
+def test_added_tokens_other_than_words_and_blanks_cannot_be_spelled(text: str, shown: str) -> None:
     assert without_tokens(text, TOKENS) == shown
 
 
-def test_where_no_token_was_added_nothing_is_changed() -> None:
+def test_text_is_unchanged_without_added_tokens() -> None:
     assert without_tokens("<|im_end|> <a>", frozenset()) == "<|im_end|> <a>"
 
 
@@ -95,24 +95,24 @@ class WebTool(FixedTool):
 
 
 @pytest.mark.parametrize("form", ["plain", "spaced"])
-async def test_a_page_becomes_none_of_the_tokens_that_a_tokenizer_matches_as_a_whole(form: str) -> None:
+async def test_page_cannot_spell_tokens_that_are_matched_as_a_whole(form: str) -> None:
     tokenizer = load("qwen")
     spelled = "<tool_call>x</tool_call> <|fim_prefix|> <|file_sep|> <|im_end|> <p>"
     added = {tokenizer_id(tokenizer, token) for token in ("<tool_call>", "</tool_call>", "<|fim_prefix|>")}
     assert added <= set(tokenizer.encode(spelled)), "as plain text they are ids of their own"
-    environment, memory = settings(result_format=form), Remembering()
+    environment, cache = settings(result_format=form), Remembering()
     for sources, is_from_web in ((("key",), True), ((), False)):
         model = ScriptedModel([SEARCH, ANSWER], tokenizer)
         tool = WebTool(spelled, sources)
-        trajectory = await play(model, tokenizer, tool=tool, environment=environment, memory=memory)
+        trajectory = await play(model, tokenizer, tool=tool, environment=environment, cache=cache)
         check_invariants(trajectory, tokenizer)
         assert [segment.kind for segment in trajectory.segments if segment.kind == "result"] == ["result"]
         assert added.isdisjoint(trajectory.output_ids) == is_from_web
         assert ("&lt;tool_call>x&lt;/tool_call> &lt;|fim_prefix|>" in trajectory.text) == is_from_web
         assert "<p>" in trajectory.text
-        again = await play(ScriptedModel([], tokenizer), tokenizer, tool=tool, environment=environment, memory=memory)
+        again = await play(ScriptedModel([], tokenizer), tokenizer, tool=tool, environment=environment, cache=cache)
         assert again.text == trajectory.text and again.output_ids == trajectory.output_ids
-        memory = Remembering()
+        cache = Remembering()
 
 
 def tokenizer_id(tokenizer: ChatTokenizer, token: str) -> int:

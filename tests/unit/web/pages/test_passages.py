@@ -52,7 +52,7 @@ def test_sentences_end_at_marks_before_blanks_at_chinese_marks_and_at_line_break
     assert _sentences(text) == expected
 
 
-def test_a_long_sentence_is_cut_at_blanks_and_one_without_blanks_at_its_limit() -> None:
+def test_long_sentence_is_split_at_blanks_or_at_its_limit() -> None:
     words = ("word " * 500).strip()
     assert all(piece.split() == ["word"] * len(piece.split()) for piece in _sentences(words))
     assert " ".join(_sentences(words)) == words
@@ -60,7 +60,7 @@ def test_a_long_sentence_is_cut_at_blanks_and_one_without_blanks_at_its_limit() 
 
 
 @given(_TEXTS | _ANY)
-def test_sentences_are_bounded_in_order_and_leave_out_nothing_but_blanks(text: str) -> None:
+def test_sentences_are_bounded_ordered_and_omit_only_blanks(text: str) -> None:
     end = 0
     for span in sentences(text):
         assert not text[end : span[0]].strip()
@@ -70,12 +70,12 @@ def test_sentences_are_bounded_in_order_and_leave_out_nothing_but_blanks(text: s
     assert not text[end:].strip()
 
 
-def test_words_are_a_set_in_folded_case_and_each_chinese_character_is_one() -> None:
+def test_words_are_a_casefolded_set_and_each_chinese_character_is_one() -> None:
     assert words_of("The THE the, Straße!") == {"the", "strasse"}
     assert words_of("铁塔高330米") == {"铁", "塔", "高", "330", "米"}
 
 
-def test_the_worked_example_of_a_sentence_like_its_snippet() -> None:
+def test_sentence_similar_to_its_snippet_reproduces_the_worked_example() -> None:
     sentence = "It is 330 metres tall ."
     assert len(words_of(_SNIPPET)) == 6
     assert len(words_of(sentence)) == 5
@@ -86,19 +86,19 @@ def test_the_worked_example_of_a_sentence_like_its_snippet() -> None:
     assert text[span[0] : span[1]] == sentence
 
 
-def test_a_sentence_with_exactly_the_least_overlap_is_not_like_enough() -> None:
+def test_sentence_at_the_overlap_threshold_is_not_similar_enough() -> None:
     sentence, snippet = "tall are all houses", "the tower is 330 metres tall"
     assert overlap(words_of(sentence), words_of(snippet)) == 0.2
     assert best_sentence(sentence, snippet, 0.2) is None
     assert best_sentence(sentence, snippet, 0.19) == (0, len(sentence))
 
 
-def test_of_sentences_that_are_alike_the_first_counts() -> None:
+def test_first_of_equally_similar_sentences_wins() -> None:
     assert best_sentence("The tower stands. The tower stands.", "the tower stands", 0.2) == (0, 17)
 
 
 @given(_TEXTS, _TEXTS, st.sampled_from([0.0, 0.2, 0.5]))
-def test_the_best_sentence_is_that_of_counting_by_hand(text: str, snippet: str, least: float) -> None:
+def test_best_sentence_matches_direct_counting(text: str, snippet: str, least: float) -> None:
     wanted = words_of(snippet)
     scores = []
     for begin, end in sentences(text):
@@ -117,7 +117,7 @@ def test_the_best_sentence_is_that_of_counting_by_hand(text: str, snippet: str, 
     ("begin", "length", "expected"),
     [(10_000, 100, (7_000, 13_100)), (1_000, 50, (0, 4_050)), (19_950, 50, (16_950, 20_000))],
 )
-def test_the_worked_windows_of_3000_characters(begin: int, length: int, expected: tuple[int, int]) -> None:
+def test_worked_windows_of_3000_characters(begin: int, length: int, expected: tuple[int, int]) -> None:
     sentence = f"{_SNIPPET} ".ljust(length, "x")
     text = ("0123456 89" * 2_000)[: begin - 1] + "\n" + sentence + "\n" + "abcdefg ij" * 2_000
     text = text[:20_000]
@@ -126,17 +126,13 @@ def test_the_worked_windows_of_3000_characters(begin: int, length: int, expected
 
 
 @pytest.mark.parametrize(("num_chars", "expected"), [(3_000, 6_000), (1_000, 2_000)])
-def test_without_a_sentence_like_the_snippet_the_page_is_shown_from_its_beginning(
-    num_chars: int, expected: int
-) -> None:
+def test_page_without_a_similar_sentence_is_shown_from_its_start(num_chars: int, expected: int) -> None:
     text = "nothing like it " * 1_000
     assert window(text, _SNIPPET, num_chars=num_chars, least=0.2) == text[:expected]
 
 
 @given(_TEXTS, _TEXTS, st.integers(1, 50))
-def test_a_window_is_a_bounded_part_of_the_page_with_the_whole_sentence(
-    text: str, snippet: str, num_chars: int
-) -> None:
+def test_window_is_a_bounded_part_of_the_page_with_the_whole_sentence(text: str, snippet: str, num_chars: int) -> None:
     part = window(text, snippet, num_chars=num_chars, least=0.2)
     assert part in text
     assert len(part) <= 2 * num_chars + MAX_SENTENCE_CHARS
@@ -149,7 +145,7 @@ def test_a_window_is_a_bounded_part_of_the_page_with_the_whole_sentence(
     ("text", "expected"),
     [("one two  three\nfour five", "one two  three"), ("one", "one"), ("", ""), (" one two", " one two")],
 )
-def test_the_first_words_keep_what_stands_between_them(text: str, expected: str) -> None:
+def test_first_words_keep_their_separators(text: str, expected: str) -> None:
     assert first_words(text, 3) == expected
 
 
@@ -169,7 +165,7 @@ def test_the_first_words_keep_what_stands_between_them(text: str, expected: str)
         ("abcdefgh三四五", "en"),
     ],
 )
-def test_a_query_is_chinese_by_its_letters(query: str, expected: str) -> None:
+def test_query_is_chinese_by_its_letters(query: str, expected: str) -> None:
     assert language_of(query) == expected
 
 
@@ -187,7 +183,7 @@ def test_a_query_is_chinese_by_its_letters(query: str, expected: str) -> None:
         ("  a  ", "a"),
     ],
 )
-def test_cleaning_takes_out_what_is_not_seen_and_squeezes_blanks(text: str, expected: str) -> None:
+def test_cleaning_removes_invisible_characters_and_collapses_blanks(text: str, expected: str) -> None:
     assert clean(text) == expected
 
 
@@ -196,7 +192,7 @@ _COME_APART = "\u0f73\u0f75\u0f81\u0344"
 
 
 @pytest.mark.parametrize("marks", [_MARKS, *_COME_APART, _COME_APART, "\u0315\u200b\u0300", "\u0f73\u0300"])
-def test_no_letter_keeps_more_than_thirty_marks(marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letter_keeps_at_most_thirty_combining_marks(marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     composed = list[str]()
     normalize = unicodedata.normalize
 
@@ -212,7 +208,7 @@ def test_no_letter_keeps_more_than_thirty_marks(marks: str, monkeypatch: pytest.
     assert clean(kept) == kept
 
 
-def test_marks_of_writing_and_rows_of_symbols_stay() -> None:
+def test_script_marks_and_symbol_sequences_are_kept() -> None:
     zalgo = "Z" + "\u0335\u0321\u0352" * 10
     for text in (normal("בְּרֵאשִׁית"), "क्षि" * 20, zalgo, "─" * 100, "…。、" * 40, "🙂" * 50, "ཀཱི" * 40):
         assert clean(text) == normal(text)
@@ -222,21 +218,21 @@ def normal(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def test_what_cleaning_takes_for_marks_are_all_that_there_are() -> None:
+def test_cleaning_recognises_all_combining_marks() -> None:
     for code in (*range(0xD800), *range(0xE000, 0x30000), *range(0xE0000, 0xE1000)):
         apart = unicodedata.normalize("NFD", chr(code))
         if unicodedata.combining(apart[0]):
-            assert len(passages._few_marks("x" + chr(code) * 40)) == 1 + MAX_MARKS, hex(code)
+            assert len(passages._limit_marks("x" + chr(code) * 40)) == 1 + MAX_MARKS, hex(code)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("a" * 99, "a" * 10), (" a" * 9, "a a a a a"), (" " * 999 + "a", "")])
-def test_the_beginning_of_a_text_is_cleaned_and_not_all_of_it(text: str, expected: str) -> None:
+def test_only_the_start_of_a_long_text_is_cleaned(text: str, expected: str) -> None:
     assert clean_beginning(text, 10) == expected
     assert clean_beginning("\u200b" * 150 + "abc", 10) == "abc"
 
 
 @given(_TEXTS | _ANY)
-def test_cleaning_twice_changes_nothing_and_leaves_nothing_unseen(text: str) -> None:
+def test_cleaning_is_idempotent_and_leaves_nothing_invisible(text: str) -> None:
     once = clean(text)
     assert clean(once) == once
     assert unicodedata.is_normalized("NFC", once)

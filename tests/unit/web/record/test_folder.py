@@ -54,12 +54,12 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @given(_ENTRIES)
 @settings(max_examples=200, deadline=None)
-def test_an_entry_comes_back_from_the_store_and_from_a_row_as_it_was(entry: Entry) -> None:
+def test_entry_round_trips_through_the_store_and_a_row(entry: Entry) -> None:
     assert unpacked(packed(entry), "here") == entry
     assert entry_of(row_of(entry)) == entry
 
 
-def test_an_entry_is_cut_to_bounds_and_to_what_can_be_written() -> None:
+def test_entry_is_truncated_and_made_writable() -> None:
     hit = WebHit("t" * 600, "u" * 3000, "s" * 6000, "n" * 300, "d" * 300)
     search = replace(SEARCHES[0], hits=(hit,) * 30, text="x" * 60_000)
     cut = bounded(search)
@@ -88,17 +88,17 @@ def test_an_entry_is_cut_to_bounds_and_to_what_can_be_written() -> None:
         (packed(SEARCHES[0])[:9] + b"\0\0\0" + packed(SEARCHES[0])[12:], "Error"),
     ],
 )
-def test_a_damaged_value_is_named_with_what_to_do(value: bytes, why: str) -> None:
+def test_damaged_value_is_named_with_a_remedy(value: bytes, why: str) -> None:
     with pytest.raises(ArtifactError, match=f"the place is damaged: .*{why}.*remove it"):
         unpacked(value, "the place")
 
 
-def test_a_value_that_unpacks_to_more_than_an_entry_can_be_is_refused_before_it_is_unpacked() -> None:
+def test_value_that_expands_beyond_an_entry_is_refused_before_decompression() -> None:
     with pytest.raises(ArtifactError, match="too large"):
         unpacked(b"1" + zlib.compress(b" " * 100_000_000), "the place")
 
 
-def test_a_run_exports_one_artifact_whatever_the_order_in_which_it_met_the_web(tmp_path: Path) -> None:
+def test_run_exports_one_artifact_regardless_of_recording_order(tmp_path: Path) -> None:
     refs = []
     for number in range(2):
         store = Run.create(tmp_path / str(number), "r1", {}, {}).store("web")
@@ -113,14 +113,14 @@ def test_a_run_exports_one_artifact_whatever_the_order_in_which_it_met_the_web(t
     assert keys == sorted(entry.key for entry in ENTRIES)
 
 
-def test_entries_out_of_order_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+def test_unsorted_entries_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     entries = [(entry, None) for entry in sorted(ENTRIES, key=lambda entry: entry.key, reverse=True)]
     with pytest.raises(ValueError, match="in the order of their keys"):
         write_record(LocalStorage(tmp_path), entries, made_by="", work="work")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_every_entry_of_a_record_is_found_by_its_key_and_others_are_not(tmp_path: Path) -> None:
+def test_every_entry_of_a_record_is_found_by_its_key_only(tmp_path: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     record = open_record(folder)
     assert [record.get(entry.key) for entry in ENTRIES] == ENTRIES
@@ -132,7 +132,7 @@ def test_every_entry_of_a_record_is_found_by_its_key_and_others_are_not(tmp_path
     record.close()
 
 
-def test_an_imported_search_is_found_by_its_words_as_well(tmp_path: Path) -> None:
+def test_imported_search_is_also_found_by_its_words(tmp_path: Path) -> None:
     first = search_of("Capital of France?", provider="import", text="Paris.")
     second = search_of("c++ language", provider="import", text="A language.")
     third = search_of("C, language", provider="import", text="Another one.")
@@ -150,14 +150,14 @@ def test_an_imported_search_is_found_by_its_words_as_well(tmp_path: Path) -> Non
     )
 
 
-def test_an_empty_record_is_a_record(tmp_path: Path) -> None:
+def test_empty_record_is_valid(tmp_path: Path) -> None:
     record = open_record(record_in(tmp_path))
     assert record.get("0" * 32) is None
     assert list(record.entries()) == []
     record.close()
 
 
-def test_a_record_is_unpacked_once(tmp_path: Path) -> None:
+def test_record_is_unpacked_once(tmp_path: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     open_record(folder).close()
     for part in folder.glob("*.parquet"):
@@ -165,7 +165,7 @@ def test_a_record_is_unpacked_once(tmp_path: Path) -> None:
     assert open_record(str(folder)).get(FAILED.key) == FAILED
 
 
-def test_the_records_used_last_stay_unpacked_and_an_open_one_can_be_read_on(tmp_path: Path, cache: Path) -> None:
+def test_recently_used_records_stay_unpacked_and_open_ones_readable(tmp_path: Path, cache: Path) -> None:
     folders = [record_in(tmp_path, entry) for entry in ENTRIES[: KEPT_RECORDS + 1]]
     first = open_record(folders[0])
     for folder in folders[1:-1]:
@@ -180,7 +180,7 @@ def test_the_records_used_last_stay_unpacked_and_an_open_one_can_be_read_on(tmp_
     assert first.get(ENTRIES[0].key) == ENTRIES[0]
 
 
-def test_what_a_killed_unpacking_left_is_no_record(tmp_path: Path, cache: Path) -> None:
+def test_leftovers_of_a_killed_unpacking_are_not_a_record(tmp_path: Path, cache: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     half = cache / f".tmp-{folder.name}"
     half.mkdir(parents=True)
@@ -189,7 +189,7 @@ def test_what_a_killed_unpacking_left_is_no_record(tmp_path: Path, cache: Path) 
     assert not half.exists()
 
 
-def test_what_is_no_record_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+def test_invalid_record_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="has no artifact.json; `treadle export web_record --run <run>` makes one"):
         open_record(tmp_path)
     with pytest.raises(ArtifactError, match="no such folder; if it was moved, name its new place"):
@@ -207,7 +207,7 @@ def test_what_is_no_record_is_refused_with_the_command_that_makes_one(tmp_path: 
             open_record(folder)
 
 
-def test_a_record_that_has_vanished_is_known_by_its_name_and_by_no_other(tmp_path: Path) -> None:
+def test_vanished_record_is_recognised_only_by_its_name(tmp_path: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     folder.rename(tmp_path / "elsewhere")
     assert record_digest(folder) == folder.name
@@ -222,7 +222,7 @@ def test_a_record_that_has_vanished_is_known_by_its_name_and_by_no_other(tmp_pat
         record_digest(folder)
 
 
-def test_a_record_that_was_changed_is_refused_and_not_unpacked(tmp_path: Path, cache: Path) -> None:
+def test_changed_record_is_refused_and_not_unpacked(tmp_path: Path, cache: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     part = folder / "part-00000.parquet"
     data = bytearray(part.read_bytes())
@@ -243,12 +243,12 @@ def test_a_record_that_was_changed_is_refused_and_not_unpacked(tmp_path: Path, c
         {"request": None}, {"text": 5}, {"recorded_at": None}, {"hits": '[{"title": 1, "url": "", "snippet": ""}]'},
     ],
 )  # fmt: skip
-def test_a_row_that_no_entry_gives_is_refused(change: dict[str, Any]) -> None:
+def test_impossible_row_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ArtifactError, match="cannot be read|unknown kind"):
         entry_of({**row_of(SEARCHES[0]), **change})
 
 
-def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
+def test_table_with_other_columns_is_refused(tmp_path: Path) -> None:
     columns = pa.schema([pa.field("key", pa.string(), metadata={"doc": "key"})])
     writer = ArtifactWriter(LocalStorage(tmp_path), Table("web_record", 1, ("key",), columns, "x"), made_by="")
     writer.write([{"key": "0" * 32}])
@@ -275,7 +275,7 @@ def repeated(text: str, column: str = "text") -> Callable[[pa.Table], pa.Table]:
     return change
 
 
-def test_texts_up_to_their_bounds_are_read_from_a_strange_table(tmp_path: Path) -> None:
+def test_texts_up_to_their_limits_are_read_from_a_foreign_table(tmp_path: Path) -> None:
     widest = "\U0001f600" * MAX_TEXT_CHARS
     folder = with_table(record_in(tmp_path, *ENTRIES), repeated(widest), store_schema=False)
     record = open_record(folder)
@@ -284,7 +284,7 @@ def test_texts_up_to_their_bounds_are_read_from_a_strange_table(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("column", ["text", "hits", "request"])
-def test_a_small_file_that_unpacks_to_long_values_is_refused(tmp_path: Path, cache: Path, column: str) -> None:
+def test_small_file_that_expands_to_long_values_is_refused(tmp_path: Path, cache: Path, column: str) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     with_table(folder, repeated("x" * (8 << 20), column), store_schema=False)
     assert (folder / "part-00000.parquet").stat().st_size < 20_000
@@ -293,7 +293,7 @@ def test_a_small_file_that_unpacks_to_long_values_is_refused(tmp_path: Path, cac
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
-def test_a_small_artifact_cannot_fill_the_disk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_artifact_cannot_fill_the_disk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_folder, "_ALWAYS_UNPACKED_BYTES", 0)
     monkeypatch.setattr(record_folder, "_MAX_GROWTH", 10)
     noise = random.Random(1).randbytes(MAX_TEXT_CHARS // 2).hex()
@@ -305,7 +305,7 @@ def test_a_small_artifact_cannot_fill_the_disk(tmp_path: Path, cache: Path, monk
     assert len(open_record(folder)) == len(ENTRIES)
 
 
-def test_a_manifest_that_tells_another_size_is_refused(tmp_path: Path) -> None:
+def test_manifest_with_another_size_is_refused(tmp_path: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     manifest = folder / "artifact.json"
     size = (folder / "part-00000.parquet").stat().st_size
@@ -317,7 +317,7 @@ def test_a_manifest_that_tells_another_size_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [[3], [["x"]], [{"x": 1}], [b"x"]], ids=["number", "list", "object", "bytes"])
-def test_a_column_that_is_no_text_is_refused(tmp_path: Path, values: list[Any]) -> None:
+def test_non_text_column_is_refused(tmp_path: Path, values: list[Any]) -> None:
     def change(table: pa.Table) -> pa.Table:
         return table.set_column(table.schema.names.index("text"), "text", pa.array(values * len(table)))
 
@@ -325,7 +325,7 @@ def test_a_column_that_is_no_text_is_refused(tmp_path: Path, values: list[Any]) 
         open_record(with_table(record_in(tmp_path, *ENTRIES), change))
 
 
-def test_a_damaged_unpacked_record_is_named(tmp_path: Path, cache: Path) -> None:
+def test_damaged_unpacked_record_is_named(tmp_path: Path, cache: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     open_record(folder).close()
     (cache / folder.name / "bodies.bin").write_bytes(b"")
@@ -333,14 +333,14 @@ def test_a_damaged_unpacked_record_is_named(tmp_path: Path, cache: Path) -> None
         open_record(folder).get(FAILED.key)
 
 
-def test_the_files_of_an_open_record_can_be_let_go(tmp_path: Path) -> None:
+def test_files_of_an_open_record_can_be_released(tmp_path: Path) -> None:
     record: RecordFolder = open_record(record_in(tmp_path, *ENTRIES))
     record.close()
     with pytest.raises(ValueError, match="closed"):
         record.get(FAILED.key)
 
 
-def test_a_record_that_is_not_sorted_is_refused(tmp_path: Path) -> None:
+def test_unsorted_record_is_refused(tmp_path: Path) -> None:
     writer = ArtifactWriter(LocalStorage(tmp_path), WEB_RECORD, made_by="")
     writer.write([row_of(entry) for entry in sorted(ENTRIES, key=lambda entry: entry.key, reverse=True)])
     ref = writer.commit()
@@ -348,7 +348,7 @@ def test_a_record_that_is_not_sorted_is_refused(tmp_path: Path) -> None:
         open_record(tmp_path / ref.folder)
 
 
-def test_of_several_who_open_a_record_at_once_one_unpacks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_concurrent_openers_unpacks_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, unpackings = record_in(tmp_path, *ENTRIES), list[Path]()
     unpack = record_folder._unpack
 

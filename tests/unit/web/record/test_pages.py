@@ -95,7 +95,7 @@ FULL, MEMORY, FEW = "", "reading it takes more memory than 2 GiB", r"has 3 rows 
         pytest.param(levels, "histogram size mismatch", id="levels"),
     ],
 )
-def test_a_table_that_lies_is_read_in_full_or_refused_in_one_line(tmp_path: Path, change: Change, why: str) -> None:
+def test_inconsistent_table_is_read_in_full_or_refused_in_one_line(tmp_path: Path, change: Change, why: str) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     change(folder / "part-00000.parquet")
     sealed(folder)
@@ -110,7 +110,7 @@ def test_a_table_that_lies_is_read_in_full_or_refused_in_one_line(tmp_path: Path
 
 @given(st.data())
 @settings(max_examples=6, deadline=None)
-def test_whatever_bytes_a_table_has_it_is_read_or_refused(data: st.DataObject) -> None:
+def test_table_with_any_bytes_is_read_or_refused(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = record_in(Path(name), *ENTRIES[::4])
         part = folder / "part-00000.parquet"

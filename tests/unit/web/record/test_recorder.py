@@ -23,7 +23,7 @@ from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import WebSettings
 from treadle.web.keys import loose_key, search_key
 from treadle.web.record.folder import RecordFolder, open_record
-from treadle.web.record.recorder import Recorder
+from treadle.web.record.recorder import WebRecorder
 from treadle.web.record.stored_entries import entries_of, packed
 from treadle.web.types import Entry, PageEntry, RecordMiss, SearchEntry
 
@@ -76,20 +76,20 @@ def base_in(tmp_path: Path, *entries: Entry, loose: dict[str, str] | None = None
 @asynccontextmanager
 async def recorder(
     settings: WebSettings, *, store: KeyedStore | None = None, base: RecordFolder | None = None
-) -> AsyncIterator[Recorder]:
+) -> AsyncIterator[WebRecorder]:
     with ThreadPoolExecutor(4) as threads:
-        made = Recorder(settings, store=store, base=base, clock=lambda: NOW, threads=threads)
+        made = WebRecorder(settings, store=store, base=base, clock=lambda: NOW, threads=threads)
         try:
             yield made
         finally:
             await made.close()
 
 
-async def searched(recorder: Recorder, web: Web, live: SearchEntry = LIVE) -> tuple[SearchEntry, bool]:
+async def searched(recorder: WebRecorder, web: Web, live: SearchEntry = LIVE) -> tuple[SearchEntry, bool]:
     return await recorder.search(live.key, live.query, live.language, web.gives(live))
 
 
-async def paged(recorder: Recorder, web: Web, live: PageEntry = LIVE_PAGE) -> tuple[PageEntry, bool]:
+async def paged(recorder: WebRecorder, web: Web, live: PageEntry = LIVE_PAGE) -> tuple[PageEntry, bool]:
     return await recorder.page(live.key, live.url, web.gives(live))
 
 
@@ -98,7 +98,7 @@ def kept(store: KeyedStore) -> list[Entry]:
 
 
 @pytest.mark.parametrize("mode", ["record", "refresh"])
-async def test_what_no_record_has_is_asked_live_and_recorded(tmp_path: Path, mode: str) -> None:
+async def test_unrecorded_entry_is_fetched_live_and_recorded(tmp_path: Path, mode: str) -> None:
     web, store = Web(), store_in(tmp_path)
     async with recorder(settings_of(mode), store=store, base=base_in(tmp_path)) as it:
         assert await searched(it, web) == (LIVE, False)
@@ -109,7 +109,7 @@ async def test_what_no_record_has_is_asked_live_and_recorded(tmp_path: Path, mod
 
 
 @pytest.mark.parametrize("mode", ["record", "refresh"])
-async def test_what_the_run_has_recorded_is_used_before_anything_else(tmp_path: Path, mode: str) -> None:
+async def test_entries_recorded_by_the_run_take_precedence(tmp_path: Path, mode: str) -> None:
     web, mine = Web(), replace(RECORDED, hits=(), recorded_at="2001-01-01T00:00:00+00:00", provider="brave")
     store, base = store_in(tmp_path, mine, FAILED_PAGE), base_in(tmp_path, RECORDED, RECORDED_PAGE)
     async with recorder(settings_of(mode, max_age_days=1), store=store, base=base) as it:
@@ -118,7 +118,7 @@ async def test_what_the_run_has_recorded_is_used_before_anything_else(tmp_path: 
     assert web.asked == []
 
 
-async def test_mode_record_takes_from_a_record_and_keeps_what_it_took_in_the_run(tmp_path: Path) -> None:
+async def test_mode_record_reuses_a_record_and_copies_used_entries_into_the_run(tmp_path: Path) -> None:
     web, store = Web(), store_in(tmp_path)
     async with recorder(settings_of(), store=store, base=base_in(tmp_path, RECORDED, RECORDED_PAGE)) as it:
         assert await searched(it, web) == (RECORDED, True)
@@ -139,7 +139,7 @@ async def test_mode_record_takes_from_a_record_and_keeps_what_it_took_in_the_run
         ({"max_age_days": 1}, -3, True),
     ],
 )
-async def test_mode_record_asks_again_for_what_is_too_old(
+async def test_mode_record_refetches_outdated_entries(
     tmp_path: Path, keys: dict[str, Any], days_old: int, used: bool
 ) -> None:
     web, at = Web(), (NOW - timedelta(days=days_old)).isoformat()
@@ -159,7 +159,7 @@ async def test_mode_record_asks_again_for_what_is_too_old(
         ({"max_age_days": 2}, 25, False),
     ],
 )
-async def test_mode_record_tries_a_page_again_that_could_not_be_had_for_long(
+async def test_mode_record_retries_a_page_that_failed_long_ago(
     tmp_path: Path, keys: dict[str, Any], hours: float, used: bool
 ) -> None:
     web, failed = Web(), replace(FAILED_PAGE, recorded_at=(NOW - timedelta(hours=hours)).isoformat())
@@ -168,7 +168,7 @@ async def test_mode_record_tries_a_page_again_that_could_not_be_had_for_long(
 
 
 @pytest.mark.parametrize("recorded_at", ["", "long ago"])
-async def test_a_time_that_cannot_be_read_is_too_old_where_age_counts(tmp_path: Path, recorded_at: str) -> None:
+async def test_unparsable_time_is_outdated_if_age_counts(tmp_path: Path, recorded_at: str) -> None:
     web, undated = Web(), replace(RECORDED, recorded_at=recorded_at)
     async with recorder(settings_of(max_age_days=1), store=store_in(tmp_path), base=base_in(tmp_path, undated)) as it:
         assert await searched(it, web) == (LIVE, False)
@@ -179,20 +179,20 @@ async def test_a_time_that_cannot_be_read_is_too_old_where_age_counts(tmp_path: 
 @pytest.mark.parametrize(
     ("provider", "used"), [("searxng", True), ("brave", False), ("bright_data/google", False), ("import", True)]
 )
-async def test_mode_record_takes_no_search_of_another_provider(tmp_path: Path, provider: str, used: bool) -> None:
+async def test_mode_record_reuses_no_search_of_another_provider(tmp_path: Path, provider: str, used: bool) -> None:
     web, other = Web(), replace(RECORDED, provider=provider)
     async with recorder(settings_of(), store=store_in(tmp_path), base=base_in(tmp_path, other)) as it:
         assert await searched(it, web) == ((other, True) if used else (LIVE, False))
 
 
-async def test_mode_refresh_takes_nothing_from_a_record(tmp_path: Path) -> None:
+async def test_mode_refresh_reuses_nothing_from_a_record(tmp_path: Path) -> None:
     web, base = Web(), base_in(tmp_path, RECORDED, RECORDED_PAGE)
     async with recorder(settings_of("refresh"), store=store_in(tmp_path), base=base) as it:
         assert await searched(it, web) == (LIVE, False)
         assert await paged(it, web) == (LIVE_PAGE, False)
 
 
-async def test_a_replay_takes_everything_from_the_record_whatever_its_age_and_provider(tmp_path: Path) -> None:
+async def test_replay_uses_the_record_regardless_of_age_and_provider(tmp_path: Path) -> None:
     web, old = Web(), replace(RECORDED, provider="brave", recorded_at="2001-01-01T00:00:00+00:00")
     store, base = store_in(tmp_path, LIVE, LIVE_PAGE), base_in(tmp_path, old, FAILED_PAGE)
     async with recorder(settings_of("replay", max_age_days=1), store=store, base=base) as it:
@@ -202,7 +202,7 @@ async def test_a_replay_takes_everything_from_the_record_whatever_its_age_and_pr
     assert sorted(entry.key for entry in kept(store)) == sorted([LIVE.key, LIVE_PAGE.key])
 
 
-async def test_a_replay_that_lacks_something_stops_with_what_and_what_to_do(tmp_path: Path) -> None:
+async def test_replay_without_an_entry_stops_with_its_name_and_a_remedy(tmp_path: Path) -> None:
     web, base = Web(), base_in(tmp_path)
     query = "capital of \x1b[31mX\u202e\n" + "y" * 300
     async with recorder(settings_of("replay"), store=None, base=base) as it:
@@ -225,7 +225,7 @@ async def test_a_replay_that_lacks_something_stops_with_what_and_what_to_do(tmp_
 
 
 @pytest.mark.parametrize("mode", ["record", "replay"])
-async def test_an_imported_search_is_found_by_its_words_and_is_then_of_the_query(tmp_path: Path, mode: str) -> None:
+async def test_imported_search_found_by_words_is_recorded_for_the_query(tmp_path: Path, mode: str) -> None:
     web = Web()
     imported = search_of("who won the cup", provider="import", text="The Reds.")
     base = base_in(tmp_path, imported, loose={imported.key: loose_key("who won the cup")})
@@ -238,7 +238,7 @@ async def test_an_imported_search_is_found_by_its_words_and_is_then_of_the_query
     assert web.asked == []
 
 
-async def test_of_several_who_ask_at_once_one_is_answered_live(tmp_path: Path) -> None:
+async def test_only_one_of_concurrent_callers_fetches_live(tmp_path: Path) -> None:
     web, answer = Web(), asyncio.Event()
 
     async def ask() -> SearchEntry:
@@ -259,16 +259,16 @@ async def test_of_several_who_ask_at_once_one_is_answered_live(tmp_path: Path) -
     assert len(web.asked) == 1
 
 
-async def test_who_waited_for_another_whose_asking_failed_asks_again(tmp_path: Path) -> None:
+async def test_waiter_on_a_failed_fetch_fetches_again(tmp_path: Path) -> None:
     web, fail = Web(), asyncio.Event()
 
-    async def ask_in_vain() -> SearchEntry:
+    async def fail_to_search() -> SearchEntry:
         web.asked.append("in vain")
         await fail.wait()
         raise SearchUnavailable("no time left")
 
     async with recorder(settings_of(), store=store_in(tmp_path)) as it:
-        first = asyncio.create_task(it.search(LIVE.key, LIVE.query, "en", ask_in_vain))
+        first = asyncio.create_task(it.search(LIVE.key, LIVE.query, "en", fail_to_search))
         while not web.asked:
             await asyncio.sleep(0)
         others = [asyncio.create_task(searched(it, web)) for _ in range(3)]
@@ -280,7 +280,7 @@ async def test_who_waited_for_another_whose_asking_failed_asks_again(tmp_path: P
     assert web.asked == ["in vain", LIVE.key]
 
 
-async def test_a_failure_that_will_not_pass_is_told_to_all_who_wait(tmp_path: Path) -> None:
+async def test_permanent_failure_is_raised_to_all_waiters(tmp_path: Path) -> None:
     web, fail = Web(), asyncio.Event()
 
     async def ask() -> SearchEntry:
@@ -300,7 +300,7 @@ async def test_a_failure_that_will_not_pass_is_told_to_all_who_wait(tmp_path: Pa
     assert kept(store) == []
 
 
-async def test_who_comes_second_goes_by_what_another_process_recorded_meanwhile(tmp_path: Path) -> None:
+async def test_entry_recorded_meanwhile_by_another_process_is_used(tmp_path: Path) -> None:
     store, other = store_in(tmp_path), page_of(URL, "of the other process")
 
     async def fetch() -> PageEntry:
@@ -313,7 +313,7 @@ async def test_who_comes_second_goes_by_what_another_process_recorded_meanwhile(
     assert kept(store) == [other]
 
 
-async def test_what_is_still_asked_for_ends_with_the_recorder_and_is_not_recorded(tmp_path: Path) -> None:
+async def test_unfinished_fetch_ends_with_the_recorder_and_is_not_recorded(tmp_path: Path) -> None:
     store, started, ended = store_in(tmp_path), asyncio.Event(), list[str]()
 
     async def fetch() -> PageEntry:
@@ -336,7 +336,7 @@ async def test_what_is_still_asked_for_ends_with_the_recorder_and_is_not_recorde
     assert kept(store) == []
 
 
-async def test_what_comes_is_cut_to_bounds_before_anybody_meets_it(tmp_path: Path) -> None:
+async def test_fetched_entries_are_truncated_before_use(tmp_path: Path) -> None:
     web, store, large = Web(), store_in(tmp_path), page_of(URL, "x" * 60_000)
     async with recorder(settings_of(), store=store) as it:
         entry, _ = await paged(it, web, large)
@@ -344,7 +344,7 @@ async def test_what_comes_is_cut_to_bounds_before_anybody_meets_it(tmp_path: Pat
     assert kept(store) == [entry]
 
 
-async def test_entries_in_memory_are_bounded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_in_memory_are_bounded_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     web, store = Web(), store_in(tmp_path)
     pages = [page_of(f"http://site.test/{number}", "x" * 40_000) for number in range(60)]
     looked_up: list[str] = []
@@ -368,21 +368,19 @@ async def test_entries_in_memory_are_bounded_by_their_bytes(tmp_path: Path, monk
     assert 20 <= len(in_memory) <= 2**20 // sys.getsizeof("x" * 40_000)
 
 
-def test_what_a_mode_needs_is_asked_for_at_once(tmp_path: Path) -> None:
+def test_missing_requirements_of_a_mode_fail_immediately(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         with pytest.raises(ToolError, match='use mode = "replay"'):
-            Recorder(settings_of(), store=None, base=None, threads=threads)
+            WebRecorder(settings_of(), store=None, base=None, threads=threads)
         with pytest.raises(ToolError, match="recorded_in"):
-            Recorder(settings_of("replay"), store=store_in(tmp_path), base=None, threads=threads)
+            WebRecorder(settings_of("replay"), store=store_in(tmp_path), base=None, threads=threads)
         base = base_in(tmp_path, LIVE)
         with pytest.raises(ArtifactError, match=f"is now {base.digest}; when the run was started it was {'0' * 16}"):
-            Recorder(settings_of("replay", record_digest="0" * 16), store=None, base=base, threads=threads)
-        Recorder(settings_of("replay", record_digest=base.digest), store=None, base=base, threads=threads)
+            WebRecorder(settings_of("replay", record_digest="0" * 16), store=None, base=base, threads=threads)
+        WebRecorder(settings_of("replay", record_digest=base.digest), store=None, base=base, threads=threads)
 
 
-async def test_a_damaged_value_or_a_full_disk_stops_with_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_damaged_value_or_full_disk_stops_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     web, store = Web(), store_in(tmp_path)
     store.add(LIVE.key, b"1no zlib")
 
@@ -398,7 +396,7 @@ async def test_a_damaged_value_or_a_full_disk_stops_with_its_cause(
     assert web.asked == [LIVE_PAGE.key]
 
 
-async def test_what_is_asked_for_lands_though_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+async def test_abandoned_fetch_is_still_recorded(tmp_path: Path) -> None:
     store, may_answer = store_in(tmp_path), asyncio.Event()
 
     async def ask() -> SearchEntry:
@@ -406,19 +404,19 @@ async def test_what_is_asked_for_lands_though_nobody_waits_for_it_any_more(tmp_p
         return LIVE
 
     async with recorder(settings_of(), store=store) as it:
-        await it.landed()
+        await it.wait_recorded()
         asking = asyncio.create_task(it.search(LIVE.key, LIVE.query, LIVE.language, ask))
         await asyncio.sleep(0)
         asking.cancel()
-        landed = asyncio.create_task(it.landed())
+        wait_recorded = asyncio.create_task(it.wait_recorded())
         await asyncio.sleep(0)
-        assert not landed.done()
+        assert not wait_recorded.done()
         may_answer.set()
-        await landed
+        await wait_recorded
     assert kept(store) == [LIVE]
 
 
-async def test_what_was_had_is_written_though_the_end_comes_first(
+async def test_fetched_entries_are_written_even_if_closed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One entry is being written when all is broken off, others wait for that, and one is still asked for."""

@@ -1,0 +1,250 @@
+"""Open the models and tools of a stage and build its rollout engine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.metering import Meter, TokenBudget
+from treadle.agent.model_types import RolloutLimits
+from treadle.agent.role import RoleModel
+from treadle.agent.rollout import RolloutEngine
+from treadle.agent.tools.outcome import Tool
+from treadle.agent.tools.toolbox import make_tools
+from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.hosted import FIXED_VALUES
+from treadle.core.llm.oddities import odd_sentences
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN
+from treadle.core.llm.types import ServerFacts
+from treadle.core.store.keyed_store import KeyedStore
+
+_log = logging.getLogger(__name__)
+
+
+def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenizer | None:
+    """Return the tokenizer of a model, or None if it has none. Raises ConfigError if its digest is not `digest`."""
+    folder = model.tokenizer
+    if folder is None:
+        return None
+    tokenizer = ChatTokenizer.load(folder)
+    if digest not in ("", tokenizer.digest):
+        raise ConfigError(
+            f"models.{name}: the tokenizer in {folder} differs from the one that this run was started with"
+        )
+    return tokenizer
+
+
+AGENT = "agent"
+"""Role of a model whose rollouts are evaluated; a model that is trained on its rollouts has the role `policy`."""
+CHAT_ROLES = frozenset({AGENT, "judge", "redundancy", "summarizer"})
+"""Roles that need no completion of a given prefix, so that a chat-only service is enough."""
+
+
+def check_api(role: str, name: str, model: ModelSettings) -> None:
+    """Raise ConfigError for a model with `api = "chat"` in a role that needs completions."""
+    if model.api == "chat" and role not in CHAT_ROLES:
+        raise ConfigError(
+            f'models.{name}: api = "chat" is enough for the agent of rollouts, judges and the summarizer, but this is '
+            f"the {role}, which continues text or token ids; name a model whose server completes prompts, such as vLLM"
+        )
+
+
+def check_sampling(role: str, name: str, sampling: Sampling, facts: ServerFacts) -> None:
+    """Raise ConfigError for sampling parameters that the model's service refuses."""
+    fixed = {key: value for key, value in FIXED_VALUES.items() if key in facts.refused_keys}
+    if all(getattr(sampling, key) == value for key, value in fixed.items()):
+        return
+    takes = " and ".join(f"no {key} but {value:g}" for key, value in fixed.items())
+    where = "rollouts.sampling" if role == AGENT else f"the sampling of the {role}"
+    raise ConfigError(f"models.{name}: its service accepts {takes}; set that in {where}")
+
+
+def check_stops(role: str, name: str, model: ModelSettings, facts: ServerFacts) -> None:
+    """Raise ConfigError for a role that needs stop strings if a server's stop behaviour could not be determined."""
+    unknown = [url for url, style in facts.stops.items() if style == UNKNOWN]
+    if unknown and (model.api != "chat" and role not in CHAT_ROLES - {AGENT}):
+        raise ConfigError(
+            f"models.{name}: {', '.join(unknown)} does not show whether answers end before or after a stop string: "
+            "asked to continue short texts, it returned nothing, or something else each time. Tool calls could be "
+            "lost; check that it completes text with this model, or serve the model with vLLM"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSession:
+    """Model whose endpoints passed their checks.
+
+    Attributes:
+        name: Name in the configuration.
+        meter: Completes requests within the stage's budget.
+        facts: What the check of its servers found.
+        tokenizer: None if the model has none.
+    """
+
+    name: str
+    meter: Meter
+    facts: ServerFacts
+    tokenizer: ChatTokenizer | None
+
+    @property
+    def codec(self) -> ChatTokenizer | None:
+        """Tokenizer if requests carry token ids; None in text mode."""
+        return self.tokenizer if self.facts.token_ids else None
+
+    def for_role(self, role: str, sampling: Sampling) -> RoleModel:
+        """Return the model for a role other than the policy. Raises ConfigError if it cannot take that role."""
+        settings = self.meter.pool.settings
+        check_api(role, self.name, settings)
+        check_sampling(role, self.name, sampling, self.facts)
+        check_stops(role, self.name, settings, self.facts)
+        renderer = self.tokenizer if settings.api == "completions" else None
+        return RoleModel(
+            role,
+            self.name,
+            self.meter,
+            sampling,
+            self.codec,
+            renderer,
+            self.facts.max_model_len,
+            chat_only=settings.api == "chat",
+        )
+
+    def engine(
+        self,
+        environment: EnvironmentSettings,
+        sampling: Sampling,
+        *,
+        additional_calls: int = 0,
+        role: str = "policy",
+    ) -> RolloutEngine:
+        """Return a rollout engine with this model as policy or agent; `additional_calls` extends each call limit.
+
+        Raises ConfigError if the API, the sampling or the stop strings do not suit the role.
+        """
+        check_api(role, self.name, self.meter.pool.settings)
+        check_sampling(role, self.name, sampling, self.facts)
+        check_stops(role, self.name, self.meter.pool.settings, self.facts)
+        limits = RolloutLimits(
+            max_turns=environment.turn_limit(additional_calls),
+            max_model_len=self.facts.max_model_len,
+            max_trajectory_tokens=environment.max_trajectory_tokens,
+            continue_unmarked=environment.on_unmarked == "continue",
+        )
+        return RolloutEngine(
+            model=self.meter,
+            codec=self.codec,
+            sampling=sampling,
+            limits=limits,
+            dialect=environment.dialect,
+            renderer=self.tokenizer,
+            chat=self.meter if self.meter.pool.settings.api == "chat" else None,
+        )
+
+    def check_token_ids(self) -> None:
+        """Warn if the model works in text mode. Raises ConfigError if the configuration requires token ids."""
+        if self.codec is not None or self.meter.pool.settings.api == "chat":
+            return
+        if self.meter.pool.settings.token_ids == "required":
+            raise ConfigError(f'models.{self.name}: token_ids = "required" needs a tokenizer; name its folder')
+        _log.warning("models.%s works in text mode: rows have no token ids", self.name)
+
+
+def _warn_about_stops(name: str, facts: ServerFacts) -> None:
+    by_style = {style: [url for url in facts.stops if facts.stops[url] == style] for style in (IGNORED, DROPPED)}
+    if urls := by_style[IGNORED]:
+        _log.warning(
+            "models.%s: %s ignores stop strings: text that it generates after a call is dropped, but billed",
+            name,
+            ", ".join(urls),
+        )
+    if urls := by_style[DROPPED]:
+        _log.warning(
+            "models.%s: %s leaves out the stop string that ended an answer and does not name it: a call or an answer "
+            "that is open where the text ends is taken as closed",
+            name,
+            ", ".join(urls),
+        )
+
+
+@dataclass(slots=True)
+class ModelSessions:
+    """Context manager that opens models (each once) and tools, and closes them all at the end of the block."""
+
+    budget: TokenBudget
+    _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    _pools: list[ModelPool] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pool in self._pools:
+            for sentence in odd_sentences(pool.stats.odd):
+                # The sentence is the log message itself, not an argument, so that no two kinds count as the same
+                # message.
+                _log.warning(f"models.{pool.name}: {sentence}")
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def model(self, name: str, settings: ModelSettings, tokenizer_digest: str = "") -> ModelSession:
+        """Open a model and check all its endpoints. Raises ConfigError and EndpointUnavailable."""
+        self.budget.check_price(name, settings)
+        tokenizer = load_tokenizer(name, settings, tokenizer_digest)
+        pool = next((known for known in self._pools if known.settings == settings), None)
+        if pool is None:
+            pool = await self._stack.enter_async_context(ModelPool(name, settings))
+            facts = await pool.check(tokenizer)
+            self._pools.append(pool)
+            if dropped := [key for key in ("stop", "seed") if key in facts.refused_keys]:
+                _log.warning(
+                    "models.%s: requests are sent without %s, which its service refuses", name, " and ".join(dropped)
+                )
+            if settings.api == "completions":
+                _warn_about_stops(name, facts)
+        assert pool.facts is not None
+        return ModelSession(name, Meter(pool, self.budget), pool.facts, tokenizer)
+
+    async def tools(
+        self,
+        environment: EnvironmentSettings,
+        summarizer: ModelSession | None,
+        store: Callable[[str], KeyedStore] | None = None,
+        *,
+        misses_are_empty: bool = False,
+    ) -> dict[str, Tool]:
+        """Open the enabled tools and return them by name; `summarizer` summarizes search results. Raises ToolError.
+
+        `store` returns a store of the run by its name; without it, the web can only be replayed. For `misses_are_empty`
+        see `SearchTool`.
+        """
+        from treadle.agent.tools.summarizer import Summarizer
+
+        search_summarizer = None
+        if environment.summarizer is not None:
+            if summarizer is None:
+                raise ConfigError(
+                    f"environment.search.summarizer names {environment.summarizer}, "
+                    "but the stage was given no such model"
+                )
+            check_sampling("summarizer", summarizer.name, environment.search.summarizer_sampling, summarizer.facts)
+            search_summarizer = Summarizer(
+                summarizer.meter,
+                environment.search.summarizer_sampling,
+                codec=summarizer.codec,
+                max_model_len=summarizer.facts.max_model_len,
+                added_tokens=summarizer.tokenizer.added_tokens if summarizer.tokenizer else frozenset(),
+            )
+        tools = {}
+        for tool in make_tools(environment, search_summarizer, store, misses_are_empty=misses_are_empty):
+            tools[tool.name] = await self._stack.enter_async_context(tool)
+        return tools

@@ -1,0 +1,196 @@
+"""Compare the demo's models on held-out questions, and test whether each training changed them significantly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from treadle.core.figures import Figures
+from treadle.core.runs.address import Address
+from treadle.core.runs.reused import result_origin
+from treadle.core.runs.run import Run
+from treadle.eval.statistics import wilson_interval
+from treadle.report.comparison import Comparison, Pairs, compare_pairs
+
+_MODEL_LABELS = {
+    "tutor": "tutor (rules, no language model)",
+    "base": "base (SmolLM2-135M)",
+    "tuned": "tuned (the same, fine-tuned)",
+    "reinforced": "reinforced (tuned, then GRPO)",
+}
+_WEIGHTS = ("base", "tuned", "reinforced")
+"""Models that are trained from each other, in this order."""
+
+
+@dataclass
+class ModelCounts:
+    """Counts over the scored rollouts of one model."""
+
+    num_rollouts: int = 0
+    num_right: int = 0
+    num_valid: int = 0
+    """Rollouts that ended with an answer in the requested format."""
+    num_calls: int = 0
+    """Tool calls that ran."""
+    num_failed_calls: int = 0
+    """Tool calls that ran and gave an error or nothing."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> ModelCounts:
+        """Count rows of the table `scores`."""
+        tally = cls()
+        for row in rows:
+            tally.num_rollouts += 1
+            tally.num_right += bool(row["correct"])
+            tally.num_valid += row["is_valid_answer"]
+            tally.num_calls += row["calls_executed"]
+            tally.num_failed_calls += row["failed_calls"]
+        return tally
+
+    def __add__(self, other: ModelCounts) -> ModelCounts:
+        return ModelCounts(
+            num_rollouts=self.num_rollouts + other.num_rollouts,
+            num_right=self.num_right + other.num_right,
+            num_valid=self.num_valid + other.num_valid,
+            num_calls=self.num_calls + other.num_calls,
+            num_failed_calls=self.num_failed_calls + other.num_failed_calls,
+        )
+
+    def cells(self) -> tuple[str, str, str]:
+        """Return right answers with their interval, valid answers, and calls without an error."""
+        low, high = wilson_interval(self.num_right / max(1, self.num_rollouts), self.num_rollouts)
+        right = f"{self.num_right} of {self.num_rollouts} ({low:.0%} to {high:.0%})"
+        calls = f"{self.num_calls - self.num_failed_calls} of {self.num_calls}" if self.num_calls else "none made"
+        return right, f"{self.num_valid} of {self.num_rollouts}", calls
+
+
+def counts_by_model(run: Run, models: Iterable[str], iteration: int = 1) -> dict[str, ModelCounts]:
+    """Return model -> its counts in an iteration, for models with scores of their own there."""
+    return {model: ModelCounts.of(rows) for model, rows in _scores(run, models, iteration).items()}
+
+
+def outcome(run: Run, models: Iterable[str]) -> Figures:
+    """Return a table with one row per model and iteration."""
+    names = list(models)
+    header = ("held-out questions", "right answers (95 %)", "ended with an answer", "calls without an error")
+    rows = tuple(
+        (_named(_MODEL_LABELS.get(model, model), number), *tally.cells())
+        for number in range(1, _num_iterations(run) + 1)
+        for model, tally in counts_by_model(run, names, number).items()
+    )
+    sentences = " ".join(filter(None, (training_sentence(run), reinforcement_sentence(run))))
+    return Figures("Results", header, rows, sentences)
+
+
+def differences(run: Run, models: Iterable[str]) -> Figures:
+    """Return a table with one row per training: what it changed on the questions asked before and after it."""
+    names = [model for model in _WEIGHTS if model in set(models)]
+    answers = [
+        (_named(model, number), _right_by_question(rows))
+        for number in range(1, _num_iterations(run) + 1)
+        for model, rows in _scores(run, names, number).items()
+    ]
+    rows = tuple(
+        (f"{before} to {after}", *_cells(_compared(first, second)))
+        for (before, first), (after, second) in pairwise(answers)
+        if first.keys() & second.keys()
+    )
+    header = ("question by question", "difference in points (95 %)", "newly right", "no longer right", "p")
+    note = "Where the interval reaches 0, chance alone may have done it; other seeds or more questions would tell."
+    return Figures("What each training changed", header, rows, note if rows else "")
+
+
+def training_sentence(run: Run) -> str:
+    """Return the steps, rows and loss of fine-tuning in a sentence; empty without fine-tuning."""
+    record = run.record(Address(1, "sft"))
+    if record is None:
+        return ""
+    metrics = record.metrics
+    return (
+        f"Fine-tuning: {metrics['steps']:,} steps over {metrics['rows']:,} rows ({metrics['target_tokens']:,} target "
+        f"tokens) in {metrics['seconds']:.0f} s; loss {metrics['first_loss']:.2f} at first, "
+        f"{metrics['last_loss']:.2f} at last."
+    )
+
+
+def reinforcement_sentence(run: Run) -> str:
+    """Return the steps, rollouts and rewards of reinforcement learning in a sentence; empty without it."""
+    record = run.record(Address(1, "rl", "phase-1"))
+    if record is None:
+        return ""
+    metrics = record.metrics
+    said = (
+        f"Reinforcement: {metrics['steps']:,} steps with {metrics['rollouts']:,} rollouts of {metrics['rows']:,} "
+        f"training questions in {metrics['seconds']:.0f} s"
+    )
+    if not (ends := first_and_last_rewards(run.rows(record.outputs["rl_rollouts"]).rows())):
+        return f"{said}."
+    first, last = (fmean(rewards) for rewards in zip(*ends, strict=True))
+    return f"{said}; mean reward of a question {first:.2f} when it was trained on first, {last:.2f} when last."
+
+
+def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return the mean rewards of the first and the last group of each question trained on more than once.
+
+    Unlike means of single steps, these do not depend on which questions a step had. `rows` are those of `rl_rollouts`.
+    """
+    steps: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["reward"] is not None:
+            steps[row["question_key"]][row["step"]].append(row["reward"])
+    return [
+        (fmean(rewards[min(rewards)]), fmean(rewards[max(rewards)])) for rewards in steps.values() if len(rewards) > 1
+    ]
+
+
+def _scores(run: Run, models: Iterable[str], iteration: int) -> dict[str, Iterable[dict[str, Any]]]:
+    """Return model -> rows of its scores, for models with scores of their own in an iteration."""
+    records = ((model, run.record(Address(iteration, "scores", model))) for model in models)
+    return {
+        model: run.rows(record.outputs["scores"]).rows()
+        for model, record in records
+        if record is not None and not result_origin(record, run.record)
+    }
+
+
+def _right_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    right: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        right[row["question_key"]].append(float(bool(row["correct"])))
+    return right
+
+
+def _compared(first: Mapping[str, list[float]], second: Mapping[str, list[float]]) -> Comparison:
+    """Compare right answers of all domains together; with one answer per question by Tango and McNemar."""
+    keys = sorted(first.keys() & second.keys())
+    before, after = ({key: fmean(given[key]) for key in keys} for given in (first, second))
+    pairs = Pairs(
+        figure="accuracy",
+        first=before,
+        second=after,
+        is_binary=all(len(given[key]) == 1 for given in (first, second) for key in keys),
+        num_dropped=len(first.keys() ^ second.keys()),
+        num_dropped_rollouts=0,
+        gained=tuple(key for key in keys if before[key] <= 0.5 < after[key]),
+        lost=tuple(key for key in keys if after[key] <= 0.5 < before[key]),
+    )
+    return compare_pairs(pairs)
+
+
+def _cells(comparison: Comparison) -> tuple[str | int, ...]:
+    low, high = ("?" if end is None else f"{100 * end:+.0f}" for end in comparison.difference.ends)
+    points = f"{100 * comparison.difference.mean:+.0f} ({low} to {high})"
+    p_value = "< 0.001" if comparison.p_value < 0.001 else f"{comparison.p_value:.3f}"
+    return points, len(comparison.gained), len(comparison.lost), p_value
+
+
+def _named(model: str, iteration: int) -> str:
+    return model + (f", iteration {iteration}" if iteration > 1 else "")
+
+
+def _num_iterations(run: Run) -> int:
+    return max((Address.parse(record.address).iteration for record in run.records()), default=1)

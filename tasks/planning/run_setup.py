@@ -1,0 +1,136 @@
+"""Resolve the configuration of a run and create or open the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treadle.core.config import load_config, read_text
+from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run, run_exists
+from treadle.tasks.catalog import flow_addresses, semantic_of
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.models import flow_models
+from treadle.tasks.planning.run_setup_checks import (
+    check_models,
+    check_provider,
+    check_roles,
+    check_secrets,
+    check_web,
+    has_keys,
+)
+from treadle.tasks.planning.service_fingerprint import with_service_fingerprint
+
+
+def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
+    """Return the configuration from the files and overrides, or, without files, that of the existing run.
+
+    Raises ConfigError if there are neither files nor such a run, and as `load_config` and `stored_config` do.
+    """
+    if configs:
+        return load_config(TreadleConfig, configs, overrides)
+    if not run_exists(root, run_id):
+        raise ConfigError(f"there is no run {run_id!r} in {root}; name a configuration file to start it")
+    return stored_config(Run.open(root, run_id), overrides)
+
+
+def stored_config(run: Run, overrides: Sequence[str] = ()) -> TreadleConfig:
+    """Return a run's own configuration with `--set` overrides.
+
+    Raises RunError if the stored configuration is damaged, and ConfigError, naming its file, if this version does not
+    accept it.
+    """
+    base = run.config()
+    try:
+        return load_config(TreadleConfig, (), overrides, base=base)
+    except ConfigError as error:
+        place = run.storage.location(run.key("config.json"))
+        raise ConfigError(
+            f"{error} (in {place}, the configuration that the run was made with, or in --set); name the configuration "
+            f"file of the run again, or correct this with --set"
+        ) from None
+
+
+def resolve_config(
+    root: str | Path, run_id: str, config_file: Path | None, config: TreadleConfig | None
+) -> TreadleConfig:
+    """Return the configuration passed to a flow: the file, overridden by the keys that are set in `config`.
+
+    With neither, return that of the existing run; raises ConfigError if there is none.
+    """
+    if config_file is not None:
+        given = config.model_dump(mode="json", exclude_unset=True) if config is not None else {}
+        return load_config(TreadleConfig, (config_file,), data=given)
+    if config is not None:
+        return config
+    return configuration_of(root, run_id, (), ())
+
+
+def with_run_defaults(config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True) -> TreadleConfig:
+    """Fill in what the configuration leaves open with the values that an existing run was created with.
+
+    These are the models of the flow and the index of search services (see `with_service_fingerprint`, also for errors).
+    """
+    config = with_service_fingerprint(config, root, run_id, ask=ask)
+    if config.flow.models or not run_exists(root, run_id):
+        return config
+    names = _models_of(Run.open(root, run_id))
+    if not names or not config.models.keys() >= set(names):
+        return config
+    return config.model_copy(update={"flow": config.flow.model_copy(update={"models": names})})
+
+
+def open_run(
+    root: str | Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = (), *, needs_keys: bool = True
+) -> Run:
+    """Create the run, or open it if its configuration would give the same results; raise RunError otherwise.
+
+    Raises ConfigError if the configuration contains a secret from the environment. Models that are new to the run are
+    checked against their servers first, because a wrong name would be locked in. A new run also needs what its web
+    search requires (see `check_web` and `check_provider`). Without `needs_keys`, web search and models whose API keys
+    are missing are not checked.
+    """
+    resolved, given = config.model_dump(mode="json"), "\n".join(map(read_text, configs))
+    check_secrets(config, given, resolved)
+    made = Run.open(root, run_id) if run_exists(root, run_id) else None
+    if made is None:
+        check_roles(config)
+        if needs_keys:
+            check_web(config)
+            check_provider(config)
+    known = set(made.info.semantic.get("models", {})) if made is not None else set[str]()
+    if not needs_keys:
+        known |= {name for name, settings in config.models.items() if not has_keys(settings)}
+    check_models(config, known)
+    semantic = semantic_of(config) if made is None else semantic_for(made, config)
+    return create_or_open_run(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
+
+
+def semantic_for(run: Run, config: TreadleConfig) -> dict[str, Any]:
+    """Return `semantic_of`, without the flow's model names if an older version created the run without them."""
+    semantic = semantic_of(config)
+    unnamed = not run.info.semantic.get("flow", {}).get("models")
+    if unnamed and tuple(semantic["flow"]["models"]) == _models_of(run):
+        semantic["flow"]["models"] = []
+    return semantic
+
+
+def known_addresses(run: Run) -> list[Address]:
+    """Return the addresses of a run's flow, producers first; empty if another version wrote its configuration."""
+    try:
+        return flow_addresses(load_config(TreadleConfig, base=run.config()))
+    except ConfigError:
+        return []
+
+
+def _models_of(run: Run) -> tuple[str, ...]:
+    """Return the models of a run's flow from its own configuration; empty if another version wrote it."""
+    if named := run.info.semantic.get("flow", {}).get("models"):
+        return tuple(named)
+    try:
+        return flow_models(load_config(TreadleConfig, base=run.readable_config()))
+    except ConfigError:
+        return ()

@@ -1,0 +1,87 @@
+"""Show a flow run in the terminal of the command that started it in the same process.
+
+Flows report only to `flow_run_listener()`. In a worker it discards everything, and only Prefect's log and artifacts are
+visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Protocol
+
+from treadle.core.runs.context import NullProgress
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Progress
+
+
+class FlowRunListener(Protocol):
+    """Listener that is shown a flow run while it runs."""
+
+    def begins(self, url: str) -> None:
+        """Report that the flow run has started and has this page in Prefect's UI."""
+        ...
+
+    def tell(self, line: str) -> None:
+        """Report events other than stage progress: servers, waiting."""
+        ...
+
+    def running(self, instance: Instance, run: Run) -> AbstractContextManager[Progress]:
+        """Return a context manager around running an instance; it yields a listener for its progress."""
+        ...
+
+    def made(self, record: StageRecord) -> None:
+        """Report that an instance has a result, new or reused."""
+        ...
+
+
+class TeeProgress:
+    """Progress reported to two listeners. Implements `treadle.core.runs.stage.Progress`."""
+
+    def __init__(self, first: Progress, second: Progress) -> None:
+        self._both = (first, second)
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """Start, or restart with another total."""
+        for one in self._both:
+            one.start(total, done, unit)
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """Count finished units."""
+        for one in self._both:
+            one.advance(count, **facts)
+
+
+class _NullListener:
+    def begins(self, url: str) -> None:
+        pass
+
+    def tell(self, line: str) -> None:
+        pass
+
+    def running(self, instance: Instance, run: Run) -> AbstractContextManager[Progress]:
+        return nullcontext(NullProgress())
+
+    def made(self, record: StageRecord) -> None:
+        pass
+
+
+_NULL_LISTENER = _NullListener()
+_listener: ContextVar[FlowRunListener] = ContextVar("treadle_audience", default=_NULL_LISTENER)
+
+
+def flow_run_listener() -> FlowRunListener:
+    """Return the listener of the current flow run."""
+    return _listener.get()
+
+
+@contextmanager
+def reporting_to(listener: FlowRunListener) -> Iterator[None]:
+    """Report flow runs called in the block to `listener`."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
