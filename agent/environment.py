@@ -162,7 +162,7 @@ class Environment(Protocol):
 
 
 class Ledger:
-    """ParsedCall counts of one rollout: the only source for limits and metrics. They are never read from the text."""
+    """Counts of the calls of one rollout: the only source for limits and metrics. They are never read from the text."""
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self.requested: Counter[str] = Counter()

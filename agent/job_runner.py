@@ -93,7 +93,7 @@ def leaves_job_pending(error: Exception) -> bool:
 
 
 class JobRunner(Generic[T_Job]):
-    """KeyedJob runner: works through the unfinished jobs in passes, with `max_concurrent` jobs at once.
+    """Job runner: works through the unfinished jobs in passes, with `max_concurrent` jobs at once.
 
     Attributes:
         last: Result of the last pass; its errors are those of the jobs still pending.

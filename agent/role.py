@@ -33,7 +33,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class RoleModel:
-    """CompletionModel with the sampling parameters of its role.
+    """Model with the sampling parameters of its role.
 
     Attributes:
         role: For example `judge`.

@@ -259,7 +259,7 @@ POOLS = Table(
             _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
         ]
     ),
-    "JudgeResults trajectories of the flywheel: initial rollouts, and those that operators made from them.",
+    "Judged trajectories of the flywheel: initial rollouts, and those that operators made from them.",
 )
 
 POOL_QUESTIONS = Table(

@@ -122,7 +122,7 @@ class Judging:
         return {**_head(judgement), **said}
 
     def judge_verdict(self, judgement: Judgement) -> JudgeVerdict:
-        """Return a judge's judge_verdict of an answer."""
+        """Return a judge's verdict on an answer."""
         row = self.row(judgement)
         if row is None:
             return JudgeVerdict(None, FALLBACK_RULE)

@@ -1,4 +1,4 @@
-"""Combine the judge_verdicts of several judges and the rule into a verdict on an answer. Pure functions.
+"""Combine the verdicts of several judges and the rule into a verdict on an answer. Pure functions.
 
 Documented in docs/behaviour/scores.md.
 """

@@ -29,7 +29,7 @@ COMPARED_FIGURES = (
 """Figures that are compared. A figure is left out if its per-question values equal those of an earlier one, such as
 accuracy on math."""
 _MAX_PAIRED = 3
-"""Every pair is compare_pairs up to this number of models."""
+"""Every pair is compared up to this number of models."""
 
 Row = dict[str, Any]
 

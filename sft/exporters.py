@@ -278,4 +278,4 @@ FORMATS: Mapping[str, ExportFormat] = {
         ),
     )
 }
-"""ExportResult formats by name."""
+"""Export formats by name."""

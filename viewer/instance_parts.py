@@ -31,7 +31,7 @@ class InstancePart:
 
 @dataclass(frozen=True, slots=True)
 class QuestionTables:
-    """QuestionTables by key. The previews of their texts are in memory, the rest is read from storage."""
+    """Questions by key. The previews of their texts are in memory, the rest is read from storage."""
 
     tables: Sequence[KeyedTable] = ()
     previews: dict[str, str] = field(default_factory=dict)

@@ -26,7 +26,7 @@ _QUESTION_CHARS = 6000
 
 @dataclass(frozen=True, slots=True)
 class ListedTrajectory:
-    """LoadedTrajectory in a list."""
+    """Trajectory in a list."""
 
     facts: Mapping[str, Any]
     question: str

@@ -93,7 +93,7 @@ class Guardian:
     ) -> GuardedProcess:
         """Ask for a process in a session of its own, which gets `descriptors` as 3 and on; raises OSError.
 
-        That it could not be started is among its status_pipe. `cgroup` holds the folder `parent` in which to make one
+        A failure to start is reported in its status. `cgroup` holds the folder `parent` in which to make one
         for it, and `limits`, file -> text. The folder `devices` is deleted at the latest when this process has ended.
         """
         number = next(_numbers)
@@ -185,7 +185,7 @@ class Guardian:
 
 
 def finish(guarded: GuardedProcess, data: bytes, timeout_s: float) -> tuple[ProcessStatus, bytes, bytes]:
-    """Write little, wait for the end, read little: status_pipe, standard output, standard error; raises OSError.
+    """Write little, wait for the end, read little: status, standard output, standard error; raises OSError.
 
     Past the time it is not ended, but by the end of its guardian.
     """

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from treadle.core.store.artifacts import ArtifactRef
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON files; raised when a key changes its meaning, not when one is added."""
 
 AttemptState = Literal["running", "completed", "failed", "interrupted"]

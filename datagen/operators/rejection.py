@@ -19,6 +19,6 @@ class EditRejected(Exception):
     def __init__(self, reason: str, reply: str = "") -> None:
         super().__init__(reason)
         if not all(isinstance(text, str) for text in (reason, reply)):
-            raise TypeError("a EditRejected has a code and the text of a reply")
+            raise TypeError("an EditRejected has a code and the text of a reply")
         self.reason = reason
         self.reply = reply

@@ -96,7 +96,7 @@ def _web_chars(web: WebSettings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRollout:
-    """ExpectedUsage usage of one rollout in an environment."""
+    """Expected usage of one rollout in an environment."""
 
     environment: EnvironmentSettings
 

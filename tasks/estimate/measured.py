@@ -23,7 +23,7 @@ _MAX_SAMPLED = 500
 
 @dataclass(frozen=True, slots=True)
 class MeanUsage:
-    """MeanUsage calls and tokens of a unit by role, and their basis."""
+    """Mean calls and tokens of a unit by role, and their basis."""
 
     roles: Mapping[str, Mapping[str, float]]
     basis: str

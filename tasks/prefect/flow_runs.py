@@ -62,13 +62,13 @@ def block_of(variable: str) -> str:
 
 
 def flow_log(line: str) -> None:
-    """Log events other than stage progress in the flow run, and show them to its flow_run_listener."""
+    """Log events other than stage progress in the flow run, and show them to its listener."""
     get_run_logger().info(line)
     flow_run_listener().tell(line)
 
 
 def _report_url() -> None:
-    """Tell the flow_run_listener where the UI shows the flow run."""
+    """Tell the listener where the UI shows the flow run."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return

@@ -94,14 +94,14 @@ def run_stage(
 
 
 def _tell(line: str) -> None:
-    """Log a line in the task run, and show it to the flow_run_listener."""
+    """Log a line in the task run, and show it to the listener."""
     logger.info(line)
     flow_run_listener().tell(line)
 
 
 @contextmanager
 def _report_retries(address: str) -> Iterator[None]:
-    """Show the flow_run_listener each failure that Prefect retries; the last one ends the command."""
+    """Show the listener each failure that Prefect retries; the last one ends the command."""
     try:
         yield
     except TreadleError as error:

@@ -94,7 +94,7 @@ class Shelf:
 
 @dataclass
 class Flywheel:
-    """A world, a tutor, and the pool_context of the stage `pools` around them."""
+    """A world, a tutor, and the context of the stage `pools` around them."""
 
     rows: list[Row]
     pool_context: PoolContext

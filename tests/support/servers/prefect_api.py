@@ -1,4 +1,4 @@
-"""PromptStrategy a Prefect server as its own client does."""
+"""Ask a Prefect server as its own client does."""
 
 from __future__ import annotations
 

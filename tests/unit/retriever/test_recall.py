@@ -1,4 +1,4 @@
-"""RetrievalRecall of supporting documents, hop by hop."""
+"""Recall of supporting documents, hop by hop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeasePool at scarce resources."""
+"""A fair lease pool for scarce resources."""
 
 from __future__ import annotations
 

@@ -217,12 +217,12 @@ async def test_page_that_waited_for_others_is_not_recorded_and_is_requested_agai
 
     async def wait(url: str) -> None:
         if full and url.endswith("/b"):
-            raise SearchUnavailable("all held_slots are taken")
+            raise SearchUnavailable("all places are taken")
 
     pages = Pages(wait)
     web = searching(tmp_path, Finding(hit("/a"), hit("/b")), pages)
     await web.open()
-    with pytest.raises(SearchUnavailable, match="all held_slots are taken"):
+    with pytest.raises(SearchUnavailable, match="all places are taken"):
         await web.search("q", deadline=FAR)
     full = False
     found = await web.search("q", deadline=FAR)
