@@ -154,7 +154,7 @@ def test_file_with_another_format_is_refused_by_name(tmp_path: Path, name: str) 
     assert later["format"] == 1
     for other in (0, 2):
         path.write_bytes(orjson.dumps({**later, "format": other}))
-        with pytest.raises(RunError, match=f"runs/r1/{name} has format {other}; this Treadle reads format 1: use"):
+        with pytest.raises(RunError, match=f"runs/r1/{name} has format {other}; this Treadle reads format 2: use"):
             Run.open(tmp_path, "r1").statuses()
 
 
