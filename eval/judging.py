@@ -88,8 +88,8 @@ class Judging:
         if not num_open:
             return WorkResult()
         try:
-            async with ModelSessions(self._budget) as opening:
-                await self._open_models(opening)
+            async with ModelSessions(self._budget) as sessions:
+                await self._open_models(sessions)
                 if self._budget.is_limited:
                     self._count_finished()
                 await self._job_runner.work(num_open)
@@ -160,17 +160,17 @@ class Judging:
             return None
         return cached_votes(JournalCache(self._journal, judgement.key), self._options.redundancy.votes)
 
-    async def _open_models(self, opening: ModelSessions) -> None:
+    async def _open_models(self, sessions: ModelSessions) -> None:
         """Open only models with pending judgements; the other endpoints need not be up."""
         settings, options = self.settings, self._options
         open_names = {(judgement.kind, judgement.judge) for judgement in self._open()}
         for name, role in settings.judges.items():
             if (CORRECTNESS, name) not in open_names:
                 continue
-            model = await opening.model(role.name, role.model, role.tokenizer_digest)
+            model = await sessions.model(role.name, role.model, role.tokenizer_digest)
             self._judges[name] = ModelJudge(model.for_role("judge", role.sampling))
         if (voter := settings.redundancy) is not None and (REDUNDANCY, voter.name) in open_names:
-            model = await opening.model(voter.name, voter.model, voter.tokenizer_digest)
+            model = await sessions.model(voter.name, voter.model, voter.tokenizer_digest)
             asked = model.for_role("redundancy", voter.sampling)
             self._redundancy = RedundancyJudge(asked, options.redundancy.votes)
 

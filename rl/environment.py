@@ -100,9 +100,9 @@ async def open_environment(
             "by another version of Treadle; make it again"
         )
     settings = with_interpreter(settings, interpreter)
-    async with ModelSessions(TokenBudget(None)) as opening:
+    async with ModelSessions(TokenBudget(None)) as sessions:
         # A policy in training sends new queries, so a query that is not on record must not end the training.
-        yield OpenEnvironment(settings, await opening.tools(settings, None, misses_are_empty=True))
+        yield OpenEnvironment(settings, await sessions.tools(settings, None, misses_are_empty=True))
 
 
 def with_interpreter(settings: EnvironmentSettings, interpreter: Path | None) -> EnvironmentSettings:

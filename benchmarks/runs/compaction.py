@@ -51,13 +51,13 @@ def main() -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
         made = list(rows(1000))
-        making = (time.perf_counter() - started) * num_rollouts / 1000
+        writing_s = (time.perf_counter() - started) * num_rollouts / 1000
         started = time.perf_counter()
         writer = ArtifactWriter(LocalStorage(Path(folder)), ROLLOUTS, made_by="benchmark")
         for row in rows(num_rollouts):
             writer.write([row])
         writer.commit()
-        ours = time.perf_counter() - started - making
+        ours = time.perf_counter() - started - writing_s
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         made = list(rows(num_rollouts))
         started = time.perf_counter()

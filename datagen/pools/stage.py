@@ -90,13 +90,13 @@ class PoolsRun:
         for name, role in settings.roles.items():
             check_api(name, role.name, role.model)
         try:
-            async with ModelSessions(self._budget) as opening:
+            async with ModelSessions(self._budget) as sessions:
                 models: dict[str, ModelSession] = {}
                 servers = self._found["servers"] = {}
                 for name, role in settings.roles.items():
-                    models[name] = await opening.model(role.name, role.model, role.tokenizer_digest)
+                    models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
                     servers[name] = asdict(models[name].facts)
-                tools = await opening.tools(settings.environment, models.get("summarizer"), self._context.store)
+                tools = await sessions.tools(settings.environment, models.get("summarizer"), self._context.store)
                 self._found["sandbox"] = sandbox_facts(settings.environment)
                 models["policy"].check_token_ids()
                 if self._budget.is_limited:

@@ -8,6 +8,7 @@ import io
 import re
 import subprocess
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -103,3 +104,40 @@ def test_function_docstrings_start_with_a_verb() -> None:
     ]
     found = [doc for doc in docs if doc.split()[0] in OPENINGS]
     assert len(found) <= 0.03 * len(docs), "\n".join(found)
+
+
+# Names of the private dialect that were replaced by those of the field; compared without case and underscores.
+REPLACED = frozenset(
+    """crew kit nobody ballot fate takenover asking stretch patience harmless handover went owed workbench docket opinion
+    course making openmodel forgetful iswhole attendance numowed owedretries owedpauses""".split()
+)
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """Yield path and name of everything that the product defines: classes, functions, parameters, fields, variables."""
+    for path, source in product():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path, node.name
+            elif isinstance(node, ast.arg):
+                yield path, node.arg
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield path, node.id
+            elif isinstance(node, ast.Attribute):
+                yield path, node.attr
+            elif isinstance(node, ast.keyword) and node.arg:
+                yield path, node.arg
+
+
+def test_no_replaced_name_is_defined_or_used() -> None:
+    assert {(path, name) for path, name in names() if name.lower().replace("_", "") in REPLACED} == set()
+
+
+def test_no_key_or_column_has_a_replaced_name() -> None:
+    keys = {
+        word
+        for page in ("config.md", "tables.md")
+        for word in re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/reference" / page).read_text(), re.M)
+    }
+    assert len(keys) > 300
+    assert {key for key in keys if key.replace("_", "") in REPLACED} == set()

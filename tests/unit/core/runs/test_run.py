@@ -151,8 +151,8 @@ def test_file_with_another_format_is_refused_by_name(tmp_path: Path, name: str) 
     run.write_attempt(attempt_of("1/scores"))
     path = tmp_path / "runs/r1" / name
     later = orjson.loads(path.read_bytes())
-    assert later["format"] == 1
-    for other in (0, 2):
+    assert later["format"] == 2
+    for other in (1, 3):
         path.write_bytes(orjson.dumps({**later, "format": other}))
         with pytest.raises(RunError, match=f"runs/r1/{name} has format {other}; this Treadle reads format 2: use"):
             Run.open(tmp_path, "r1").statuses()
