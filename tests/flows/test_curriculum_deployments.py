@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from support.servers.prefect_api import ask
 from support.tables.rl_tables import write_policy
 
 PHASED = [f"1/{stage}@phase-{phase}" for phase in (1, 2) for stage in ("rollouts", "scores", "selection", "rl")]
@@ -60,11 +60,11 @@ def phased(prefect_home: Any, sample_run_config: Path, tmp_path_factory: pytest.
 def test_deployed_curriculum_uses_one_task_run_per_instance(prefect_home: Any, phased: Path) -> None:
     assert attempts(prefect_home, phased) == {address: ("completed", 1) for address in ("1/questions", *PHASED)}
     made = {"flow_runs": {"name": {"any_": ["phased"]}}}
-    assert httpx.post(f"{prefect_home.url}/task_runs/count", json=made).json() == 1 + len(PHASED)
+    assert ask("POST", f"{prefect_home.url}/task_runs/count", made) == 1 + len(PHASED)
 
 
 def test_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Path) -> None:
-    found = httpx.post(f"{prefect_home.url}/artifacts/filter", json={"limit": 200}).json()
+    found = ask("POST", f"{prefect_home.url}/artifacts/filter", {"limit": 200})
     by_key = {item["key"]: item for item in found}
     assert by_key["progress-phased-1-rl-phase-2"]["type"] == "progress"
     assert "reward 0.20" in by_key["progress-phased-1-rl-phase-2"]["description"]

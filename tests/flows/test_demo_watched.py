@@ -7,9 +7,9 @@ import sqlite3
 import subprocess
 from pathlib import Path
 
-import httpx
 from support.runs.command_line import TREADLE, environment
 from support.runs.processes import end_family, family, remaining, until
+from support.servers.prefect_api import ask
 
 from treadle.tasks.prefect.prefect_home import PrefectHome
 
@@ -35,9 +35,9 @@ def test_demo_on_a_given_server_prints_steps_and_results(prefect_home, tmp_path:
     assert "starting a Prefect server" not in done.stderr
     flow_run = watched_at(done.stderr)
     ours = {"flow_runs": {"id": {"any_": [flow_run]}}}
-    (found,) = httpx.post(f"{prefect_home.url}/flow_runs/filter", json=ours).json()
+    (found,) = ask("POST", f"{prefect_home.url}/flow_runs/filter", ours)
     assert found["state_name"] == "Completed" and {"treadle", "run:demo-tutor"} == set(found["tags"])
-    assert httpx.post(f"{prefect_home.url}/task_runs/count", json=ours).json() == 6
+    assert ask("POST", f"{prefect_home.url}/task_runs/count", ours) == 6
 
     steps = re.findall(r"^step (\d) of 4: ", done.stderr, re.M)
     made = re.findall(r"^(1/\S+): [a-z_]+ \d", done.stderr, re.M)

@@ -55,8 +55,6 @@ def test_stage_deployment_reruns_one_stage(prefect_home, deployed_run) -> None:
 
 
 def test_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, tmp_path) -> None:
-    import httpx
-
     config = tmp_path / "run.toml"
     judges = '[scores.judges]\nmodels = ["tutor"]\ndomains = ["math"]\n'
     config.write_text(f'flow.models = ["tutor"]\n{sample_run_config.read_text()}\n{judges}')
@@ -65,12 +63,10 @@ def test_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, 
         "--param", f"config_file={config}", "--param", f"root={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    (flow_run,) = httpx.post(
-        f"{prefect_home.url}/flow_runs/filter", json={"flow_runs": {"name": {"any_": ["shared"]}}}
-    ).json()
-    logs = httpx.post(
-        f"{prefect_home.url}/logs/filter", json={"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
-    ).json()
+    named = {"flow_runs": {"name": {"any_": ["shared"]}}}
+    (flow_run,) = ask("POST", f"{prefect_home.url}/flow_runs/filter", named)
+    ours = {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
+    logs = ask("POST", f"{prefect_home.url}/logs/filter", ours)
     assert [log["message"].startswith("starting tutor server") for log in logs].count(True) == 1, logs
 
 
@@ -84,9 +80,7 @@ def test_rejects_unknown_config_key_at_submission(prefect_home, tmp_path) -> Non
 
 
 def test_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_run) -> None:
-    import httpx
-
-    found = httpx.post(f"{prefect_home.url}/artifacts/filter", json={"limit": 200}).json()
+    found = ask("POST", f"{prefect_home.url}/artifacts/filter", {"limit": 200})
     kinds = {(item["type"], item["key"]) for item in found}
     assert ("progress", "progress-deployed-1-rollouts-tutor") in kinds
     assert ("table", "table-deployed-1-report") in kinds
@@ -98,19 +92,16 @@ def test_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_run) -
 
 def test_task_run_produces_three_short_events_and_few_artifacts(prefect_home, deployed_run) -> None:
     """Nine tenths of what the server's database grows by; `benchmarks/runs/orchestration.py` has the bytes."""
-    import httpx
-
-    api = httpx.Client(base_url=prefect_home.url)
     wanted = {"flow_runs": {"name": {"any_": ["deployed"]}}, "sort": "START_TIME_ASC", "limit": 1}
-    (flow_run,) = api.post("/flow_runs/filter", json=wanted).json()
+    (flow_run,) = ask("POST", f"{prefect_home.url}/flow_runs/filter", wanted)
     ours = {"flow_runs": {"id": {"any_": [flow_run["id"]]}}}
-    num_task_runs = api.post("/task_runs/count", json=ours).json()
+    num_task_runs = ask("POST", f"{prefect_home.url}/task_runs/count", ours)
     of_task_runs = {
         "event": {"prefix": ["prefect.task-run."]}, "any_resource": {"id": [f"prefect.flow-run.{flow_run['id']}"]},
     }  # fmt: skip
 
     def events():
-        return api.post("/events/filter", json={"filter": of_task_runs, "limit": 50}).json()["events"]
+        return ask("POST", f"{prefect_home.url}/events/filter", {"filter": of_task_runs, "limit": 50})["events"]
 
     wait_until(lambda: len(events()) >= 3 * num_task_runs, "events", prefect_home.logs / "prefect-server.log")
     assert len(events()) == 3 * num_task_runs == 12
@@ -121,7 +112,7 @@ def test_task_run_produces_three_short_events_and_few_artifacts(prefect_home, de
         assert {role for role, _ in related} == {"flow-run", "flow", "tag"}
         assert ("tag", "prefect.tag.treadle") in related
         assert len(related) == 3
-    artifacts = api.post("/artifacts/filter", json={**ours, "limit": 200}).json()
+    artifacts = ask("POST", f"{prefect_home.url}/artifacts/filter", {**ours, "limit": 200})
     keys = [item["key"] for item in artifacts]
     assert len(keys) == len(set(keys)) <= 3 * num_task_runs, keys
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from support.runs.crash_bench import TUTOR_CONFIG, CrashBench, crash_bench
 from support.runs.gate import Gate, gate
@@ -101,17 +100,17 @@ class Cluster:
         return ask("POST", f"{self.api}/{path}", body)
 
     def submit(self, deployment: str, **parameters: Any) -> str:
-        found = httpx.get(f"{self.api}/deployments/name/{deployment}", timeout=60).json()
+        found = ask("GET", f"{self.api}/deployments/name/{deployment}")
         made = self.post(
             f"deployments/{found['id']}/create_flow_run", parameters=parameters, state={"type": "SCHEDULED"}
         )
         return str(made["id"])
 
     def state(self, flow_run: str) -> str:
-        return str(httpx.get(f"{self.api}/flow_runs/{flow_run}", timeout=60).json()["state"]["type"])
+        return str(ask("GET", f"{self.api}/flow_runs/{flow_run}")["state"]["type"])
 
     def message(self, flow_run: str) -> str:
-        return str(httpx.get(f"{self.api}/flow_runs/{flow_run}", timeout=60).json()["state"]["message"])
+        return str(ask("GET", f"{self.api}/flow_runs/{flow_run}")["state"]["message"])
 
     def helpers(self, run_id: str) -> list[dict[str, Any]]:
         """Flow runs that were started to help a run."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 from support.runs.endless_agent import NAME
 from support.runs.processes import Seen, family, remaining, until
@@ -80,14 +79,11 @@ def echo() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def deployment(prefect_home) -> str:
     """Create a second deployment of the whole flow, on a pool of its own."""
-    api = httpx.Client(base_url=prefect_home.url)
-    pool = api.post("/work_pools/", json={"name": "doomed", "type": "process", "base_job_template": {}})
-    full = api.get("/deployments/name/flywheel/full").json()
+    ask("POST", f"{prefect_home.url}/work_pools/", {"name": "doomed", "type": "process", "base_job_template": {}})
+    full = ask("GET", f"{prefect_home.url}/deployments/name/flywheel/full")
     copied = ("flow_id", "entrypoint", "path", "pull_steps", "parameter_openapi_schema", "job_variables")
     body = {"name": "doomed", "work_pool_name": "doomed", **{name: full[name] for name in copied}}
-    made = api.post("/deployments/", json=body)
-    assert pool.status_code < 300 and made.status_code < 300, pool.text + made.text
-    return str(made.json()["id"])
+    return str(ask("POST", f"{prefect_home.url}/deployments/", body)["id"])
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +109,7 @@ def test_no_secret_reaches_prefect_or_the_root(prefect_home, deployment, worker,
     flow_run = submit(prefect_home, deployment, tmp_path, f'model = "m"\nendpoints = [{endpoint}]')
 
     def state() -> str:
-        return str(httpx.get(f"{prefect_home.url}/flow_runs/{flow_run}").json()["state"]["type"])
+        return str(ask("GET", f"{prefect_home.url}/flow_runs/{flow_run}")["state"]["type"])
 
     until(lambda: state() in ("FAILED", "CRASHED", "COMPLETED"), "the flow run ends", 60.0, 0.1)
     until(lambda: not family(worker.pid), "its process ends", 60.0, 0.05)

@@ -108,8 +108,33 @@ def test_function_docstrings_start_with_a_verb() -> None:
 
 # Names of the private dialect that were replaced by those of the field; compared without case and underscores.
 REPLACED = frozenset(
-    """crew kit nobody ballot fate takenover asking stretch patience harmless handover went owed workbench docket opinion
-    course making openmodel forgetful iswhole attendance numowed owedretries owedpauses""".split()
+    [
+        "crew",
+        "kit",
+        "nobody",
+        "ballot",
+        "fate",
+        "takenover",
+        "asking",
+        "stretch",
+        "patience",
+        "harmless",
+        "handover",
+        "went",
+        "owed",
+        "workbench",
+        "docket",
+        "opinion",
+        "course",
+        "making",
+        "openmodel",
+        "forgetful",
+        "iswhole",
+        "attendance",
+        "numowed",
+        "owedretries",
+        "owedpauses",
+    ]
 )
 
 
