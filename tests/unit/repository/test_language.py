@@ -108,7 +108,7 @@ def test_function_docstrings_start_with_a_verb() -> None:
 
 # Names of the private dialect that were replaced by those of the field; compared without case and underscores.
 REPLACED = frozenset(
-    [
+    (
         "crew",
         "kit",
         "nobody",
@@ -134,7 +134,7 @@ REPLACED = frozenset(
         "numowed",
         "owedretries",
         "owedpauses",
-    ]
+    )
 )
 
 
