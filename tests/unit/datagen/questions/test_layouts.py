@@ -54,9 +54,9 @@ PLAIN: list[tuple[str, Row, str, list[str]]] = [
         ["a", "b"],
     ),
     ("nq", {"question": "Q?", "answer": "a", "golden_answers": ["b", "a"]}, "Q?", ["a", "b"]),
-    ("bamboogle", {"ParsedQuestion": "Q?", "Answer": "Ilme"}, "Q?", ["Ilme"]),
+    ("bamboogle", {"Question": "Q?", "Answer": "Ilme"}, "Q?", ["Ilme"]),
     ("aime_2024", {"ID": "2024-I-1", "Problem": "P", "Solution": "S", "Answer": 204}, "P", ["204"]),
-    ("aime", {"ID": "1", "Year": 1983, "Problem Number": 1, "ParsedQuestion": "P", "Answer": "060"}, "P", ["060"]),
+    ("aime", {"ID": "1", "Year": 1983, "Problem Number": 1, "Question": "P", "Answer": "060"}, "P", ["060"]),
     ("numina_math_cot", {"source": "aops", "problem": "P", "solution": r"\boxed{1} so \boxed{2}"}, "P", ["2"]),
     (
         "numinamath-tir",
@@ -142,9 +142,9 @@ PLAIN: list[tuple[str, Row, str, list[str]]] = [
     ("hotpotqa-text", {"question": "Who?", "context": MILL, "answer": "Ann"}, "Who?", ["Ann"]),
     ("paragraphs", {"question": "Who?", "context": [["Ann", ["Ann ran."]]], "answer": "Ann"}, "Who?", ["Ann"]),
     ("as text", {"question": "Who?", "context": '[["Ann", ["Ann ran."]]]', "answer": "Ann"}, "Who?", ["Ann"]),
-    ("my_svamp", {"Body": "Ann has 3.", "ParsedQuestion": "How many?", "Answer": 3.0}, "Ann has 3. How many?", ["3.0"]),
+    ("my_svamp", {"Body": "Ann has 3.", "Question": "How many?", "Answer": 3.0}, "Ann has 3. How many?", ["3.0"]),
     ("my_asdiv", {"body": "Ann has 3.", "question": "How many?", "answer": "3"}, "Ann has 3. How many?", ["3"]),
-    ("svamp", {"Body": "Ann has 3.", "ParsedQuestion": "How many?", "Answer": 3}, "Ann has 3. How many?", ["3"]),
+    ("svamp", {"Body": "Ann has 3.", "Question": "How many?", "Answer": 3}, "Ann has 3. How many?", ["3"]),
     ("alpaca", {"instruction": "Add them.", "input": "2, 3", "answer": "5"}, "Add them.\n\n2, 3", ["5"]),
     ("no input", {"instruction": "Add 2 and 3.", "input": "", "answer": "5"}, "Add 2 and 3.", ["5"]),
     ("no input", {"instruction": "Add 2 and 3.", "answer": "5"}, "Add 2 and 3.", ["5"]),
@@ -157,7 +157,7 @@ PLAIN: list[tuple[str, Row, str, list[str]]] = [
     ("gsm8k", {"question": "P", "answer": "Ann pays.\n#### $12"}, "P", ["12"]),
     ("worked", {"prompt": "P", "solution": "Ann eats.\n#### 12"}, "P", ["12"]),
     ("short", {"prompt": "P", "solution": r"x = \frac{1}{2}"}, "P", [r"x = \frac{1}{2}"]),
-    ("gaia", {"task_id": "t", "ParsedQuestion": "Q?", "Level": 1, "Final answer": "17", "file_name": ""}, "Q?", ["17"]),
+    ("gaia", {"task_id": "t", "Question": "Q?", "Level": 1, "Final answer": "17", "file_name": ""}, "Q?", ["17"]),
     ("hle", {"id": "6", "question": "Q?", "image": "", "answer": "a", "canary": "BENCHMARK: x"}, "Q?", ["a"]),
     ("webwalkerqa", {"question": "Q?", "answer": "a", "root_url": "u", "info": {}}, "Q?", ["a"]),
     (
@@ -270,7 +270,7 @@ def test_benchmark_is_decontaminated_with_and_without_its_passage(tmp_path: Path
 
 def gpqa(question: str) -> Row:
     return {
-        "Record ID": "r", "Pre-Revision ParsedQuestion": "no", "ParsedQuestion": question, "Correct Answer": "right\n",
+        "Record ID": "r", "Pre-Revision Question": "no", "Question": question, "Correct Answer": "right\n",
         **{f"Incorrect Answer {number}": f"wrong {number}" for number in (1, 2, 3)},
     }  # fmt: skip
 
@@ -278,7 +278,7 @@ def gpqa(question: str) -> Row:
 def test_correct_gpqa_option_appears_at_every_position() -> None:
     places = Counter()
     for number in range(400):
-        found = read(gpqa(f"ParsedQuestion {number}?"), "gpqa")
+        found = read(gpqa(f"Question {number}?"), "gpqa")
         assert found.choices["ABCD".index(found.answers[0])] == "right"
         assert sorted(found.choices) == ["right", "wrong 1", "wrong 2", "wrong 3"]
         places[found.answers[0]] += 1
@@ -394,7 +394,7 @@ REFUSED: list[tuple[str, Row, str, str]] = [
     ),
     (
         "file",
-        {"task_id": "t", "Level": 1, "ParsedQuestion": "Q", "file_name": "t.xlsx", "answer": "a"},
+        {"task_id": "t", "Level": 1, "Question": "Q", "file_name": "t.xlsx", "answer": "a"},
         "needs_file",
         "t.xlsx",
     ),

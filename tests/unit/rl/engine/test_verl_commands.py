@@ -29,7 +29,7 @@ while True:
 class Failing(Follower):
     """Fails once verl has logged something."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See above."""
         if (self.folder.path / "metrics.jsonl").exists():
             raise EngineError("half of the groups failed")
