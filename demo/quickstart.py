@@ -84,7 +84,7 @@ def _timed(notify: Notify, usual_minutes: int, minutes_after: int) -> Notify:
             return
         so_far_s = time.monotonic() - began
         left_s = max(0.0, 60.0 * usual_minutes - so_far_s) + 60.0 * minutes_after
-        told = f"; usually about {duration(left_s)} left of all installations" if left_s else ""
+        told = f"; usually about {duration(left_s)} left for all installations" if left_s else ""
         notify(f"{line}, {duration(so_far_s)} so far{told}")
 
     return tell

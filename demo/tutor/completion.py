@@ -49,7 +49,7 @@ def request_digest(body: Mapping[str, Any]) -> str:
 
 
 class Writer:
-    """Writer of answers for one set of settings and one tokenizer. Equal requests get equal answers."""
+    """Answers requests with one set of settings and one tokenizer. Equal requests get equal answers."""
 
     def __init__(self, settings: TutorSettings, tokenizer: ChatTokenizer) -> None:
         self._settings = settings

@@ -170,7 +170,7 @@ def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], R
         except Exception as error:
             # A warning, because errors are reserved for failures that end a command.
             _log.warning("a page failed: %s: %s", type(error).__name__, one_line(str(error)))
-            raise TreadleError("this page could not be made; what the viewer prints says why") from error
+            raise TreadleError("this page could not be rendered; the viewer's output says why") from error
 
     return answer
 

@@ -26,7 +26,7 @@ _QUESTION_CHARS = 6000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Trajectory in a list."""
+    """Row of the trajectory list."""
 
     facts: Mapping[str, Any]
     question: str

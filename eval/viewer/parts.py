@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Questions by key. The beginnings of their texts are in memory, the rest is read from storage."""
+    """Lookup of questions by key. Short previews of their texts are in memory, the rest is read from storage."""
 
     tables: Sequence[KeyedTable] = ()
     beginnings: dict[str, str] = field(default_factory=dict)

@@ -28,7 +28,7 @@ class Said(NamedTuple):
 
 
 class Votes(NamedTuple):
-    """Votes on whether the trajectory has redundant calls."""
+    """Counts of votes on whether the trajectory has redundant calls."""
 
     yes: int
     no: int
@@ -50,7 +50,7 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Verdict on a trajectory."""
+    """The verdict on a trajectory."""
 
     word: str
     by: str
@@ -138,7 +138,7 @@ def reward_of(one: Trajectory) -> Sequence[Factor]:
         ("correctness", "correctness", "of the answer"),
         ("calls", "f_tool", _against(one.facts["calls"], row["tool_mean"], "call")),
         ("length", "f_len", _against(one.facts["tokens"], row["length_mean"], "token")),
-        ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "nothing broken"),
+        ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "no violation"),
     )
     return [Factor(name, row[column], meaning) for name, column, meaning in parts]
 

@@ -96,7 +96,7 @@ def _web_chars(web: WebSettings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Expected usage of one rollout in an environment."""
+    """Mean usage of one rollout in an environment, as assumed."""
 
     environment: EnvironmentSettings
 

@@ -22,7 +22,7 @@ _MOST_SAMPLED = 500
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Mean calls and tokens of a unit by role, and their basis."""
+    """Calls and tokens of a unit by role, averaged, and their basis."""
 
     roles: Mapping[str, Mapping[str, float]]
     basis: str

@@ -109,7 +109,7 @@ class ForeignRows:
                     f"Python calls, its text has results of {found[0]} and {found[1]}",
                 )
         return row_of(head, trajectory, digest, self._tokenizer_digest) | {
-            "error": "not told by the imported file" if one.status == "failed" else None
+            "error": "not recorded in the imported file" if one.status == "failed" else None
         }
 
     def _trajectory(self, one: ForeignTrajectory, question: Mapping[str, Any]) -> Trajectory:
@@ -177,7 +177,9 @@ def _calls(pieces: Sequence[Segment], protocol: Protocol, told: tuple[tuple[str,
     if told is None:
         return found
     if [call.tool for call in found] != [tool for tool, _ in told]:
-        raise Rejected("counts_differ", f"tool_calls tells of {len(told)} calls, the text holds {len(found)} or others")
+        raise Rejected(
+            "counts_differ", f"tool_calls lists {len(told)} calls, but the text has {len(found)}, or other ones"
+        )
     return [
         CallRecord(call.tool, call.argument, status, call.turn, call.text)  # type: ignore[arg-type]
         for call, (_, status) in zip(found, told, strict=True)

@@ -62,13 +62,13 @@ def block_of(variable: str) -> str:
 
 
 def flow_log(line: str) -> None:
-    """Log events other than stage progress in the flow run, and show them to its audience."""
+    """Log events other than stage progress in the flow run, and show them to its listener."""
     get_run_logger().info(line)
     audience().tell(line)
 
 
 def _tell_where() -> None:
-    """Tell the audience where the UI shows the flow run."""
+    """Report the address of the flow run in the UI to the listener."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return

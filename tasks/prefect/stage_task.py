@@ -94,20 +94,20 @@ def run_stage(
 
 
 def _tell(line: str) -> None:
-    """Log a line in the task run, and show it to the audience."""
+    """Log a line in the task run, and show it to the listener."""
     logger.info(line)
     audience().tell(line)
 
 
 @contextmanager
 def _retries_told(address: str) -> Iterator[None]:
-    """Show the audience each failure that Prefect retries; the last one ends the command."""
+    """Show each failure that Prefect retries to the listener; the last one ends the command."""
     try:
         yield
     except TreadleError as error:
         context = TaskRunContext.get()
         if error.retryable and context is not None and context.task_run.run_count <= _RETRIES:
-            audience().tell(f"{address}: {one_line(str(error))}; tried again in {_RETRY_DELAY_S} s")
+            audience().tell(f"{address}: {one_line(str(error))}; retrying in {_RETRY_DELAY_S} s")
         raise
 
 

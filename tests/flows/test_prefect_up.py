@@ -168,7 +168,7 @@ def messages(up: Up) -> Iterator[list[str]]:
             [sys.executable, "-c", BLOCK, url],
             cwd=up.folder, env=up.env, check=True, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        assert "failed and crashed flow runs are told to custom-webhook/hook" in done.stdout
+        assert "notifications of failed and crashed flow runs go to custom-webhook/hook" in done.stdout
         received.append(done.stdout.splitlines()[-1])
         yield received
         server.shutdown()
@@ -248,7 +248,7 @@ def test_a_flow_run_that_is_gone_with_its_process_becomes_crashed(up: Up) -> Non
     finally:
         end_family(process)
     crashed = up.wait_for(flow_run["id"], "Crashed", limit_s=true_within_s(SILENCE))
-    assert "No sign of life" in crashed["state"]["message"]
+    assert "No heartbeat for" in crashed["state"]["message"]
     renew(up, silent, SILENCE_S)
 
 
@@ -262,7 +262,7 @@ def test_a_flow_run_whose_worker_died_before_it_began_becomes_crashed(up: Up) ->
         for tags in (("treadle",), ("another",))
     }
     crashed = up.wait_for(made["treadle",], "Crashed", limit_s=true_within_s(SILENCE))
-    assert "Not begun" in crashed["state"]["message"]
+    assert "Not started" in crashed["state"]["message"]
     assert up.flow_run(made["another",])["state"]["name"] == "Pending"
     renew(up, stuck, BEGIN_S)
 

@@ -109,7 +109,7 @@ def test_phases_run_to_their_end_with_what_was_selected_and_how_figures_moved(fi
     place, done = finished
     assert re.search(r"4 of \d+ questions are selected", done.out)
     assert re.search(r"reward +0\.100 +0\.200 +▁█", done.out)
-    assert done.out.count("The policy of step 2 is handed over: 0.020 right on 2 held-out questions, greedily.") == 2
+    assert done.out.count("The policy of step 2 is exported: 0.020 right on 2 held-out questions, greedily.") == 2
 
 
 def test_any_phase_is_started_again_by_its_address(finished: tuple[Place, Done]) -> None:

@@ -124,7 +124,7 @@ def test_a_dry_run_takes_the_means_of_what_was_measured(desk: tuple[Desk, str, D
     (estimate,) = place.treadle(*arguments).succeeded().json()["estimates"]
     usage = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]["usage"]
     assert estimate["estimate"] is True and estimate["basis"] == f"measured in 1/pools ({NUM_QUESTIONS} questions)"
-    assert (estimate["num_units"], estimate["counted"]) == (2, "counted in 1/questions")
+    assert (estimate["num_units"], estimate["counted"]) == (2, "from 1/questions")
     found = {role["role"]: role for role in estimate["roles"]}
     assert found["policy"]["prompt_tokens"] == pytest.approx(usage["policy"]["prompt_tokens"] / 2, abs=1)
     assert estimate["cost"] == pytest.approx(sum(role["cost"] for role in found.values()))
@@ -144,7 +144,7 @@ def test_money_stops_the_flywheel_and_what_is_finished_is_measured_and_kept(desk
     assert estimate["num_units"] < NUM_QUESTIONS and "are finished" in estimate["counted"]
     refused = place.treadle(*base, "--set", f"pools.max_cost={spent / 2}")
     refused.failed("are spent of max_cost =")
-    assert num_requests(url) < asked + 10  # what the journal remembers is counted as the operators meet it
+    assert num_requests(url) < asked + 10  # what the journal remembers is included as the operators meet it
     config = (place.folder / "run.toml").read_text()
     (place.folder / "unpriced.toml").write_text(re.sub("(?m)^prompt_price.*$", "", config))
     unpriced = ("unpriced.toml", "--run", "unpriced", "--set", "pools.max_cost=1")

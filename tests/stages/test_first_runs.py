@@ -107,7 +107,7 @@ def test_questions_with_other_names_say_which_key_names_them(desk: Desk, row: di
 
 def test_a_search_provider_that_is_not_there_is_told_before_a_run_is_made(desk: Desk) -> None:
     provider = ("--set", 'environment.search.web.provider={type="searxng",url="http://127.0.0.1:9"}')
-    run(desk, *provider).failed("searxng takes no connection at http://127.0.0.1:9", "provider.url`", code=1)
+    run(desk, *provider).failed("searxng accepts no connection at http://127.0.0.1:9", "provider.url`", code=1)
     assert not (desk.folder / "outputs").exists()
 
 

@@ -250,7 +250,7 @@ def test_a_server_that_is_asked_in_a_training_needs_devices_of_its_own(flow: Flo
         return Instance(address=Address(1, "one"), stage=stage, settings=settings)
 
     check_room(both(2))
-    with pytest.raises(ConfigError, match=r"1/one trains on GPU 1, and the servers of judge,.*`devices` of their own"):
+    with pytest.raises(ConfigError, match=r"1/one trains on GPU 1, where the servers of judge,.*separate `devices`"):
         check_room(both(1, 2))
 
 
@@ -280,7 +280,7 @@ def test_a_server_that_died_between_stages_is_started_again(flow: Flow) -> None:
     flow.asks("two", base=on())
     flow.before = {"two": kill_servers}
     assert flow.make() == ["base", "base"]
-    assert flow.heard("vllm server for base ended by itself with code 137")
+    assert flow.heard("vllm server for base exited with code 137")
 
 
 def test_a_server_that_answers_no_more_between_stages_is_started_again(flow: Flow) -> None:
@@ -288,7 +288,7 @@ def test_a_server_that_answers_no_more_between_stages_is_started_again(flow: Flo
     flow.asks("two", base=on())
     flow.before = {"two": lambda: Path(os.environ[BROKEN]).touch()}
     assert flow.make() == ["base", "base"]
-    assert flow.heard("stopping vllm server for base: it answers no more, and is started again")
+    assert flow.heard("stopping vllm server for base: it no longer answers and is started again")
 
 
 def test_one_that_dies_in_a_stage_is_told_and_the_next_try_has_another(flow: Flow) -> None:
@@ -307,7 +307,7 @@ def test_one_that_dies_in_a_stage_is_told_and_the_next_try_has_another(flow: Flo
     with ModelServers(flow.run, [again], notify=flow.said.append) as of_flow:
         with pytest.raises(StageFailed, match="nobody answers"):
             run_instance(again, flow.run, servers=of_flow)
-        assert flow.heard("ended by itself with code 137 while 1/one was made; log: ")
+        assert flow.heard("exited with code 137 while 1/one was running; log: ")
         run_instance(again, flow.run, servers=of_flow)
     assert len(starts()) == 2
 

@@ -125,7 +125,7 @@ def test_processes_that_share_a_stage_go_by_one_web_though_it_changes(
             # One process asks for a page once, whoever of it wants it.
             until(lambda: web.site.paths.count("/b") == 2 or helper.done(), "the same page for another process")
             web.site.release("/b")
-            assert "worked through here" in helper.result().succeeded().err
+            assert "processed here" in helper.result().succeeded().err
             assert desk.ended(process).code == 0
         folder = desk.treadle("export", "web_record", "--run", "shared").succeeded().out.splitlines()[0]
     rows = desk.rows("shared", ADDRESS, "rollouts")

@@ -105,4 +105,4 @@ def test_a_helper_waits_for_the_run_and_gives_its_shard_back_when_it_is_preempte
                 if machine.process.poll() is None:
                     end_family(machine.process)
     assert f"{ROLLOUTS}: " in machines["late"].said.read_text()
-    assert "worked through here" in machines["late"].said.read_text()
+    assert "processed here" in machines["late"].said.read_text()

@@ -97,7 +97,7 @@ def test_rollouts_are_counted_by_what_became_of_them() -> None:
         score(),
     ]
     assert Tally.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
-    assert Tally.of([score()]).cells()[2] == "none made"
+    assert Tally.of([score()]).cells()[2] == "no calls"
     assert Tally.of(rows[:2]) + Tally.of(rows[2:]) == Tally.of(rows)
 
 

@@ -125,4 +125,4 @@ def test_scores_of_what_another_program_made_are_not_those_of_a_checkpoint(run: 
     sample(run, "1/rollouts@phase-1", checkpoint="1/sft", imported_from="foreign.json")
     score(run, "1/scores@phase-1", right=True)
     command(run, "model", "--out", str(tmp_path / "model"))
-    assert "This run has none of this checkpoint" in (tmp_path / "model" / "README.md").read_text()
+    assert "This run has no scores of this checkpoint" in (tmp_path / "model" / "README.md").read_text()

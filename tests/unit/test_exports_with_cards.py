@@ -144,7 +144,7 @@ def test_the_last_model_is_taken_and_its_base_is_that_of_the_chain(run: Run, tmp
     assert shown.exit_code == 0 and "the model of 1/rl@phase-1" in shown.output and "apache-2.0" in shown.output
     card = (tmp_path / "model" / "README.md").read_text()
     assert head_of(card)["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert "This run has none of this checkpoint" in card
+    assert "This run has no scores of this checkpoint" in card
     with pytest.raises(RunError, match="made no model"):
         from treadle.tasks.exchange.model_export import export_model
 
@@ -164,7 +164,7 @@ def test_a_card_in_the_base_folder_tells_the_licence_if_it_is_that_model(run: Ru
     train(run, "1/sft", str(base), "another")
     command(run, "model", "--instance", "1/sft", "--out", str(tmp_path / "model"), "--force")
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "license" not in head_of(card) and "not known here" in card
+    assert "license" not in head_of(card) and "licence is unknown" in card
 
 
 def test_a_changed_file_leaves_no_export(run: Run, tmp_path: Path) -> None:

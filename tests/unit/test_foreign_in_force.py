@@ -72,7 +72,7 @@ def test_questions_that_a_file_has_nothing_about_are_told(direct: Desk) -> None:
     records = [sampled(number, RIGHT) for number in range(1, 4)]
     with_questions(direct, records, held_out=0)
     told = direct.ask("rollouts", direct.write(records[:1]), "--instance", "1/rollouts@policy")
-    assert "2 of the 3 questions that 1/rollouts@policy asks have no row in it" in told.output
+    assert "2 of the 3 questions that 1/rollouts@policy asks have no row in the file" in told.output
     assert direct.record("1/rollouts@policy").metrics["questions_missing"] == 2
 
 
@@ -115,7 +115,7 @@ def begun(desk: Desk, path: Path, num_shards: int = 1) -> Address:
 def test_answers_that_were_paid_for_are_not_thrown_away_unasked(direct: Desk) -> None:
     path = direct.write([sampled(1, RIGHT)])
     address = begun(direct, path)
-    with pytest.raises(RunError, match=r"was begun, and 3 are finished in its journal, .* with --force"):
+    with pytest.raises(RunError, match=r"was started; 3 are finished in its journal, .* with --force"):
         direct.go_on("rollouts", path, "--instance", str(address))
     assert direct.run.status(address).num_finished == 3
     assert "1 trajectories" in direct.go_on("rollouts", path, "--instance", str(address), "--force").output

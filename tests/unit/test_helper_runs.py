@@ -29,7 +29,7 @@ from treadle.tasks.work import Helper
 
 
 def test_a_worker_refuses_a_root_that_is_counted_from_its_own_folder() -> None:
-    with pytest.raises(ConfigError, match="'outputs' is counted from the working directory.*absolute folder"):
+    with pytest.raises(ConfigError, match="'outputs' is relative to the working directory.*absolute folder"):
         help_from_flow("r1", str(ADDRESS), "outputs")
 
 

@@ -132,7 +132,7 @@ def test_the_trajectory_that_was_asked_for_is_marked(run: Run) -> None:
 
 
 def test_an_ambiguous_and_an_unknown_key_are_refused(run: Run) -> None:
-    with pytest.raises(DataError, match="beginning of 2 keys; give more of it, as b1"):
+    with pytest.raises(DataError, match="prefix of 2 keys; give a longer one, such as b1"):
         trace_back(run, "b")
     with pytest.raises(DataError, match="no trajectory or question begins with 'zz'"):
         trace_back(run, "zz")

@@ -65,5 +65,5 @@ def test_a_forced_flow_says_what_it_leaves_since_it_was_imported(run: Run) -> No
     assert make(run, notify=told.append) == [False, False] and not told
     assert make(run, force=True, notify=told.append) == [True, False]
     assert told == [
-        "1/double was imported from foreign.json, and stays; make it with: treadle stage 1/double --run r1 --force"
+        "1/double was imported from foreign.json and is kept; replace it with: treadle stage 1/double --run r1 --force"
     ]

@@ -71,9 +71,9 @@ def test_a_training_says_what_was_handed_over_and_how_right_it_is() -> None:
         "40 steps over 64 questions by trl 1, cpu, 2,560 rollouts; sigmas 0.05 (calls) and 0.025 (length)."
     )
     assert plain[1].startswith("In 7 of 160 groups all rewards were equal")
-    assert plain[-1] == "The policy of step 30 is handed over."
+    assert plain[-1] == "The policy of step 30 is exported."
     validated = rl_sentences({**TRAINED, "validation_correctness": 0.5, "validation_questions": 20})
-    assert validated[-1] == "The policy of step 30 is handed over: 0.500 right on 20 held-out questions, greedily."
+    assert validated[-1] == "The policy of step 30 is exported: 0.500 right on 20 held-out questions, greedily."
 
 
 def test_a_selection_tells_why_questions_were_left_out_and_what_became_of_earlier_ones() -> None:

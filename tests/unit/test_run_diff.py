@@ -130,8 +130,8 @@ def test_the_command_shows_it_in_harmless_lines_and_as_json(runs: tuple[Run, Run
     for words in (
         "configuration: 2 keys differ",
         "numbers 2 -> 3",
-        "other count",
-        "reads another 1/count",
+        "different count",
+        "different input 1/count",
         "only in b",
     ):
         assert words in shown.output

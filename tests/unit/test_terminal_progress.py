@@ -35,7 +35,7 @@ def shown(stderr: io.StringIO, words: str) -> None:
 def test_a_stage_is_told_of_before_it_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
     with TerminalProgress("1/sft") as progress:
-        shown(stderr, "1/sft: under way, 0 s so far\n")
+        shown(stderr, "1/sft: in progress, 0 s so far\n")
         progress.start(24, 0, "steps")
         shown(stderr, "1/sft: 0 of 24 steps, 0 s so far\n")
         progress.advance(2, loss=0.5)
@@ -45,11 +45,11 @@ def test_a_stage_is_told_of_before_it_says_how_much_there_is_to_do(monkeypatch: 
 def test_what_is_usual_is_told_until_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
     with TerminalProgress("1/sft", usual_s=170.0, after_s=600.0) as progress:
-        shown(stderr, "1/sft: under way, about 3 min left, of all steps about 13 min\n")
+        shown(stderr, "1/sft: in progress, about 3 min left; about 13 min for all steps\n")
         progress.start(24, 0, "steps")
-        shown(stderr, "1/sft: 0 of 24 steps, about 3 min left, of all steps about 13 min\n")
+        shown(stderr, "1/sft: 0 of 24 steps, about 3 min left; about 13 min for all steps\n")
         progress.advance(23)
-        shown(stderr, "1/sft: 23 of 24 steps, about 0 s left, of all steps about 10 min\n")
+        shown(stderr, "1/sft: 23 of 24 steps, about 0 s left; about 10 min for all steps\n")
 
 
 def test_a_quiet_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +66,8 @@ def test_on_a_terminal_a_bar_moves_though_nothing_is_finished(monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     with TerminalProgress("1/rl@phase-1", usual_s=400.0, after_s=120.0):
-        shown(screen, "of all steps about 9 min")
-    assert "under way" in screen.getvalue()
+        shown(screen, "about 9 min for all steps")
+    assert "in progress" in screen.getvalue()
 
 
 def test_what_is_over_at_once_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

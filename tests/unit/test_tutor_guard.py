@@ -71,4 +71,4 @@ async def test_on_another_address_any_name_is_answered_and_no_page(session: aioh
 
 
 def test_help_says_what_another_address_means() -> None:
-    assert "only its Origin is checked, not its Host" in " ".join(build_parser().format_help().split())
+    assert "only the Origin of requests is checked, not Host" in " ".join(build_parser().format_help().split())

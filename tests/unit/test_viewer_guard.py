@@ -95,7 +95,7 @@ def test_what_a_run_holds_stays_in_no_cache(viewer: TestClient, path: str) -> No
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "127.0.0.1.example.org", "example.org"])
 def test_no_other_address_is_listened_on(host: str) -> None:
-    with pytest.raises(ConfigError, match="listens on loopback addresses alone"):
+    with pytest.raises(ConfigError, match="listens only on loopback addresses"):
         listen(host, 0)
 
 

@@ -108,14 +108,14 @@ def test_what_was_judged_once_is_told_of_all_that_it_is_about(tmp_path: Path) ->
         assert "tutor 1 reply to “any needless call?” yes, the first the window is too small" in said[key]
     assert "voter 1 reply to “any needless call?” yes, the second" in said["other"] and "the first" not in said["other"]
     for text in said.values():
-        assert "It said nothing. the prompt is too long" in text and "another answer" not in text
+        assert "No reply. the prompt is too long" in text and "another answer" not in text
 
 
 def test_a_page_tells_the_parts_of_a_reward(viewer: TestClient) -> None:
     said = text_of(viewer.get("/trajectory/1/rl@phase-1/3.1.g%2F7%3F").text)
     assert "reward −1.000 correctness × calls × length + format correctness 0.400 of the answer" in said
     assert "calls 0.900 1 call length 1.000 120 tokens format −1.000 no box, order" in said
-    assert "Made from 1 rollout, step 3" in said
+    assert "Parent 1 rollout, step 3" in said
     assert "Reward" not in text_of(viewer.get("/trajectory/1/pools/p1").text)
 
 
@@ -156,12 +156,12 @@ def test_what_fine_tuning_learns_is_marked_where_it_is_known(viewer: TestClient)
 
 def test_changes_are_told_word_by_word(viewer: TestClient) -> None:
     page = viewer.get("/changes/1/pools/p2").text
-    assert "Step 1 is as in its parent" in page
+    assert "Step 1 is the same as in the parent" in page
     assert re.findall(r"<del>(.*?)</del>|<ins>(.*?)</ins>", page) == [
         ("Arn", ""), ("", "Ilme, says the first"), ("Arn", ""), ("", "Ilme"),
     ]  # fmt: skip
-    assert "+ answer came, 3 characters Arn" in text_of(viewer.get("/changes/1/rl@phase-1/3.1.g%2F7%3F").text)
-    assert "made from nothing else" in viewer.get("/changes/1/pools/p1").text
+    assert "+ answer added, 3 characters Arn" in text_of(viewer.get("/changes/1/rl@phase-1/3.1.g%2F7%3F").text)
+    assert "has no parent" in viewer.get("/changes/1/pools/p1").text
 
 
 def test_lineage_leads_from_the_source_to_all_that_was_made(viewer: TestClient) -> None:
@@ -241,7 +241,7 @@ def test_a_page_of_very_many_segments_is_bounded_and_says_what_it_leaves_out(tmp
     viewer = client(run)
     page = viewer.get("/trajectory/1/rollouts@base/a").text
     assert page.count('class="segment kind-') == 5_000
-    assert "1,234 further segments are in the JSON alone" in text_of(page)
+    assert "1,234 further segments are only in the JSON" in text_of(page)
     assert len(viewer.get("/json/1/rollouts@base/a").json()["segments"]) == 6_234
 
 
@@ -263,7 +263,7 @@ def test_what_nobody_foresaw_ends_with_a_page(
     finally:
         logging.getLogger("treadle").removeHandler(handler)
     assert capsys.readouterr().err == "warning: a page failed: ValueError: \\x1b[2Jbroken\n"
-    assert answer.status_code == 500 and "this page could not be made" in answer.text
+    assert answer.status_code == 500 and "this page could not be rendered" in answer.text
     assert len(caplog.messages) == 1 and "broken" in caplog.messages[0] and "\x1b" not in caplog.messages[0]
 
 
@@ -288,7 +288,7 @@ def test_a_lineage_that_cannot_be_read_is_told_beside_the_trajectory(tmp_path: P
     (tmp_path / ref.folder / "artifact.json").unlink()
     viewer = client(run)
     said = text_of(viewer.get("/lineage/1/pools/p2").text)
-    assert f"It cannot be told: artifact {ref.folder} is missing" in said and "Which river" in said
+    assert f"The lineage cannot be shown: artifact {ref.folder} is missing" in said and "Which river" in said
     assert "It must be the Ilme" in viewer.get("/trajectory/1/pools/p2").text
 
 
@@ -296,7 +296,9 @@ def test_the_lineage_of_a_trajectory_whose_question_is_not_there_says_so(tmp_pat
     run = new_run(tmp_path)
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "gone")])
     answer = client(run).get("/lineage/1/rollouts@base/a")
-    assert answer.status_code == 200 and "It cannot be told: question gone is in no table" in text_of(answer.text)
+    assert answer.status_code == 200 and "The lineage cannot be shown: question gone is in no table" in text_of(
+        answer.text
+    )
 
 
 def test_a_run_without_trajectories_says_so(tmp_path: Path) -> None:
