@@ -50,7 +50,7 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             # A signal may interrupt a library's task; asyncio would log that at exit, after our last line.
             logging.getLogger("asyncio").disabled = True
-            raise Interrupted("interrupted; everything finished so far is kept, the same command goes on") from None
+            raise Interrupted("interrupted; finished work is kept, run the same command again to continue") from None
 
 
 @click.group(
@@ -102,7 +102,7 @@ def main() -> None:
             _drop_output()
             _fail(text, 1)
         what = f"{type(error).__name__}: {error}"
-        _fail(f"unexpected {what}; this is a bug of Treadle: {TRACEBACK}=1 shows the traceback", 1)
+        _fail(f"unexpected {what}; this is a bug in Treadle: {TRACEBACK}=1 shows the traceback", 1)
     finally:
         exit_on_next_signal()
 

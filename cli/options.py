@@ -29,7 +29,7 @@ class RootType(click.ParamType[Any]):
         if text.startswith(OBJECT_ROOT) and text.strip("/") != OBJECT_ROOT.strip("/"):
             return text.rstrip("/")
         if "://" in text:
-            self.fail(f"{text!r} is no root; give a folder, or s3://bucket/prefix", param, ctx)
+            self.fail(f"{text!r} is not a root; give a folder or s3://bucket/prefix", param, ctx)
         click.Path(file_okay=False).convert(text, param, ctx)
         return Path(text)
 

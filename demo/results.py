@@ -64,7 +64,7 @@ class ModelCounts:
         """Return right answers with their interval, valid answers, and calls without an error."""
         low, high = wilson_interval(self.num_right / max(1, self.num_rollouts), self.num_rollouts)
         right = f"{self.num_right} of {self.num_rollouts} ({low:.0%} to {high:.0%})"
-        calls = f"{self.num_calls - self.num_failed_calls} of {self.num_calls}" if self.num_calls else "none made"
+        calls = f"{self.num_calls - self.num_failed_calls} of {self.num_calls}" if self.num_calls else "no calls"
         return right, f"{self.num_valid} of {self.num_rollouts}", calls
 
 
@@ -100,7 +100,7 @@ def differences(run: Run, models: Iterable[str]) -> Figures:
         if first.keys() & second.keys()
     )
     header = ("question by question", "difference in points (95 %)", "newly right", "no longer right", "p")
-    note = "Where the interval reaches 0, chance alone may have done it; other seeds or more questions would tell."
+    note = "If the interval includes 0, the change may be chance; more questions or other seeds would tell."
     return Figures("What each training changed", header, rows, note if rows else "")
 
 
@@ -112,8 +112,8 @@ def training_sentence(run: Run) -> str:
     metrics = record.metrics
     return (
         f"Fine-tuning: {metrics['steps']:,} steps over {metrics['rows']:,} rows ({metrics['target_tokens']:,} target "
-        f"tokens) in {metrics['seconds']:.0f} s; loss {metrics['first_loss']:.2f} at first, "
-        f"{metrics['last_loss']:.2f} at last."
+        f"tokens) in {metrics['seconds']:.0f} s; loss from {metrics['first_loss']:.2f} "
+        f"to {metrics['last_loss']:.2f}."
     )
 
 
@@ -130,7 +130,7 @@ def reinforcement_sentence(run: Run) -> str:
     if not (ends := first_and_last_rewards(run.rows(record.outputs["rl_rollouts"]).rows())):
         return f"{said}."
     first, last = (fmean(rewards) for rewards in zip(*ends, strict=True))
-    return f"{said}; mean reward of a question {first:.2f} when it was trained on first, {last:.2f} when last."
+    return f"{said}; mean reward per question {first:.2f} at its first training step, {last:.2f} at its last."
 
 
 def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:

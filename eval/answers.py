@@ -110,7 +110,7 @@ class GoldAnswers:
             row = next(self._rows, None)
             if row is None:
                 raise ArtifactError(
-                    f"rollouts answer question {question_key}, which is not among the questions read; "
+                    f"question {question_key} of the rollouts is not among the bound questions; "
                     "bind the questions that the rollouts were made from"
                 )
             question = Question.from_row(row)

@@ -32,8 +32,8 @@ class JudgesOptions(Section):
     @field_validator("models")
     @classmethod
     def _check_models(cls, models: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(models)) < len(models):
-            raise ValueError("a judge that is named twice has one opinion; name each once")
+        if twice := [name for name in models if models.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} is listed twice; list each judge once")
         return models
 
 

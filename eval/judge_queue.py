@@ -49,8 +49,8 @@ def check_judges(judges: Mapping[str, RoleSettings]) -> None:
         first = names.setdefault(_identity(role, ""), name)
         if first != name:
             raise ConfigError(
-                f"scores.judges.models names {first!r} and {name!r}, which are the same model with the same settings "
-                "and so have one opinion; name one of them"
+                f"scores.judges.models names {first!r} and {name!r}, which are the same model with the same "
+                "settings; list only one of them"
             )
 
 

@@ -121,7 +121,7 @@ class Judging:
         # The judge and the rollout may have had other names when the judgement was made.
         return {**_head(judgement), **said}
 
-    def judge_verdict(self, judgement: Judgement) -> JudgeVerdict:
+    def opinion(self, judgement: Judgement) -> Opinion:
         """Return a judge's verdict on an answer."""
         row = self.row(judgement)
         if row is None:
@@ -148,7 +148,7 @@ class Judging:
                     said = {name: value for name, value in row.items() if name not in _HEAD}
                     self._journal.finish(row["judgement_key"], orjson.dumps(said))
         except ArtifactError as error:
-            _log.warning("earlier judgements cannot be read any more: %s", error)
+            _log.warning("earlier judgements cannot be read: %s", error)
 
     def _rule_unit(self, answer: Answer) -> str:
         """Return a digest of everything the rule score depends on."""
@@ -187,8 +187,8 @@ class Judging:
         # Without a reply there is no verdict to store, so the judgement stays pending.
         if said["error"] and not said["replies"]:
             raise ContextTooLong(
-                f"{said['error']}: a server of this model with a wider window can judge it; without one "
-                "--accept-failures leaves it out, as far as scores.max_error_rate allows"
+                f"{said['error']}: serve this judge with a longer context, or leave the judgement out with "
+                "--accept-failures (limited by scores.max_error_rate)"
             )
         self._journal.finish(judgement.key, orjson.dumps(said))
         self._counted.pop(judgement.key, None)

@@ -41,16 +41,16 @@ def judging_differences(first: Iterable[ScoredRollout], second: Iterable[ScoredR
 def _differences_in_domain(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout]) -> Iterator[str]:
     asked = [[one for one in side if one.judge_status is not None] for side in (first, second)]
     if asked[0] and _left_to_rules(second):
-        yield "a judge was asked about answers of the first alone"
+        yield "only answers of the first were judged"
     if asked[1] and _left_to_rules(first):
-        yield "a judge was asked about answers of the second alone"
-    judges = [sorted({judge for one in side for judge, _ in one.judge_verdicts}) for side in asked]
+        yield "only answers of the second were judged"
+    judges = [sorted({judge for one in side for judge, _ in one.opinions}) for side in asked]
     if all(judges) and judges[0] != judges[1]:
         yield f"answers of the first were judged by {_names(judges[0])}, of the second by {_names(judges[1])}"
     unread = [{one.correct is None for one in side if one.judge_status == FAILED} for side in asked]
     if {True} in unread and {False} in unread:
         alone = "first" if unread[0] == {True} else "second"
-        yield f"answers that no judge could be read on are left out of the {alone} alone"
+        yield f"answers without a parsable judge reply are left out of the {alone} only"
     for generous, strict, names in ((first, second, ("first", "second")), (second, first, ("second", "first"))):
         right = min((one.f1 for one in generous if one.scorer == _BY_F1 and one.correct), default=math.inf)
         wrong = max((one.f1 for one in strict if one.scorer == _BY_F1 and one.correct is False), default=-math.inf)
@@ -101,7 +101,7 @@ _HIDDEN_VALUES = ("model or sampling of ", "prompts of ")
 
 
 def _difference(name: str, value: str, changed: str) -> str:
-    return f"other {name}" if name.startswith(_HIDDEN_VALUES) else f"{name} {value}, then {changed}"
+    return f"different {name}" if name.startswith(_UNSAID) else f"{name} {value}, then {changed}"
 
 
 def _verdicts(given: ScoresSettings) -> dict[str, str]:
@@ -127,7 +127,7 @@ def _votes(given: ScoresSettings) -> dict[str, str]:
     return {
         "votes by": role.name,
         "votes": str(given.options.redundancy.votes),
-        f"model or sampling of {role.name}, who votes": _identity(role),
+        f"model or sampling of voter {role.name}": _identity(role),
         "prompts of votes": "".join(given.judge_digests[-1:]),
     }
 

@@ -61,7 +61,8 @@ def legacy_report(
     for row, rollout in zip(scores, rollouts, strict=True):
         if row["rollout_key"] != rollout["rollout_key"]:
             raise DataError(
-                f"rollout {row['rollout_key']} is scored where {rollout['rollout_key']} stands; score again"
+                f"the scores are not in the order of the rollouts ({row['rollout_key']} instead of "
+                f"{rollout['rollout_key']}); run the stage scores again"
             )
         group = groups.setdefault((row["model"], row["dataset"]), _Group())
         _add(group, row, gold[row["question_key"]], rollout["text"])

@@ -34,7 +34,9 @@ def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
         return None
     tokenizer = ChatTokenizer.load(folder)
     if digest not in ("", tokenizer.digest):
-        raise ConfigError(f"the tokenizer in {folder} is not the one that this run was made with; put that one back")
+        raise ConfigError(
+            f"the tokenizer in {folder} differs from the one that this run was created with; restore that one"
+        )
     return tokenizer
 
 

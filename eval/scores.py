@@ -127,9 +127,9 @@ class _ScoresRun:
         return rows
 
 
-_JUDGE_REMEDY = (
-    "; scores.judges.sampling.max_tokens gives a judge more room, scores.judges.on_failed = 'rule' leaves such answers "
-    "to the rule, and other models may be named: run the stage again with what you change, it asks only what is new"
+_REMEDY_OF_JUDGES = (
+    "; raise scores.judges.sampling.max_tokens, set scores.judges.on_failed = 'rule' to fall back to the rule, or use "
+    "another judge, then run the stage again: only new requests are made"
 )
 
 
@@ -201,15 +201,15 @@ class _ScoreCounts:
         for judge, failed in self.num_unreadable.items():
             if len(self.judges) > 1 and 2 * failed > self.asked[judge]:
                 raise StageFailed(
-                    f"judge {judge} said nothing that can be read of {failed:,} of {self.asked[judge]:,} answers; "
-                    f"leave it out of scores.judges.models{_JUDGE_REMEDY}"
+                    f"judge {judge} gave no parsable reply for {failed:,} of {self.asked[judge]:,} answers; "
+                    f"remove it from scores.judges.models{_REMEDY_OF_JUDGES}"
                 )
         votes, abstained = self.votes.total(), self.votes["votes_abstained"]
         if 2 * abstained > votes:
             raise StageFailed(
-                f"{abstained:,} of {votes:,} votes on wasted calls cannot be read; name another model as "
-                "scores.redundancy.model, or give it more room with scores.redundancy.sampling.max_tokens: the stage "
-                "asks only what is new"
+                f"{abstained:,} of {votes:,} votes on wasted calls cannot be parsed; set another "
+                "scores.redundancy.model or raise scores.redundancy.sampling.max_tokens, then run the stage again: "
+                "only new requests are made"
             )
 
     def progress(self) -> dict[str, int]:

@@ -224,6 +224,6 @@ def pass_at_k(num_rollouts: int, num_right: int, k: int) -> float:
     The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374). Raise ValueError unless 1 <= k <= n and 0 <= c <= n.
     """
     if not 1 <= k <= num_rollouts or not 0 <= num_right <= num_rollouts:
-        raise ValueError(f"pass@{k} cannot be told from {num_right} right of {num_rollouts} rollouts")
+        raise ValueError(f"pass@{k} cannot be estimated from {num_right} right of {num_rollouts} rollouts")
     choices = math.comb(num_rollouts, k)
     return (choices - math.comb(num_rollouts - num_right, k)) / choices

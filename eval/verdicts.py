@@ -1,4 +1,4 @@
-"""Combine the verdicts of several judges and the rule into a verdict on an answer. Pure functions.
+"""Combine the verdicts of several judges and the rule into one verdict on an answer. Pure functions.
 
 Documented in docs/behaviour/scores.md.
 """
@@ -55,8 +55,8 @@ def decide(
     if verdicts or all(judge_verdict.status == FALLBACK_RULE for judge_verdict in judge_verdicts):
         return binary_score(rule), FALLBACK_RULE
     if on_failed == "rule":
-        return binary_score(rule), FAILED
-    error = "no judge said anything that can be read"
+        return as_verdict(rule), FAILED
+    error = "no judge gave a parsable reply"
     return replace(rule, correct=None, score=None, scorer="judge", error=error), FAILED
 
 
@@ -84,7 +84,7 @@ def agreement(verdicts: Sequence[Sequence[bool]]) -> Agreement:
         return Agreement(0, None, None)
     num_judges = len(verdicts[0])
     if num_judges < 2 or any(len(row) != num_judges for row in verdicts):
-        raise ValueError("agreement is that of two judges or more, all of whom said something of every answer")
+        raise ValueError("agreement needs at least two judges, each with a verdict on every answer")
     pairs = num_judges * (num_judges - 1)
     same = [_same_pairs(sum(row), num_judges) / pairs for row in verdicts]
     share = math.fsum(same) / len(verdicts)

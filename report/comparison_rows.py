@@ -1,4 +1,4 @@
-"""Build the rows of the table `comparisons`: which models are compared on what, with multiplicity-adjusted p-values."""
+"""Build the rows of the table `comparisons`: pairs of models by data set and figure, with adjusted p-values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ COMPARED_FIGURES = (
     "calls_requested",
     "reasoning_tokens",
 )
-"""Figures that are compared. A figure is left out if its per-question values equal those of an earlier one, such as
+"""Figures to compare. A figure is left out if its per-question values equal those of an earlier one, such as
 accuracy on math."""
-_MAX_PAIRED = 3
-"""Every pair is compared up to this number of models."""
+_MOST_PAIRED = 3
+"""All pairs have rows up to this number of models."""
 
 Row = dict[str, Any]
 

@@ -34,32 +34,32 @@ Row = Mapping[str, Any]
 _HEADLINE_EXPLANATION = """\
 - **accuracy**: share of rollouts judged right. A rollout that did not end with an answer is wrong.
 - **P**: correctness, 1 or 0 for mathematics and options, token F1 with the best gold answer for knowledge.
-- **[95 %]**: interval over questions. Where two of them overlap widely, the difference may be chance; the
-  comparisons below pair the questions and see more.
+- **[95 %]**: interval over questions. If two intervals overlap widely, the difference may be chance; the
+  comparisons below pair the questions and are more sensitive.
 - **efficiency**: P divided by requested tool calls (by 1 without calls), averaged; `-` where no tool was used.
 - **calls**, **tokens**: requested and sampled per rollout.
 - Rollouts without a verdict (`unscored`) are left out of accuracy, P and efficiency.
 """
 
 _BEHAVIOUR_EXPLANATION = """\
-- **success**: P divided by failed calls (by 1 without one); **strict**: by one more than these.
+- **success**: P divided by failed calls (by 1 without one); **strict**: by 1 plus failed calls.
 - **ran well**: share of all executed calls that did not fail.
 - **concise**: share of rollouts without a wasted call, by a judge's votes; **with calls**: of those that made calls;
-  `open`: rollouts whose votes have no majority, left out. An agent that never acts is concise; `-`: no vote decides.
+  `open`: rollouts whose votes have no majority, left out. A rollout without calls counts as concise; `-`: no majority.
 - **P/1000**: P per thousand tokens of reasoning; **L**: these tokens; **tool use**: share of rollouts with a call.
 """
 
 _COMPARISON_EXPLANATION = """\
 - **difference**: second minus first, on the same questions, with its 95 % interval.
-- **p by Holm**: how often chance alone would set equal models so far apart, adjusted for all comparisons of this
-  report. From 0.05 on the difference may well be chance.
+- **p by Holm**: probability of a difference at least this large between equal models, adjusted for all comparisons of
+  this report. From 0.05 on, the difference may be chance.
 - **won, lost**: questions that only the second, or only the first, gets mostly right.
 """
 
 _AGREEMENT_EXPLANATION = """\
-- **judged by all**: answers that all judges have a verdict on. The rule does not call these right, so the easy ones,
-  on which judges agree, are not among them.
-- **agreement**: share of pairs of verdicts that are the same; **kappa**: how far beyond chance (1: wholly, 0: not).
+- **judged by all**: answers on which all judges have a verdict. Answers that the rule accepts are not judged, so the
+  easy ones, on which judges agree, are missing.
+- **agreement**: share of pairs of verdicts that are the same; **kappa**: agreement beyond chance (1: full, 0: none).
 """
 
 
@@ -89,9 +89,9 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
 def _passes(given: Sequence[SummaryLine]) -> Iterator[str]:
     header, body = pass_at_k_table(given)
     if body:
-        yield "## Several tries"
+        yield "## pass@k"
         yield render_table(header, body)
-        yield "- **pass@k**: chance that one of k rollouts of a question is right."
+        yield "- **pass@k**: probability that at least one of k rollouts of a question is right."
 
 
 def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:
@@ -102,13 +102,13 @@ def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:
     every = "; **every**: over all data sets" if EVERY in datasets else ""
     averaged = [frozenset(members(lines, ALL, settings.headline)) for lines in by_model(given).values() if ALL in lines]
     unlike = (
-        "\n- The models have averages of different data sets, which tell nothing of which model is better."
+        "\n- The averages cover different data sets, so they do not show which model is better."
         if len(set(averaged)) > 1
         else ""
     )
     return (
         f"- **all**: unweighted mean over {over}{every}.\n"
-        "- **math**, **knowledge**: the same of those that ask for mathematics, and of the others. Counts are sums."
+        "- **math**, **knowledge**: the same over math data sets, and over all others. Counts are sums."
         f"{unlike}"
     )
 
@@ -132,7 +132,7 @@ def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
         yield f"First {escape(first)}, second {escape(second)}:"
         yield render_table(COMPARISON, [comparison_cells(row) for row in rows])
         for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
-            yield f"Not of one kind: {escape(note)}."
+            yield f"Not directly comparable: {escape(note)}."
     yield _COMPARISON_EXPLANATION.rstrip()
 
 
@@ -143,12 +143,12 @@ def _counts(given: Sequence[SummaryLine], what: str) -> str:
 
 def _judged(given: Sequence[SummaryLine]) -> Iterator[str]:
     if not any(line.counts("judge_status") for line in given):
-        yield "No model judged answers: P is what the rules say."
+        yield "No judge was used: rules decided P."
         return
-    yield "Answers that a judge was asked about, by result:"
+    yield "Judged answers, by result:"
     yield _counts(given, "judge_status")
     if body := agreement_rows(given):
-        yield "How far the judges agree:"
+        yield "Agreement of the judges:"
         yield render_table(AGREEMENT, body)
         yield _AGREEMENT_EXPLANATION.rstrip()
 

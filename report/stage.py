@@ -42,7 +42,7 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
     context.progress.start(sum(table.num_rows for table in tables), 0, "rollouts")
     models = _collect(tables, context)
     if not models:
-        raise StageFailed(f"{context.address}: there is no score to sum up; name models in flow.models")
+        raise StageFailed(f"{context.address}: there are no scores to report; name models in flow.models")
     datasets = sorted({rollout.dataset for rollouts in models.values() for rollout in rollouts})
     check_names(datasets)
     rows = [
@@ -87,7 +87,7 @@ def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSett
     try:
         files["radar.svg"] = draw_radar(radar_axes(_radar_figures(rows)))
     except ConfigError as error:
-        _log.warning("the radar is left out: %s", error)
+        _log.warning("the radar chart is skipped: %s", error)
     return files
 
 

@@ -1,4 +1,4 @@
-"""Build the rows of the table `summary`: every figure of every model, per data set and averaged, with intervals."""
+"""Build the rows of the table `summary`: every figure of every model, per data set and average, with intervals."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ _NARROW = {"accuracy": "accuracy, 95 %", "efficiency": "effic.", "tool_use": "to
 """Shorter headings for narrow terminals. Columns are those of the headline and the share of rollouts with tool calls.
 """
 
-_AVERAGES_NOTE = "all: average over the data sets of the headline; every: over every data set"
-_DIFFERENT_DATASETS = "The models were asked different data sets: averages over these do not tell which is better"
+_OVER = "all: average over the headline data sets; every: over all data sets"
+_UNLIKE = "The averages cover different data sets, so they do not show which model is better"
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:

@@ -111,8 +111,8 @@ def _refuse_cycles(instances: Sequence[Instance]) -> None:
                 if producer == item.address:
                     models = ", ".join(map(str, item.inputs.get("checkpoint", ()))) or "another"
                     raise ConfigError(
-                        f"{item.address} cannot be made: it reads what is made of it (its checkpoint is {models}); "
-                        "let a model that is there before play its part"
+                        f"{item.address} depends on its own output (its checkpoint is {models}); "
+                        "use a model that exists before it"
                     )
                 if producer not in visited:
                     visited.add(producer)
@@ -254,7 +254,7 @@ def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[A
     checkpoint = named_checkpoint(model)
     if any((made.stage, made.iteration) == (address.stage, address.iteration) for made in checkpoint):
         raise ConfigError(
-            f"{address}: sft.model = {model} is what this stage makes itself; name `embedded`, a folder, a hub id, or "
+            f"{address}: sft.model = {model} is the output of this stage; use `embedded`, a folder, a hub id, or "
             "a phase of the curriculum such as 1/rl@phase-1"
         )
     for made in checkpoint:

@@ -61,7 +61,7 @@ class FlowSettings(Section):
     def _check_iterations(self) -> FlowSettings:
         if self.iterations > 1 and self.last_training is None:
             raise ValueError(
-                f"iterations = {self.iterations}, but no stage of the flow trains, so that each of them would be the "
+                f"iterations = {self.iterations}, but no stage of the flow trains, so every iteration would be the "
                 "same; add sft or rl to flow.stages"
             )
         return self

@@ -24,7 +24,7 @@ def run_checks(root: str | Path) -> list[Check]:
     ]
 
 
-_ROOT_FIX = "see that the bucket exists, and AWS_ENDPOINT_URL, AWS_REGION and the AWS keys or role are right"
+_ROOT_FIX = "check that the bucket exists, and that AWS_ENDPOINT_URL, AWS_REGION and the AWS keys or role are right"
 
 _PREFECT_FIX = "start it with `treadle prefect up`, or unset PREFECT_API_URL to run without Prefect"
 
@@ -115,7 +115,7 @@ def require_prefect(api_url: str) -> None:
     use_own_password()
     if _wants_password(api_url):
         raise ConfigError(
-            f"the Prefect server of PREFECT_API_URL={api_url} wants a password: set PREFECT_API_AUTH_STRING; for the "
+            f"the Prefect server of PREFECT_API_URL={api_url} needs a password: set PREFECT_API_AUTH_STRING; for the "
             'server of `treadle prefect up`: eval "$(treadle prefect env)"'
         )
 

@@ -85,9 +85,9 @@ class EvalOptions:
 
 def run_name(options: EvalOptions, files: Sequence[Path] = ()) -> str:
     """Return the default run name of a model and its benchmarks; raise ConfigError if the options lack one."""
-    if files and (options.model is None or not options.benchmarks):
-        raise ConfigError("name the run with --run; one that comes from a configuration file has no name by itself")
-    if options.model is None:
+    if files and (asked.model is None or not asked.benchmarks):
+        raise ConfigError("name the run with --run: there is no default name for a run from a configuration file")
+    if asked.model is None:
         raise _no_model()
     if not options.benchmarks:
         raise _no_benchmark()
@@ -122,8 +122,8 @@ def evaluation_config(
     config = load_config(TreadleConfig, (), overrides, base=tree)
     if changed is not None and flow_models(config) != (changed,):
         raise ConfigError(
-            f"--model and what goes with it are about {changed}, but --set evaluates {', '.join(flow_models(config))}; "
-            "leave out one of them"
+            f"--model and its options configure {changed}, but --set evaluates {', '.join(flow_models(config))}; "
+            "drop one of them"
         )
     for name in flow_models(config):
         _check_model(name, config)
@@ -146,7 +146,7 @@ def _check_model(name: str, config: TreadleConfig) -> None:
     if not model.endpoints and model.server is None:
         raise ConfigError(f"model {name} has no server; name it with --endpoint, as in http://localhost:8000/v1")
     if config.rollouts.max_cost is not None and not model.is_priced:
-        raise ConfigError(f"--max-cost needs what tokens of {name} cost: give --prices, as in 0.15/0.60 per million")
+        raise ConfigError(f"--max-cost needs the token prices of {name}: give --prices, as in 0.15/0.60 per million")
 
 
 def _no_model() -> ConfigError:
@@ -158,7 +158,7 @@ def _no_model() -> ConfigError:
 
 def _no_benchmark() -> ConfigError:
     return ConfigError(
-        "nothing is options; name a benchmark with its file, as in --benchmark gsm8k=test.jsonl, "
+        "no benchmark is given; name one with its file, as in --benchmark gsm8k=test.jsonl, "
         "or a configuration file with [questions] sources"
     )
 
@@ -176,7 +176,7 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
         return None
     if len(agents) > 1:
         raise ConfigError(
-            f"--model and what goes with it are about one model, but the configuration has {', '.join(agents)}; "
+            f"--model and its options configure one model, but the configuration has {', '.join(agents)}; "
             "change it there, or name one of them with --set flow.models='[\"...\"]' in its place"
         )
     name = model_name(options.model) if options.model is not None else agents[0]
@@ -184,7 +184,7 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
     old = models.pop(agents[0], {}) if agents else {}
     if name in models:
         raise ConfigError(
-            f"--model {options.model} would be called {name!r} here, as is another model of the configuration; rename "
+            f"--model {asked.model} and another model of the configuration would both be called {name!r}; rename "
             f"the table [models.{name}], or evaluate that one with --set flow.models='[\"{name}\"]' in place of --model"
         )
     table = merge(_for_model(old, options.model, options.endpoints, "--endpoint"), changes)
@@ -206,7 +206,7 @@ def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[
     is_other = model is not None and table.get("model", model) != model
     if is_other and table.get("server") and not endpoints:
         raise ConfigError(
-            f"the server that the configuration starts is that of {table['model']}, not of {model}; name the server of "
+            f"the configuration starts a server of {table['model']}, not of {model}; name the server of "
             f"{model} with {option}, or change the table's `server`"
         )
     dropped = {*(("tokenizer", "revision") if is_other else ()), *(("server",) if endpoints else ())}
@@ -231,7 +231,7 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOpt
         most = options.max_questions or MAX_QUESTIONS
         named = [_source(text, options.data_root, given.questions.benchmarks) for text in options.benchmarks]
         if twice := {name for name, _ in named if [other.lower() for other, _ in named].count(name.lower()) > 1}:
-            raise ConfigError(f"benchmark {min(twice)} is named twice; give files of one name in one run each")
+            raise ConfigError(f"benchmark {min(twice)} is given twice; use a separate run for each file")
         questions["sources"] = [
             {"path": str(path), "dataset": name, "split": "heldout", "limit": most} for name, path in named
         ]
@@ -296,9 +296,9 @@ def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[s
     """Put the tools into `tree`. Without a corpus or service, search is disabled unless it was requested."""
     environment = tree.setdefault("environment", {})
     search = dict(environment.get("search", {}))
-    if options.corpus and options.retrievers:
-        raise ConfigError("--corpus and --retriever are two places to search; give one of them")
-    if options.corpus:
+    if asked.corpus and asked.retrievers:
+        raise ConfigError("--corpus and --retriever cannot be combined; give one of them")
+    if asked.corpus:
         search.pop("service", None)
         search["corpus"] = [str(path) for path in options.corpus]
     if options.retrievers:
@@ -323,9 +323,9 @@ def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[s
 
 def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:
     """Put a judge into `tree`, on top of the model `judge` of the files. It is called over the chat route."""
-    if options.judge is None:
-        if options.judge_endpoints or options.judge_key_env:
-            raise ConfigError("--judge-endpoint and --judge-key-env are about a judge; name it with --judge MODEL")
+    if asked.judge is None:
+        if asked.judge_endpoints or asked.judge_key_env:
+            raise ConfigError("--judge-endpoint and --judge-key-env need a judge; name it with --judge MODEL")
         return
     if _JUDGE in (tree["flow"].get("models") or flow_models(given)):
         raise ConfigError(f"the evaluated model and its judge are both called {_JUDGE!r} here; give it another name")

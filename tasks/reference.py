@@ -33,9 +33,9 @@ def config_page() -> str:
     lines = [
         _HEADER + "# Configuration keys\n",
         "Keys marked *operational* may change between resumes of a run; all others are semantic: they are part of",
-        "the fingerprint of the stages that read them, and a run refuses to be resumed with another value. But to what",
-        "is marked *growing* more may be added, and sections that are marked *revisable* may change as a whole: what",
-        "they decide is then made again, and nothing else.\n",
+        "the fingerprint of the stages that read them, and a run refuses to resume with another value. Entries may be",
+        "added to keys marked *growing*, and sections marked *revisable* may change as a whole: only the results that",
+        "depend on them are then made again.\n",
     ]
     for title, model in _sections("", TreadleConfig):
         lines += [f"## {title or 'top level'}\n", _one_line(model.__doc__ or "") + "\n"]

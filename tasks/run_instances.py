@@ -56,7 +56,7 @@ def run_instances(
         for address in addresses:
             if file := imported_from(address, run):
                 notify(
-                    f"{address} was imported from {file}, and stays; make it with: treadle stage {address} "
+                    f"{address} was imported from {file} and is kept; replace it with: treadle stage {address} "
                     f"--run {run.run_id} --force"
                 )
     with (
@@ -78,7 +78,7 @@ def run_instance(
     helper_scope: HelperScope | None = None,
     notify: Notify = quiet,
 ) -> StageRecord:
-    """Run `execute`, with model servers serving it if the configuration asks for them and there is work to do.
+    """Run `execute`, with running model servers if the configuration asks for them and there is work to do.
 
     `servers` are those of the flow that the instance is part of; by default it starts its own. `notify` is told
     beforehand which paid results are computed again. Also raises RunError if an imported result would be replaced,

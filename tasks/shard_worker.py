@@ -160,4 +160,4 @@ class Helper:
 
 def shards_text(count: int) -> str:
     """Return how many shards were worked through, as a message."""
-    return f"{count} shard{'s' * (count != 1)} worked through here" if count else "nothing left to help with"
+    return f"{count} shard{'s' * (count != 1)} processed here" if count else "nothing left to help with"

@@ -171,7 +171,7 @@ def _handle_errors(endpoint: Callable[[Request], Response]) -> Callable[[Request
         except Exception as error:
             # A warning, because errors are reserved for failures that end a command.
             _log.warning("a page failed: %s: %s", type(error).__name__, one_line(str(error)))
-            raise TreadleError("this page could not be made; what the viewer prints says why") from error
+            raise TreadleError("this page could not be rendered; the viewer's output says why") from error
 
     return answer
 

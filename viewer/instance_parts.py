@@ -30,8 +30,8 @@ class InstancePart:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionTables:
-    """Questions by key. The previews of their texts are in memory, the rest is read from storage."""
+class Questions:
+    """Lookup of questions by key. Short previews of their texts are in memory, the rest is read from storage."""
 
     tables: Sequence[KeyedTable] = ()
     previews: dict[str, str] = field(default_factory=dict)

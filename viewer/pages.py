@@ -25,8 +25,8 @@ _QUESTION_CHARS = 6000
 
 
 @dataclass(frozen=True, slots=True)
-class ListedTrajectory:
-    """Trajectory in a list."""
+class Line:
+    """Row of the trajectory list."""
 
     facts: Mapping[str, Any]
     question: str

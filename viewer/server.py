@@ -37,7 +37,7 @@ def serve(app: ASGIApp, host: str, port: int, on_listening: Callable[[str], None
 def listen(host: str, port: int) -> socket.socket:
     """Open a socket on a loopback address; port 0 picks a free one. Raise ConfigError."""
     if not is_loopback_name(host):
-        raise ConfigError(f"the viewer listens on loopback addresses alone, not on {host}; use a tunnel to reach it")
+        raise ConfigError(f"the viewer listens only on loopback addresses, not on {host}; use a tunnel to reach it")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

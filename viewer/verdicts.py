@@ -27,8 +27,8 @@ class JudgeReply(NamedTuple):
     """Reason for a missing verdict."""
 
 
-class ShownVotes(NamedTuple):
-    """ShownVotes on whether the trajectory has redundant calls."""
+class Votes(NamedTuple):
+    """Counts of votes on whether the trajectory has redundant calls."""
 
     yes: int
     no: int
@@ -49,8 +49,8 @@ class NamedFigure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownVerdict:
-    """ShownVerdict on a trajectory."""
+class Verdict:
+    """The verdict on a trajectory."""
 
     word: str
     by: str
@@ -136,9 +136,9 @@ def reward_of(one: LoadedTrajectory) -> Sequence[RewardFactor]:
     parts = (
         ("reward", "reward", "correctness × calls × length + format"),
         ("correctness", "correctness", "of the answer"),
-        ("calls", "f_tool", _compared_with_mean(one.facts["calls"], row["tool_mean"], "call")),
-        ("length", "f_len", _compared_with_mean(one.facts["tokens"], row["length_mean"], "token")),
-        ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "nothing broken"),
+        ("calls", "f_tool", _against(one.facts["calls"], row["tool_mean"], "call")),
+        ("length", "f_len", _against(one.facts["tokens"], row["length_mean"], "token")),
+        ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "no violation"),
     )
     return [RewardFactor(name, row[column], meaning) for name, column, meaning in parts]
 

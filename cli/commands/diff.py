@@ -119,9 +119,9 @@ def _cause(found: RunDiff, item: InstanceDiff) -> str:
         return f"only in {found.second}"
     names = [change.name for change in item.settings]
     more = f" and {len(names) - _SHOWN_SETTINGS} more" if len(names) > _SHOWN_SETTINGS else ""
-    reasons = [f"other {', '.join(names[:_SHOWN_SETTINGS])}{more}"] if names else []
-    reasons += [f"reads another {address}" for address in item.inputs]
-    return "; ".join(reasons) or "nothing that decides it differs: a model or a service answered otherwise"
+    reasons = [f"different {', '.join(names[:_SHOWN_SETTINGS])}{more}"] if names else []
+    reasons += [f"different input {address}" for address in item.inputs]
+    return "; ".join(reasons) or "same settings and inputs: a model or a service answered differently"
 
 
 def _figures(found: RunDiff) -> Table:

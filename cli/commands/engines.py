@@ -27,7 +27,7 @@ def doctor(root: str | Path, as_json: bool) -> None:
             status = click.style(f"{check.status:<5}", fg=colours[check.status])
             click.echo(f"{status}{check.name}: {sanitize(check.detail)}")
             if check.fix:
-                click.echo(f"     to mend it: {sanitize(check.fix)}")
+                click.echo(f"     fix: {harmless(check.fix)}")
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:
         raise EngineError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
@@ -67,7 +67,7 @@ def list_environments(as_json: bool) -> None:
 
 @click.command(short_help="Serve a model with vLLM.", epilog="Example:  treadle serve embedded --port 8001")
 @click.argument("model")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 picks a free port.")
 @click.option("--max-model-len", type=click.IntRange(min=16), default=2048, show_default=True, help="Window in tokens.")
 def serve(model: str, port: int, max_model_len: int) -> None:
     """Serve MODEL with vLLM: `embedded`, a folder, or a hub id. Stops with Ctrl-C."""

@@ -27,7 +27,7 @@ class ToolsType(click.ParamType[Any]):
         if names == {"none"}:
             return frozenset()
         if not names <= set(TOOLS):
-            self.fail(f"{value!r} is not {', '.join(TOOLS)}, both with a comma between, or none", param, ctx)
+            self.fail(f"{value!r} is not python, search, python,search or none", param, ctx)
         return names
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
@@ -54,54 +54,72 @@ class PricesType(click.ParamType[Any]):
 
 
 _file = click.Path(path_type=Path)
-_eval_options = combine_options(
-    click.option("--model", metavar="NAME", help="The model, by its name in requests."),
-    click.option("--endpoint", "endpoints", multiple=True, metavar="URL", help="Its server, up to /v1; repeatable."),
+_asked_options = together(
+    click.option("--model", metavar="NAME", help="Model name sent in requests."),
+    click.option(
+        "--endpoint",
+        "endpoints",
+        multiple=True,
+        metavar="URL",
+        help="Base URL of its server, ending in /v1; repeatable.",
+    ),
     click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the server's key."),
-    click.option("--chat", is_flag=True, help="Its server has the route /chat/completions alone, as hosted ones have."),
+    click.option("--chat", is_flag=True, help="Use only the route /chat/completions, as for hosted services."),
     click.option("--tokenizer", type=_file, help="Folder with its tokenizer and chat template. [default: ChatML]"),
     click.option(
         "--benchmark",
         "benchmarks",
         multiple=True,
         metavar="NAME[=FILE]",
-        help="A known benchmark and its file, or its name alone with --data-root; repeatable.",
+        help="Known benchmark and its file, or only its name with --data-root; repeatable.",
     ),
     click.option("--data-root", type=_file, help="Folder with <benchmark>/test.jsonl, .json or .parquet."),
     click.option(
         "--max-questions",
         type=click.IntRange(min=1),
         metavar="N",
-        help="The first N rows of each benchmark. [default: 500]",
+        help="Use the first N rows of each benchmark. [default: 500]",
     ),
-    click.option("--samples", type=click.IntRange(min=1), metavar="K", help="Rollouts of each question. [default: 1]"),
+    click.option("--samples", type=click.IntRange(min=1), metavar="K", help="Rollouts per question. [default: 1]"),
     click.option(
         "--tools",
         type=ToolsType(),
-        help="What the agent may call. [default: python, and search with something to search]",
+        help="Tools of the agent. [default: python, and search if there is something to search]",
     ),
     click.option("--corpus", type=_file, multiple=True, help="File of documents to search; repeatable."),
-    click.option("--retriever", "retrievers", multiple=True, metavar="URL", help="Search service instead; repeatable."),
-    click.option("--temperature", type=click.FloatRange(min=0), metavar="T", help="Of the sampling. [default: 0.6]"),
     click.option(
-        "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Most new tokens of a turn. [default: 4096]"
+        "--retriever", "retrievers", multiple=True, metavar="URL", help="Search service to use instead; repeatable."
+    ),
+    click.option(
+        "--temperature", type=click.FloatRange(min=0), metavar="T", help="Sampling temperature. [default: 0.6]"
+    ),
+    click.option(
+        "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum new tokens per turn. [default: 4096]"
     ),
     click.option(
         "--max-total-tokens",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Most tokens of all rollouts; then it stops.",
+        help="Token budget of all rollouts; exceeding it stops the run.",
     ),
     click.option(
-        "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT", help="Most money, with --prices."
+        "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT", help="Cost budget; needs --prices."
     ),
-    click.option("--prices", type=PricesType(), help="What a million tokens cost, as 0.15/0.60."),
+    click.option("--prices", type=PricesType(), help="Prices per million tokens, such as 0.15/0.60."),
     click.option(
-        "--judge", metavar="MODEL", help="Judges answers to math, and votes on wasted calls. [default: rules]"
+        "--judge",
+        metavar="MODEL",
+        help="Model that judges math answers and votes on wasted calls. [default: rules only]",
     ),
-    click.option("--judge-endpoint", "judge_endpoints", multiple=True, metavar="URL", help="Its server; repeatable."),
-    click.option("--judge-key-env", metavar="VARIABLE", help="Environment variable that holds its server's key."),
-    click.option("--run", "run_id", metavar="NAME", help="Name of the run. [default: of model and benchmarks]"),
+    click.option(
+        "--judge-endpoint",
+        "judge_endpoints",
+        multiple=True,
+        metavar="URL",
+        help="Base URL of the judge's server; repeatable.",
+    ),
+    click.option("--judge-key-env", metavar="VARIABLE", help="Environment variable that holds the judge server's key."),
+    click.option("--run", "run_id", metavar="NAME", help="Name of the run. [default: from model and benchmarks]"),
 )
 
 
@@ -140,7 +158,7 @@ def evaluate(
     if run_id is None and not as_json:
         say(f"run {name}")
     for model in unknown_template(config):
-        say(f"warning: {model} is asked in ChatML; if that is not its chat template, name its folder with --tokenizer")
+        say(f"warning: {model} is prompted in ChatML; if its chat template differs, give its folder with --tokenizer")
     run_flow(
         config,
         root,

@@ -86,8 +86,8 @@ def _export_options(
     type=click.Choice(ROW_FORMATS),
     help="LLaMA-Factory's sharegpt or alpaca, OpenAI's messages, or a Hugging Face data set (the only one with masks).",
 )
-@_export_options("Which rows, as in 1/sft_rows; without it, those of the last iteration.")
-def sft_rows(wanted: _ExportOptions, format_name: str) -> None:
+@_of_run("Instance that made the rows, such as 1/sft_rows; default: that of the last iteration.")
+def sft_rows(wanted: _Wanted, format_name: str) -> None:
     """Write the rows of the stage `sft_rows` for other trainers.
 
     Text formats (sharegpt, alpaca, openai) have no masks and no token ids: a trainer that reads them also learns to
@@ -121,8 +121,8 @@ def sft_rows(wanted: _ExportOptions, format_name: str) -> None:
     short_help="Rows for reinforcement learning, for trainers that read verl's parquet.",
     epilog="Example:  treadle export rl_rows --run first --instance 1/selection@phase-2 --out rows",
 )
-@_export_options("Which rows, as in 1/selection@phase-2; without it, those of the last phase.")
-def rl_rows(wanted: _ExportOptions) -> None:
+@_of_run("Instance that made the rows, such as 1/selection@phase-2; default: that of the last phase.")
+def rl_rows(wanted: _Wanted) -> None:
     """Write the rows of a stage `selection` as train.parquet in verl's schema.
 
     The folder also contains export.json. It is written completely or not at all.
@@ -142,8 +142,8 @@ def rl_rows(wanted: _ExportOptions) -> None:
     short_help="A trained model, ready for transformers, vLLM or a hub, with its card.",
     epilog="Example:  treadle export model --run first --instance 1/rl@phase-2 --out model",
 )
-@_export_options("Whose model, as in 1/sft or 1/rl@phase-2; without it, the last one trained.")
-def model(wanted: _ExportOptions) -> None:
+@_of_run("Instance that made the model, such as 1/sft or 1/rl@phase-2; default: the last one.")
+def model(wanted: _Wanted) -> None:
     """Write a checkpoint as a folder in Hugging Face format: weights, tokenizer, and a model card.
 
     The card names the base model, its licence if known, the digests of all data, the training settings, and the scores
@@ -155,19 +155,19 @@ def model(wanted: _ExportOptions) -> None:
     facts = export_model(*wanted.found("checkpoint"), wanted.out, replace=wanted.force)
     for note in facts["notes"]:
         say(f"note: {note}")
-    base, licence = facts["base_model"], facts["license"] or "not known here, look it up before you pass it on"
+    base, licence = facts["base_model"], facts["license"] or "unknown, check it before you share the model"
     line = f"the model of {facts['instance']}: {wanted.out}; it derives from {base}, licence: {licence}"
     wanted.tell(facts, line)
 
 
 @export.command(
     "dataset",
-    short_help="Any table of a run as a data set of its own, with its card.",
+    short_help="Any table of a run as a data set, with its card.",
     epilog="Example:  treadle export dataset rollouts --run first --instance 1/rollouts@base --out rollouts",
 )
 @click.argument("kind")
-@_export_options("Whose table, as in 1/scores@base; without it, the only one of the last iteration and phase.")
-def dataset(wanted: _ExportOptions, kind: str) -> None:
+@_of_run("Instance that made the table, such as 1/scores@base; default: the only one of the last iteration and phase.")
+def dataset(wanted: _Wanted, kind: str) -> None:
     """Write the table KIND (questions, pools, sft_rows, rollouts, scores, rl_rows, ...) as a data set.
 
     The files are parquet, for `datasets`, pandas, polars and DuckDB. The card describes the columns, the inputs by
@@ -184,8 +184,8 @@ def dataset(wanted: _ExportOptions, kind: str) -> None:
     short_help="Pools as the program published with arXiv 2601.06860 writes them.",
     epilog="Example:  treadle export flywheel --run first --out pools",
 )
-@_export_options("Which pools, as in 1/pools; without it, those of the last iteration.")
-def flywheel(wanted: _ExportOptions) -> None:
+@_of_run("Instance that made the pools, such as 1/pools; default: that of the last iteration.")
+def flywheel(wanted: _Wanted) -> None:
     """Write pools as pools.json, one object per question, which `treadle import flywheel` reads too.
 
     This format has no operators, parents, token ids or call outcomes. The folder is written completely or not at all.
@@ -198,8 +198,8 @@ def flywheel(wanted: _ExportOptions) -> None:
     short_help="Rollouts as the program published with arXiv 2601.06860 writes them.",
     epilog="Example:  treadle export rollouts --run first --instance 1/rollouts@base --out rollouts",
 )
-@_export_options("Which rollouts, as in 1/rollouts@base; without it, the only ones of the last iteration and phase.")
-def rollouts(wanted: _ExportOptions) -> None:
+@_of_run("Instance of the rollouts, such as 1/rollouts@base; default: the only one of the last iteration and phase.")
+def rollouts(wanted: _Wanted) -> None:
     """Write rollouts as rollouts.json, one object per question, which `treadle import rollouts` reads too.
 
     If the run has scored them, predictions and correctness are included. The folder is written completely or not at
@@ -217,14 +217,14 @@ def rollouts(wanted: _ExportOptions) -> None:
     "--format",
     "format_name",
     type=click.Choice(REPORT_FORMATS),
-    help="json: both tables; csv: the figures; comparisons: these as CSV; md: the page; legacy: the figures as the "
-    "program published with arXiv 2601.06860 makes them, as JSON, to be held beside published ones. Without it, json, "
-    "csv or md as --out ends.",
+    help="json: both tables; csv: the figures; comparisons: the comparisons as CSV; md: the text report; legacy: the "
+    "figures as the program published with arXiv 2601.06860 computes them, as JSON. Default: json, csv or md, by the "
+    "extension of --out.",
 )
-@_export_options(
-    "Which report, as in 1/report; without it, that of the last iteration.",
+@_of_run(
+    "Instance of the report, such as 1/report; default: that of the last iteration.",
     out="File to write.",
-    force="Replace the file if it is there.",
+    force="Replace an existing file.",
 )
 def report(wanted: _ExportOptions, format_name: str | None) -> None:
     """Write a report of a run as JSON, CSV or markdown."""
@@ -241,7 +241,7 @@ def report(wanted: _ExportOptions, format_name: str | None) -> None:
 
 @export.command(
     "web_record",
-    short_help="What a run met of the web, to be met again.",
+    short_help="Recorded web searches and pages of a run, for replay.",
     epilog="Example:  treadle export web_record --run first",
 )
 @run_option
@@ -264,7 +264,7 @@ def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
     store, facts = run.store(WEB_STORE), RecordFacts()
     if next(store.keys(), None) is None:
         raise RunError(
-            f"run {run_id} has recorded nothing of the web; runs do where environment.search.web is set, with a mode "
+            f"run {run_id} has no web record; runs record if environment.search.web is set with a mode "
             "other than replay"
         )
     entries = ((facts.counted(entry), None) for entry in entries_of(store))

@@ -21,7 +21,7 @@ _SHOWN = 40
 
 
 @click.command(short_help="Delete unreferenced artifacts and leftover files.", epilog="Example:  treadle gc --yes")
-@click.option("--yes", "delete", is_flag=True, help="Delete it; without this, it is only shown.")
+@click.option("--yes", "delete", is_flag=True, help="Delete; without this option, only list.")
 @click.option(
     "--older-than",
     "min_age_h",
@@ -29,7 +29,7 @@ _SHOWN = 40
     default=24,
     show_default=True,
     metavar="HOURS",
-    help="Leave alone what has been changed since.",
+    help="Keep files changed within this time.",
 )
 @root_option
 @json_option
@@ -51,19 +51,21 @@ def gc(delete: bool, min_age_h: float, root: str | Path, as_json: bool) -> None:
         if as_json:
             click.echo(sanitized_json(_plan_json(plan) | {"removed": [], "left": []}))
         else:
-            _show(plan, f"{_things(len(plan.garbage))} can go, with --yes" if plan.garbage else "nothing can go")
+            _show(
+                plan, f"{_things(len(plan.garbage))} can be deleted with --yes" if plan.garbage else "nothing to delete"
+            )
         return
     done = collect(storage, min_age_h * 3600)
     if as_json:
         click.echo(sanitized_json(_plan_json(done.plan) | _done_json(done)))
         return
-    _show(done.plan, f"gone: {_things(len(done.removed))}" if done.plan.garbage else "nothing can go")
+    _show(done.plan, f"deleted: {_things(len(done.removed))}" if done.plan.garbage else "nothing to delete")
     for item, why in done.left:
-        say(f"left: {item.key}: {one_line(why)}")
+        say(f"not deleted: {item.key}: {one_line(why)}")
 
 
 def _things(number: int) -> str:
-    return "1 thing" if number == 1 else f"{number:,} things"
+    return "1 item" if number == 1 else f"{number:,} items"
 
 
 def size_text(num_bytes: float) -> str:
@@ -97,14 +99,11 @@ def _show(plan: CollectionPlan, summary: str) -> None:
         )
     for note in plan.notes:
         say(f"note: {one_line(note)}")
-    if plan.num_recent:
-        say(
-            f"{_things(plan.num_recent)} ({size_text(plan.bytes_recent)}) would go later: too young now, see "
-            f"--older-than"
-        )
+    if plan.num_young:
+        say(f"{_things(plan.num_young)} ({size_text(plan.bytes_young)}) changed too recently, see --older-than")
     click.echo(
         f"{summary} ({size_text(plan.num_bytes)}); {plan.num_artifacts_kept:,} artifacts "
-        f"({size_text(plan.bytes_kept)}) are reached and stay"
+        f"({size_text(plan.bytes_kept)}) are referenced and kept"
     )
 
 

@@ -22,7 +22,7 @@ _DOMAINS = ("math", "qa", "choice")
 
 @click.group(
     "import",
-    short_help="Turn files of other programs into what a run reads.",
+    short_help="Import files of other programs.",
     epilog="Example:  treadle import verl train.parquet --domain lab/math=math --out questions",
 )
 def import_() -> None:
@@ -94,7 +94,7 @@ _import_options = combine_options(
     click.option(
         "--force",
         is_flag=True,
-        help="Replace the result that is there, or what was begun of it, and the folder.",
+        help="Replace an existing result or unfinished work, and the folder.",
     ),
     set_option,
     root_option,
@@ -108,8 +108,8 @@ _import_options = combine_options(
     short_help="Pools of trajectories that another flywheel has made.",
     epilog="Example:  treadle import flywheel pools.json run.toml --run imported --out questions",
 )
-@_import_options
-@click.option("--instance", default="1/pools", show_default=True, help="Whose place the pools take.")
+@_into_run
+@click.option("--instance", default="1/pools", show_default=True, help="Instance whose result the pools become.")
 def flywheel(instance: str, **given: Any) -> None:
     """Import the pools of another data flywheel into a run; `sft_rows` continues from them.
 
@@ -126,8 +126,12 @@ def flywheel(instance: str, **given: Any) -> None:
     epilog="Example:  treadle import rollouts rollouts.json run.toml --run imported --instance 1/rollouts@base "
     "--out questions",
 )
-@_import_options
-@click.option("--instance", required=True, help="Whose place they take, as in 1/rollouts@base or 1/rollouts@phase-1.")
+@_into_run
+@click.option(
+    "--instance",
+    required=True,
+    help="Instance whose result they become, such as 1/rollouts@base or 1/rollouts@phase-1.",
+)
 def rollouts(instance: str, **given: Any) -> None:
     """Import direct rollouts of another program into a run; `scores` and `selection` continue from them.
 
@@ -163,7 +167,7 @@ def _import(
     if domains and out is None:
         raise ConfigError("--domain is for questions that are written with --out; set questions.domains instead")
     if out is not None and not configs:
-        raise ConfigError("--out adds questions to a configuration: name its file behind that of the import")
+        raise ConfigError("--out adds questions to a configuration: pass its file after the imported file")
     config = configuration_of(root, run_id, configs, overrides)
     if out is not None:
         num_questions = write_questions(source, kind, config, domains, out, replace_it=force)
@@ -179,7 +183,7 @@ def _import(
         click.echo(sanitized_json(facts | {"outputs": {name: ref.digest for name, ref in record.outputs.items()}}))
         return
     if record.reused:
-        click.echo(f"{record.address} holds this file already")
+        click.echo(f"{record.address} already has the content of this file")
     else:
         _tell(found, record.address)
     say(f"continue with: treadle run {run_options(run_id, root)}")
@@ -189,7 +193,7 @@ def _tell(found: ImportResult, address: str) -> None:
     """Print how many rows were imported and why others were not, each reason with its first row."""
     click.echo(f"{found.num_trajectories:,} trajectories of {found.num_rows:,} rows")
     if num_missing := found.num_selected - found.num_rows:
-        say(f"{num_missing:,} of the {found.num_selected:,} questions that {address} asks have no row in it")
+        say(f"{num_missing:,} of the {found.num_selected:,} questions that {address} asks have no row in the file")
     if found.num_other_prompts:
         say(f"{found.num_other_prompts:,} of these rows were made with another system message than this run's")
     for reason, number in found.reasons.most_common():
@@ -207,7 +211,7 @@ def _tell(found: ImportResult, address: str) -> None:
 @click.option(
     "--recorded-at",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]),
-    help="When results were found that bear no date (UTC); without it, when their file was written.",
+    help="Date (UTC) of results without one; default: the modification time of their file.",
 )
 @click.option("--with", "base", metavar="FOLDER", type=RootType(), help="A record to add to; its own entries are kept.")
 @root_option
@@ -240,7 +244,7 @@ def web_cache(
     ref = write_record(storage, found.in_order(), made_by="import of a web cache")
     say("read " + ", ".join(f"{number:,} {shape}" for shape, number in found.shapes.most_common()))
     if found.repeated:
-        say(f"{found.repeated:,} of them were there already")
+        say(f"{found.repeated:,} of them were already known")
     for why, number in found.skipped.most_common():
         say(f"{number:,} left out: {why}")
     if found.first:

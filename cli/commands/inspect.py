@@ -136,19 +136,19 @@ def verify(run_id: str, root: str | Path, as_json: bool) -> None:
             for problem in found:
                 click.echo(f"         {one_line(problem)}")
             for command in _commands(run, [artifact]) if found else ():
-                click.echo(f"         make it again with: {command}")
+                click.echo(f"         run again with: {command}")
     damaged = [artifact for artifact, found in problems.items() if found]
     if records := [key for key in damaged if key.startswith("runs/")]:
         raise ArtifactError(
             f"{len(damaged)} of {len(problems)} artifacts and records of run {run_id} are damaged; "
-            f"first mend this one, then look again: {problems[records[0]][0]}"
+            f"repair this one first, then verify again: {problems[records[0]][0]}"
         )
     if outside := [place for place in damaged if place in web]:
         raise ArtifactError(f"the web record {outside[0]} is damaged: {web[outside[0]][0]}")
     if damaged:
         raise ArtifactError(
             f"{len(damaged)} of {len(problems)} artifacts of run {run_id} are damaged; "
-            f"make them again with: {'; '.join(_commands(run, damaged))}"
+            f"run them again with: {'; '.join(_commands(run, damaged))}"
         )
 
 

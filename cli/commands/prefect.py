@@ -15,17 +15,19 @@ folder_option = click.option(
     type=click.Path(path_type=Path, file_okay=False, exists=True, resolve_path=True),
     default=".",
     show_default="the current one",
-    help="Where flow runs work: relative roots and configuration files count from there.",
+    help="Working directory of flow runs; relative roots and configuration files are resolved against it.",
 )
 notify_option = click.option(
     "--notify-block",
     metavar="TYPE/NAME",
-    help="Tell of failed and crashed flow runs through this notification block, as in slack-webhook/my-hook.",
+    help="Send notifications of failed and crashed flow runs through this block, such as slack-webhook/my-hook.",
 )
 queue_option = click.option(
-    "--queue", "queues", multiple=True, help="Queue that the worker takes from, repeatable.  [default: all]"
+    "--queue", "queues", multiple=True, help="Queue that the worker polls; repeatable.  [default: all]"
 )
-limit_option = click.option("--limit", type=click.IntRange(min=1), help="Flow runs at a time.  [default: any number]")
+limit_option = click.option(
+    "--limit", type=click.IntRange(min=1), help="Maximum number of concurrent flow runs.  [default: no limit]"
+)
 
 
 @click.group(short_help="Watch and start runs in the Prefect UI.", epilog="Example:  treadle prefect up --port 4300")
@@ -35,7 +37,9 @@ def prefect() -> None:
 
 @prefect.command(epilog="Example:  treadle prefect up --folder .")
 @folder_option
-@click.option("--port", type=click.IntRange(1, 65535), default=4200, show_default=True, help="Of the server and UI.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=4200, show_default=True, help="Port of the server and UI."
+)
 @click.option(
     "--database",
     metavar="URL",
@@ -67,7 +71,7 @@ def up(
         until = f", until {found.doing} ends" if found.doing else ""
         click.echo(f"already running: {found.api_url.removesuffix('/api')} (process {found.pid}){until}")
         return
-    say("starting the Prefect server (some ten seconds, longer the first time)")
+    say("starting the Prefect server (about ten seconds, longer the first time)")
     with running_server(home, port, database_url(database), say) as server:
         os.environ.update(server.env)
         lines = _set_up(folder, POOL, notify_block)
@@ -155,7 +159,7 @@ def _known_queues(queues: tuple[str, ...]) -> None:
     from treadle.tasks.prefect.deployments import QUEUES
 
     if unknown := sorted(set(queues) - QUEUES.keys()):
-        raise ConfigError(f"there is no queue {unknown[0]!r}; there are {', '.join(QUEUES)}")
+        raise ConfigError(f"there is no queue {unknown[0]!r}; the queues are {', '.join(QUEUES)}")
 
 
 def _set_up(folder: Path, pool: str, notify_block: str | None) -> list[str]:

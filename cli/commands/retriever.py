@@ -25,7 +25,7 @@ _SHOWN_CHARS = 300
 
 
 @click.group(
-    short_help="Search over a corpus: build, ask, measure, serve.",
+    short_help="Build, query, evaluate and serve a search index.",
     epilog="Example:  treadle retriever serve --corpus wiki.jsonl",
 )
 def retriever() -> None:
@@ -59,12 +59,16 @@ class _IndexOptions:
         return config
 
 
-_index_options = options_object(
-    _IndexOptions,
-    click.option("--config", "files", type=click.Path(path_type=Path), multiple=True, help="TOML file, [index]."),
+_of_index = gathered(
+    _Asked,
+    click.option(
+        "--config", "files", type=click.Path(path_type=Path), multiple=True, help="TOML file with a table [index]."
+    ),
     click.option("--corpus", type=click.Path(path_type=Path), multiple=True, help="File of documents; repeatable."),
     click.option("--engine", type=click.Choice(["bm25", "dense", "hybrid"]), help="How documents are ranked."),
-    click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As index.dense.type=hnsw."),
+    click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, such as index.dense.type=hnsw."
+    ),
 )
 """Options of commands about an index, passed to them as `_IndexOptions`."""
 
@@ -104,8 +108,8 @@ def build(asked: _IndexOptions, as_json: bool) -> None:
 
 @retriever.command(epilog='Example:  treadle retriever search --corpus wiki.jsonl "tallest tower" --top-n 3')
 @click.argument("query")
-@_index_options
-@click.option("--top-n", type=click.IntRange(min=1), default=4, show_default=True, help="Documents.")
+@_of_index
+@click.option("--top-n", type=click.IntRange(min=1), default=4, show_default=True, help="Number of documents.")
 @json_option
 def search(asked: _IndexOptions, query: str, top_n: int, as_json: bool) -> None:
     """Search an index for one QUERY."""
@@ -177,12 +181,12 @@ def _by_name(shares: Mapping[int, float]) -> dict[str, float]:
 
 
 @retriever.command(epilog="Example:  treadle retriever serve --corpus wiki.jsonl --port 1243")
-@_index_options
-@click.option("--host", help="Address to listen on; others than loopback need --token-env. [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 1243]")
+@_of_index
+@click.option("--host", help="Address to listen on; non-loopback addresses need --token-env. [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free port. [default: 1243]")
 @click.option("--token-env", metavar="NAME", help="Environment variable with the token that callers must send.")
-@click.option("--workers", "num_workers", type=click.IntRange(min=1), help="Searches at once. [default: 2]")
-def serve(asked: _IndexOptions, **service: Any) -> None:
+@click.option("--workers", "num_workers", type=click.IntRange(min=1), help="Concurrent searches. [default: 2]")
+def serve(asked: _Asked, **service: Any) -> None:
     """Serve an index over HTTP until Ctrl-C: /search, /batch_search, /health, /info, /metrics, /docs."""
     try:
         from treadle.retriever.service.server import serve as serve_index

@@ -34,7 +34,7 @@ set_option = click.option(
 dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
-    help="Print what would be done and why, and what it may cost (--json: the whole configuration too).",
+    help="Print the plan, its reasons and the estimated cost (--json: also the whole configuration).",
 )
 
 
@@ -42,14 +42,18 @@ def work_options(command: Command) -> Command:
     """Add the options of commands that run stages."""
     for option in (
         click.option(
-            "--force", is_flag=True, help="Run again although nothing changed (`run`: equal work once, and no imports)."
+            "--force",
+            is_flag=True,
+            help="Run again even if nothing changed (`run`: equal work once; imports are kept).",
         ),
         click.option(
             "--accept-failures",
             is_flag=True,
-            help="Write what could not be finished as failed rows, leave bad ones out.",
+            help="Write unfinished units as failed rows, and drop invalid ones.",
         ),
-        click.option("--prefect", "with_prefect", is_flag=True, help="As a Prefect flow run (needs PREFECT_API_URL)."),
+        click.option(
+            "--prefect", "with_prefect", is_flag=True, help="Run as a Prefect flow run (needs PREFECT_API_URL)."
+        ),
         json_option,
         root_option,
         set_option,
@@ -61,8 +65,15 @@ def work_options(command: Command) -> Command:
 @click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
-@click.option("--from", "start_from", metavar="INSTANCE", help="Take what comes before as it is, as in 2/sft.")
-@click.option("--without", multiple=True, metavar="INSTANCE", help="Take this one as it is, or leave it out.")
+@click.option(
+    "--from",
+    "start_from",
+    metavar="INSTANCE",
+    help="Start from this instance, such as 2/sft; use earlier results as they are.",
+)
+@click.option(
+    "--without", multiple=True, metavar="INSTANCE", help="Skip this instance, reusing its result if there is one."
+)
 @dry_run_option
 @work_options
 def run(
@@ -164,7 +175,7 @@ def run_flow(
     "--retry",
     multiple=True,
     metavar="STATUS",
-    help="Make only those rows of its result again that ended so, as in --retry timeout.",
+    help="Run only rows of its result again that ended with this status, such as timeout.",
 )
 @dry_run_option
 @work_options
@@ -191,7 +202,7 @@ def stage(
     from treadle.tasks.serving.servers import ModelServers
 
     if retry and (force or dry_run):
-        raise click.UsageError("--retry goes with neither --force nor --dry-run")
+        raise click.UsageError("--retry cannot be combined with --force or --dry-run")
     config = configuration_of(root, run_id, configs, overrides)
     as_flow = not dry_run and _prefect_wanted(with_prefect, config)
     config = with_run_defaults(config, root, run_id, ask=not dry_run)
@@ -286,11 +297,11 @@ def _execute(
     view.made(record)
 
 
-@click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --prefect")
-@click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
-@click.option("--tutor-only", is_flag=True, help="Without models and training, so without engines (9 GB).")
+@click.command(short_help="Run a small end-to-end demo on this machine.", epilog="Example:  treadle demo --prefect")
+@click.option("--fresh", is_flag=True, help="Start a new demo run instead of continuing the last one.")
+@click.option("--tutor-only", is_flag=True, help="Run only the tutor: no models, training or engines (9 GB).")
 @click.option(
-    "--prefect", "with_prefect", is_flag=True, help="To watch in Prefect; without a server, one is started meanwhile."
+    "--prefect", "with_prefect", is_flag=True, help="Run in Prefect; without a server, a temporary one is started."
 )
 @set_option
 @root_option
@@ -313,14 +324,14 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
     from treadle.tasks.planning.run_setup import open_run
 
     if not isinstance(root, Path):
-        raise ConfigError("the demo keeps its world in the folder of its run: give it a folder as --root")
+        raise ConfigError("the demo writes its world next to its run: give a local folder as --root")
     run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
     instances = flow_instances(config)
     try:
         opened = open_run(root, run_id, config)
     except RunError as error:
-        raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
-    view = ProgressView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
+        raise RunError(f"{error}; or start over with: treadle demo --fresh") from error
+    view = MakingView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
     with ExitStack() as stack:
         server = None
         if with_prefect or os.environ.get("PREFECT_API_URL"):
@@ -358,7 +369,7 @@ def _made_in_flow_run(run: Run, config: TreadleConfig, view: ProgressView) -> bo
     except Exception as error:
         if not is_prefect_error(error):
             raise
-        say(f"this goes on without Prefect, which failed: {one_line(str(error) or type(error).__name__)}")
+        say(f"continuing without Prefect, which failed: {one_line(str(error) or type(error).__name__)}")
         view.records.clear()  # finished results are reported again, as reused
         return False
     return True

@@ -19,10 +19,12 @@ DEFAULT_PORT = 8484
 @run_option
 @root_option
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 takes a free one."
+    "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 picks a free port."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Any loopback address.")
-@click.option("--open/--no-open", "open_page", default=True, help="Whether to open a browser. [default: where one is]")
+@click.option(
+    "--open/--no-open", "open_page", default=True, help="Whether to open a browser. [default: if there is one]"
+)
 def view(run_id: str, root: str | Path, port: int, host: str, open_page: bool) -> None:
     """Show the trajectories of a run in a browser until Ctrl-C: filter, search, read, compare with parents.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
-    short_help="Look into what is on record of the web.",
+    short_help="Inspect recorded web searches and pages.",
     epilog="Example:  treadle web show --run first",
 )
 def web() -> None:
@@ -47,7 +47,7 @@ class _Source:
     @property
     def hint(self) -> str:
         """Hint on where more entries may be."""
-        return f"this run takes entries from a record: treadle web show {self.record}" if self.record else ""
+        return f"this run also replays a record: treadle web show {self.record}" if self.record else ""
 
 
 @web.command(
@@ -56,11 +56,11 @@ class _Source:
     epilog='Example:  treadle web show outputs/artifacts/web_record/0f3a5c7e9b1d2468 --query "eiffel tower height"',
 )
 @click.argument("folder", required=False, type=RootType())
-@click.option("--run", "run_id", help="Show what this run has recorded so far, in place of a record's folder.")
+@click.option("--run", "run_id", help="Show the record of this run instead of a folder.")
 @click.option("--query", help="Show the search for this query.")
 @click.option("--url", help="Show the page with this address.")
 @click.option("--key", help="Show the entry with this key, as the sources of a call name it.")
-@click.option("--failures", is_flag=True, help="List pages that could not be had and queries that were refused.")
+@click.option("--failures", is_flag=True, help="List failed pages and refused queries.")
 @root_option
 @json_option
 def show(
@@ -79,7 +79,7 @@ def show(
     are also found by their words alone.
     """
     if (folder is None) == (run_id is None):
-        raise click.UsageError("name either the folder of a record or a run, with --run")
+        raise click.UsageError("give either the folder of a record or --run")
     if sum((query is not None, url is not None, key is not None, failures)) > 1:
         raise click.UsageError("give one of --query, --url, --key and --failures")
     with _opened(folder, run_id, root) as source:
@@ -143,7 +143,7 @@ def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:
         try:
             entry = source.get(page_key(str(checked_url(url or ""))))
         except Unfetchable as error:
-            raise DataError(f"{url!r} is no address of a page: {error.detail}") from None
+            raise DataError(f"{url!r} is not a page address: {error.detail}") from None
         what = f"page {url!r}"
     if entry is None:
         raise DataError(source.missing_message(what))

@@ -12,11 +12,11 @@ from treadle.cli.warnings import show_warnings
 
 
 @click.command(
-    short_help="Help with a run that another process is at.", epilog="Example:  treadle work 1/pools --run first"
+    short_help="Help with a run that another process runs.", epilog="Example:  treadle work 1/pools --run first"
 )
 @click.argument("address", metavar="[INSTANCE]", required=False)
 @run_option
-@click.option("--wait", is_flag=True, help="Wait for work, also for the run itself; end when all of it is done.")
+@click.option("--wait", is_flag=True, help="Wait for the run and its stages to start; end when all are done.")
 @set_option
 @root_option
 @json_option

@@ -28,7 +28,7 @@ def changes_view(changes: TrajectoryChanges, parent: dict[str, Any]) -> Group:
         else:
             lines += [_marked(piece) for piece in pieces]
     if not changes.pieces:
-        lines.append(Text("  nothing else", style="dim"))
+        lines.append(Text("  no other changes", style="dim"))
     return Group(*lines, Text())
 
 
@@ -37,5 +37,5 @@ def _marked(piece: ChangedSegment) -> Text:
     mark, style = _MARKS[piece.side]
     text = sanitize(piece.text[piece.shared_chars :])
     if piece.shared_chars:
-        text = f"… {text.lstrip()}" if text.strip() else "… (as it begins there, and no more)"
+        text = f"… {text.lstrip()}" if text.strip() else "… (only this shared beginning)"
     return Text("\n".join(mark + line for line in text.splitlines() or [""]), style=style)

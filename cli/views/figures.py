@@ -38,7 +38,7 @@ def estimate_view(estimate: Estimate) -> Group:
     if estimate.num_searches:
         pages = f" and at most {estimate.num_pages:,} pages" if estimate.num_pages else ""
         lines.append(
-            Text(f"The web: about {estimate.num_searches:,} searches{pages}; what is on record is not asked for again.")
+            Text(f"The web: about {estimate.num_searches:,} searches{pages}; recorded ones are not requested again.")
         )
     return Group(*lines, _Fitted(_estimated(estimate)))
 

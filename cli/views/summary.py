@@ -72,8 +72,8 @@ def _print_unknown_to_tutor(run: Run, records: Sequence[StageRecord]) -> None:
     asked = [row["question"] for row in islice(run.rows(table).rows(("question",)), _MAX_SCANNED)]
     if unknown := sum(recognise(question) is None for question in asked):
         click.echo(
-            f"\n{MODEL} is a {DESCRIPTION}: it does not know {unknown:,} of {len(asked):,} questions, so "
-            "its answers to them mean nothing; name another model for these"
+            f"\n{MODEL} is a {DESCRIPTION}: {unknown:,} of {len(asked):,} questions are not from the sample world, so "
+            "its answers to them mean nothing; use another model for these"
         )
 
 
@@ -208,7 +208,7 @@ def print_plan(
     for address, reuse in found.reuses.items():
         click.echo(sanitize(f"{address}: {reuse.text()}"))
     if part is not None and part.kept:
-        click.echo(f"taken as they are: {', '.join(part.kept)}")
+        click.echo(f"used as they are: {', '.join(part.kept)}")
     for line in part.lines() if part is not None else ():
         click.echo(sanitize(line))
     for estimate in expected:
@@ -219,7 +219,7 @@ def print_plan(
     elif changed:
         _print_keys("keys that differ from those of the run:", changed)
     if refused:
-        click.echo("\nthe run refuses the changed keys, which change results; choose a new run id for them")
+        click.echo("\nthe run refuses these changes, because they change results; use a new run id")
 
 
 def _print_keys(title: str, lines: Sequence[str]) -> None:

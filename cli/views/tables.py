@@ -118,9 +118,9 @@ def _rows_text(status: InstanceStatus) -> str:
         rows = ", ".join(f"{status.num_rows[kind]:,} {kind}" for kind in kinds)
         if status.imported_from:
             rows += f", imported from {one_line(status.imported_from)}"
-        if status.was_reused_from:
-            return f"{rows}, taken over from {status.was_reused_from}, which has been rerun since"
-        return f"{rows}, the same as {status.reused_from}" if status.reused_from else rows
+        if status.was_same_as:
+            return f"{rows}, reused from {status.was_same_as}, which has been rerun since"
+        return f"{rows}, the same as {status.same_as}" if status.same_as else rows
     return f"{status.num_finished:,} finished in the journal" if status.num_finished else ""
 
 
@@ -146,16 +146,16 @@ def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list
             # Not with --force, which would run everything again.
             commands.append(f"treadle stage {status.address} {options}")
         if status.retry_state is not None:
-            state = f"completed, but an attempt to make rows of it again {_ENDED_WORDS[status.retry_state]}"
+            state = f"completed, but a retry of some rows {_ENDED_WORDS[status.retry_state]}"
             lines.append(_trouble(run, status, status.retry_state, state))
             retry = " ".join(f"--retry {name}" for name in status.retried)
             commands.append(f"treadle stage {status.address} {options} {retry}")
         elif (record := run.record(Address.parse(status.address))) and (line := timeouts_text(run, record)):
             lines.append(Text(f"\n{line}"))
     if forced:
-        lines.append(Text("\na forced run was cut off"))
+        lines.append(Text("\na forced run was interrupted"))
         commands = [f"treadle run {options} --force"]
-    return [*lines, *(Text(f"\nmake it again with: {command}") for command in commands)]
+    return [*lines, *(Text(f"\nrun again with: {command}") for command in commands)]
 
 
 def timeouts_text(run: Run, record: StageRecord) -> str:

@@ -42,27 +42,27 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="treadle tutor",
         description=f"OpenAI-compatible server: a {DESCRIPTION}. Prints one JSON line with its URL when it is ready.",
-        epilog=f"Served models: {', '.join(MODELS)}. What reached the server: GET /log/counts. "
+        epilog=f"Served models: {', '.join(MODELS)}. Request counts: GET /log/counts. "
         "Example: treadle tutor --port 8002 --persona noisy --latency-s 0.2 --faults 500=0.02,reset=0.01",
     )
     add = parser.add_argument
     add(
         "--host",
         default="127.0.0.1",
-        help="address to listen on (default: %(default)s); on any but 127.0.0.1, localhost and ::1 every machine that "
-        "reaches it may use it, and of a request only its Origin is checked, not its Host",
+        help="address to listen on (default: %(default)s); on a non-loopback address, any machine that can reach it "
+        "may use it, and only the Origin of requests is checked, not Host",
     )
     add("--port", type=int, default=0, help="port; 0 takes a free one (default)")
     add("--port-file", type=Path, help="write the port number here when ready")
     add("--persona", choices=("strong", "noisy"), default="strong", help=f"how {MODEL} behaves (default: %(default)s)")
-    add("--rates", default="", metavar="NAME=SHARE,…", help="noisy; default: " + DEFAULT_RATES)
+    add("--rates", default="", metavar="NAME=SHARE,…", help="error rates of the noisy persona; default: " + RATES)
     add("--tokenizer", type=Path, help="folder of a tokenizer; default: one id per byte, no download")
     add("--max-model-len", type=int, default=32768, help="window in tokens (default: %(default)s)")
     add("--latency-s", type=float, default=0.0, help="fixed delay of every answer")
-    add("--jitter-s", type=float, default=0.0, help="upper end of a further delay that depends on the request")
+    add("--jitter-s", type=float, default=0.0, help="maximum additional delay, drawn per request")
     add("--rate-limit-per-s", type=float, default=0.0, help="answer 429 above this many requests per second")
     add("--faults", default="", metavar="KIND=SHARE,…", help=f"share of requests hit by {', '.join(FAULT_KINDS)}")
-    add("--fault-seed", type=int, default=0, help="another seed hits other requests")
+    add("--fault-seed", type=int, default=0, help="seed that selects which requests are hit")
     add("--request-log", type=Path, help="append one JSON line per arrival and per answer to this file")
     return parser
 
@@ -71,7 +71,7 @@ def settings_of(arguments: argparse.Namespace) -> TutorSettings:
     """Convert parsed arguments to settings; raise ConfigError."""
     for name in ("latency_s", "jitter_s", "rate_limit_per_s"):
         if not 0 <= getattr(arguments, name) < float("inf"):
-            raise ConfigError(f"--{name.replace('_', '-')} must be a number from 0 on")
+            raise ConfigError(f"--{name.replace('_', '-')} must be a number of at least 0")
     if arguments.max_model_len < 1:
         raise ConfigError("--max-model-len must be at least 1")
     return TutorSettings(

@@ -48,8 +48,8 @@ def request_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
 
 
-class ReplyWriter:
-    """Writer of answers for one set of settings and one tokenizer. Equal requests get equal answers."""
+class Writer:
+    """Answers requests with one set of settings and one tokenizer. Equal requests get equal answers."""
 
     def __init__(self, settings: TutorSettings, tokenizer: ChatTokenizer) -> None:
         self._settings = settings

@@ -149,7 +149,7 @@ def calls_chart(
             if len(shares) * num_places <= 24:
                 axes.bar_label(bars, [f"{one:.0f}" if one >= 0.5 else "" for one in values], padding=2, fontsize=8)
         axes.set_xticks(range(num_places), names)
-        axes.set(xlabel="calls of tools in a rollout", ylabel="% of rollouts")
+        axes.set(xlabel="tool calls per rollout", ylabel="% of rollouts")
         _quiet(axes, "y")
         _legend(axes, len(shares))
 
@@ -213,7 +213,7 @@ def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
     Only the first `MAX_DRAWN` models are drawn; a note says so if there are more.
     """
     models = list(axes[0].values)
-    note = "" if len(models) <= MAX_DRAWN else f"Drawn are the first {MAX_DRAWN} of {len(models)} models."
+    note = "" if len(models) <= MOST_DRAWN else f"Only the first {MOST_DRAWN} of {len(models)} models are drawn."
     words = "; ".join(
         f"{model}: "
         + ", ".join(
@@ -343,5 +343,5 @@ def loss_chart(title: str, steps: Sequence[int], losses: Sequence[float]) -> Cha
         _quiet(axes, "y")
         _legend(axes, 2 if span > 1 else 1)
 
-    words = f"{len(values):,} logged steps; the loss is {values[0]:.3f} at first and {values[-1]:.3f} at last."
+    words = f"{len(values):,} logged steps; the loss goes from {values[0]:.3f} to {values[-1]:.3f}."
     return Chart(title, words, draw_svg(draw, width=_WIDTH, height=2.6))

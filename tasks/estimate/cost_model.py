@@ -95,8 +95,8 @@ def _web_chars(web: WebSettings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedRollout:
-    """Expected usage of one rollout in an environment."""
+class Rollout:
+    """Mean usage of one rollout in an environment, as assumed."""
 
     environment: EnvironmentSettings
 

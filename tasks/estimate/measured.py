@@ -22,8 +22,8 @@ _MAX_SAMPLED = 500
 
 
 @dataclass(frozen=True, slots=True)
-class MeanUsage:
-    """Mean calls and tokens of a unit by role, and their basis."""
+class Mean:
+    """Calls and tokens of a unit by role, averaged, and their basis."""
 
     roles: Mapping[str, Mapping[str, float]]
     basis: str

@@ -145,7 +145,7 @@ class _Reasons:
             elif (is_finished := rows.get((key, job.sample_index))) is None:
                 others[_FURTHER] += 1
             else:
-                others["made in another way by this version" if is_finished else "not finished before"] += 1
+                others["made differently by this version" if is_finished else "not finished before"] += 1
         return {what: keys for what, keys in questions.items() if keys}, others
 
     def _questions(self, record: StageRecord, columns: Sequence[str]) -> Mapping[str, str]:

@@ -13,17 +13,16 @@ from treadle.tasks.estimate.measured import MeanUsage, measured
 from treadle.tasks.estimate.question_counts import DEFAULT_NUM_UNITS, QuestionCount, questions_of
 
 ROLLOUT_ASSUMPTIONS = (
-    f"a rollout has {ASSUMPTIONS.turns:g} turns of {ASSUMPTIONS.sampled_per_turn} sampled tokens; results of tools "
-    f"are as "
-    "long as the environment allows, programs a quarter of that",
-    "every turn sends all that stands before it: caches of servers are not taken into account",
+    f"a rollout has {ASSUMED.turns:g} turns of {ASSUMED.sampled_per_turn} sampled tokens; tool results have the "
+    "maximum length, program outputs a quarter of it",
+    "every turn sends the whole prefix: prefix caches of servers are ignored",
 )
 _POOL_ASSUMPTIONS = (
     *ROLLOUT_ASSUMPTIONS,
-    f"{ASSUMPTIONS.share_right:.0%} of what is taken up is right; all rounds are made; after an edit come "
-    f"{ASSUMPTIONS.turns_after_edit:g} turns; {ASSUMPTIONS.yield_rate:.0%} of the applications give a trajectory",
+    f"{ASSUMED.share_right:.0%} of the parent trajectories are right; all rounds run; an edit is followed by "
+    f"{ASSUMED.turns_after_edit:g} turns; {ASSUMED.yielded:.0%} of operator applications produce a trajectory",
     "the judge is asked once about every answer to a math question, though rules decide some of them",
-    "an operator of your own asks once and continues from an edit",
+    "a custom operator makes one request and continues from an edit",
 )
 
 
@@ -72,7 +71,7 @@ def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, 
 def _modelled_mean(settings: PoolsSettings | RolloutsSettings, questions: QuestionCount) -> MeanUsage:
     if isinstance(settings, PoolsSettings):
         roles = pool_cost(settings.options, settings.environment, questions.share_math).roles
-        return MeanUsage(roles, "nothing measured yet: a model of the flywheel", measured=False)
-    return MeanUsage(
-        rollout_cost(settings.environment).roles, "nothing measured yet: a model of a rollout", measured=False
+        return Mean(roles, "nothing measured yet: the cost model of the flywheel", measured=False)
+    return Mean(
+        rollout_cost(settings.environment).roles, "nothing measured yet: the cost model of a rollout", measured=False
     )

@@ -20,8 +20,8 @@ from treadle.tasks.exchange.artifact_origin import json_block, origin_text, orig
 
 CARD = "README.md"
 _LICENCE = (
-    "## Licence\n\nNone is given here. Questions come from the data sets named above, and text in results of tools "
-    "from what was searched; models wrote the rest. The licences of all three decide how this may be passed on."
+    "## Licence\n\nNo licence is stated. Questions come from the data sets named above, and text in tool results comes "
+    "from the searched documents; models wrote the rest. Check the licences of all three before you share it."
 )
 
 

@@ -171,9 +171,9 @@ def _card(
         f"# {escape(run.run_id)} {escape(record.address)}",
         f"{how} from {escape(base.name)} by Treadle {escape(run.info.treadle_version)}: instance "
         f"{escape(record.address)} of run {escape(run.run_id)}, checkpoint "
-        f"`{record.outputs[CHECKPOINTS.kind].digest}`. It writes calls of tools between markers, and continues after "
-        "their results: a program that runs it has to stop at a call, run it, and put the result in. "
-        "`export.json` has everything below in a form for programs.",
+        f"`{record.outputs[CHECKPOINTS.kind].digest}`. It writes tool calls between markers and continues after "
+        "their results: a program that runs it must stop at a call, run the tool and insert the result. "
+        "`export.json` contains everything below for programs.",
         render_figures([_training(row)]),
         "## Settings\n\n" + json_block(without_paths(record.settings)),
         *_scores_text(scores),
@@ -193,8 +193,8 @@ def _training(row: Mapping[str, Any]) -> Figures:
         "last loss": _number(row["last_loss"]),
         "mean reward at the first step": _number(row["first_reward"]),
         "mean reward at the last step": _number(row["last_reward"]),
-        "step of the state handed over": row["chosen_step"],
-        "correctness on held-out questions then": _number(row["validation_correctness"]),
+        "exported step": row["chosen_step"],
+        "correctness on held-out questions at this step": _number(row["validation_correctness"]),
         "weights": row["finetuning_type"],
         "engine": row["engine"],
         "seed": str(row["seed"]),
@@ -209,7 +209,7 @@ def _number(value: float | None) -> str:
 
 def _scores_text(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not scores:
-        yield "## Scores\n\nThis run has none of this checkpoint."
+        yield "## Scores\n\nThis run has no scores of this checkpoint."
         return
     rows = tuple(
         (
@@ -227,8 +227,8 @@ def _scores_text(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _licence_text(base: Base) -> str:
-    known = f"Its licence is `{base.licence}`" if base.licence else "Its licence is not known here: look it up"
+    known = f"Its licence is `{base.licence}`" if base.licence else "Its licence is unknown: look it up"
     return (
         f"## Licence\n\nThe weights derive from {escape(base.name)}. {known}. The data sets above have licences too, "
-        "and so have the models that wrote or judged trajectories: see to all of them before you pass this on."
+        "and so have the models that wrote or judged trajectories: check all of them before you share this model."
     )

@@ -129,7 +129,7 @@ def import_records(
     is_same = earlier is not None and earlier.metrics.get("imported_sha256") == sha256
     if earlier is not None and not is_same and not force:
         made = f"imported from {earlier.imported_from}" if earlier.imported_from else "made by the stage itself"
-        raise RunError(f"{address} of run {run.run_id} is there already, {made}; replace it with --force")
+        raise RunError(f"{address} of run {run.run_id} has a result already, {made}; replace it with --force")
     _check_begun(run, address, force=force)
     job = _Import(path, kind, sha256, config, wanted)
     # The file's content differs from what the stage would make, so equal work of an earlier iteration must not be
@@ -146,8 +146,8 @@ def _check_begun(run: Run, address: Address, *, force: bool) -> None:
         return  # `execute` asks for its lease next and reports who holds it.
     if status.num_finished and not force:
         raise RunError(
-            f"{address} of run {run.run_id} was begun, and {status.num_finished:,} are finished in its journal, which "
-            "an import would remove; continue it (`treadle status` says how), or import all the same with --force"
+            f"{address} of run {run.run_id} was started; {status.num_finished:,} are finished in its journal, which "
+            "an import would delete; continue it (`treadle status` shows how), or import anyway with --force"
         )
     shards = run.shards(address, attempts[-1].journal_name) if attempts else None
     if shards is None or (plan := shards.plan()) is None:
@@ -311,7 +311,10 @@ def _with_domains(settings: QuestionsSettings, domains: Mapping[str, str]) -> Qu
 
 def _sources_toml(folder: Path, domains: Mapping[str, str]) -> str:
     """Return a configuration file that reads the questions."""
-    lines = ["# Give it after the configuration of a run:  treadle run config.toml questions.toml --run NAME", ""]
+    lines = [
+        "# Pass this file after the configuration of a run:  treadle run config.toml questions.toml --run NAME",
+        "",
+    ]
     if domains:
         lines += ["[questions.domains]", *(f"{_toml(name)} = {_toml(domain)}" for name, domain in domains.items()), ""]
     keys = {"path": str(folder / QUESTIONS_FILE), "dataset": _SOURCE.dataset, "source_field": "source"}
@@ -328,4 +331,4 @@ def _toml(text: str) -> str:
 def _no_usable_rows(path: Path, found: ImportResult) -> str:
     first = found.rejected_rows[0] if found.rejected_rows else None
     why = f"; row {first.number}: {first.detail}" if first is not None else ""
-    return f"none of the {found.reasons.total():,} rows of {path} can be taken{why}"
+    return f"none of the {found.reasons.total():,} rows of {path} can be imported{why}"

@@ -109,7 +109,7 @@ class ImportRows:
                     f"Python calls, its text has results of {found[0]} and {found[1]}",
                 )
         return row_of(head, trajectory, digest, self._tokenizer_digest) | {
-            "error": "not stated by the imported file" if one.status == "failed" else None
+            "error": "not recorded in the imported file" if one.status == "failed" else None
         }
 
     def _trajectory(self, one: ImportTrajectory, question: Mapping[str, Any]) -> Trajectory:
@@ -176,9 +176,9 @@ def _calls(pieces: Sequence[Segment], dialect: Dialect, stated: tuple[tuple[str,
         found.append(CallRecord(call.tool, call.argument, status, len(found), text or ""))
     if stated is None:
         return found
-    if [call.tool for call in found] != [tool for tool, _ in stated]:
-        raise RowRejected(
-            "counts_differ", f"tool_calls tells of {len(stated)} calls, the text holds {len(found)} or others"
+    if [call.tool for call in found] != [tool for tool, _ in told]:
+        raise Rejected(
+            "counts_differ", f"tool_calls lists {len(told)} calls, but the text has {len(found)}, or other ones"
         )
     return [
         CallRecord(call.tool, call.argument, status, call.turn, call.text)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ def format_by_name(file: Path) -> str:
     """Return the format that a file name implies; raise ConfigError if it implies none."""
     if (found := _FORMATS.get(file.suffix.lower())) is None:
         raise ConfigError(
-            f"{file}: no format has names that end in {file.suffix}; name one with --format, or end it in .json, .csv "
+            f"{file}: {file.suffix} is the extension of no format; name one with --format, or use .json, .csv "
             "or .md; `treadle report` makes a page for browsers"
         )
     return found

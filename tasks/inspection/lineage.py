@@ -144,7 +144,7 @@ def _question(run: Run, key: str) -> dict[str, Any]:
     row = next((row for _, row in rows_with(run, "questions", "question_key", key)), None)
     if row is None:
         raise DataError(
-            f"question {key} is in no table of questions of run {run.run_id}, so its source is not known; "
+            f"question {key} is in no table of questions of run {run.run_id}, so its source is unknown; "
             "`treadle verify` shows what else is missing"
         )
     return row

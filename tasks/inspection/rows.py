@@ -36,7 +36,7 @@ def full_key(run: Run, places: Sequence[Key], prefix: str, what: str, iteration:
             "`treadle status` lists what is finished"
         )
     if len(found) > 1:
-        raise DataError(f"{prefix!r} is the beginning of {len(found):,} keys; give more of it, as {min(found)}")
+        raise DataError(f"{prefix!r} is the prefix of {len(found):,} keys; give a longer one, such as {min(found)}")
     ((key, kind),) = found.items()
     return kind, key
 

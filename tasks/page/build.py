@@ -43,9 +43,9 @@ def report_page(runs: Sequence[Run]) -> bytes:
     notes = [note for source in sources for note in source.notes()]
     notes += dict.fromkeys(note for model in models for note in _imported(model))
     if not models and not notes:
-        notes = ["Nothing was evaluated yet, so that there are no figures of models."]
+        notes = ["Nothing was evaluated yet, so there are no figures of models."]
     if len(models) > len(SERIES):
-        notes.append(f"There are {len(SERIES)} colours for {len(models)} models: the further ones have them again.")
+        notes.append(f"There are {len(SERIES)} colours for {len(models)} models, so colours repeat.")
     return render_page(Page(_title(runs), _facts(runs, models), sections, notes))
 
 

@@ -25,8 +25,8 @@ _READING = (
     "if it crosses zero, or p is not small, the difference may be chance."
 )
 _NOTE = (
-    "p: how often equal models would differ as much, for the row alone; adjusted: by Holm for all rows of a report, so "
-    "that many comparisons do not make chance look like proof. Gained and lost: questions that only the second, or "
+    "p: probability of a difference at least this large between equal models, for the row alone; adjusted: by Holm's "
+    "method for all rows of a report. Gained and lost: questions that only the second, or "
     "only the first, gets mostly right."
 )
 
@@ -67,7 +67,7 @@ def _drawn(of_score: Sequence[Row], series: Mapping[str, int]) -> list[Part]:
         )
         for row in known[:_MAX_DRAWN]
     ]
-    note = f"Drawn are the first {_MAX_DRAWN} of {len(known)} differences." if len(known) > _MAX_DRAWN else ""
+    note = f"Only the first {_DRAWN} of {len(known)} differences are drawn." if len(known) > _DRAWN else ""
     return [interval_chart("Difference in correctness", estimates, around_zero=True, note=note)]
 
 
@@ -184,7 +184,7 @@ def _pair_notes(rows: Sequence[Row]) -> list[str]:
 def _dropped(rows: Sequence[Row]) -> list[str]:
     """Return notes on questions that were left out of comparisons."""
     return [
-        f"{row['pair']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, since only one of "
+        f"{row['pair']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, because only one of "
         "the two was asked them, or has a verdict on them."
         for row in rows
         if row["num_dropped"] and row["dataset"] not in AVERAGES

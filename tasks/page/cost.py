@@ -43,8 +43,8 @@ def cost_section(sources: Sequence[PageRun]) -> list[Section]:
 
 
 _READING = (
-    "What was asked of models, by stage and role, at the prices that the run's configuration has now; a stage that was "
-    "taken over from an earlier run is counted with what it used then."
+    "Requests to models, by stage and role, at the prices in the run's current configuration; a result that was reused "
+    "is counted with the usage that made it."
 )
 
 
@@ -66,7 +66,7 @@ def usage_table(uses: Sequence[RoleUsage]) -> Figures:
 
 
 _NO_PRICES = (
-    "Money is not shown: no model of the run has prices (prompt_price_per_million, completion_price_per_million)."
+    "No cost is shown: no model of the run has prices (prompt_price_per_million, completion_price_per_million)."
 )
 
 

@@ -22,9 +22,7 @@ _NOTE = (
     "divided by calls. Undecided: rollouts without a verdict, left out; open: without a majority of votes, left out of "
     "conciseness. Failed: ended by infrastructure, counted as wrong. Averages give each data set the same weight."
 )
-_DIFFERENT_DATASETS = (
-    "The models have figures of different data sets, so that these tell nothing of which model is better."
-)
+_UNLIKE = "The models have figures of different data sets, so these do not show which model is better."
 _WITH_INTERVAL = ("accuracy", "score", "efficiency")
 _MAX_DATASETS_DRAWN = 12
 
@@ -67,16 +65,16 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         " ".join(notes),
     )
     parts: list[Part] = [Tiles(tuple(map(_tile, models)))]
-    lines = _shown_names(models)
-    if estimates := _estimates(models, lines[:_MAX_DATASETS_DRAWN]):
-        cut = f"Drawn are the first {_MAX_DATASETS_DRAWN} of {len(lines)} averages and data sets."
-        parts.append(interval_chart("Right answers", estimates, note=cut if len(lines) > _MAX_DATASETS_DRAWN else ""))
+    lines = _lines_told(models)
+    if estimates := _estimates(models, lines[:_DATASETS_DRAWN]):
+        cut = f"Only the first {_DATASETS_DRAWN} of {len(lines)} averages and data sets are drawn."
+        parts.append(interval_chart("Right answers", estimates, note=cut if len(lines) > _DATASETS_DRAWN else ""))
     parts.append(over_all)
     if len(lines) > 1:
         parts.append(Fold("Each data set", [_by_dataset(models, lines, figures, problem_counts)]))
     parts.append(Fold("All figures", _all_figures(models)))
     reading = (
-        "Each line is a 95 % interval around the share of right answers: where two overlap widely, the difference may "
+        "Each line is a 95 % interval around the share of right answers: if two overlap widely, the difference may "
         "be chance."
     )
     return [Section("headline", "Headline", reading, parts)]
@@ -123,9 +121,9 @@ def radar_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         "axes with each other."
     )
     unknown = ", ".join(axis.title for axis in axes if axis not in known)
-    title, has_same_datasets = _over(models)
-    notes = ["" if title == "Figures" else f"{title}.", "" if has_same_datasets else _DIFFERENT_DATASETS]
-    notes.append(f"Not drawn, since no model has it: {unknown}." if unknown else "")
+    title, is_alike = _over(models)
+    notes = ["" if title == "Figures" else f"{title}.", "" if is_alike else _UNLIKE]
+    notes.append(f"Not drawn, because no model has it: {unknown}." if unknown else "")
     note = " ".join(filter(None, notes))
     table = Figures("Values", ("axis", "range", *(model.label for model in models)), tuple(rows), note)
     return [Section("radar", "Radar", reading, [radar_chart("Behaviour", known), table])]

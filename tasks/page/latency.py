@@ -22,16 +22,16 @@ from treadle.tasks.page.sources import PageRun, Row
 from treadle.tasks.summaries.report_tables import report_tables
 
 _READING = (
-    "How long an agent takes with a question, from its first request to its end: seconds depend on the machines and on "
-    "how many rollouts they had at once, so compare models that ran alike."
+    "Duration of a rollout, from its first request to its end: seconds depend on the machines and on "
+    "how many rollouts ran at once, so compare models that ran under equal conditions."
 )
-_NOTE = "In model, in tools: of the mean, waiting for answers, with retries, and in tools."
+_NOTE = "In model: mean time waiting for completions, with retries; in tools: mean time in tool calls."
 _UNMEASURED = (
     "Not measured, and in none of these figures: ended by infrastructure, continued after an interruption, or "
-    "their stage's log is gone."
+    "the log of their stage no longer exists."
 )
 _SLACK_S = 0.01
-"""Tolerance by which the parts of a rollout may exceed the total: they are measured with different clocks."""
+"""Tolerance by which the parts of a rollout may exceed its total time: they are measured with different clocks."""
 
 
 class Times(NamedTuple):

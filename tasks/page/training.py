@@ -14,17 +14,17 @@ from treadle.tasks.page.sources import PageRun
 from treadle.tasks.summaries.stage_report import stage_report
 
 _POOLS = (
-    "What the flywheel tried and what it gave: an operator is worth its cost where much of what it is tried for ends "
+    "Applications of operators and their results: an operator is worth its cost if many of its applications end "
     "as right trajectories."
 )
-_SFT = "The loss should fall quickly and level off; rows are what passed the quality gate, lengths what they cost."
+_SFT = "The loss should fall quickly and level off; rows passed the quality gate, and their lengths show their cost."
 _SELECTION = (
     "Each point is a question; those far from the origin have rollouts that disagree most in calls and in "
     "correctness, and the first fronts are trained on first."
 )
 _RL = (
-    "Thin: each step; thick: the moving mean; red: held-out questions; dotted: the step that was handed over. Reward "
-    "and correctness should rise together; calls and length that fall alone mean that answers got lazy."
+    "Thin: each step; thick: the moving mean; red: held-out questions; dotted: the exported step. Reward "
+    "and correctness should rise together; if only calls and length fall, answers got lazy."
 )
 
 
@@ -77,7 +77,7 @@ def _pool_parts(source: PageRun, record: StageRecord) -> list[Part]:
         Yield(name, *(operators[name].get(what, 0) for what in ("tried", "produced", "right")))
         for name in sorted(makers, key=lambda name: (name != "initial", name))
     ]
-    charts: list[Part] = [yields_chart(_of(record, "What operators gave"), yields)] if yields else []
+    charts: list[Part] = [yields_chart(_of(record, "Results of operators"), yields)] if yields else []
     shown = [one for one in report.figures if one.header[0] != "role"]  # tokens and cost are in the section on cost
     tables, reasons = _split(shown, "operator", "reason")
     return [*_texts(record, report.sentences), *charts, *tables, *_folded("Why operators produced nothing", reasons)]
@@ -88,7 +88,7 @@ def _sft_parts(source: PageRun, record: StageRecord) -> list[Part]:
         report = stage_report(record, source.run)
         if report is None:
             return []
-        return [*_texts(record, report.sentences), *_folded("What became of the trajectories", report.figures)]
+        return [*_texts(record, report.sentences), *_folded("Outcomes of the trajectories", report.figures)]
     metrics, parts = record.metrics, list[Part]()
     log = [step for step in source.telemetry(record, "training_log") if step["loss"] is not None]
     if {"steps", "rows", "first_loss", "last_loss"} <= metrics.keys():

@@ -15,19 +15,19 @@ from treadle.tasks.page.sources import PageRun
 from treadle.tasks.summaries.report_tables import report_tables
 
 _READING = (
-    "An answer is right by the rule or by judges, who are asked about what the rule does not call right: the more that "
-    "judges decide, the more the share of right answers rests on them."
+    "An answer is right by the rule, or by judges, who are asked about answers that the rule does not accept: the more "
+    "judges decide, the more the share of right answers depends on them."
 )
 _NOTE = "Each rollout is in one column. No answer: it ended without one, which is wrong."
 _UNDECIDED = "Undecided: no verdict, left out of the figures that need one."
 _JUDGES = (
-    "Asked: answers that judges were asked about. Fell back: judges were equally strong, or could not be reached, so "
-    "that the rule decided. Not read: nothing that they said was a verdict."
+    "Asked: answers that judges were asked about. Fell back: judges were tied, or could not be reached, so "
+    "that the rule decided. Not read: no reply could be parsed."
 )
 _VOTES = "Rollouts with calls. Undecided: no side has more than half of the votes asked for."
 _AGREEMENT = (
     "Answers: those on which all judges have a verdict, none of which the rule calls right. Agreement: share of pairs "
-    "of verdicts that are the same; kappa: how far beyond chance, from 0 for none to 1, unknown where all are alike."
+    "of verdicts that are the same; kappa: agreement beyond chance, from 0 (none) to 1, unknown if all are alike."
 )
 _MEASURES = ("num_judged_jointly", "judge_agreement", "judge_kappa")
 """Names in the metrics of `scores` and in the summary."""

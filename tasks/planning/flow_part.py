@@ -32,7 +32,7 @@ class FlowPart:
 
     def lines(self) -> list[str]:
         """Return warnings for the user: outdated results that are used, and instances that are left out."""
-        stale = [f"warning: {address} is taken as it is, though: {why}" for address, why in self.kept.items() if why]
+        stale = [f"warning: {address} is used as it is, although: {why}" for address, why in self.kept.items() if why]
         return stale + [f"{address} is left out: {why}" for address, why in self.left_out.items()]
 
 
@@ -52,7 +52,7 @@ def flow_part(
     known = [str(item.address) for item in instances]
     for text in (*([start_from] if start_from else []), *without):
         if text not in known:
-            raise ConfigError(f"{text!r} is not in this flow, which is made of {', '.join(known)}")
+            raise ConfigError(f"{text!r} is not in this flow, which has {', '.join(known)}")
     before = set(known[: known.index(start_from)] if start_from else ())
     run = Run.open(root, run_id) if run_exists(root, run_id) else None
     part = FlowPart([])
@@ -69,20 +69,16 @@ def flow_part(
         if run is not None and run.record(item.address) is not None:
             part.kept[address] = why_not_reused(item, run)
         elif address in before:
-            part.left_out[address] = f"it lies before {start_from}"
+            part.left_out[address] = f"it comes before {start_from}"
         else:
-            part.left_out[address] = (
-                f"it reads {missing_inputs[0]}, which is not there" if is_wanted else "as it was asked"
-            )
+            part.left_out[address] = f"its input {lacking[0]} is missing" if is_wanted else "requested by --without"
     if missing:
         named = ", ".join(f"{one} (read by {reader})" for one, reader in missing.items())
-        raise RunError(
-            f"to start from {start_from}, run {run_id} needs results that it has not: {named}; start earlier"
-        )
+        raise RunError(f"cannot start from {start_from}: run {run_id} has no result of {named}; start earlier")
     if not part.instances:
         left_out = [f"{address}: {why}" for address, why in part.left_out.items()]
         said = left_out[:_SHOWN] + [f"and {len(left_out) - _SHOWN} more"] * (len(left_out) > _SHOWN)
         raise ConfigError(
-            f"nothing is left to make of run {run_id} ({'; '.join(said) or 'all is taken as it is'}); leave out less"
+            f"nothing is left to run in {run_id} ({'; '.join(said) or 'all results are used as they are'}); skip less"
         )
     return part

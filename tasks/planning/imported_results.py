@@ -27,5 +27,5 @@ def refusal(address: Address, run: Run, why: str) -> str:
     """Return the message for an imported result that would have to be replaced."""
     return (
         f"was imported from {imported_from(address, run)}, and {why}: "
-        f"import it again, or make it with `treadle stage {address} --force`"
+        f"import it again, or replace it with `treadle stage {address} --force`"
     )

@@ -60,7 +60,7 @@ def score_models(config: TreadleConfig, address: Address) -> tuple[str, ...]:
     names = dict.fromkeys((*options.judges.models, *((voter,) if voter is not None else ())))
     for name in names:
         if name not in config.models:
-            raise ConfigError(f"{address} is to ask {name!r}, which is not under [models]; add [models.{name}]")
+            raise ConfigError(f"{address} needs {name!r}, which is not under [models]; add [models.{name}]")
     return tuple(names)
 
 
@@ -95,7 +95,7 @@ def check_named_checkpoint(config: TreadleConfig, made: Address, where: str) -> 
     exists = made.qualifier is None if made.stage == "sft" else phase is not None and phase <= last
     if not exists or made.iteration > config.flow.iterations:
         raise ConfigError(
-            f"{where} = {made} is made by no instance of this configuration; name 1/sft, or a phase of the curriculum: "
+            f"{where} = {made} is made by no instance of this configuration; use 1/sft, or a phase of the curriculum: "
             f"1/rl@{phase_name(1)} to 1/rl@{phase_name(last)}"
         )
 
@@ -130,7 +130,7 @@ def checked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise ConfigError(
             f"models.{name}.tokenizer: there is no {tokenizer.absolute() / 'tokenizer.json'}; put the tokenizer of "
-            f"{model.model} there, or remove the key: then rows have no token ids, and are not to be trained on here"
+            f"{model.model} there, or remove the key: rows then have no token ids and cannot be trained on here"
         )
     return model, ChatTokenizer.load(tokenizer).digest if tokenizer else ""
 

@@ -63,10 +63,8 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     }
     options = overridden(config, training, own.model_copy(update=filled))
     if options.sigma_tool is None or options.sigma_length is None:
-        raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
-    check_sigmas(
-        options.sigma_tool, options.sigma_length, allow_zero_sigmas=options.allow_zero_sigmas, where=str(training)
-    )
+        raise ConfigError(f'overrides."{training}" removes a sigma; drop the override, or give a number')
+    check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
     _check_start(config, options, training, phase)
     if options.symbolic is None:
         options = options.model_copy(update={"symbolic": _scores(config, address).symbolic})
@@ -88,15 +86,14 @@ def _check_start(config: TreadleConfig, options: RlOptions, training: Address, p
             check_named_checkpoint(config, made, f"{training}: rl.start")
         elif made not in known:
             raise ConfigError(
-                f"{training}: rl.start = {start} is not made before this phase; name {' or '.join(map(str, known))}, "
+                f"{training}: rl.start = {start} is not made before this phase; use {' or '.join(map(str, known))}, "
                 "`embedded`, a folder, or a hub id"
             )
     if is_hub_id(start) and not _HUB_ID.fullmatch(start):
         raise ConfigError(f"{training}: rl.start = {start!r} is neither a folder that exists nor a hub id")
     if options.revision and not is_hub_id(start):
         raise ConfigError(
-            f"{training}: rl.revision = {options.revision} is that of a hub id, and rl.start = {start} is none; "
-            "leave it out"
+            f"{training}: rl.revision = {options.revision} needs a hub id, but rl.start = {start} is not one; remove it"
         )
 
 

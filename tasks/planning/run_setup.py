@@ -49,8 +49,8 @@ def stored_config(run: Run, overrides: Sequence[str] = ()) -> TreadleConfig:
     except ConfigError as error:
         place = run.storage.location(run.key("config.json"))
         raise ConfigError(
-            f"{error} (in {place}, the configuration that the run was made with, or in --set); name the configuration "
-            f"file of the run again, or correct this with --set"
+            f"{error} (in {place}, the stored configuration of the run, or in --set); give the configuration "
+            f"file of the run again, or correct it with --set"
         ) from None
 
 

@@ -89,7 +89,7 @@ def check_provider(config: TreadleConfig) -> None:
         socket.create_connection(place, timeout=_CONNECT_S).close()
     except OSError as error:
         raise SearchUnavailable(
-            f"the search provider {web.provider.type} takes no connection at {web.provider.url}: {error}; "
+            f"the search provider {web.provider.type} accepts no connection at {web.provider.url}: {error}; "
             "start it, or correct `environment.search.web.provider.url`"
         ) from error
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import Automation, AutomationCore
 
 SILENT = "treadle: flow runs that have gone silent"
-STUCK = "treadle: flow runs that never begin"
-FAILED = "treadle: tell of failed flow runs"
+STUCK = "treadle: flow runs that never start"
+FAILED = "treadle: notify of failed flow runs"
 _HEARTBEAT = "prefect.flow-run.heartbeat"
 _NO_HEARTBEAT_STATES = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", "Suspended", "AwaitingRetry")
 """States in which no heartbeat is expected."""
@@ -40,10 +40,10 @@ def install_automations(block: str | None = None, *, heartbeat_timeout_s: float 
     """
     _install(_silent(heartbeat_timeout_s))
     _install(_stuck())
-    lines = [f"a flow run without a sign of life for {heartbeat_timeout_s:g} s becomes Crashed"]
+    lines = [f"a flow run without a heartbeat for {silence_s:g} s becomes Crashed"]
     if block is not None:
         _install(_failed(_block(block)))
-        lines.append(f"failed and crashed flow runs are told to {block}")
+        lines.append(f"notifications of failed and crashed flow runs go to {block}")
     elif _find(FAILED) is None:
         lines.append("no notification of failed flow runs; --notify-block names a notification block for that")
     return lines
@@ -59,7 +59,7 @@ def _silent(heartbeat_timeout_s: float) -> AutomationCore:
 
     return AutomationCore(
         name=SILENT,
-        description="Marks flow runs Crashed whose process is gone without a word.",
+        description="Marks flow runs as Crashed if their process ended without reporting.",
         trigger=EventTrigger(
             after={_HEARTBEAT},
             expect={_HEARTBEAT, *(f"prefect.flow-run.{name}" for name in _NO_HEARTBEAT_STATES)},
@@ -73,8 +73,8 @@ def _silent(heartbeat_timeout_s: float) -> AutomationCore:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"No sign of life for {heartbeat_timeout_s:g} s: the process is gone. "
-                "What it had finished is kept; run it again, and it goes on.",
+                message=f"No heartbeat for {silence_s:g} s: the process is gone. "
+                "Finished work is kept; run it again to continue.",
             )
         ],
     )
@@ -86,7 +86,7 @@ def _stuck() -> AutomationCore:
 
     return AutomationCore(
         name=STUCK,
-        description="Marks flow runs Crashed that a worker took and that never began.",
+        description="Marks flow runs as Crashed if a worker took them and they never started.",
         trigger=EventTrigger(
             after={f"prefect.flow-run.{name}" for name in _STARTING_STATES},
             expect={
@@ -103,7 +103,7 @@ def _stuck() -> AutomationCore:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"Not begun {START_TIMEOUT_S:g} s after a worker took it: the worker is gone. Run it again.",
+                message=f"Not started {BEGIN_S:g} s after a worker took it: the worker is gone. Run it again.",
             )
         ],
     )

@@ -63,7 +63,7 @@ def available_server(notify: Notify, doing: str = "treadle demo") -> Iterator[Av
         except TreadleError as error:
             stack.close()
             server = None
-            notify(f"this goes on without Prefect, as nothing depends on it: {one_line(str(error).splitlines()[0])}")
+            notify(f"continuing without Prefect, which is not needed: {one_line(str(error).splitlines()[0])}")
         try:
             yield server
         finally:

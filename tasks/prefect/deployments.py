@@ -50,13 +50,13 @@ DEPLOYMENTS = (
     FlowDeployment("full", "All stages of a run; what is finished and unchanged is skipped.", flow="flywheel"),
     FlowDeployment(
         "full-on-gpu",
-        "The same, by a worker that takes from the queue gpu.",
+        "The same, on a worker that polls the queue gpu.",
         flow="flywheel",
         queue=GPU_QUEUE,
     ),
     FlowDeployment(
         "shards",
-        "Help with a stage that is under way in shards; flow runs with flow.workers above 0 ask for it.",
+        "Help with a running sharded stage; flow runs with flow.workers above 0 request it.",
         flow="work",
     ),
     _stage("questions", "Read, check and deduplicate the questions."),
@@ -66,31 +66,31 @@ DEPLOYMENTS = (
         "Make pools of trajectories from the training questions, repaired and condensed over rounds.",
         queue=GPU_QUEUE,
     ),
-    _stage("sft_rows", "Let trajectories through the quality gate and write the fine-tuning rows."),
+    _stage("sft_rows", "Apply the quality gate to trajectories and write the fine-tuning rows."),
     _stage(
         "sft",
-        "Fine-tune a model on the rows with LLaMA-Factory; a worker with the engine sft takes it.",
+        "Fine-tune a model on the rows with LLaMA-Factory; needs a worker with the engine sft.",
         queue=GPU_QUEUE,
     ),
     _stage(
         "rollouts",
-        "Roll the agent out over the questions; give the instance, as 1/rollouts@base or 1/rollouts@phase-2.",
+        "Sample rollouts over the questions; set the instance, such as 1/rollouts@base or 1/rollouts@phase-2.",
         "1/rollouts@base",
         GPU_QUEUE,
     ),
-    _stage("scores", "Score rollouts; give the instance, as 1/scores@base or 1/scores@phase-2.", "1/scores@base"),
+    _stage("scores", "Score rollouts; set the instance, such as 1/scores@base or 1/scores@phase-2.", "1/scores@base"),
     _stage(
         "selection",
-        "Choose the questions that a phase is trained on; give its instance, as 1/selection@phase-2.",
+        "Select the questions that a phase trains on; set its instance, such as 1/selection@phase-2.",
         "1/selection@phase-1",
     ),
     _stage(
         "rl",
-        "Reinforce a policy over a phase, given as 1/rl@phase-2; a worker with the engine trl or verl takes it.",
+        "Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the engine trl or verl.",
         "1/rl@phase-1",
         GPU_QUEUE,
     ),
-    _stage("report", "Tables of all scores."),
+    _stage("report", "Build the report of all scores."),
 )
 
 

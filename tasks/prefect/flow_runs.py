@@ -67,8 +67,8 @@ def flow_log(line: str) -> None:
     flow_run_listener().tell(line)
 
 
-def _report_url() -> None:
-    """Tell the listener where the UI shows the flow run."""
+def _tell_where() -> None:
+    """Report the address of the flow run in the UI to the listener."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return

@@ -102,7 +102,7 @@ def _request_helpers(count: int, wanted: Instance, run: Run, asked_for: list[UUI
             asked_for.append(cast(FlowRun, made).id)
     except ObjectNotFound:
         _log.warning(
-            "%s goes on without workers: there is no deployment %s; make it with: treadle prefect deploy",
+            "%s continues without workers: there is no deployment %s; create it with: treadle prefect deploy",
             address, DEPLOYMENT,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage continues
@@ -119,7 +119,7 @@ def _cancel_unstarted(flow_runs: Sequence[UUID]) -> None:
                 state = client.read_flow_run(flow_run).state
                 # Only those that no worker has started; the others end on their own.
                 if state is not None and state.is_scheduled():
-                    client.set_flow_run_state(flow_run, Cancelling(message="the stage is over"))
+                    client.set_flow_run_state(flow_run, Cancelling(message="the stage has ended"))
     except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage has ended
         _log.warning("flow runs that were not started could not be cancelled; they will find nothing to do: %s", error)
 
@@ -132,7 +132,7 @@ def help_from_flow(run_id: str, address: str, root: str) -> str:
     """
     if not is_object_store(root) and not Path(root).is_absolute():
         raise ConfigError(
-            f"root {root!r} is counted from the working directory, and each worker has its own; "
+            f"root {root!r} is relative to the working directory, and each worker has its own; "
             "give an absolute folder that all workers reach, or s3://bucket/prefix"
         )
     end_with_worker()

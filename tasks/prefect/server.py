@@ -204,7 +204,7 @@ def database_url(given: str | None) -> str | None:
     scheme, separator, rest = given.partition("://")
     if not separator or scheme not in ("postgres", "postgresql", "postgresql+asyncpg"):
         raise ConfigError(
-            "--database takes postgresql://USER:PASSWORD@HOST/NAME; without it, it is a file in Prefect's home"
+            "--database takes postgresql://USER:PASSWORD@HOST/NAME; without this option, it is a file in Prefect's home"
         )
     return f"postgresql+asyncpg://{rest}"
 

@@ -44,5 +44,5 @@ def close_task_runs(label: str) -> None:
 def _close(client: SyncPrefectClient, of: FlowRunFilter) -> None:
     under_way = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_NON_TERMINAL)))
     for task_run in client.read_task_runs(flow_run_filter=of, task_run_filter=under_way):
-        said: State[Any] = Crashed(message="Its flow run ended without a word about it.")
+        said: State[Any] = Crashed(message="Its flow run ended without reporting its state.")
         client.set_task_run_state(task_run.id, said, force=True)

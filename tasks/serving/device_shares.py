@@ -54,8 +54,8 @@ def check_devices_fit(instance: Instance) -> None:
     names = ", ".join(model.model for model, taken in zip(models, shares, strict=True) if full & taken.keys())
     if full & training.keys():
         raise ConfigError(
-            f"{instance.address} trains on {device_names(full & training.keys())}, and the servers of {names}, which "
-            "it asks meanwhile, would be there too; give them and the training `devices` of their own"
+            f"{instance.address} trains on {device_names(full & training.keys())}, where the servers of {names}, "
+            "which it calls meanwhile, would run too; give the servers and the training separate `devices`"
         )
     raise ConfigError(
         f"{instance.address}: the servers of {names} would share {device_names(full)}, and their gpu_memory_share "

@@ -114,7 +114,7 @@ class ModelServers:
         try:
             yield self._prepare(instance, has_work)
         except BaseException:
-            self._report_exited(f"while {instance.address} was made")
+            self._tell_dead(f"while {instance.address} was running")
             raise
         finally:
             self._claims.keep(self._gpus_in_use())
@@ -186,7 +186,7 @@ class ModelServers:
         """Return the model with its endpoint; start its server unless it is running."""
         one = next((one for one in self._running if one.spec == spec), None)
         if one is not None and not still_answers(one.served):
-            self._stop(one, "it answers no more, and is started again")
+            self._stop(one, "it no longer answers and is started again")
             one = None
         if one is None:
             with ExitStack() as stack:
@@ -219,7 +219,7 @@ class ModelServers:
         """Report and forget servers that have ended on their own."""
         for one in [one for one in self._running if one.served.child.poll() is not None]:
             child = one.served.child
-            self._notify(f"{child.name} ended by itself with code {child.poll()} {when}; log: {child.log_path}")
+            self._notify(f"{child.name} exited with code {child.poll()} {when}; log: {child.log_path}")
             self._stop(one)
 
     def _gpus_in_use(self) -> set[str]:

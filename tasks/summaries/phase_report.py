@@ -64,10 +64,10 @@ def rl_sentences(metrics: Metrics) -> list[str]:
         f"{metrics['steps']:,} steps over {metrics['rows']:,} questions by {metrics['engine']}, "
         f"{metrics['rollouts']:,} rollouts; sigmas {metrics['sigma_tool']:g} (calls) and "
         f"{metrics['sigma_length']:g} (length).",
-        f"In {metrics['equal_groups']:,} of {metrics['groups']:,} groups all rewards were equal, so that nothing was "
-        "learnt from them.",
+        f"In {metrics['equal_groups']:,} of {metrics['groups']:,} groups all rewards were equal, so they gave no "
+        "training signal.",
     ]
-    handed_over = f"The policy of step {metrics['chosen_step']:,} is handed over"
+    handed_over = f"The policy of step {metrics['chosen_step']:,} is exported"
     if (correctness := metrics.get("validation_correctness")) is None:
         return [*sentences, f"{handed_over}."]
     questions = metrics["validation_questions"]

@@ -26,8 +26,8 @@ def imported_lines(report: StageRecord, run: Run) -> list[str]:
             if made is not None and made.imported_from:
                 found[prefix + made.settings["model_name"]] = made.imported_from
     return [
-        f"The rollouts of {model} were imported from {file}: they tell of the model that made them there, and nothing "
-        "is known of the tokens that it was given and sampled."
+        f"The rollouts of {model} were imported from {file}: they measure the model that made them there, and the "
+        "numbers of its prompt and sampled tokens are unknown."
         for model, file in found.items()
     ]
 

@@ -99,7 +99,7 @@ def _sft_rows(record: StageRecord, run: Run) -> StageReport:
         sentences,
         [
             _counts("Why trajectories were rejected", "reason", "trajectories", _group(metrics, "reason.")),
-            _counts("Accepted, and yet no rows", "why", "trajectories", _group(metrics, "left_out.")),
+            _counts("Accepted, but not made into rows", "why", "trajectories", _group(metrics, "left_out.")),
             _operators(metrics),
             Figures(
                 "Tool calls",

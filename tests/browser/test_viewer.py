@@ -136,7 +136,7 @@ def test_filters_can_be_set_and_cleared(page: Page, url: str) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("3 of 11 trajectories")
     filters.get_by_role("link", name="timeout 1").click()
     expect(page.locator(".lines tbody tr")).to_have_count(1)
-    page.get_by_role("link", name="Take away: Verdict wrong").click()
+    page.get_by_role("link", name="Remove filter: Verdict wrong").click()
     expect(page).to_have_url(url + "/?tools=timeout")
     page.get_by_role("columnheader", name="Tokens").get_by_role("link").click()
     expect(page).to_have_url(url + "/?tools=timeout&sort=-tokens")
@@ -218,7 +218,7 @@ def test_everything_but_shortcuts_works_without_scripts(plain_page: Page, url: s
     plain_page.get_by_role("navigation", name="Filters").get_by_role("link", name="1/pools").click()
     plain_page.locator(".open").nth(1).click()
     expect(plain_page).to_have_url(re.compile(r"/trajectory/1/pools/p2\?"))
-    plain_page.get_by_text("What is learnt").click()
+    plain_page.get_by_text("Training targets").click()
     expect(plain_page.locator("#masks")).to_be_checked()
     # The result has what was searched for, so it is unfolded.
     result = plain_page.locator("#s2 .text")

@@ -23,7 +23,7 @@ DEMO = (TREADLE, "demo", "--tutor-only", *SMALL)
 def watched_at(said: str) -> str:
     """Return the id of the flow run whose page was announced before the first step."""
     found = re.search(r"^watch it in Prefect: http://127\.0\.0\.1:\d+/runs/flow-run/([0-9a-f-]{36})$", said, re.M)
-    assert found is not None and found.start() < said.index("step 1 of 4: the tutor answers questions"), said
+    assert found is not None and found.start() < said.index("step 1 of 4: the tutor answers training questions"), said
     return found[1]
 
 

@@ -280,7 +280,7 @@ def test_two_flows_share_workers_and_survive_losing_some(bench: Bench, tmp_path:
     bench.gate.close()
     assert [state for state, _ in cluster.states("folder")] == ["COMPLETED", "CRASHED"]
     assert [state for state, _ in cluster.states("object")] == ["CRASHED"]
-    assert "worked through here" in cluster.states("folder")[0][1]
+    assert "processed here" in cluster.states("folder")[0][1]
     late = cluster.submit("work/shards", run_id="folder", instance=str(ROLLOUTS), root=roots["folder"])
     done = sum(log.count("finished shard") for log in worker_logs(roots["folder"], "folder"))
     assert 1 <= done < NUM_SHARDS, "so say the logs of those that came to help"

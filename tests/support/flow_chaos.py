@@ -73,7 +73,7 @@ class Chaos:
         if by_worker:
             until(lambda: self.site.has_ended(flow_run), "the worker says so", GONE_S + TOLERANCE_S, 0.2)
             message = self.site.state(flow_run)["message"]
-            assert "No sign of life" not in message, f"the worker did not say it: {message}"
+            assert "No heartbeat for" not in message, f"the worker did not say it: {message}"
         return False
 
     def _kill_child(self, part: str, flow_run: FlowRun) -> bool:

@@ -124,7 +124,7 @@ def test_dry_run_estimates_from_measured_means(desk: tuple[Desk, str, Done]) -> 
     (estimate,) = place.treadle(*arguments).succeeded().json()["estimates"]
     usage = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]["usage"]
     assert estimate["estimate"] is True and estimate["basis"] == f"measured in 1/pools ({NUM_QUESTIONS} questions)"
-    assert (estimate["num_units"], estimate["num_units_source"]) == (2, "num_units_source in 1/questions")
+    assert (estimate["num_units"], estimate["counted"]) == (2, "from 1/questions")
     found = {role["role"]: role for role in estimate["roles"]}
     assert found["policy"]["prompt_tokens"] == pytest.approx(usage["policy"]["prompt_tokens"] / 2, abs=1)
     assert estimate["cost"] == pytest.approx(sum(role["cost"] for role in found.values()))
@@ -144,7 +144,7 @@ def test_cost_limit_stops_the_flywheel_and_keeps_finished_work(desk: tuple[Desk,
     assert estimate["num_units"] < NUM_QUESTIONS and "are finished" in estimate["num_units_source"]
     refused = place.treadle(*base, "--set", f"pools.max_cost={spent / 2}")
     refused.failed("are spent of max_cost =")
-    assert num_requests(url) < asked + 10  # journal entries are num_units_source as the operators use them
+    assert num_requests(url) < asked + 10  # what the journal remembers is included as the operators meet it
     config = (place.folder / "run.toml").read_text()
     (place.folder / "unpriced.toml").write_text(re.sub("(?m)^prompt_price.*$", "", config))
     unpriced = ("unpriced.toml", "--run", "unpriced", "--set", "pools.max_cost=1")

@@ -115,7 +115,7 @@ def test_finished_run_can_be_extended_and_rerun_from_any_instance(place: Place) 
     place.treadle("run", "--run", "r", *TWICE, "--from", "3/report").failed("'3/report' is not in this flow", code=2)
 
     told = place.treadle("run", "--run", "r", *TWICE, "--without", "2/rl@phase-1", "--dry-run").succeeded().out
-    assert "2/rl@phase-1 is left out: as it was asked" in told
+    assert "2/rl@phase-1 is left out: requested by --without" in told
     made = place.made(*TWICE, "--without", "2/rl@phase-1")
     assert made == {
         **dict.fromkeys(of(1, *NAMES), "reused"),

@@ -12,7 +12,7 @@ SMALL = ("--set", "pools.max_questions=6", "--set", "rollouts.max_questions=5")
 def test_tutor_demo_makes_rows_and_prints_the_results(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     done = desk.treadle("demo", "--tutor-only", *SMALL).succeeded()
-    assert "step 1 of 4: the tutor answers questions to train on" in done.err
+    assert "step 1 of 4: the tutor answers training questions" in done.err
     assert "6 questions: " in done.out and " rows from " in done.out
     (row,) = (line for line in done.out.splitlines() if line.startswith("tutor (rules, no language model)"))
     assert " of 5 (" in row and "5 of 5" in row

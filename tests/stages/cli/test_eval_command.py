@@ -57,7 +57,7 @@ def test_model_is_evaluated_in_an_ordinary_run(desk: Desk, url: str) -> None:
     done = desk.treadle(*asked).succeeded()
     table = [line.split() for line in done.out.splitlines() if line.startswith("treadle-tutor")]
     assert [row[:2] for row in table] == [["treadle-tutor", "gsm8k"]] and "1.000" in table[0]
-    assert "warning: treadle-tutor is asked in ChatML" in done.err
+    assert "warning: treadle-tutor is prompted in ChatML" in done.err
     scores = desk.rows("r", "1/scores@treadle-tutor", "scores")
     assert len(scores) == 3 and all(row["correct"] for row in scores)
     questions = desk.rows("r", "1/questions", "questions")
@@ -129,7 +129,7 @@ def test_budget_stops_an_evaluation_and_a_higher_one_resumes_it(desk: Desk, url:
 
 FILE = "gsm8k=data/gsm8k/test.jsonl"
 WRONG = [
-    (("--model", "m"), "nothing is asked", "--benchmark gsm8k=test.jsonl"),
+    (("--model", "m"), "no benchmark is given", "--benchmark gsm8k=test.jsonl"),
     (("--benchmark", FILE), "no model is named", "--model and --endpoint"),
     (("--run", "new"), "no model is named"),
     (("--model", "m", "--benchmark", FILE), "model m has no server", "--endpoint"),

@@ -111,7 +111,7 @@ def test_questions_with_other_column_names_report_the_key_that_maps_them(
 
 def test_missing_search_provider_is_reported_before_a_run_is_created(desk: Desk) -> None:
     provider = ("--set", 'environment.search.web.provider={type="searxng",url="http://127.0.0.1:9"}')
-    run(desk, *provider).failed("searxng takes no connection at http://127.0.0.1:9", "provider.url`", code=1)
+    run(desk, *provider).failed("searxng accepts no connection at http://127.0.0.1:9", "provider.url`", code=1)
     assert not (desk.folder / "outputs").exists()
 
 

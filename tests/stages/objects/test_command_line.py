@@ -33,7 +33,7 @@ def test_object_store_run_resumes_after_a_kill_and_is_shown_by_url(desk: Desk, o
         told = desk.treadle("status", *options).succeeded().out
         assert f"treadle run --run r --root {object_root}" in told and "1/rollouts@tutor crashed: " in told
         done = desk.treadle("run", "run.toml", *options, *more, *here).succeeded()
-    assert "were finished before" in done.err
+    assert "already finished" in done.err
     assert re.search(rf"(?m)^rollouts +{re.escape(object_root)}/artifacts/rollouts/", done.out)
     commands = [line.split()[1:] for line in done.out.splitlines() if line.startswith("treadle ")]
     assert [command[0] for command in commands] == ["status", "show", "report", "view"]

@@ -116,7 +116,7 @@ async def test_one_mostly_unreadable_judge_of_several_fails_the_stage(tmp_path: 
         server(lambda request: "Incorrect" if ">\np\n<" in request.text else "so so", "c") as third,
     ):
         urls = {"a": first.url, "b": second.url, "c": third.url}
-        with pytest.raises(StageFailed, match=r"judge c said nothing that can be read of 2 of 3 answers"):
+        with pytest.raises(StageFailed, match=r"judge c gave no parsable reply for 2 of 3 answers"):
             await made.score(judged_by(urls))
         del urls["c"]
         record = await made.score(judged_by(urls))
@@ -171,7 +171,7 @@ def test_index_of_a_corpus_without_words_fails(tmp_path: Path, monkeypatch: pyte
 
 def test_report_without_scores_fails(tmp_path: Path) -> None:
     instance = Instance(address=Address(1, "report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": ()})
-    with pytest.raises(StageFailed, match="1/report: there is no score to sum up"):
+    with pytest.raises(StageFailed, match="1/report: there are no scores to report"):
         execute(instance, new_run(tmp_path))
 
 

@@ -103,4 +103,4 @@ def test_helper_waits_for_the_run_and_releases_its_shard_when_preempted(object_r
                 if machine.process.poll() is None:
                     end_family(machine.process)
     assert f"{ROLLOUTS}: " in machines["late"].said.read_text()
-    assert "worked through here" in machines["late"].said.read_text()
+    assert "processed here" in machines["late"].said.read_text()

@@ -80,7 +80,7 @@ async def test_run_can_be_rejudged_by_other_judges_without_new_rollouts(desk: De
         assert all(record["reused"] for record in await again())
         dry = ("run", "--run", "r", *judge("second", second.url), *judged_by("first", "second"), "--dry-run")
         told = (await asyncio.to_thread(desk.treadle, *dry)).succeeded().out
-        assert f"{num_asked} judgements are there already" in told and "refuses" not in told
+        assert f"{num_asked} judgements exist already" in told and "refuses" not in told
         both = await again(*judge("second", second.url), *judged_by("first", "second"))
         assert (len(asked(first)), len(asked(second))) == (num_asked, num_asked), "only the new one is asked"
         metrics = next(record["metrics"] for record in both if record["stage"] == "scores")

@@ -93,9 +93,11 @@ async def test_text_answers_of_judged_domains_are_scored_by_the_verdict(tmp_path
 async def test_unreadable_judge_is_retried_and_then_gives_no_verdict(tmp_path: Path) -> None:
     async with server(lambda _: "not entirely correct") as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "7"), answered("r2", "m1", "seven", calls_requested=3)])
-        with pytest.raises(StageFailed, match=r"1 of 2 rollouts have no verdict.*no judge said anything") as failure:
+        with pytest.raises(
+            StageFailed, match=r"1 of 2 rollouts have no verdict.*no judge gave a parsable reply"
+        ) as failure:
             await made.score(judged_by({"judge": scripted.url}))
-        assert "judges.on_failed" in str(failure.value) and "asks only what is new" in str(failure.value)
+        assert "judges.on_failed" in str(failure.value) and "only new requests are made" in str(failure.value)
         record = await made.score(judged_by({"judge": scripted.url}, {"max_error_rate": 0.5}))
         assert len(asked(scripted)) == 2, "what it said is not asked again, though it cannot be read"
         seeds = {request.body["seed"] for request in asked(scripted)}

@@ -250,9 +250,9 @@ def test_server_used_during_training_needs_its_own_devices(flow: Flow) -> None:
         stage = Stage(name="one", version=1, settings=Both, produces=(NUMBERS,), run=flow._body)
         return Instance(address=Address(1, "one"), stage=stage, settings=settings)
 
-    check_devices_fit(both(2))
-    with pytest.raises(ConfigError, match=r"1/one trains on GPU 1, and the servers of judge,.*`devices` of their own"):
-        check_devices_fit(both(1, 2))
+    check_room(both(2))
+    with pytest.raises(ConfigError, match=r"1/one trains on GPU 1, where the servers of judge,.*separate `devices`"):
+        check_room(both(1, 2))
 
 
 def test_finished_stages_are_neither_refused_nor_served(flow: Flow) -> None:
@@ -281,7 +281,7 @@ def test_server_that_crashed_between_stages_is_restarted(flow: Flow) -> None:
     flow.asks("two", base=on())
     flow.before = {"two": kill_servers}
     assert flow.make() == ["base", "base"]
-    assert flow.heard("vllm server for base ended by itself with code 137")
+    assert flow.heard("vllm server for base exited with code 137")
 
 
 def test_server_that_stopped_responding_between_stages_is_restarted(flow: Flow) -> None:
@@ -289,7 +289,7 @@ def test_server_that_stopped_responding_between_stages_is_restarted(flow: Flow) 
     flow.asks("two", base=on())
     flow.before = {"two": lambda: Path(os.environ[BROKEN]).touch()}
     assert flow.make() == ["base", "base"]
-    assert flow.heard("stopping vllm server for base: it answers no more, and is started again")
+    assert flow.heard("stopping vllm server for base: it no longer answers and is started again")
 
 
 def test_server_crash_within_a_stage_is_reported_and_the_retry_gets_another(flow: Flow) -> None:
@@ -308,7 +308,7 @@ def test_server_crash_within_a_stage_is_reported_and_the_retry_gets_another(flow
     with ModelServers(flow.run, [again], notify=flow.said.append) as of_flow:
         with pytest.raises(StageFailed, match="nobody answers"):
             run_instance(again, flow.run, servers=of_flow)
-        assert flow.heard("ended by itself with code 137 while 1/one was made; log: ")
+        assert flow.heard("exited with code 137 while 1/one was running; log: ")
         run_instance(again, flow.run, servers=of_flow)
     assert len(starts()) == 2
 

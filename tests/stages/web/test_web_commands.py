@@ -119,14 +119,14 @@ def test_record_entries_used_by_a_run_are_shown_for_the_run(desk: Desk) -> None:
 def test_missing_web_record_entries_are_reported_in_one_line(desk: Desk) -> None:
     treadle(desk, "web", "show", "--run", "r", "--query", "\x1bother").failed("has no search for", code=2)
     treadle(desk, "web", "show", "--run", "r", "--url", "https://example.org/other").failed("has no page", code=2)
-    treadle(desk, "web", "show", "--run", "r", "--url", "file:///etc/passwd").failed("is no address", code=2)
+    treadle(desk, "web", "show", "--run", "r", "--url", "file:///etc/passwd").failed("is not a page address", code=2)
     treadle(desk, "web", "show", "--run", "r", "--key", "0" * 32).failed("has no entry 0000", code=2)
     treadle(desk, "web", "show", "--run", "r", "--key", "../\x1b[2J").failed("is not the key of an entry", code=2)
     treadle(desk, "web", "show", "--run", "nobody").failed("there is no run nobody", code=1)
     treadle(desk, "web", "show", "outputs").failed("is no web record", "treadle export web_record", code=1)
     treadle(desk, "web", "show").failed("--run", code=2)
     treadle(desk, "web", "show", "--run", "r", "--failures", "--query", "x").failed("one of", code=2)
-    treadle(desk, "export", "web_record", "--run", "empty").failed("has recorded nothing of the web", code=1)
+    treadle(desk, "export", "web_record", "--run", "empty").failed("has no web record", code=1)
     assert not (desk.folder / "outputs/artifacts").exists()
 
 
@@ -159,7 +159,7 @@ def test_foreign_caches_become_a_record_searchable_by_words(desk: Desk) -> None:
     arguments = ("import", "web_cache", *files, "--with", exported["folder"])
     done = treadle(desk, *arguments).succeeded()
     assert "1 left out: its result is of an unknown form" in done.err and "one.json, 'bad[2J'" in done.err
-    assert "2 of them were there already" in done.err and "\x1b" not in done.err
+    assert "2 of them were already known" in done.err and "\x1b" not in done.err
     made = command(desk, *arguments)
     assert isinstance(made, dict) and made["folder"] == done.out.splitlines()[0]
     assert made["providers"] == {"serper": 2, "import": 2} and made["num_pages"] == 2 and made["num_repeated"] == 2

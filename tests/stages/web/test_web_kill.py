@@ -123,7 +123,7 @@ def test_processes_sharing_a_stage_see_one_consistent_web(tmp_path: Path, monkey
             # One process requests a page once, for all its callers.
             until(lambda: web.site.paths.count("/b") == 2 or helper.done(), "the same page for another process")
             web.site.release("/b")
-            assert "worked through here" in helper.result().succeeded().err
+            assert "processed here" in helper.result().succeeded().err
             assert desk.ended(process).code == 0
         folder = desk.treadle("export", "web_record", "--run", "shared").succeeded().out.splitlines()[0]
     rows = desk.rows("shared", ADDRESS, "rollouts")

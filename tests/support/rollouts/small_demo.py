@@ -87,7 +87,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out, err = finish(command, said / "second", limit_s=1500)
     assert "Traceback" not in err
     assert "1/sft: checkpoint 1 (unchanged, reused)" in err
-    assert f"{before} of {NUM_QUESTIONS} rollouts were finished before" in err
+    assert f"{before} of {NUM_QUESTIONS} rollouts already finished" in err
     assert "tutor (rules" in out and "base (SmolLM2" in out and "tuned (the same" in out and "loss" in out
     assert "reinforced (tuned" in out and f"Reinforcement: {NUM_STEPS} steps" in out and "Rollouts in training" in out
     return Run.open(root, "demo")

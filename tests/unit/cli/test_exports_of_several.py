@@ -124,4 +124,4 @@ def test_scores_of_imported_rollouts_are_not_shown_for_a_checkpoint(run: Run, tm
     sample(run, "1/rollouts@phase-1", checkpoint="1/sft", imported_from="foreign.json")
     score(run, "1/scores@phase-1", right=True)
     command(run, "model", "--out", str(tmp_path / "model"))
-    assert "This run has none of this checkpoint" in (tmp_path / "model" / "README.md").read_text()
+    assert "This run has no scores of this checkpoint" in (tmp_path / "model" / "README.md").read_text()

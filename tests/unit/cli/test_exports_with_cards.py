@@ -145,7 +145,7 @@ def test_last_model_is_exported_with_the_base_of_its_chain(run: Run, tmp_path: P
     assert shown.exit_code == 0 and "the model of 1/rl@phase-1" in shown.output and "apache-2.0" in shown.output
     card = (tmp_path / "model" / "README.md").read_text()
     assert head_of(card)["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert "This run has none of this checkpoint" in card
+    assert "This run has no scores of this checkpoint" in card
     with pytest.raises(RunError, match="made no model"):
         from treadle.tasks.exchange.model_export import export_model
 
@@ -165,7 +165,7 @@ def test_license_comes_from_the_base_model_card_if_it_matches(run: Run, tmp_path
     train(run, "1/sft", str(base), "another")
     command(run, "model", "--instance", "1/sft", "--out", str(tmp_path / "model"), "--force")
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "license" not in head_of(card) and "not known here" in card
+    assert "license" not in head_of(card) and "licence is unknown" in card
 
 
 def test_changed_file_leaves_no_export(run: Run, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_questions_missing_from_an_imported_file_are_reported(direct: Desk) -> N
     records = [sampled(number, RIGHT) for number in range(1, 4)]
     with_questions(direct, records, held_out=0)
     told = direct.ask("rollouts", direct.write(records[:1]), "--instance", "1/rollouts@policy")
-    assert "2 of the 3 questions that 1/rollouts@policy asks have no row in it" in told.output
+    assert "2 of the 3 questions that 1/rollouts@policy asks have no row in the file" in told.output
     assert direct.record("1/rollouts@policy").metrics["questions_missing"] == 2
 
 
@@ -116,7 +116,7 @@ def begun(desk: Desk, path: Path, num_shards: int = 1) -> Address:
 def test_paid_answers_are_not_discarded_without_force(direct: Desk) -> None:
     path = direct.write([sampled(1, RIGHT)])
     address = begun(direct, path)
-    with pytest.raises(RunError, match=r"was begun, and 3 are finished in its journal, .* with --force"):
+    with pytest.raises(RunError, match=r"was started; 3 are finished in its journal, .* with --force"):
         direct.go_on("rollouts", path, "--instance", str(address))
     assert direct.run.status(address).num_finished == 3
     assert "1 trajectories" in direct.go_on("rollouts", path, "--instance", str(address), "--force").output

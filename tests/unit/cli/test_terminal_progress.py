@@ -37,7 +37,7 @@ def shown(stderr: io.StringIO, words: str) -> None:
 def test_stage_is_announced_before_its_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
     with TerminalProgress("1/sft") as progress:
-        shown(stderr, "1/sft: under way, 0 s so far\n")
+        shown(stderr, "1/sft: in progress, 0 s so far\n")
         progress.start(24, 0, "steps")
         shown(stderr, "1/sft: 0 of 24 steps, 0 s so far\n")
         progress.advance(2, loss=0.5)
@@ -46,12 +46,12 @@ def test_stage_is_announced_before_its_total_is_known(monkeypatch: pytest.Monkey
 
 def test_usual_duration_is_shown_until_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
-    with TerminalProgress("1/sft", usual_s=170.0, later_stages_s=600.0) as progress:
-        shown(stderr, "1/sft: under way, about 3 min left, of all steps about 13 min\n")
+    with TerminalProgress("1/sft", usual_s=170.0, after_s=600.0) as progress:
+        shown(stderr, "1/sft: in progress, about 3 min left; about 13 min for all steps\n")
         progress.start(24, 0, "steps")
-        shown(stderr, "1/sft: 0 of 24 steps, about 3 min left, of all steps about 13 min\n")
+        shown(stderr, "1/sft: 0 of 24 steps, about 3 min left; about 13 min for all steps\n")
         progress.advance(23)
-        shown(stderr, "1/sft: 23 of 24 steps, about 0 s left, of all steps about 10 min\n")
+        shown(stderr, "1/sft: 23 of 24 steps, about 0 s left; about 10 min for all steps\n")
 
 
 def test_quiet_progress_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +67,9 @@ def test_progress_bar_moves_on_a_terminal_even_if_nothing_is_finished(monkeypatc
     monkeypatch.setattr(terminal, "_BRIEF_S", 0.0)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
-    with TerminalProgress("1/rl@phase-1", usual_s=400.0, later_stages_s=120.0):
-        shown(screen, "of all steps about 9 min")
-    assert "under way" in screen.getvalue()
+    with TerminalProgress("1/rl@phase-1", usual_s=400.0, after_s=120.0):
+        shown(screen, "about 9 min for all steps")
+    assert "in progress" in screen.getvalue()
 
 
 def test_instant_stage_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,7 +316,7 @@ def test_report_from_stored_rows_equals_that_of_the_samples() -> None:
     assert (aime["successful_execution"], aime["correct_call_ratio"]) == (0.5, 0.0)
     assert (aime["reasoning_length"], aime["conciseness"]) == (pytest.approx(1 / 400), 1.0)
     assert (wiki["f1"], wiki["efficiency"], wiki["reasoning_length"], wiki["conciseness"]) == (1.0, 1.0, None, None)
-    with pytest.raises(DataError, match="rollout r1 is scored where r3 stands"):
+    with pytest.raises(DataError, match="r1 instead of r3"):
         legacy_report(scores, rollouts[::-1], questions)
 
 

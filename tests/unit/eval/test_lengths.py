@@ -80,7 +80,7 @@ def test_unloadable_tokenizer_is_an_error_before_any_row(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"nowhere.tokenizer\.json"):
         only_row(tmp_path / "a", [ANSWER], tmp_path / "nowhere", **ids)
     settings = ScoresSettings(tokenizer=write_byte_tokenizer(tmp_path / "tokenizer"), tokenizer_digest="other")
-    with pytest.raises(ConfigError, match="not the one that this run was made with"):
+    with pytest.raises(ConfigError, match="differs from the one that this run was created with"):
         score_rows(tmp_path / "b", QUESTIONS, [rollout("r1", "q1", [ANSWER], **ids)], settings)
 
 

@@ -89,7 +89,7 @@ def test_phases_are_scored_by_the_rules_that_reward_them() -> None:
     [
         ({"judges": {"models": ["nobody"]}}, "scores.judges.models names 'nobody'"),
         ({"redundancy": {"model": "nobody"}}, "scores.redundancy.model names 'nobody'"),
-        ({"judges": {"models": ["large", "large"]}}, "named twice"),
+        ({"judges": {"models": ["large", "large"]}}, "listed twice"),
         ({"judges": {"models": ["large"], "domains": ["choice"]}}, "domains"),
     ],
 )

@@ -116,7 +116,7 @@ def test_pass_at_k_of_many_rollouts() -> None:
 
 @pytest.mark.parametrize(("num_rollouts", "num_right", "k"), [(4, 1, 8), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
 def test_pass_at_k_needs_k_rollouts(num_rollouts: int, num_right: int, k: int) -> None:
-    with pytest.raises(ValueError, match=f"pass@{k} cannot be told"):
+    with pytest.raises(ValueError, match=f"pass@{k} cannot be estimated"):
         pass_at_k(num_rollouts, num_right, k)
 
 

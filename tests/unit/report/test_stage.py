@@ -134,7 +134,7 @@ def test_averages_cover_the_headline_datasets(tmp_path: Path) -> None:
     for width in (100, 200):
         console = Console(file=io.StringIO(), width=width)
         console.print(summary_table(told, width=width))
-        assert "all: average over the data sets of the headline" in console.file.getvalue()  # type: ignore[attr-defined]
+        assert "all: average over the headline data sets" in console.file.getvalue()  # type: ignore[attr-defined]
     lines, markdown = _report(tmp_path / "other", rows)
     accuracy = {line.dataset: line.value("accuracy") for line in lines}
     assert accuracy["all"] == pytest.approx(7 / 12) and accuracy["math"] == 0.625 and "every" not in accuracy
@@ -180,10 +180,10 @@ def test_verdicts_of_different_kinds_are_reported(tmp_path: Path) -> None:
     rules, judged = _many("rules", "a", [True, False]), _many("judged", "a", [True, True])
     judged[1] |= {"scorer": "judge", "judge_status": "parsed"}
     reader, comparisons = _made(tmp_path, rules, judged)
-    note = "a judge was asked about answers of the second alone"
+    note = "only answers of the second were judged"
     assert {row["note"] for row in comparisons} == {note}
     markdown = reader.read_file("report.md").decode()
-    assert f"Not of one kind: {note}." in markdown and "| judge |" in markdown
+    assert f"Not directly comparable: {note}." in markdown and "| judge |" in markdown
     console = Console(file=io.StringIO(), width=200)
     console.print(comparison_table(comparisons))
     assert f"rules, then judged: {note}" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def test_other_judges_and_other_failure_policies_are_reported(tmp_path: Path) ->
     unread = _judgements(large=None) | {"judge_status": "failed"}
     kept = unread | {"scorer": "qa_em"}
     assert notes("unread", unread | {"correct": None, "score": None}, kept) == {
-        "answers that no judge could be read on are left out of the first alone"
+        "answers without a parsable judge reply are left out of the first only"
     }
     assert notes("kept", kept, kept) == {None}
     by_f1 = {"scorer": "qa_f1", "correct": True, "score": 0.6, "f1": 0.6}
@@ -230,7 +230,7 @@ def test_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_pa
         row |= _judgements(large=bool(row["correct"]))
     _, comparisons = _made(tmp_path, first, second)
     notes = {row["dataset"]: row["note"] for row in comparisons}
-    told = "a judge was asked about answers of the second alone"
+    told = "only answers of the second were judged"
     assert notes == {"a": told, "b": None, "all": told}
 
 
@@ -267,7 +267,7 @@ def test_judge_agreement_is_in_summary_report_and_terminal(tmp_path: Path) -> No
 
 def test_single_judge_has_no_agreement(tmp_path: Path) -> None:
     lines, markdown = _report(tmp_path, [row | _judgements(large=True) for row in _many("m", "a", [True])])
-    assert "judge_agreement" not in lines[0].figures and "How far the judges agree" not in markdown
+    assert "judge_agreement" not in lines[0].figures and "Agreement of the judges" not in markdown
 
 
 def test_averages_over_different_datasets_are_labelled(tmp_path: Path) -> None:
@@ -275,12 +275,12 @@ def test_averages_over_different_datasets_are_labelled(tmp_path: Path) -> None:
 
     both = _many("both", "a", [True]) + _many("both", "b", [True])
     three = [row for name in ("a", "b", "c") for row in _many("three", name, [True])]
-    told = "averages of different data sets, which tell nothing of which model is better"
+    told = "averages cover different data sets, so they do not show which model is better"
     lines, markdown = _report(tmp_path / "unlike", both, three)
     assert told in markdown
     console = Console(file=io.StringIO(), width=200)
     console.print(summary_table([row for line in lines for row in line.figures.values()]))
-    assert "were asked different data sets" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "cover different data sets" in console.file.getvalue()  # type: ignore[attr-defined]
     assert told not in _report(tmp_path / "headline", both, three, headline=("a", "b"))[1]
     assert told not in _report(tmp_path / "alike", both, _many("other", "a", [True]) + _many("other", "b", [True]))[1]
 
@@ -300,7 +300,7 @@ def test_names_cannot_become_spreadsheet_formulas(tmp_path: Path) -> None:
 
 def test_report_without_a_judge_states_that_rules_decide(tmp_path: Path) -> None:
     _, markdown = _report(tmp_path, _many("m", "a", [True]))
-    assert "No model judged answers: P is what the rules say." in markdown
+    assert "No judge was used: rules decided P." in markdown
 
 
 def test_models_with_different_questions_are_not_compared(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_export_format_is_inferred_from_the_file_name(name: str, wanted: str) ->
 
 def test_file_name_without_a_known_format_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"a.html: no format has names that end in .html; .*\.csv or \.md; `treadle report`"
+        ConfigError, match=r"a.html: .html is the extension of no format; .*\.csv or \.md; `treadle report`"
     ):
         format_by_name(Path("a.html"))
 

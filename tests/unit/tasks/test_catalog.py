@@ -58,9 +58,7 @@ def test_sft_starts_from_a_policy_of_the_run_but_not_from_its_own_output() -> No
     begun = instance(config(sft={"model": "1/rl@phase-1"}), Address.parse("1/sft"))
     assert begun.inputs["checkpoint"] == (Address.parse("1/rl@phase-1"),)
     assert instance(config(), Address.parse("1/sft")).inputs["checkpoint"] == ()
-    with pytest.raises(
-        ConfigError, match=r"1/sft: sft\.model = 1/sft is what this stage makes itself; name `embedded`"
-    ):
+    with pytest.raises(ConfigError, match=r"1/sft: sft\.model = 1/sft is the output of this stage; use `embedded`"):
         instance(config(sft={"model": "1/sft"}), Address.parse("1/sft"))
 
 

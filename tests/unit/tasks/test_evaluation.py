@@ -141,9 +141,9 @@ JUDGE_ALONE = "[models]\njudge = { model = 'mine', endpoints = [{ url = 'http://
 @pytest.mark.parametrize(
     ("files", "options", "overrides", "line"),
     [
-        (TWO, {"model": "org/tuned"}, (), "called 'tuned' here, as is another model of the configuration"),
-        (TWO, {"model": None}, ("flow.models=['tuned']",), "are about base, but --set evaluates tuned"),
-        (STARTED, {"model": "org/new", "endpoints": ()}, (), "starts is that of own, not of org/new; .* --endpoint"),
+        (TWO, {"model": "org/tuned"}, (), "another model of the configuration would both be called 'tuned'"),
+        (TWO, {"model": None}, ("flow.models=['tuned']",), "configure base, but --set evaluates tuned"),
+        (STARTED, {"model": "org/new", "endpoints": ()}, (), "starts a server of own, not of org/new; .* --endpoint"),
         (JUDGE_ALONE, {"model": None, "endpoints": (), "judge": "Big", "judge_endpoints": (URL,)}, (), "both called"),
     ],
     ids=["name of another table", "other model by --set", "server of another model", "judge over the evaluated one"],
@@ -235,7 +235,7 @@ def test_model_and_run_names_follow_from_the_request() -> None:
 def test_benchmark_is_listed_once_regardless_of_case(data: Path) -> None:
     (data / "GSM8K").mkdir()
     (data / "GSM8K/test.jsonl").write_text("{}")
-    with pytest.raises(ConfigError, match="is named twice"):
+    with pytest.raises(ConfigError, match="is given twice"):
         made(asked("gsm8k", "GSM8K", data_root=data), root=data)
 
 

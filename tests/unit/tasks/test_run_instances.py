@@ -65,5 +65,5 @@ def test_forced_flow_reports_the_imports_it_keeps(run: Run) -> None:
     assert make(run, notify=told.append) == [False, False] and not told
     assert make(run, force=True, notify=told.append) == [True, False]
     assert told == [
-        "1/double was imported from foreign.json, and stays; make it with: treadle stage 1/double --run r1 --force"
+        "1/double was imported from foreign.json and is kept; replace it with: treadle stage 1/double --run r1 --force"
     ]

@@ -108,14 +108,14 @@ def test_shared_verdict_is_shown_for_every_equal_answer(tmp_path: Path) -> None:
         assert "tutor 1 reply to “any needless call?” yes, the first the window is too small" in said[key]
     assert "voter 1 reply to “any needless call?” yes, the second" in said["other"] and "the first" not in said["other"]
     for text in said.values():
-        assert "It said nothing. the prompt is too long" in text and "another answer" not in text
+        assert "No reply. the prompt is too long" in text and "another answer" not in text
 
 
 def test_page_shows_the_reward_components(viewer: TestClient) -> None:
     said = text_of(viewer.get("/trajectory/1/rl@phase-1/3.1.g%2F7%3F").text)
     assert "reward −1.000 correctness × calls × length + format correctness 0.400 of the answer" in said
     assert "calls 0.900 1 call length 1.000 120 tokens format −1.000 no box, order" in said
-    assert "Made from 1 rollout, step 3" in said
+    assert "Parent 1 rollout, step 3" in said
     assert "Reward" not in text_of(viewer.get("/trajectory/1/pools/p1").text)
 
 
@@ -156,12 +156,12 @@ def test_trained_spans_are_marked_if_known(viewer: TestClient) -> None:
 
 def test_changes_are_shown_word_by_word(viewer: TestClient) -> None:
     page = viewer.get("/changes/1/pools/p2").text
-    assert "Step 1 is as in its parent" in page
+    assert "Step 1 is the same as in the parent" in page
     assert re.findall(r"<del>(.*?)</del>|<ins>(.*?)</ins>", page) == [
         ("Arn", ""), ("", "Ilme, says the first"), ("Arn", ""), ("", "Ilme"),
     ]  # fmt: skip
-    assert "+ answer came, 3 characters Arn" in text_of(viewer.get("/changes/1/rl@phase-1/3.1.g%2F7%3F").text)
-    assert "made from nothing else" in viewer.get("/changes/1/pools/p1").text
+    assert "+ answer added, 3 characters Arn" in text_of(viewer.get("/changes/1/rl@phase-1/3.1.g%2F7%3F").text)
+    assert "has no parent" in viewer.get("/changes/1/pools/p1").text
 
 
 def test_lineage_links_the_source_to_all_derived_trajectories(viewer: TestClient) -> None:
@@ -241,7 +241,7 @@ def test_page_with_very_many_segments_is_bounded_and_reports_omissions(tmp_path:
     viewer = client(run)
     page = viewer.get("/trajectory/1/rollouts@base/a").text
     assert page.count('class="segment kind-') == 5_000
-    assert "1,234 further segments are in the JSON alone" in text_of(page)
+    assert "1,234 further segments are only in the JSON" in text_of(page)
     assert len(viewer.get("/json/1/rollouts@base/a").json()["segments"]) == 6_234
 
 
@@ -263,7 +263,7 @@ def test_unexpected_error_returns_a_page(
     finally:
         logging.getLogger("treadle").removeHandler(handler)
     assert capsys.readouterr().err == "warning: a page failed: ValueError: \\x1b[2Jbroken\n"
-    assert answer.status_code == 500 and "this page could not be made" in answer.text
+    assert answer.status_code == 500 and "this page could not be rendered" in answer.text
     assert len(caplog.messages) == 1 and "broken" in caplog.messages[0] and "\x1b" not in caplog.messages[0]
 
 
@@ -288,7 +288,7 @@ def test_unreadable_lineage_is_reported_with_the_trajectory(tmp_path: Path) -> N
     (tmp_path / ref.folder / "artifact.json").unlink()
     viewer = client(run)
     said = text_of(viewer.get("/lineage/1/pools/p2").text)
-    assert f"It cannot be told: artifact {ref.folder} is missing" in said and "Which river" in said
+    assert f"The lineage cannot be shown: artifact {ref.folder} is missing" in said and "Which river" in said
     assert "It must be the Ilme" in viewer.get("/trajectory/1/pools/p2").text
 
 
@@ -296,7 +296,9 @@ def test_lineage_with_a_missing_question_is_reported(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "gone")])
     answer = client(run).get("/lineage/1/rollouts@base/a")
-    assert answer.status_code == 200 and "It cannot be told: question gone is in no table" in text_of(answer.text)
+    assert answer.status_code == 200 and "The lineage cannot be shown: question gone is in no table" in text_of(
+        answer.text
+    )
 
 
 def test_run_without_trajectories_is_reported_on_the_page(tmp_path: Path) -> None:

@@ -267,16 +267,16 @@ def test_gc_command_shows_a_plan_and_deletes_on_request(run: Run) -> None:
     execute(counting(count=3), run)
     root = ["--root", run.storage.location()]
     early = CliRunner().invoke(gc, root, catch_exceptions=False)
-    assert "nothing can go" in early.output and "1 thing (" in early.output and "too young" in early.output
+    assert "nothing to delete" in early.output and "1 item (" in early.output and "too recently" in early.output
     for path in old.iterdir():
         os.utime(path, (0, 0))
     shown = CliRunner().invoke(gc, root, catch_exceptions=False)
     assert f"artifacts/numbers/{old.name}" in shown.output.replace("\n", "") and "no record" in shown.output
-    assert "1 thing can go, with --yes" in shown.output and old.exists()
+    assert "1 item can be deleted with --yes" in shown.output and old.exists()
     told = json.loads(CliRunner().invoke(gc, [*root, "--json", "--yes"], catch_exceptions=False).output)
     assert told["removed"] == [f"artifacts/numbers/{old.name}"] and told["garbage"][0]["why"].startswith("no record")
     assert not old.exists() and told["left"] == []
-    assert "nothing can go" in CliRunner().invoke(gc, root, catch_exceptions=False).output
+    assert "nothing to delete" in CliRunner().invoke(gc, root, catch_exceptions=False).output
 
 
 STEPS = st.one_of(

@@ -184,9 +184,7 @@ def test_plan_of_a_part_uses_existing_results(run: Run) -> None:
     def planned(items: list[Instance], part: list[Instance], **more: Any) -> list[tuple[str, str]]:
         return [(step.action, step.why) for step in plan(items, root, run.run_id, part=part, **more)]
 
-    assert planned(flow(), flow()[2:]) == [("run", "not made yet"), ("run", "2/count is run before it")], (
-        "nothing equal"
-    )
+    assert planned(flow(), flow()[2:]) == [("run", "not run yet"), ("run", "2/count is run before it")], "nothing equal"
     for item in flow():
         execute(item, run)
     equals = [("take over", "the same as 1/count"), ("take over", "the same as 1/double")]

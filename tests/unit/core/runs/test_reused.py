@@ -71,7 +71,7 @@ def test_result_lost_at_its_origin_is_shown_where_it_still_exists(run: Run) -> N
     assert [(status(run, n).reused_from, status(run, n).was_reused_from) for n in (1, 2, 3)] == [
         ("", ""), ("", "1/count"), ("2/count", ""),
     ]  # fmt: skip
-    said = "taken over from 1/count, which has been rerun since"
+    said = "reused from 1/count, which has been rerun since"
     assert said in stage_card(record(run, "2/count"), run).markdown
     assert "the same as 2/count" in stage_card(record(run, "3/count"), run).markdown
     console = Console(width=160)

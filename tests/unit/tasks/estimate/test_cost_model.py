@@ -111,8 +111,8 @@ def test_estimate_includes_searches_and_pages(tmp_path: Path) -> None:
         console.print(estimate_view(estimate))
         return console.export_text()
 
-    assert "The web: about 80 searches and at most 400 pages; what is on record is not asked for again." in told()
-    assert "The web: about 80 searches; what" in told(pages=False)
+    assert "The web: about 80 searches and at most 400 pages; recorded ones are not requested again." in told()
+    assert "The web: about 80 searches; recorded" in told(pages=False)
     assert "The web" not in told(mode="replay", recorded_in="record")
 
 
@@ -124,7 +124,7 @@ def test_reused_questions_are_estimated_from_their_original_iteration(tmp_path: 
     later = replace(first, address=replace(first.address, iteration=2), inputs={**first.inputs, "questions": (taken,)})
     asked = replace(bench.questions, address=taken)
     (estimate,) = estimates([asked, later], bench.run, [str(later.address)], force=False)
-    assert (estimate.num_units, estimate.counted) == (2, f"counted in {taken}")
+    assert (estimate.num_units, estimate.counted) == (2, f"from {taken}")
 
 
 def test_paper_phase_samples_a_thousand_trajectories_per_step() -> None:

@@ -75,7 +75,7 @@ def test_imported_result_is_current_names_its_source_and_is_not_reused_elsewhere
     assert flywheel.bring("flywheel", path, "--out", str(flywheel.folder / "questions-again"))["reused"]
     assert not flywheel.bring("flywheel", path, "--force")["reused"]
     flywheel.write([evolved(1, WRONG, RIGHT)])
-    with pytest.raises(RunError, match=r"there already, imported from foreign.json; replace it with --force"):
+    with pytest.raises(RunError, match=r"a result already, imported from foreign.json; replace it with --force"):
         flywheel.bring("flywheel", path, "--out", str(flywheel.folder / "again"))
     assert len(flywheel.rows("1/pools", "pools")) == 1
     flywheel.bring("flywheel", path, "--force")
@@ -158,8 +158,8 @@ def test_rollouts_are_exported_in_the_same_format_with_their_verdicts(direct: De
     assert (told["num_trajectories"], told["left_out"], told["num_other_prompts"]) == (4, {}, 0)
 
 
-def test_import_without_usable_rows_creates_no_folder_and_no_run(flywheel: Desk) -> None:
-    with pytest.raises(DataError, match="none of the 2 rows .* can be taken; row 1: .*'Error: it broke'"):
+def test_nothing_usable_makes_no_folder_and_no_run(flywheel: Desk) -> None:
+    with pytest.raises(DataError, match="none of the 2 rows .* can be imported; row 1: .*'Error: it broke'"):
         flywheel.bring("flywheel", flywheel.write([evolved(1, prediction="Error: it broke"), evolved(2)]))
     assert not (flywheel.folder / "questions").exists() and not (flywheel.root / "runs").exists()
     with pytest.raises(DataError, match="does not exist"):

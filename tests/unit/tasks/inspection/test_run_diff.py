@@ -130,8 +130,8 @@ def test_diff_command_prints_sanitized_lines_and_json(runs: tuple[Run, Run]) -> 
     for words in (
         "configuration: 2 keys differ",
         "numbers 2 -> 3",
-        "other count",
-        "reads another 1/count",
+        "different count",
+        "different input 1/count",
         "only in b",
     ):
         assert words in shown.output

@@ -58,7 +58,7 @@ LOW = ScoresSettings(options=ScoresOptions(f1_threshold=0.5))
         (RULES, LOW, "conciseness", []),
         (RULES, judged(), "score", ["judges none, then large"]),
         (judged(), judged("other"), "score", ["judges large, then other"]),
-        (judged(), judged(prompts="q"), "score", ["other prompts of judges"]),
+        (judged(), judged(prompts="q"), "score", ["different prompts of judges"]),
         (
             judged(),
             judged(domains=("math", "qa"), on_failed="rule"),
@@ -68,7 +68,7 @@ LOW = ScoresSettings(options=ScoresOptions(f1_threshold=0.5))
         (RULES, voted(10), "score", []),
         (RULES, voted(10), "conciseness", ["votes by no model, then voter"]),
         (voted(10), voted(5), "conciseness", ["votes 10, then 5"]),
-        (voted(10), voted(10, model="judge-2"), "conciseness", ["other model or sampling of voter, who votes"]),
+        (voted(10), voted(10, model="judge-2"), "conciseness", ["different model or sampling of voter voter"]),
     ],
 )
 def test_settings_that_change_a_metric_are_reported(
@@ -82,7 +82,7 @@ def test_settings_that_change_a_metric_are_reported(
 def test_same_named_other_judge_and_other_version_are_reported() -> None:
     other = judged().model_copy(update={"judges": {"large": role("large", max_tokens=99)}})
     ours, theirs = Scoring.of(3, judged().model_dump(mode="json")), Scoring.of(3, other.model_dump(mode="json"))
-    assert ours.differences_from(theirs, "score") == ["other model or sampling of judge large"]
+    assert ours.unlike(theirs, "score") == ["different model or sampling of judge large"]
     later = Scoring.of(4, judged().model_dump(mode="json"))
     assert ours.differences_from(later, "calls_requested") == ["version of the stage scores 3, then 4"]
     assert Scoring.of(3, {"unknown": 1}).differences_from(ours, "score") == [], (
@@ -166,7 +166,7 @@ def test_questions_of_one_side_only_are_reported_as_excluded(tmp_path: Path) -> 
         .table("comparisons", "Correctness")
         .note
     )
-    assert "1 questions of d left out, since only one of the two was asked them, or has a verdict on them." in note
+    assert "1 questions of d left out, because only one of the two was asked them, or has a verdict on them." in note
 
 
 def test_every_metric_is_shown_for_every_dataset(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_every_metric_is_shown_for_every_dataset(tmp_path: Path) -> None:
 def test_omitted_charts_are_reported(tmp_path: Path) -> None:
     rows = [row for number in range(13) for row in tries("m", f"d{number:02}", [True])]
     text = PageReader(report_page([reported(tmp_path, [(rows, RULES)])])).text("headline")
-    assert "Drawn are the first 12 of 14 averages and data sets." in text
+    assert "Only the first 12 of 14 averages and data sets are drawn." in text
 
 
 def test_rollouts_of_a_model_are_grouped_by_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

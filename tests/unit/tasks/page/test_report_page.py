@@ -99,7 +99,7 @@ def test_averages_of_different_datasets_are_not_shown_as_one_metric(tmp_path: Pa
     text = text_of(report_page(runs))
     assert "Figures of different data sets model data sets rollouts" in text
     assert "m · one easy, hard, mid 12 " in text and "m · two easy, mid 12 " in text
-    assert text.count("these tell nothing of which model is better") == 2, "at the headline and at the radar"
+    assert text.count("these do not show which model is better") == 2, "at the headline and at the radar"
 
 
 VOTES = {"votes_yes": 0, "votes_no": 10, "votes_abstained": 0}
@@ -180,7 +180,7 @@ def test_cost_counts_priced_usage_and_reports_unpriced(page: bytes) -> None:
 
 def test_trainings_are_shown_by_loss_and_their_own_figures(page: bytes) -> None:
     text = text_of(page)
-    assert "4 logged steps; the loss is 2.000 at first and 0.500 at last." in text
+    assert "4 logged steps; the loss goes from 2.000 to 0.500." in text
     assert "Rows that were trained on (1/sft)" in text
     assert "Curves over the steps (1/rl@phase-1)" in text
 

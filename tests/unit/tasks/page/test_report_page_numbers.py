@@ -394,7 +394,7 @@ def test_data_too_large_to_draw_is_reported(tmp_path: Path) -> None:
     page = report_page([counted_run(tmp_path, "run", [Scored(scores(name, only({0, 1}, 4))) for name in names])])
     reader = PageReader(page)
     assert "There are 8 colours for 9 models" in page.decode()
-    assert "Drawn are the first 8 of 9 models." in reader.text("radar")
+    assert "Only the first 8 of 9 models are drawn." in reader.text("radar")
     assert list(polygons(reader.text("radar"))) == names[:8]
     assert "The first 8 of 9; the table has all." in reader.text("headline")
     assert len(reader.table("headline", "Figures").rows) == 10
@@ -414,7 +414,7 @@ def test_first_of_many_datasets_and_pairs_are_drawn_and_all_listed(tmp_path: Pat
         asked(name, {name: (value + place) % 3 for name, value in right.items()}) for place, name in enumerate("xyz")
     ]
     page = PageReader(report_page([counted_run(tmp_path, "run", models)]))
-    assert "Drawn are the first 12 of 15 averages and data sets." in page.text("headline")
+    assert "Only the first 12 of 15 averages and data sets are drawn." in page.text("headline")
     assert len(page.table("headline", "Each data set").rows) == 1 + 15 * 3
-    assert "Drawn are the first 24 of 45 differences." in page.text("comparisons")
+    assert "Only the first 24 of 45 differences are drawn." in page.text("comparisons")
     assert len(page.table("comparisons", "Correctness").rows) == 1 + 45

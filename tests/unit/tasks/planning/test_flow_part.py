@@ -48,17 +48,19 @@ def test_earlier_stages_are_taken_unchanged(run: Run) -> None:
     execute(FLOW[0], run)
     found = part(run, "1/double@b")
     assert made(found) == ["1/double@b"] and found.kept == {"1/count": ""} and found.is_part
-    assert found.lines() == ["1/double is left out: it lies before 1/double@b"], "nothing reads it"
+    assert found.lines() == ["1/double is left out: it comes before 1/double@b"], "nothing reads it"
 
 
 def test_stale_earlier_stage_is_used_with_a_warning(run: Run) -> None:
     execute(counting(count=4), run)
     (line,) = part(run, "1/double").lines()
-    assert line == "warning: 1/count is taken as it is, though: changed: count"
+    assert line == "warning: 1/count is used as it is, although: changed: count"
 
 
-def test_missing_input_result_is_refused_by_name(run: Run) -> None:
-    with pytest.raises(RunError, match=r"from 1/double, run r1 needs .* 1/count \(read by 1/double.*\); start earlier"):
+def test_what_is_read_and_not_there_is_refused_by_its_name(run: Run) -> None:
+    with pytest.raises(
+        RunError, match=r"start from 1/double: .* no result of 1/count \(read by 1/double.*\); start earlier"
+    ):
         part(run, "1/double")
     with pytest.raises(RunError, match="1/count"):
         flow_part(FLOW, run.storage.directory(""), "new", "1/double")
@@ -69,9 +71,9 @@ def test_skipping_an_instance_skips_its_readers_unless_it_has_a_result(run: Run)
     found = flow_part([*FLOW, other], run.storage.directory(""), run.run_id, None, ["1/count"])
     assert made(found) == ["1/double@c"]
     assert found.lines() == [
-        "1/count is left out: as it was asked",
-        "1/double is left out: it reads 1/count, which is not there",
-        "1/double@b is left out: it reads 1/count, which is not there",
+        "1/count is left out: requested by --without",
+        "1/double is left out: its input 1/count is missing",
+        "1/double@b is left out: its input 1/count is missing",
     ]
     assert made(part(run, None, "1/double@b")) == ["1/count", "1/double"]
     execute(FLOW[0], run)
@@ -81,7 +83,7 @@ def test_skipping_an_instance_skips_its_readers_unless_it_has_a_result(run: Run)
 
 def test_address_missing_from_the_flow_is_refused(run: Run) -> None:
     for arguments in (("1/double@c",), (None, "1/double@c")):
-        with pytest.raises(ConfigError, match="'1/double@c' is not in this flow, which is made of 1/count, 1/double"):
+        with pytest.raises(ConfigError, match="'1/double@c' is not in this flow, which has 1/count, 1/double"):
             part(run, *arguments)
 
 
@@ -90,10 +92,10 @@ def test_empty_part_is_refused(run: Run) -> None:
         with pytest.raises(ConfigError) as refused:
             flow_part(FLOW, root, run_id, None, ["1/count"])
         assert str(refused.value) == (
-            f"nothing is left to make of run {run_id} (1/count: as it was asked; 1/double: it reads 1/count, which is "
-            "not there; 1/double@b: it reads 1/count, which is not there); leave out less"
+            f"nothing is left to run in {run_id} (1/count: requested by --without; "
+            "1/double: its input 1/count is missing; 1/double@b: its input 1/count is missing); skip less"
         )
     for item in FLOW:
         execute(item, run)
-    with pytest.raises(ConfigError, match=r"run r1 \(all is taken as it is\)"):
+    with pytest.raises(ConfigError, match=r"in r1 \(all results are used as they are\)"):
         part(run, "1/double@b", "1/double@b")

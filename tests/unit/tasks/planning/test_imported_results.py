@@ -38,7 +38,7 @@ def planned(run: Run, flow: list[Instance], **more: Any) -> list[tuple[str, str]
     return [(step.action, step.why) for step in plan(flow, run.storage.directory(""), run.run_id, **more)]
 
 
-SAID = r"was imported from foreign.json, and {}: import it again, or make it with `treadle stage 1/double --force`"
+SAID = r"was imported from foreign.json, and {}: import it again, or replace it with `treadle stage 1/double --force`"
 
 
 def test_import_is_refused_if_its_inputs_have_changed(run: Run) -> None:
@@ -64,7 +64,7 @@ def test_import_is_refused_by_a_later_stage_version(run: Run) -> None:
 def test_forced_run_keeps_imported_results(run: Run) -> None:
     flow = [counting(), DOUBLING]
     assert planned(run, flow, force=True) == [
-        ("run", "--force"), ("reuse", "imported from foreign.json; refused unless 1/count comes out as it was"),
+        ("run", "--force"), ("reuse", "imported from foreign.json; refused unless 1/count gives the same output"),
     ]  # fmt: skip
     assert planned(run, [DOUBLING], force=True, by_name=True) == [("run", "--force")], "by `treadle stage`"
     with forced_run(run, [item.address for item in flow], force=True) as again:

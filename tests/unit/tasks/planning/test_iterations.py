@@ -179,7 +179,7 @@ def test_overrides_keep_their_values(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"sft": {"model": "2/sft"}}, "1/sft: sft.model = 2/sft is made by no instance"),
-        ({"overrides": {"2/sft": {"model": "2/sft"}}}, "2/sft: sft.model = 2/sft is what this stage makes itself"),
+        ({"overrides": {"2/sft": {"model": "2/sft"}}}, "2/sft: sft.model = 2/sft is the output of this stage"),
         ({"rl": {"start": "2/sft"}}, "1/rl@phase-1: rl.start = 2/sft is not made before this phase"),
         ({"overrides": {"2/rl@phase-1": {"start": "1/rl@phase-3"}}}, "start = 1/rl@phase-3 is made by no instance"),
         ({"overrides": {"4/sft": {"model": "org/base"}}}, "overrides names '4/sft', which is not in this flow"),

@@ -59,7 +59,7 @@ def messages_without_a_server() -> str:
         assert server is None
         assert os.environ.get("PREFECT_API_URL") in (None, NAMED)
     assert all("\n" not in line for line in said)
-    assert said[-1].startswith("this goes on without Prefect")
+    assert said[-1].startswith("continuing without Prefect")
     return said[-1]
 
 
@@ -233,4 +233,4 @@ def test_demo_continues_only_if_prefect_itself_fails(
         assert not said
         return
     assert not cli_run._made_in_flow_run(run, None, view)  # type: ignore[arg-type]
-    assert said == ["this goes on without Prefect, which failed: refused"] and not view.records
+    assert said == ["continuing without Prefect, which failed: refused"] and not view.records

@@ -77,9 +77,9 @@ def test_training_reports_the_exported_policy_and_its_accuracy() -> None:
         "40 steps over 64 questions by trl 1, cpu, 2,560 rollouts; sigmas 0.05 (calls) and 0.025 (length)."
     )
     assert plain[1].startswith("In 7 of 160 groups all rewards were equal")
-    assert plain[-1] == "The policy of step 30 is handed over."
+    assert plain[-1] == "The policy of step 30 is exported."
     validated = rl_sentences({**TRAINED, "validation_correctness": 0.5, "validation_questions": 20})
-    assert validated[-1] == "The policy of step 30 is handed over: 0.500 right on 20 held-out questions, greedily."
+    assert validated[-1] == "The policy of step 30 is exported: 0.500 right on 20 held-out questions, greedily."
 
 
 def test_selection_reports_exclusions_and_overlap_with_earlier_phases() -> None:
