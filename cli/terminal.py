@@ -74,7 +74,7 @@ class TerminalProgress:
             if self._quiet:
                 return
             if done:
-                self._line(f"{self._label}: {self._pace.counts()} already finished")
+                self._line(f"{self._label}: {self._tracker.counts()} already finished")
             if sys.stderr.isatty():
                 self._show_bar()
 
@@ -140,7 +140,7 @@ class TerminalProgress:
             )
 
     def _counts_text(self) -> str:
-        return self._pace.counts() if self._pace.total else "in progress"
+        return self._tracker.counts() if self._tracker.total else "in progress"
 
     def _times_text(self) -> str:
         """Return the time left by pace or usual duration, else the elapsed time; then that of all steps."""
@@ -151,7 +151,7 @@ class TerminalProgress:
         told = f"{duration(elapsed_s)} so far" if left_s is None else f"about {duration(left_s)} left"
         if self._later_stages_s is None:
             return told
-        return f"{told}; about {duration((left_s or 0.0) + self._after_s)} for all steps"
+        return f"{told}; about {duration((left_s or 0.0) + self._later_stages_s)} for all steps"
 
     def _facts_text(self) -> str:
         return one_line(", ".join(self._tracker.facts()))

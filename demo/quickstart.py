@@ -82,10 +82,10 @@ def _timed(notify: Notify, usual_minutes: int, minutes_after: int) -> Notify:
         if not line.startswith("  "):
             notify(line)
             return
-        so_far_s = time.monotonic() - began
-        left_s = max(0.0, 60.0 * usual_minutes - so_far_s) + 60.0 * minutes_after
+        elapsed_s = time.monotonic() - began
+        left_s = max(0.0, 60.0 * usual_minutes - elapsed_s) + 60.0 * minutes_after
         told = f"; usually about {duration(left_s)} left for all installations" if left_s else ""
-        notify(f"{line}, {duration(so_far_s)} so far{told}")
+        notify(f"{line}, {duration(elapsed_s)} so far{told}")
 
     return tell
 

@@ -27,17 +27,17 @@ class DemoStep:
 
 
 STEPS = {
-    "pools": Step("the tutor answers training questions and repairs wrong answers, with real search and Python", 21),
-    "sft_rows": Step("right, well-formed trajectories become fine-tuning rows, tool results masked", 1),
-    "sft": Step("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 179),
-    "rollouts@phase-1": Step("the trained model answers training questions, four times each, on vLLM", 254),
-    "selection@phase-1": Step("group-wise Pareto selection keeps the questions whose rollouts differ most", 1),
-    "rl@phase-1": Step("TRL trains the model further by reinforcement learning, with real tools", 430),
-    "rollouts@tutor": Step("the tutor answers held-out questions about entities that no row names", 9),
-    "rollouts@base": Step("the original SmolLM2-135M answers them, on vLLM", 96),
-    "rollouts@tuned": Step("the fine-tuned SmolLM2-135M answers them", 119),
-    "rollouts@reinforced": Step("the model after reinforcement learning answers them", 111),
-    "report": Step("tables and charts", 1),
+    "pools": DemoStep("the tutor answers training questions and repairs wrong answers, with search and Python", 21),
+    "sft_rows": DemoStep("right, well-formed trajectories become fine-tuning rows, tool results masked", 1),
+    "sft": DemoStep("LLaMA-Factory fine-tunes SmolLM2-135M on these rows", 179),
+    "rollouts@phase-1": DemoStep("the trained model answers training questions, four times each, on vLLM", 254),
+    "selection@phase-1": DemoStep("group-wise Pareto selection keeps the questions whose rollouts differ most", 1),
+    "rl@phase-1": DemoStep("TRL trains the model further by reinforcement learning, with real tools", 430),
+    "rollouts@tutor": DemoStep("the tutor answers held-out questions about entities that no row names", 9),
+    "rollouts@base": DemoStep("the original SmolLM2-135M answers them, on vLLM", 96),
+    "rollouts@tuned": DemoStep("the fine-tuned SmolLM2-135M answers them", 119),
+    "rollouts@reinforced": DemoStep("the model after reinforcement learning answers them", 111),
+    "report": DemoStep("tables and charts", 1),
 }
 """Steps by stage and model. The times are from one run of 21 minutes on two idle cores without AVX-512."""
 _OTHER = DemoStep("", 1)
@@ -76,8 +76,8 @@ class DemoSteps:
         factor = self._actual_s / self._expected_s
         usual_s, later_stages_s = step.usual_s * factor, self._later_stages_s(instance) * factor
         if line:
-            line += f" (about {duration(usual_s)}; about {duration(usual_s + after_s)} left for all steps)"
-        return line, usual_s, after_s
+            line += f" (about {duration(usual_s)}; about {duration(usual_s + later_stages_s)} left for all steps)"
+        return line, usual_s, later_stages_s
 
     def end(self) -> None:
         """Finish the instance that was started last."""

@@ -121,7 +121,7 @@ class Judging:
         # The judge and the rollout may have had other names when the judgement was made.
         return {**_head(judgement), **said}
 
-    def opinion(self, judgement: Judgement) -> Opinion:
+    def judge_verdict(self, judgement: Judgement) -> JudgeVerdict:
         """Return a judge's verdict on an answer."""
         row = self.row(judgement)
         if row is None:

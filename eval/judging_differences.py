@@ -44,7 +44,7 @@ def _differences_in_domain(first: Sequence[ScoredRollout], second: Sequence[Scor
         yield "only answers of the first were judged"
     if asked[1] and _left_to_rules(first):
         yield "only answers of the second were judged"
-    judges = [sorted({judge for one in side for judge, _ in one.opinions}) for side in asked]
+    judges = [sorted({judge for one in side for judge, _ in one.judge_verdicts}) for side in asked]
     if all(judges) and judges[0] != judges[1]:
         yield f"answers of the first were judged by {_names(judges[0])}, of the second by {_names(judges[1])}"
     unread = [{one.correct is None for one in side if one.judge_status == FAILED} for side in asked]
@@ -101,7 +101,7 @@ _HIDDEN_VALUES = ("model or sampling of ", "prompts of ")
 
 
 def _difference(name: str, value: str, changed: str) -> str:
-    return f"different {name}" if name.startswith(_UNSAID) else f"{name} {value}, then {changed}"
+    return f"different {name}" if name.startswith(_HIDDEN_VALUES) else f"{name} {value}, then {changed}"
 
 
 def _verdicts(given: ScoresSettings) -> dict[str, str]:

@@ -127,7 +127,7 @@ class _ScoresRun:
         return rows
 
 
-_REMEDY_OF_JUDGES = (
+_JUDGE_REMEDY = (
     "; raise scores.judges.sampling.max_tokens, set scores.judges.on_failed = 'rule' to fall back to the rule, or use "
     "another judge, then run the stage again: only new requests are made"
 )
@@ -202,7 +202,7 @@ class _ScoreCounts:
             if len(self.judges) > 1 and 2 * failed > self.asked[judge]:
                 raise StageFailed(
                     f"judge {judge} gave no parsable reply for {failed:,} of {self.asked[judge]:,} answers; "
-                    f"remove it from scores.judges.models{_REMEDY_OF_JUDGES}"
+                    f"remove it from scores.judges.models{_JUDGE_REMEDY}"
                 )
         votes, abstained = self.votes.total(), self.votes["votes_abstained"]
         if 2 * abstained > votes:

@@ -55,7 +55,7 @@ def decide(
     if verdicts or all(judge_verdict.status == FALLBACK_RULE for judge_verdict in judge_verdicts):
         return binary_score(rule), FALLBACK_RULE
     if on_failed == "rule":
-        return as_verdict(rule), FAILED
+        return binary_score(rule), FAILED
     error = "no judge gave a parsable reply"
     return replace(rule, correct=None, score=None, scorer="judge", error=error), FAILED
 

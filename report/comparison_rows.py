@@ -28,7 +28,7 @@ COMPARED_FIGURES = (
 )
 """Figures to compare. A figure is left out if its per-question values equal those of an earlier one, such as
 accuracy on math."""
-_MOST_PAIRED = 3
+_MAX_PAIRED = 3
 """All pairs have rows up to this number of models."""
 
 Row = dict[str, Any]

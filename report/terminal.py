@@ -39,8 +39,8 @@ _NARROW = {"accuracy": "accuracy, 95 %", "efficiency": "effic.", "tool_use": "to
 """Shorter headings for narrow terminals. Columns are those of the headline and the share of rollouts with tool calls.
 """
 
-_OVER = "all: average over the headline data sets; every: over all data sets"
-_UNLIKE = "The averages cover different data sets, so they do not show which model is better"
+_AVERAGES_NOTE = "all: average over the headline data sets; every: over all data sets"
+_DIFFERENT_DATASETS = "The averages cover different data sets, so they do not show which model is better"
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:

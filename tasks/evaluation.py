@@ -85,9 +85,9 @@ class EvalOptions:
 
 def run_name(options: EvalOptions, files: Sequence[Path] = ()) -> str:
     """Return the default run name of a model and its benchmarks; raise ConfigError if the options lack one."""
-    if files and (asked.model is None or not asked.benchmarks):
+    if files and (options.model is None or not options.benchmarks):
         raise ConfigError("name the run with --run: there is no default name for a run from a configuration file")
-    if asked.model is None:
+    if options.model is None:
         raise _no_model()
     if not options.benchmarks:
         raise _no_benchmark()
@@ -184,7 +184,7 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
     old = models.pop(agents[0], {}) if agents else {}
     if name in models:
         raise ConfigError(
-            f"--model {asked.model} and another model of the configuration would both be called {name!r}; rename "
+            f"--model {options.model} and another model of the configuration would both be called {name!r}; rename "
             f"the table [models.{name}], or evaluate that one with --set flow.models='[\"{name}\"]' in place of --model"
         )
     table = merge(_for_model(old, options.model, options.endpoints, "--endpoint"), changes)
@@ -296,9 +296,9 @@ def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[s
     """Put the tools into `tree`. Without a corpus or service, search is disabled unless it was requested."""
     environment = tree.setdefault("environment", {})
     search = dict(environment.get("search", {}))
-    if asked.corpus and asked.retrievers:
+    if options.corpus and options.retrievers:
         raise ConfigError("--corpus and --retriever cannot be combined; give one of them")
-    if asked.corpus:
+    if options.corpus:
         search.pop("service", None)
         search["corpus"] = [str(path) for path in options.corpus]
     if options.retrievers:
@@ -323,8 +323,8 @@ def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[s
 
 def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:
     """Put a judge into `tree`, on top of the model `judge` of the files. It is called over the chat route."""
-    if asked.judge is None:
-        if asked.judge_endpoints or asked.judge_key_env:
+    if options.judge is None:
+        if options.judge_endpoints or options.judge_key_env:
             raise ConfigError("--judge-endpoint and --judge-key-env need a judge; name it with --judge MODEL")
         return
     if _JUDGE in (tree["flow"].get("models") or flow_models(given)):

@@ -30,7 +30,7 @@ class InstancePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class QuestionTables:
     """Lookup of questions by key. Short previews of their texts are in memory, the rest is read from storage."""
 
     tables: Sequence[KeyedTable] = ()

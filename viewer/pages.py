@@ -25,7 +25,7 @@ _QUESTION_CHARS = 6000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ListedTrajectory:
     """Row of the trajectory list."""
 
     facts: Mapping[str, Any]

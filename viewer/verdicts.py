@@ -27,7 +27,7 @@ class JudgeReply(NamedTuple):
     """Reason for a missing verdict."""
 
 
-class Votes(NamedTuple):
+class ShownVotes(NamedTuple):
     """Counts of votes on whether the trajectory has redundant calls."""
 
     yes: int
@@ -49,7 +49,7 @@ class NamedFigure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ShownVerdict:
     """The verdict on a trajectory."""
 
     word: str
@@ -136,8 +136,8 @@ def reward_of(one: LoadedTrajectory) -> Sequence[RewardFactor]:
     parts = (
         ("reward", "reward", "correctness × calls × length + format"),
         ("correctness", "correctness", "of the answer"),
-        ("calls", "f_tool", _against(one.facts["calls"], row["tool_mean"], "call")),
-        ("length", "f_len", _against(one.facts["tokens"], row["length_mean"], "token")),
+        ("calls", "f_tool", _compared_with_mean(one.facts["calls"], row["tool_mean"], "call")),
+        ("length", "f_len", _compared_with_mean(one.facts["tokens"], row["length_mean"], "token")),
         ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "no violation"),
     )
     return [RewardFactor(name, row[column], meaning) for name, column, meaning in parts]

@@ -27,7 +27,7 @@ def doctor(root: str | Path, as_json: bool) -> None:
             status = click.style(f"{check.status:<5}", fg=colours[check.status])
             click.echo(f"{status}{check.name}: {sanitize(check.detail)}")
             if check.fix:
-                click.echo(f"     fix: {harmless(check.fix)}")
+                click.echo(f"     fix: {sanitize(check.fix)}")
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:
         raise EngineError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")

@@ -54,7 +54,7 @@ class PricesType(click.ParamType[Any]):
 
 
 _file = click.Path(path_type=Path)
-_asked_options = together(
+_eval_options = combine_options(
     click.option("--model", metavar="NAME", help="Model name sent in requests."),
     click.option(
         "--endpoint",

@@ -86,8 +86,8 @@ def _export_options(
     type=click.Choice(ROW_FORMATS),
     help="LLaMA-Factory's sharegpt or alpaca, OpenAI's messages, or a Hugging Face data set (the only one with masks).",
 )
-@_of_run("Instance that made the rows, such as 1/sft_rows; default: that of the last iteration.")
-def sft_rows(wanted: _Wanted, format_name: str) -> None:
+@_export_options("Instance that made the rows, such as 1/sft_rows; default: that of the last iteration.")
+def sft_rows(wanted: _ExportOptions, format_name: str) -> None:
     """Write the rows of the stage `sft_rows` for other trainers.
 
     Text formats (sharegpt, alpaca, openai) have no masks and no token ids: a trainer that reads them also learns to
@@ -121,8 +121,8 @@ def sft_rows(wanted: _Wanted, format_name: str) -> None:
     short_help="Rows for reinforcement learning, for trainers that read verl's parquet.",
     epilog="Example:  treadle export rl_rows --run first --instance 1/selection@phase-2 --out rows",
 )
-@_of_run("Instance that made the rows, such as 1/selection@phase-2; default: that of the last phase.")
-def rl_rows(wanted: _Wanted) -> None:
+@_export_options("Instance that made the rows, such as 1/selection@phase-2; default: that of the last phase.")
+def rl_rows(wanted: _ExportOptions) -> None:
     """Write the rows of a stage `selection` as train.parquet in verl's schema.
 
     The folder also contains export.json. It is written completely or not at all.
@@ -142,8 +142,8 @@ def rl_rows(wanted: _Wanted) -> None:
     short_help="A trained model, ready for transformers, vLLM or a hub, with its card.",
     epilog="Example:  treadle export model --run first --instance 1/rl@phase-2 --out model",
 )
-@_of_run("Instance that made the model, such as 1/sft or 1/rl@phase-2; default: the last one.")
-def model(wanted: _Wanted) -> None:
+@_export_options("Instance that made the model, such as 1/sft or 1/rl@phase-2; default: the last one.")
+def model(wanted: _ExportOptions) -> None:
     """Write a checkpoint as a folder in Hugging Face format: weights, tokenizer, and a model card.
 
     The card names the base model, its licence if known, the digests of all data, the training settings, and the scores
@@ -166,8 +166,10 @@ def model(wanted: _Wanted) -> None:
     epilog="Example:  treadle export dataset rollouts --run first --instance 1/rollouts@base --out rollouts",
 )
 @click.argument("kind")
-@_of_run("Instance that made the table, such as 1/scores@base; default: the only one of the last iteration and phase.")
-def dataset(wanted: _Wanted, kind: str) -> None:
+@_export_options(
+    "Instance that made the table, such as 1/scores@base; default: the only one of the last iteration and phase."
+)
+def dataset(wanted: _ExportOptions, kind: str) -> None:
     """Write the table KIND (questions, pools, sft_rows, rollouts, scores, rl_rows, ...) as a data set.
 
     The files are parquet, for `datasets`, pandas, polars and DuckDB. The card describes the columns, the inputs by
@@ -184,8 +186,8 @@ def dataset(wanted: _Wanted, kind: str) -> None:
     short_help="Pools as the program published with arXiv 2601.06860 writes them.",
     epilog="Example:  treadle export flywheel --run first --out pools",
 )
-@_of_run("Instance that made the pools, such as 1/pools; default: that of the last iteration.")
-def flywheel(wanted: _Wanted) -> None:
+@_export_options("Instance that made the pools, such as 1/pools; default: that of the last iteration.")
+def flywheel(wanted: _ExportOptions) -> None:
     """Write pools as pools.json, one object per question, which `treadle import flywheel` reads too.
 
     This format has no operators, parents, token ids or call outcomes. The folder is written completely or not at all.
@@ -198,8 +200,10 @@ def flywheel(wanted: _Wanted) -> None:
     short_help="Rollouts as the program published with arXiv 2601.06860 writes them.",
     epilog="Example:  treadle export rollouts --run first --instance 1/rollouts@base --out rollouts",
 )
-@_of_run("Instance of the rollouts, such as 1/rollouts@base; default: the only one of the last iteration and phase.")
-def rollouts(wanted: _Wanted) -> None:
+@_export_options(
+    "Instance of the rollouts, such as 1/rollouts@base; default: the only one of the last iteration and phase."
+)
+def rollouts(wanted: _ExportOptions) -> None:
     """Write rollouts as rollouts.json, one object per question, which `treadle import rollouts` reads too.
 
     If the run has scored them, predictions and correctness are included. The folder is written completely or not at
@@ -221,7 +225,7 @@ def rollouts(wanted: _Wanted) -> None:
     "figures as the program published with arXiv 2601.06860 computes them, as JSON. Default: json, csv or md, by the "
     "extension of --out.",
 )
-@_of_run(
+@_export_options(
     "Instance of the report, such as 1/report; default: that of the last iteration.",
     out="File to write.",
     force="Replace an existing file.",

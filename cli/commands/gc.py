@@ -99,8 +99,8 @@ def _show(plan: CollectionPlan, summary: str) -> None:
         )
     for note in plan.notes:
         say(f"note: {one_line(note)}")
-    if plan.num_young:
-        say(f"{_things(plan.num_young)} ({size_text(plan.bytes_young)}) changed too recently, see --older-than")
+    if plan.num_recent:
+        say(f"{_things(plan.num_recent)} ({size_text(plan.bytes_recent)}) changed too recently, see --older-than")
     click.echo(
         f"{summary} ({size_text(plan.num_bytes)}); {plan.num_artifacts_kept:,} artifacts "
         f"({size_text(plan.bytes_kept)}) are referenced and kept"

@@ -108,7 +108,7 @@ _import_options = combine_options(
     short_help="Pools of trajectories that another flywheel has made.",
     epilog="Example:  treadle import flywheel pools.json run.toml --run imported --out questions",
 )
-@_into_run
+@_import_options
 @click.option("--instance", default="1/pools", show_default=True, help="Instance whose result the pools become.")
 def flywheel(instance: str, **given: Any) -> None:
     """Import the pools of another data flywheel into a run; `sft_rows` continues from them.
@@ -126,7 +126,7 @@ def flywheel(instance: str, **given: Any) -> None:
     epilog="Example:  treadle import rollouts rollouts.json run.toml --run imported --instance 1/rollouts@base "
     "--out questions",
 )
-@_into_run
+@_import_options
 @click.option(
     "--instance",
     required=True,

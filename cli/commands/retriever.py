@@ -59,8 +59,8 @@ class _IndexOptions:
         return config
 
 
-_of_index = gathered(
-    _Asked,
+_index_options = options_object(
+    _IndexOptions,
     click.option(
         "--config", "files", type=click.Path(path_type=Path), multiple=True, help="TOML file with a table [index]."
     ),
@@ -108,7 +108,7 @@ def build(asked: _IndexOptions, as_json: bool) -> None:
 
 @retriever.command(epilog='Example:  treadle retriever search --corpus wiki.jsonl "tallest tower" --top-n 3')
 @click.argument("query")
-@_of_index
+@_index_options
 @click.option("--top-n", type=click.IntRange(min=1), default=4, show_default=True, help="Number of documents.")
 @json_option
 def search(asked: _IndexOptions, query: str, top_n: int, as_json: bool) -> None:
@@ -181,12 +181,12 @@ def _by_name(shares: Mapping[int, float]) -> dict[str, float]:
 
 
 @retriever.command(epilog="Example:  treadle retriever serve --corpus wiki.jsonl --port 1243")
-@_of_index
+@_index_options
 @click.option("--host", help="Address to listen on; non-loopback addresses need --token-env. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 picks a free port. [default: 1243]")
 @click.option("--token-env", metavar="NAME", help="Environment variable with the token that callers must send.")
 @click.option("--workers", "num_workers", type=click.IntRange(min=1), help="Concurrent searches. [default: 2]")
-def serve(asked: _Asked, **service: Any) -> None:
+def serve(asked: _IndexOptions, **service: Any) -> None:
     """Serve an index over HTTP until Ctrl-C: /search, /batch_search, /health, /info, /metrics, /docs."""
     try:
         from treadle.retriever.service.server import serve as serve_index

@@ -331,7 +331,7 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
         opened = open_run(root, run_id, config)
     except RunError as error:
         raise RunError(f"{error}; or start over with: treadle demo --fresh") from error
-    view = MakingView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
+    view = ProgressView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
     with ExitStack() as stack:
         server = None
         if with_prefect or os.environ.get("PREFECT_API_URL"):

@@ -118,9 +118,9 @@ def _rows_text(status: InstanceStatus) -> str:
         rows = ", ".join(f"{status.num_rows[kind]:,} {kind}" for kind in kinds)
         if status.imported_from:
             rows += f", imported from {one_line(status.imported_from)}"
-        if status.was_same_as:
-            return f"{rows}, reused from {status.was_same_as}, which has been rerun since"
-        return f"{rows}, the same as {status.same_as}" if status.same_as else rows
+        if status.was_reused_from:
+            return f"{rows}, reused from {status.was_reused_from}, which has been rerun since"
+        return f"{rows}, the same as {status.reused_from}" if status.reused_from else rows
     return f"{status.num_finished:,} finished in the journal" if status.num_finished else ""
 
 

@@ -55,7 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=0, help="port; 0 takes a free one (default)")
     add("--port-file", type=Path, help="write the port number here when ready")
     add("--persona", choices=("strong", "noisy"), default="strong", help=f"how {MODEL} behaves (default: %(default)s)")
-    add("--rates", default="", metavar="NAME=SHARE,…", help="error rates of the noisy persona; default: " + RATES)
+    add(
+        "--rates",
+        default="",
+        metavar="NAME=SHARE,…",
+        help="error rates of the noisy persona; default: " + DEFAULT_RATES,
+    )
     add("--tokenizer", type=Path, help="folder of a tokenizer; default: one id per byte, no download")
     add("--max-model-len", type=int, default=32768, help="window in tokens (default: %(default)s)")
     add("--latency-s", type=float, default=0.0, help="fixed delay of every answer")

@@ -48,7 +48,7 @@ def request_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
 
 
-class Writer:
+class ReplyWriter:
     """Answers requests with one set of settings and one tokenizer. Equal requests get equal answers."""
 
     def __init__(self, settings: TutorSettings, tokenizer: ChatTokenizer) -> None:

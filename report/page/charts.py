@@ -213,7 +213,7 @@ def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
     Only the first `MAX_DRAWN` models are drawn; a note says so if there are more.
     """
     models = list(axes[0].values)
-    note = "" if len(models) <= MOST_DRAWN else f"Only the first {MOST_DRAWN} of {len(models)} models are drawn."
+    note = "" if len(models) <= MAX_DRAWN else f"Only the first {MAX_DRAWN} of {len(models)} models are drawn."
     words = "; ".join(
         f"{model}: "
         + ", ".join(

@@ -95,7 +95,7 @@ def _web_chars(web: WebSettings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class ExpectedRollout:
     """Mean usage of one rollout in an environment, as assumed."""
 
     environment: EnvironmentSettings

@@ -28,18 +28,18 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estima
     modelled = scores_cost(settings.options, made.environment, questions.share_math).roles
     mean = measured(item, context.run)
     if mean is None:
-        mean = Mean(reckoned, "nothing measured yet: the cost model of a judgement", measured=False)
+        mean = MeanUsage(modelled, "nothing measured yet: the cost model of a judgement", measured=False)
     models = {f"correctness:{name}": role for name, role in settings.judges.items()}
     if settings.redundancy is not None:
         models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
     factor = num_rollouts if num_rollouts is not None else DEFAULT_NUM_UNITS * made.options.samples_per_question
     # Scores of another model or with other settings may not have used all of these roles.
-    lacking = {name: reckoned[name] for name in models if name in reckoned and name not in mean.roles}
-    used = {**mean.roles, **lacking}
-    assumptions = _assumptions(settings) if lacking or not mean.measured else []
-    if lacking:
-        assumptions.insert(0, f"estimated by the cost model, as not measured there: {', '.join(lacking)}")
-    if outlook.run is not None and (known := _judged_before(item, outlook.run)):
+    missing_roles = {name: modelled[name] for name in models if name in modelled and name not in mean.roles}
+    used = {**mean.roles, **missing_roles}
+    assumptions = _assumptions(settings) if missing_roles or not mean.measured else []
+    if missing_roles:
+        assumptions.insert(0, f"estimated by the cost model, as not measured there: {', '.join(missing_roles)}")
+    if context.run is not None and (known := _judged_before(item, context.run)):
         assumptions.append(f"{known:,} judgements exist already and are not requested again")
     return Estimate(
         address=str(item.address),
@@ -59,7 +59,7 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estima
 def _assumptions(settings: ScoresSettings) -> list[str]:
     lines = []
     if settings.judges:
-        lines.append(f"rules accept {ASSUMED.share_right:.0%} of the answers, and all answers differ")
+        lines.append(f"rules accept {ASSUMPTIONS.share_right:.0%} of the answers, and all answers differ")
     if settings.redundancy is not None:
         lines.append("every rollout with tools calls one, and all trajectories differ")
     return lines

@@ -22,7 +22,7 @@ _MAX_SAMPLED = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class MeanUsage:
     """Calls and tokens of a unit by role, averaged, and their basis."""
 
     roles: Mapping[str, Mapping[str, float]]

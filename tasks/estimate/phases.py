@@ -23,7 +23,7 @@ def estimate_of_phase(item: Instance, settings: RlSettings, context: EstimateCon
     mean = measured(item, context.run)
     if mean is None:
         roles = rollout_cost(settings.environment).roles
-        mean = Mean(roles, "nothing measured yet: the cost model of a rollout", measured=False)
+        mean = MeanUsage(roles, "nothing measured yet: the cost model of a rollout", measured=False)
     counts = {"training": size.num_rollouts, "validation": size.num_validation_rollouts}
     return Estimate(
         address=str(item.address),

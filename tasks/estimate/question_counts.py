@@ -33,16 +33,16 @@ def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, con
     if (tables := context.tables(producers, "questions")) is not None:
         domains = [row["domain"] for row in _selected(tables, options)]
         share = domains.count("math") / len(domains) if domains else 0.0
-        return Questions(len(domains), share, f"from {', '.join(map(str, producers))}")
-    limits = _most_rows(item, outlook.instances)
+        return QuestionCount(len(domains), share, f"from {', '.join(map(str, producers))}")
+    limits = _row_limits(item, context.instances)
     if options.max_questions is not None:
         limits.append(options.max_questions)
     if options.max_questions_per_dataset is not None and options.datasets:
         limits.append(options.max_questions_per_dataset * len(options.datasets))
     if limits:
-        return Questions(min(limits), 1.0, "the configured maximum: the questions do not exist yet")
-    unknown = f"the questions do not exist yet and have no maximum: this is for {NUM_WHERE_UNKNOWN:,} of them"
-    return Questions(None, 1.0, unknown)
+        return QuestionCount(min(limits), 1.0, "the configured maximum: the questions do not exist yet")
+    unknown = f"the questions do not exist yet and have no maximum: this is for {DEFAULT_NUM_UNITS:,} of them"
+    return QuestionCount(None, 1.0, unknown)
 
 
 def _row_limits(item: Instance, instances: Sequence[Instance]) -> list[int]:

@@ -13,14 +13,16 @@ from treadle.tasks.estimate.measured import MeanUsage, measured
 from treadle.tasks.estimate.question_counts import DEFAULT_NUM_UNITS, QuestionCount, questions_of
 
 ROLLOUT_ASSUMPTIONS = (
-    f"a rollout has {ASSUMED.turns:g} turns of {ASSUMED.sampled_per_turn} sampled tokens; tool results have the "
+    f"a rollout has {ASSUMPTIONS.turns:g} turns of {ASSUMPTIONS.sampled_per_turn} sampled tokens; tool results have "
+    f"the "
     "maximum length, program outputs a quarter of it",
     "every turn sends the whole prefix: prefix caches of servers are ignored",
 )
 _POOL_ASSUMPTIONS = (
     *ROLLOUT_ASSUMPTIONS,
-    f"{ASSUMED.share_right:.0%} of the parent trajectories are right; all rounds run; an edit is followed by "
-    f"{ASSUMED.turns_after_edit:g} turns; {ASSUMED.yielded:.0%} of operator applications produce a trajectory",
+    f"{ASSUMPTIONS.share_right:.0%} of the parent trajectories are right; all rounds run; an edit is followed by "
+    f"{ASSUMPTIONS.turns_after_edit:g} turns; {ASSUMPTIONS.yield_rate:.0%} of operator applications produce a "
+    f"trajectory",
     "the judge is asked once about every answer to a math question, though rules decide some of them",
     "a custom operator makes one request and continues from an edit",
 )
@@ -71,7 +73,7 @@ def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, 
 def _modelled_mean(settings: PoolsSettings | RolloutsSettings, questions: QuestionCount) -> MeanUsage:
     if isinstance(settings, PoolsSettings):
         roles = pool_cost(settings.options, settings.environment, questions.share_math).roles
-        return Mean(roles, "nothing measured yet: the cost model of the flywheel", measured=False)
-    return Mean(
+        return MeanUsage(roles, "nothing measured yet: the cost model of the flywheel", measured=False)
+    return MeanUsage(
         rollout_cost(settings.environment).roles, "nothing measured yet: the cost model of a rollout", measured=False
     )

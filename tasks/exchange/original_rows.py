@@ -176,9 +176,9 @@ def _calls(pieces: Sequence[Segment], dialect: Dialect, stated: tuple[tuple[str,
         found.append(CallRecord(call.tool, call.argument, status, len(found), text or ""))
     if stated is None:
         return found
-    if [call.tool for call in found] != [tool for tool, _ in told]:
-        raise Rejected(
-            "counts_differ", f"tool_calls lists {len(told)} calls, but the text has {len(found)}, or other ones"
+    if [call.tool for call in found] != [tool for tool, _ in stated]:
+        raise RowRejected(
+            "counts_differ", f"tool_calls lists {len(stated)} calls, but the text has {len(found)}, or other ones"
         )
     return [
         CallRecord(call.tool, call.argument, status, call.turn, call.text)  # type: ignore[arg-type]

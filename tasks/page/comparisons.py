@@ -67,7 +67,7 @@ def _drawn(of_score: Sequence[Row], series: Mapping[str, int]) -> list[Part]:
         )
         for row in known[:_MAX_DRAWN]
     ]
-    note = f"Only the first {_DRAWN} of {len(known)} differences are drawn." if len(known) > _DRAWN else ""
+    note = f"Only the first {_MAX_DRAWN} of {len(known)} differences are drawn." if len(known) > _MAX_DRAWN else ""
     return [interval_chart("Difference in correctness", estimates, around_zero=True, note=note)]
 
 

@@ -22,7 +22,7 @@ _NOTE = (
     "divided by calls. Undecided: rollouts without a verdict, left out; open: without a majority of votes, left out of "
     "conciseness. Failed: ended by infrastructure, counted as wrong. Averages give each data set the same weight."
 )
-_UNLIKE = "The models have figures of different data sets, so these do not show which model is better."
+_DIFFERENT_DATASETS = "The models have figures of different data sets, so these do not show which model is better."
 _WITH_INTERVAL = ("accuracy", "score", "efficiency")
 _MAX_DATASETS_DRAWN = 12
 
@@ -65,10 +65,10 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         " ".join(notes),
     )
     parts: list[Part] = [Tiles(tuple(map(_tile, models)))]
-    lines = _lines_told(models)
-    if estimates := _estimates(models, lines[:_DATASETS_DRAWN]):
-        cut = f"Only the first {_DATASETS_DRAWN} of {len(lines)} averages and data sets are drawn."
-        parts.append(interval_chart("Right answers", estimates, note=cut if len(lines) > _DATASETS_DRAWN else ""))
+    lines = _shown_names(models)
+    if estimates := _estimates(models, lines[:_MAX_DATASETS_DRAWN]):
+        cut = f"Only the first {_MAX_DATASETS_DRAWN} of {len(lines)} averages and data sets are drawn."
+        parts.append(interval_chart("Right answers", estimates, note=cut if len(lines) > _MAX_DATASETS_DRAWN else ""))
     parts.append(over_all)
     if len(lines) > 1:
         parts.append(Fold("Each data set", [_by_dataset(models, lines, figures, problem_counts)]))
@@ -121,8 +121,8 @@ def radar_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         "axes with each other."
     )
     unknown = ", ".join(axis.title for axis in axes if axis not in known)
-    title, is_alike = _over(models)
-    notes = ["" if title == "Figures" else f"{title}.", "" if is_alike else _UNLIKE]
+    title, has_same_datasets = _over(models)
+    notes = ["" if title == "Figures" else f"{title}.", "" if has_same_datasets else _DIFFERENT_DATASETS]
     notes.append(f"Not drawn, because no model has it: {unknown}." if unknown else "")
     note = " ".join(filter(None, notes))
     table = Figures("Values", ("axis", "range", *(model.label for model in models)), tuple(rows), note)

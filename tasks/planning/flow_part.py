@@ -71,7 +71,9 @@ def flow_part(
         elif address in before:
             part.left_out[address] = f"it comes before {start_from}"
         else:
-            part.left_out[address] = f"its input {lacking[0]} is missing" if is_wanted else "requested by --without"
+            part.left_out[address] = (
+                f"its input {missing_inputs[0]} is missing" if is_wanted else "requested by --without"
+            )
     if missing:
         named = ", ".join(f"{one} (read by {reader})" for one, reader in missing.items())
         raise RunError(f"cannot start from {start_from}: run {run_id} has no result of {named}; start earlier")

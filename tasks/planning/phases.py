@@ -64,7 +64,9 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     options = overridden(config, training, own.model_copy(update=filled))
     if options.sigma_tool is None or options.sigma_length is None:
         raise ConfigError(f'overrides."{training}" removes a sigma; drop the override, or give a number')
-    check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
+    check_sigmas(
+        options.sigma_tool, options.sigma_length, allow_zero_sigmas=options.allow_zero_sigmas, where=str(training)
+    )
     _check_start(config, options, training, phase)
     if options.symbolic is None:
         options = options.model_copy(update={"symbolic": _scores(config, address).symbolic})

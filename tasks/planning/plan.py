@@ -91,14 +91,14 @@ class _Planner:
             return PlannedStep(address, "run", "--force" + (", resuming where it stopped" if was_interrupted else ""))
         # Its producers run again only because of --force: an unchanged output leaves the import valid.
         if kept_file and first and all(map(self._is_current, first)):
-            return Step(
+            return PlannedStep(
                 address, "reuse", f"imported from {kept_file}; refused unless {min(first)} gives the same output"
             )
         if first:
             run_before = [one for one in first if self._steps[one].action == "run"]
             why = f"{min(run_before)} is run before it" if run_before else f"{min(first)} is reused before it"
-            return _unless_imported(Step(address, "run", why), item, self._run)
-        action = state_of(item, self._run)
+            return _unless_imported(PlannedStep(address, "run", why), item, self._run)
+        action = planned_action(item, self._run)
         if kept_file and action == "reuse":
             return PlannedStep(address, "reuse", f"imported from {kept_file}")
         taken = equal_result(item, self._run) if action == "take over" else None
@@ -158,7 +158,7 @@ def check_import(item: Instance, run: Run) -> None:
 
 def _why(item: Instance, run: Run, action: Plan, was_interrupted: bool) -> str:
     if action == "reuse":
-        return "already run again by the interrupted forced run" if cut_off else "nothing changed"
+        return "already run again by the interrupted forced run" if was_interrupted else "nothing changed"
     if action == "take over" and (same := equal_result(item, run)) is not None:
         return f"the same as {same.address}"
     record = run.record(item.address)
@@ -180,7 +180,7 @@ def _why(item: Instance, run: Run, action: Plan, was_interrupted: bool) -> str:
             return f"{ref.address} was rerun"
     if record.version != item.stage.version:
         return f"stage version {record.version} -> {item.stage.version}"
-    if not item.stage.is_whole(record.metrics):
+    if not item.stage.is_complete(record.metrics):
         return "units accepted as missing are requested again"
     return "an artifact is missing or damaged"
 

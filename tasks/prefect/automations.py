@@ -40,7 +40,7 @@ def install_automations(block: str | None = None, *, heartbeat_timeout_s: float 
     """
     _install(_silent(heartbeat_timeout_s))
     _install(_stuck())
-    lines = [f"a flow run without a heartbeat for {silence_s:g} s becomes Crashed"]
+    lines = [f"a flow run without a heartbeat for {heartbeat_timeout_s:g} s becomes Crashed"]
     if block is not None:
         _install(_failed(_block(block)))
         lines.append(f"notifications of failed and crashed flow runs go to {block}")
@@ -73,7 +73,7 @@ def _silent(heartbeat_timeout_s: float) -> AutomationCore:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"No heartbeat for {silence_s:g} s: the process is gone. "
+                message=f"No heartbeat for {heartbeat_timeout_s:g} s: the process is gone. "
                 "Finished work is kept; run it again to continue.",
             )
         ],
@@ -103,7 +103,7 @@ def _stuck() -> AutomationCore:
         actions=[
             ChangeFlowRunState(
                 state=StateType.CRASHED,
-                message=f"Not started {BEGIN_S:g} s after a worker took it: the worker is gone. Run it again.",
+                message=f"Not started {START_TIMEOUT_S:g} s after a worker took it: the worker is gone. Run it again.",
             )
         ],
     )

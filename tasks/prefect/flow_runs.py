@@ -67,7 +67,7 @@ def flow_log(line: str) -> None:
     flow_run_listener().tell(line)
 
 
-def _tell_where() -> None:
+def _report_url() -> None:
     """Report the address of the flow run in the UI to the listener."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:

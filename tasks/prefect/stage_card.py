@@ -89,7 +89,7 @@ def _origin(record: StageRecord, run: Run) -> str:
         return f"attempt {record.attempt}"
     if address := result_origin(record, run.record):
         return f"the same as {address}"
-    return f"reused from {record.same_as}, which has been rerun since"
+    return f"reused from {record.reused_from}, which has been rerun since"
 
 
 def _commands(record: StageRecord, run: Run) -> list[str]:

@@ -100,14 +100,14 @@ def _tell(line: str) -> None:
 
 
 @contextmanager
-def _retries_told(address: str) -> Iterator[None]:
+def _report_retries(address: str) -> Iterator[None]:
     """Show each failure that Prefect retries to the listener; the last one ends the command."""
     try:
         yield
     except TreadleError as error:
         context = TaskRunContext.get()
         if error.retryable and context is not None and context.task_run.run_count <= _RETRIES:
-            audience().tell(f"{address}: {one_line(str(error))}; retrying in {_RETRY_DELAY_S} s")
+            flow_run_listener().tell(f"{address}: {one_line(str(error))}; retrying in {_RETRY_DELAY_S} s")
         raise
 
 

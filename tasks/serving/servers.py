@@ -114,7 +114,7 @@ class ModelServers:
         try:
             yield self._prepare(instance, has_work)
         except BaseException:
-            self._tell_dead(f"while {instance.address} was running")
+            self._report_exited(f"while {instance.address} was running")
             raise
         finally:
             self._claims.keep(self._gpus_in_use())

@@ -247,7 +247,7 @@ def test_flow_run_becomes_crashed_when_its_process_is_lost(up: Up) -> None:
         end_family(process)
     crashed = up.wait_for(flow_run["id"], "Crashed", limit_s=true_within_s(SILENCE))
     assert "No heartbeat for" in crashed["state"]["message"]
-    renew(up, silent, SILENCE_S)
+    renew(up, silent, HEARTBEAT_TIMEOUT_S)
 
 
 def test_flow_run_becomes_crashed_when_its_worker_crashes_before_start(up: Up) -> None:

@@ -124,7 +124,7 @@ def test_dry_run_estimates_from_measured_means(desk: tuple[Desk, str, Done]) -> 
     (estimate,) = place.treadle(*arguments).succeeded().json()["estimates"]
     usage = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]["usage"]
     assert estimate["estimate"] is True and estimate["basis"] == f"measured in 1/pools ({NUM_QUESTIONS} questions)"
-    assert (estimate["num_units"], estimate["counted"]) == (2, "from 1/questions")
+    assert (estimate["num_units"], estimate["num_units_source"]) == (2, "from 1/questions")
     found = {role["role"]: role for role in estimate["roles"]}
     assert found["policy"]["prompt_tokens"] == pytest.approx(usage["policy"]["prompt_tokens"] / 2, abs=1)
     assert estimate["cost"] == pytest.approx(sum(role["cost"] for role in found.values()))

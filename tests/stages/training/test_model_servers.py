@@ -250,9 +250,9 @@ def test_server_used_during_training_needs_its_own_devices(flow: Flow) -> None:
         stage = Stage(name="one", version=1, settings=Both, produces=(NUMBERS,), run=flow._body)
         return Instance(address=Address(1, "one"), stage=stage, settings=settings)
 
-    check_room(both(2))
+    check_devices_fit(both(2))
     with pytest.raises(ConfigError, match=r"1/one trains on GPU 1, where the servers of judge,.*separate `devices`"):
-        check_room(both(1, 2))
+        check_devices_fit(both(1, 2))
 
 
 def test_finished_stages_are_neither_refused_nor_served(flow: Flow) -> None:

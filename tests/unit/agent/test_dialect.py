@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from treadle.agent.dialect import (
     TOOL_DIALECT,
-    Call,
+    ParsedCall,
     cut_after_first_close,
     is_answer,
     neutralise,
@@ -95,17 +95,17 @@ def test_truncated_text_has_at_most_one_closing_marker_at_its_end(text: str) -> 
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        ("<think>t</think><search> q </search>", Call("search", "q")),
-        ("<python>1+1\n</python>", Call("python", "1+1")),
-        ("q</search>", Call("search", "")),
-        ("<search></search>", Call("search", "")),
-        ("<python>a<python>b</python>", Call("python", "a<python>b")),
+        ("<think>t</think><search> q </search>", ParsedCall("search", "q")),
+        ("<python>1+1\n</python>", ParsedCall("python", "1+1")),
+        ("q</search>", ParsedCall("search", "")),
+        ("<search></search>", ParsedCall("search", "")),
+        ("<python>a<python>b</python>", ParsedCall("python", "a<python>b")),
         ("<answer>x</answer>", None),
         ("<search>q", None),
         ("", None),
     ],
 )
-def test_call_is_the_text_between_the_first_opening_and_the_closing_marker(text: str, call: Call | None) -> None:
+def test_call_is_the_text_between_the_first_opening_and_the_closing_marker(text: str, call: ParsedCall | None) -> None:
     assert parse_call(text) == call
 
 

@@ -87,7 +87,7 @@ def test_last_phase_is_exported_but_not_before_a_model_of_the_same_iteration(run
 @pytest.mark.parametrize("name", ["rollouts.json", "rollouts.jsonl", "rollouts.parquet"])
 def test_folder_is_not_named_like_a_file(run: Run, tmp_path: Path, name: str) -> None:
     sample(run, "1/rollouts@base")
-    with pytest.raises(ConfigError, match=f"{name} is a file, but the export is a folder of files"):
+    with pytest.raises(ConfigError, match=f"{name} is a file, but the export is a folder"):
         command(run, "rollouts", "--out", str(tmp_path / name))
     assert not (tmp_path / name).exists()
 

@@ -28,7 +28,7 @@ from treadle.tasks.prefect.helper_runs import artifact_key, help_from_flow, help
 from treadle.tasks.shard_worker import Helper
 
 
-def test_a_worker_refuses_a_root_that_is_counted_from_its_own_folder() -> None:
+def test_worker_refuses_a_relative_root() -> None:
     with pytest.raises(ConfigError, match="'outputs' is relative to the working directory.*absolute folder"):
         help_from_flow("r1", str(ADDRESS), "outputs")
 

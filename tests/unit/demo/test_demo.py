@@ -92,9 +92,9 @@ def test_rollouts_are_counted_by_outcome() -> None:
         score(correct=None),
         score(),
     ]
-    assert Tally.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
-    assert Tally.of([score()]).cells()[2] == "no calls"
-    assert Tally.of(rows[:2]) + Tally.of(rows[2:]) == Tally.of(rows)
+    assert ModelCounts.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
+    assert ModelCounts.of([score()]).cells()[2] == "no calls"
+    assert ModelCounts.of(rows[:2]) + ModelCounts.of(rows[2:]) == ModelCounts.of(rows)
 
 
 def test_rewards_are_reported_for_the_first_and_last_group_of_a_question() -> None:

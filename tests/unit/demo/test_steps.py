@@ -91,7 +91,7 @@ def test_remaining_time_follows_the_pace_of_earlier_steps(run: Run, clock: Clock
     demo = Demo(run)
     line, this_s, later_stages_s = demo.begin("1/pools")
     after_pools_s = usual_s("rollouts@tutor", "rollouts@base", "report") + 2.0
-    assert (this_s, after_s) == (usual_s("pools"), after_pools_s)
+    assert (this_s, later_stages_s) == (usual_s("pools"), after_pools_s)
     assert line.endswith(f"(about {duration(this_s)}; about {duration(this_s + after_pools_s)} left for all steps)")
     clock.now += 3.0 * usual_s("pools") + 2.0 * 60.0
     demo.steps.end()

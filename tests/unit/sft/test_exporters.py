@@ -163,7 +163,7 @@ def test_export_command_writes_files_and_reports_what_is_lost(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert (said["num_rows"], said["instance"], said["format"]) == (4, "1/sft_rows", "sharegpt")
-    assert "sharegpt has no masks" in done.stderr
+    assert "sharegpt has no loss masks" in done.stderr
     assert "1 of 4 rows have no token ids" in done.stderr
 
     wrong = CliRunner().invoke(

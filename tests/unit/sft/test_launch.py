@@ -87,7 +87,7 @@ def test_truncated_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path)
     path.write_text('{"event": "begin", "resumed')
     events = TrainingEvents(path)
     assert not list(events.new())
-    events.mend()
+    events.end_torn_line()
     EventFile(path).write("saved", step=1)
     assert [event["event"] for event in events.new()] == ["saved"]
 

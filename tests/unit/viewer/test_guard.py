@@ -94,7 +94,7 @@ def test_run_data_is_not_cached(viewer: TestClient, path: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "127.0.0.1.example.org", "example.org"])
-def test_no_other_address_is_listened_on(host: str) -> None:
+def test_listens_on_no_other_address(host: str) -> None:
     with pytest.raises(ConfigError, match="listens only on loopback addresses"):
         listen(host, 0)
 

@@ -175,7 +175,7 @@ async def test_key_in_another_spelling_becomes_no_hit(spelling: str, field: str)
     with Site({"/search": Page(json.dumps({"organic": [hit]}).replace("KEY", SPELLINGS[spelling](key)))}) as site:
         settings = ProviderSettings(type="serper", url=site.url("/search"), api_key_envs=("K",), retry_limit=0)
         asked = WebProvider(settings, environ={"K": key}, clock=Day())
-        with pytest.raises(SearchUnavailable, match="repeats the key") as caught:
+        with pytest.raises(SearchUnavailable, match="contains the API key") as caught:
             await found(asked)
     assert key not in str(caught.value)
 
@@ -203,7 +203,7 @@ async def test_escaped_key_next_to_hits_is_not_passed_on() -> None:
     said = "".join(f"\\u{ord(char):04x}" for char in KEY)
     with Site({"/search": Page('{"results": [], "unresponsive_engines": ["' + said + '"]}')}) as site:
         settings = ProviderSettings(type="searxng", url=site.url("/"), api_key_envs=("KEY_A",), retry_limit=0)
-        with pytest.raises(SearchUnavailable, match="repeats the key") as caught:
+        with pytest.raises(SearchUnavailable, match="contains the API key") as caught:
             await found(WebProvider(settings, environ=ENVIRON, clock=Day()))
     error: BaseException | None = caught.value
     while error is not None:

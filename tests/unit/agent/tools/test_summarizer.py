@@ -18,7 +18,7 @@ from treadle.agent.tools.summarizer import (
     MARKER,
     MAX_DOCUMENTS_CHARS,
     Summarizer,
-    information_of,
+    extract_information,
     shortened,
     summary_messages,
 )
@@ -111,7 +111,7 @@ def test_long_log_keeps_its_first_last_and_searching_entries(log: list[str], kep
     ],
 )
 def test_text_after_the_last_marker_counts_on_one_line(reply: str, information: str) -> None:
-    assert information_of(reply) == information
+    assert extract_information(reply) == information
 
 
 class Replying:

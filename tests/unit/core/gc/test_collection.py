@@ -258,7 +258,7 @@ def test_gc_keeps_artifacts_made_on_request_or_named_in_a_config(run: Run) -> No
     named = {"environment": {"search": {"web": {"recorded_in": f"/elsewhere/outputs/{refs[1]}"}}}}
     Run.create(run.storage.location(), "r2", named, named)
     assert garbage(run) == {refs[2]: "artifact"}
-    assert f"{refs[0]} was made on request (export of run r0)" in plan_collection(run.storage, -60).notes[0]
+    assert f"{refs[0]} was created on request (export of run r0)" in plan_collection(run.storage, -60).notes[0]
 
 
 def test_gc_command_shows_a_plan_and_deletes_on_request(run: Run) -> None:

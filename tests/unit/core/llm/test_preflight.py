@@ -125,7 +125,9 @@ async def test_check_compares_server_ids_of_a_text_with_ours(bos: tuple[int, ...
         ModelPool("policy", settings(server)) as pool,
     ):
         assert (await pool.check(OtherBytes(0))).token_ids
-        with pytest.raises(ConfigError, match=f"endpoint {server.url} understands .* tokenizer in /models/other makes"):
+        with pytest.raises(
+            ConfigError, match=f"endpoint {server.url} tokenizes a text differently from the tokenizer in /models/other"
+        ):
             await pool.check(OtherBytes(1))
 
 

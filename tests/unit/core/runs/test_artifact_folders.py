@@ -91,7 +91,7 @@ def test_changed_file_in_a_folder_is_detected(tmp_path: Path) -> None:
 
 
 def test_link_in_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="link is no regular file"):
+    with pytest.raises(ArtifactError, match="link is not a regular file"):
         made(Run.create(tmp_path, "r", {}, {}), link=True)
 
 

@@ -72,5 +72,5 @@ async def test_non_loopback_address_serves_any_host_name_but_no_page(session: ai
             assert await statuses(session, server, headers) == {403}
 
 
-def test_help_says_what_another_address_means() -> None:
+def test_help_explains_binding_to_another_address() -> None:
     assert "only the Origin of requests is checked, not Host" in " ".join(build_parser().format_help().split())

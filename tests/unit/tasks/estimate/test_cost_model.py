@@ -124,7 +124,7 @@ def test_reused_questions_are_estimated_from_their_original_iteration(tmp_path: 
     later = replace(first, address=replace(first.address, iteration=2), inputs={**first.inputs, "questions": (taken,)})
     asked = replace(bench.questions, address=taken)
     (estimate,) = estimates([asked, later], bench.run, [str(later.address)], force=False)
-    assert (estimate.num_units, estimate.counted) == (2, f"from {taken}")
+    assert (estimate.num_units, estimate.num_units_source) == (2, f"from {taken}")
 
 
 def test_paper_phase_samples_a_thousand_trajectories_per_step() -> None:

@@ -158,7 +158,7 @@ def test_rollouts_are_exported_in_the_same_format_with_their_verdicts(direct: De
     assert (told["num_trajectories"], told["left_out"], told["num_other_prompts"]) == (4, {}, 0)
 
 
-def test_nothing_usable_makes_no_folder_and_no_run(flywheel: Desk) -> None:
+def test_import_without_usable_rows_creates_no_folder_and_no_run(flywheel: Desk) -> None:
     with pytest.raises(DataError, match="none of the 2 rows .* can be imported; row 1: .*'Error: it broke'"):
         flywheel.bring("flywheel", flywheel.write([evolved(1, prediction="Error: it broke"), evolved(2)]))
     assert not (flywheel.folder / "questions").exists() and not (flywheel.root / "runs").exists()

@@ -131,7 +131,7 @@ def test_requested_trajectory_is_marked(run: Run) -> None:
     assert root["without_result"][0]["reply"] == f"the reply {EVIL}" and root["sft"]["reasons"][1] == "too_long"
 
 
-def test_an_ambiguous_and_an_unknown_key_are_refused(run: Run) -> None:
+def test_ambiguous_and_unknown_keys_are_refused(run: Run) -> None:
     with pytest.raises(DataError, match="prefix of 2 keys; give a longer one, such as b1"):
         trace_back(run, "b")
     with pytest.raises(DataError, match="no trajectory or question begins with 'zz'"):

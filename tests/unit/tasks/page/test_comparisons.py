@@ -82,7 +82,7 @@ def test_settings_that_change_a_metric_are_reported(
 def test_same_named_other_judge_and_other_version_are_reported() -> None:
     other = judged().model_copy(update={"judges": {"large": role("large", max_tokens=99)}})
     ours, theirs = Scoring.of(3, judged().model_dump(mode="json")), Scoring.of(3, other.model_dump(mode="json"))
-    assert ours.unlike(theirs, "score") == ["different model or sampling of judge large"]
+    assert ours.differences_from(theirs, "score") == ["different model or sampling of judge large"]
     later = Scoring.of(4, judged().model_dump(mode="json"))
     assert ours.differences_from(later, "calls_requested") == ["version of the stage scores 3, then 4"]
     assert Scoring.of(3, {"unknown": 1}).differences_from(ours, "score") == [], (

@@ -57,7 +57,7 @@ def test_stale_earlier_stage_is_used_with_a_warning(run: Run) -> None:
     assert line == "warning: 1/count is used as it is, although: changed: count"
 
 
-def test_what_is_read_and_not_there_is_refused_by_its_name(run: Run) -> None:
+def test_missing_input_result_is_refused_by_name(run: Run) -> None:
     with pytest.raises(
         RunError, match=r"start from 1/double: .* no result of 1/count \(read by 1/double.*\); start earlier"
     ):

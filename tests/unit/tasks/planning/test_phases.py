@@ -99,7 +99,7 @@ def test_hub_id_is_sampled_and_trained_at_one_revision() -> None:
 
 
 @pytest.mark.parametrize("start", ["1/sft", "embedded", "."])
-def test_a_revision_of_what_is_not_on_the_hub_is_refused(start: str) -> None:
+def test_revision_of_a_non_hub_model_is_refused(start: str) -> None:
     with pytest.raises(ConfigError, match=f"1/rl@phase-1: rl.revision = abc needs a hub id, but rl.start = {start}"):
         at("1/rl@phase-1", rl={"start": start, "revision": "abc"})
     with pytest.raises(ConfigError, match=f"1/rl@phase-1: rl.revision = abd needs a hub id.*{start}"):
@@ -133,7 +133,7 @@ def test_phase_with_another_start_is_sampled_from_it_too() -> None:
 
 
 @pytest.mark.parametrize("start", ["1/rl@phase-1", "1/rl@phase-3", "1/rl@phase-9", "1/rl", "2/sft"])
-def test_a_phase_cannot_begin_with_what_is_not_made_before_it(start: str) -> None:
+def test_phase_cannot_start_from_a_later_result(start: str) -> None:
     with pytest.raises(ConfigError, match=f"1/rl@phase-1: rl.start = {start} is not made before this phase; use 1/sft"):
         rl_options(config(rl={"start": start}), Address.parse("1/rl@phase-1"))
     later = {"1/rl@phase-3": {"start": "1/rl@phase-1"}}

@@ -215,7 +215,7 @@ def test_sqlite_file_is_read_and_not_changed(tmp_path: Path) -> None:
     entry, first, second = read_search_cache(path)
     assert isinstance(entry, SearchEntry) and entry.hits == (HIT,) and entry.recorded_at == "2001-09-09T01:46:40+00:00"
     assert isinstance(first, SkippedEntry) and "valid" in first.reason
-    assert isinstance(second, SkippedEntry) and "pickle" in second.why
+    assert isinstance(second, SkippedEntry) and "pickle" in second.reason
     assert path.read_bytes() == before and [item.name for item in tmp_path.iterdir()] == ["cache.db"]
 
 
@@ -239,7 +239,7 @@ def test_text_of_many_marks_or_blanks_is_read_up_to_its_limits(tmp_path: Path, m
     monkeypatch.setattr(passages, "clean", noted)
     long = {"https://e.org/": " " * 10_000_000 + "late", "q": "word " * 400_000, "z": "a" + "\u0315\u0300" * 500_000}
     found = list(read_search_cache(written(tmp_path, long)))
-    assert isinstance(found[0], SkippedEntry) and "not a text" in found[0].why
+    assert isinstance(found[0], SkippedEntry) and "not a text" in found[0].reason
     assert [len(item.text) for item in found[1:] if not isinstance(item, SkippedEntry)] == [49_999, 30]
     # Most of the discarded text is not examined.
     assert max(cleaned) <= 2 * 16 * 50_000
