@@ -196,7 +196,7 @@ def _outcome(
     if isinstance(result, Failure):
         return without_key(result, data, key)
     if repeats_key(result, key):
-        return Failure("malformed", "the answer repeats the key that it was asked with")
+        return Failure("malformed", "the answer contains the API key of the request")
     return result
 
 

@@ -157,7 +157,7 @@ def _same_value(left: sympy.Expr, right: sympy.Expr, chance: random.Random) -> b
 def _done(expression: sympy.Expr) -> sympy.Expr:
     """Evaluate integrals, sums and derivatives; leave those that sympy cannot evaluate to numerical evaluation."""
     expression = expression.replace(sympy.UnevaluatedExpr, lambda inner: inner)
-    if not expression.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.TimeLimit):
+    if not expression.has(sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.Limit):
         return expression
     with contextlib.suppress(NotImplementedError, ValueError, TypeError, AttributeError):
         return expression.doit()
@@ -332,7 +332,7 @@ def _is_elementary(expression: sympy.Expr) -> bool:
     )
 
 
-_SLOW = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.TimeLimit)
+_SLOW = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Derivative, sympy.Limit)
 _INFINITE = (sympy.oo, -sympy.oo)
 
 

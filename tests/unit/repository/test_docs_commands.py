@@ -139,7 +139,10 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_a_missing_file_is_reported() -> None:
-    text = "See `core/no_such_file.py`, `core/runs/stage.py`, `no_such_name.py`, `stage.py` and `unit/test_docs_*.py`."
+    text = (
+        "See `core/no_such_file.py`, `core/runs/stage.py`, `no_such_name.py`, `stage.py` "
+        "and `unit/repository/test_docs_*.py`."
+    )
     assert missing_files(text, ROOT / "docs/index.md") == {"core/no_such_file.py", "no_such_name.py"}
 
 

@@ -103,7 +103,7 @@ def never(*_):
     threading.Event().wait()
 real, names._addresses = names._addresses, never
 async def main():
-    resolver = names.SystemNames()
+    resolver = names.SystemResolver()
     asked = [asyncio.create_task(resolver.resolve(f"slow{at}.test")) for at in range(20)]
     await asyncio.to_thread(begun.wait)
     names._addresses = real
