@@ -104,7 +104,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """No retries: each fault is felt."""
     from treadle.core.store.object_storage import RetryPolicy
 
-    for name in ("object_storage.RETRY_POLICY", "object_lease._RETRY_POLICY", "journal_upload._BRIEF_POLICY"):
+    for name in (
+        "store.object_storage.RETRY_POLICY",
+        "store.object_lease._RETRY_POLICY",
+        "journal.upload._BRIEF_POLICY",
+    ):
         monkeypatch.setattr(f"treadle.core.{name}", RetryPolicy(retries=0))
 
 

@@ -54,7 +54,12 @@ class ShardWorker:
     def shard(self) -> int | None:
         """Return the shard whose journal has records of it but no end."""
         logs = self.root.glob(f"runs/{RUN}/attempts/{ROLLOUTS}/1/{self.log}")
-        lines = [line for log in logs for line in log.read_text().splitlines() if "core.shards: work" in line]
+        lines = [
+            line
+            for log in logs
+            for line in log.read_text().splitlines()
+            if re.search("core.runs.shards: (working|finished)", line)
+        ]
         if not lines or "working at shard" not in lines[-1]:
             return None
         index = int(lines[-1].partition("working at shard ")[2].split()[0]) - 1
