@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import signal
 import subprocess
 from collections import Counter
