@@ -29,7 +29,7 @@ from support.runs.processes import end_family, kill_alone, until
 from treadle.core.runs.run import Run
 from treadle.core.store.roots import open_storage
 
-NUM_KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 10)
+NUM_KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "2")) // 10)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from treadle.core.seeds import derive_seed
 from treadle.datagen.pools.evolution import INITIAL
 from treadle.datagen.pools.settings import DEFAULT_OPERATORS
 
-KILLS = max(3, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 8)
+KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "2")) // 8)
 NUM_QUESTIONS = 24
 KILLS_PER_RUN = 5
 SEED = 7

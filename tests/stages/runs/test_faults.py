@@ -38,7 +38,7 @@ OWNERS = [f"n{number}" for number in range(5)]
 UNITS = ("llm-0", "tool-0")
 ASKED: list[str] = []
 """Answers that cost something: what a journal has is not asked for again."""
-STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "5"))
+STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "11"))
 PARTS = 2
 
 

@@ -37,7 +37,7 @@ from treadle.sft import launch
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 
-KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 10)
+KILLS = max(1, int(os.environ.get("TREADLE_KILL_POINTS", "1")) // 10)
 KILLS_PER_RUN = 4
 STEP_S = 0.05
 NUM_STEPS = scripted_engine.NUM_STEPS
