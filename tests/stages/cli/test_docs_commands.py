@@ -52,7 +52,7 @@ def shell_with_engine(shell: Shell, tmp_path_factory: pytest.TempPathFactory) ->
     return Shell(shell.bin, install_scripted_engine(tmp_path_factory.mktemp("engine") / "cache"))
 
 
-@pytest.mark.parametrize("page", (parameter(page) for page in RUNNABLE))
+@pytest.mark.parametrize("page", [parameter(page) for page in RUNNABLE])
 def test_page_commands_run_as_written(
     page: Path, tmp_path: Path, store: Path, shell: Shell, request: pytest.FixtureRequest
 ) -> None:

@@ -1,6 +1,6 @@
 """`treadle run`, all stages, on a disk that fails once: at every step that the process takes, in every way.
 
-TREADLE_FAULT_STRIDE=1 tries every fault, the default every 37th.
+TREADLE_FAULT_STRIDE=1 tries every fault, the default every 73rd.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small run whose disk fails, or whose process ends, at every single step that it takes on the disk.
 
 After each: nothing but one line for the user, the old state or the new one on the disk, and a following run that ends
-with the same bytes as one that nothing disturbed. TREADLE_FAULT_STRIDE=1 tries every fault, the default every 5th.
+with the same bytes as one that nothing disturbed. TREADLE_FAULT_STRIDE=1 tries every fault, the default every 11th.
 """
 
 from __future__ import annotations
