@@ -84,14 +84,14 @@ parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use inst
 
 sweep: export TREADLE_SWEEP := 1
 sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at every step, 10,000 histories, all pages (takes long)
-	@echo "make sweep: tests that CI leaves out; then a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories"
+	@echo "make sweep: flow and stage tests that CI leaves out; then a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories; then what CI leaves out of the end-to-end tests, whose engines it installs"
 	@$(PYTEST) $(PARALLEL) -m sweep tests/flows tests/stages
-	@$(PYTEST) -s -m sweep tests/e2e
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/runs/test_crash.py tests/stages/pools/test_pools_crash.py
 	@TREADLE_KILL_POINTS=670 $(PYTEST) -n 3 tests/stages/runs/test_work_kill.py tests/stages/training/test_training_kill.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/sandbox/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/runs/test_faults*.py tests/stages/cli/test_faults_command_line.py tests/stages/runs/test_histories.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/objects
+	@$(PYTEST) -s -m sweep tests/e2e
 
 chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way, and a whole flow to which everything happens
 	@TREADLE_CHAOS_KILLS=$${TREADLE_CHAOS_KILLS:-14} $(PYTEST) -s tests/flows/test_chaos_flow.py

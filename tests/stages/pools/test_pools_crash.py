@@ -1,6 +1,6 @@
 """`pools` and `sft_rows` killed at random moments: no answer that was recorded is asked for again, and the same bytes.
 
-TREADLE_KILL_POINTS sets the number of kills (an eighth of them here, at least 2), TREADLE_KILL_SEED repeats the moments.
+TREADLE_KILL_POINTS sets the kills (an eighth of them here, at least 2), TREADLE_KILL_SEED repeats the moments.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ def test_program_sees_nothing_of_the_previous_one(user: str, kind: str) -> None:
     assert {outcome["status"] for outcome in outcomes.values()} == {"ok"}
 
 
+@pytest.mark.sweep
 def test_escape_probes_succeed_without_confinement() -> None:
     """The probes can succeed, so their failing in the sandbox means something."""
     report = report_of("ordinary user", {"kind": "none", "names": ESCAPE_UNCONFINED})

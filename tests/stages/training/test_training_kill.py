@@ -1,7 +1,7 @@
 """Trainings killed at random moments, in each of their processes, and resumed: the same bytes, no step taken twice.
 
 `sft` and `rl` run as stages with scripted engines in their own supervisors. TREADLE_KILL_POINTS sets the kills
-(20; a tenth of them for each engine here), TREADLE_KILL_SEED repeats the moments of an earlier test.
+(a tenth of them for each engine here, at least 1), TREADLE_KILL_SEED repeats the moments of an earlier test.
 """
 
 from __future__ import annotations
