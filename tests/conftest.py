@@ -18,6 +18,23 @@ for name in ("COLUMNS", "LINES"):
     os.unsetenv(name)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let one worker of `pytest --dist loadgroup` run all tests that share fixtures of their module."""
+    own = [name for name in getattr(item, "fixturenames", ()) if hasattr(getattr(item, "module", None), name)]
+    if own and item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked `sweep` unless TREADLE_SWEEP is set: they repeat a promise that another test shows."""
+    if os.environ.get("TREADLE_SWEEP"):
+        return
+    swept = [item for item in items if item.get_closest_marker("sweep")]
+    if swept:
+        config.hook.pytest_deselected(items=swept)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With TREADLE_FAIL_ON_SKIP set, a skipped test fails the whole run: nothing may go unchecked in CI."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -10,6 +10,7 @@ import pytest
 from support.servers.prefect_api import ask
 from support.tables.rl_tables import write_policy
 
+pytestmark = pytest.mark.xdist_group("prefect_home")
 PHASED = [f"1/{stage}@phase-{phase}" for phase in (1, 2) for stage in ("rollouts", "scores", "selection", "rl")]
 MORE = """
 [flow]
@@ -74,6 +75,7 @@ def test_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Path) -
     assert "questions are selected" in by_key["stage-phased-1-selection-phase-1"]["data"]
 
 
+@pytest.mark.sweep
 def test_stage_deployment_restarts_a_phase(prefect_home: Any, phased: Path) -> None:
     """The last one: it changes what the others look at."""
     flow_run(prefect_home, "stage/rl", run_id="phased", instance="1/rl@phase-2", root=str(phased), force="true")

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.sweep import sampled
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -57,7 +58,9 @@ def samples(
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Workers of pytest-xdist would each run all benchmarks.
+@pytest.mark.xdist_group("benchmarks")
+@pytest.mark.parametrize("name", sampled(NAMES, [name for name in NAMES if name not in LONGEST]))
 def test_benchmark_reports_its_figures(
     name: str, samples: dict[str, Future[tuple[str, dict[str, Any] | None]]]
 ) -> None:

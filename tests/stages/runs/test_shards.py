@@ -128,6 +128,7 @@ def alone(bench: CrashBench) -> Alone:
 
 
 @pytest.mark.covers("flywheel-25")
+@pytest.mark.sweep
 def test_killed_processes_sharing_a_stage_produce_the_rows_of_one_process(
     bench: CrashBench, alone: Alone, tmp_path: Path
 ) -> None:
