@@ -58,8 +58,6 @@ def samples(
         pool.shutdown(cancel_futures=True)
 
 
-# Workers of pytest-xdist would each run all benchmarks.
-@pytest.mark.xdist_group("benchmarks")
 @pytest.mark.parametrize("name", sampled(NAMES, [name for name in NAMES if name not in LONGEST]))
 def test_benchmark_reports_its_figures(
     name: str, samples: dict[str, Future[tuple[str, dict[str, Any] | None]]]
