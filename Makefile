@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := $(BIN)/python -m pytest -q --durations=5
 # Three processes on two cores: flow tests wait half of the time.
-PARALLEL := -n 3 --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 E2E_ARGS ?=
 BENCH_ARGS ?=
 

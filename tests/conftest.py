@@ -6,6 +6,8 @@ import os
 
 import hypothesis
 import pytest
+from support.schedule import SharedServers
+from xdist.remote import Producer
 
 # The duration of an example only depends on the machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -18,11 +20,9 @@ for name in ("COLUMNS", "LINES"):
     os.unsetenv(name)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let one worker of `pytest --dist loadgroup` run all tests that share fixtures of their module."""
-    own = [name for name in getattr(item, "fixturenames", ()) if hasattr(getattr(item, "module", None), name)]
-    if own and item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServers | None:
+    """Refine `--dist loadfile`."""
+    return SharedServers(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,6 @@ import pytest
 from support.servers.prefect_api import ask
 from support.tables.rl_tables import write_policy
 
-pytestmark = pytest.mark.xdist_group("prefect_home")
 PHASED = [f"1/{stage}@phase-{phase}" for phase in (1, 2) for stage in ("rollouts", "scores", "selection", "rl")]
 MORE = """
 [flow]

@@ -15,7 +15,6 @@ from treadle.tasks.catalog import STAGES
 
 from .conftest import wait_until
 
-pytestmark = pytest.mark.xdist_group("prefect_home")
 ROOT = Path(__file__).resolve().parents[2]
 
 

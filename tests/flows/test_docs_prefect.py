@@ -10,7 +10,6 @@ from support.docs_desk import Shell
 from support.docs_pages import PREFECT, Block, blocks, pages
 from support.sweep import sampled
 
-pytestmark = pytest.mark.xdist_group("prefect_home")
 RUNNABLE = [page for page in pages() if any(block.remark == PREFECT for block in blocks(page))]
 ADDRESS = re.compile(r'eval "\$\(treadle prefect env\)"')
 """What names the server of `treadle prefect up`."""

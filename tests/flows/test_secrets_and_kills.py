@@ -18,7 +18,6 @@ from support.servers.prefect_api import ask
 
 from treadle.core.llm.client import KEY_MARK
 
-pytestmark = pytest.mark.xdist_group("prefect_home")
 TESTS = Path(__file__).resolve().parents[1]
 CANARIES = {
     name: f"canary/{name.lower()}/0123456789"

@@ -49,8 +49,8 @@ def samples(
 
     def run(name: str) -> tuple[str, dict[str, Any] | None]:
         output = folder / f"{name}.json"
-        command = [sys.executable, str(FOLDER / "run.py"), "--sample", "--only", name, "--output", str(output)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [sys.executable, "-m", "benchmarks.run", "--sample", "--only", name, "--output", str(output)]
+        done = subprocess.run(command, cwd=FOLDER.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return done.stdout, json.loads(output.read_text()) if done.returncode == 0 else None
 
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -58,8 +58,6 @@ def samples(
         pool.shutdown(cancel_futures=True)
 
 
-# Workers of pytest-xdist would each run all benchmarks.
-@pytest.mark.xdist_group("benchmarks")
 @pytest.mark.parametrize("name", sampled(NAMES, [name for name in NAMES if name not in LONGEST]))
 def test_benchmark_reports_its_figures(
     name: str, samples: dict[str, Future[tuple[str, dict[str, Any] | None]]]

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 from support.docs_desk import STAND_INS, Shell, prepared
 from support.docs_pages import FILE, OBJECTS, ONCE, ROOT, RUN, blocks, pages, preparations, steps
 from support.rollouts.scripted_environment import install_scripted_engine
 from support.runs import treadle_forks
 from support.servers.object_server import ObjectServer
+from support.sweep import sampled
 from support.tables.rl_tables import write_policy
 
 RUNNABLE = [page for page in pages() if any(block.remark in (RUN, ONCE, OBJECTS) for block in blocks(page))]
@@ -21,12 +21,6 @@ SAMPLE = ("README.md", "first-rows.md", "own.md", "retrieval.md", "viewer.md", "
 """The pages that CI runs."""
 BUCKET = "my-bucket"
 """As the pages call it."""
-
-
-def parameter(page: Path) -> ParameterSet:
-    """Return a page for the test below, which workers of pytest-xdist share."""
-    marks = [pytest.mark.xdist_group(page.name)]
-    return pytest.param(page, id=page.name, marks=marks if page.name in SAMPLE else [*marks, pytest.mark.sweep])
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +46,9 @@ def shell_with_engine(shell: Shell, tmp_path_factory: pytest.TempPathFactory) ->
     return Shell(shell.bin, install_scripted_engine(tmp_path_factory.mktemp("engine") / "cache"))
 
 
-@pytest.mark.parametrize("page", [parameter(page) for page in RUNNABLE])
+@pytest.mark.parametrize(
+    "page", sampled(RUNNABLE, [page for page in RUNNABLE if page.name in SAMPLE]), ids=lambda page: page.name
+)
 def test_page_commands_run_as_written(
     page: Path, tmp_path: Path, store: Path, shell: Shell, request: pytest.FixtureRequest
 ) -> None:

@@ -30,7 +30,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "lock": ("ENOLCK",),
 }
 """Less than for one stage, where every step may also be the last of its process; see `support.runs.faults`."""
-pytestmark = pytest.mark.xdist_group("disk")
 STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "73"))
 PARTS = 2
 

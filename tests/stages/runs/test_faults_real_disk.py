@@ -23,7 +23,6 @@ from support.runs.failing_disk import (
 )
 from support.sweep import sampled
 
-pytestmark = pytest.mark.xdist_group("disk")
 STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "73"))
 ENOUGH = "size=64m"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
