@@ -13,7 +13,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.stage import Instance
-from treadle.tasks.catalog import flow_addresses, instance, semantic_of
+from treadle.tasks.catalog import flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.figures import Estimate
@@ -67,10 +67,6 @@ def test_fingerprint_includes_judges_but_not_their_concurrency() -> None:
         {**BOTH, "redundancy": {"model": "large", "votes": 5}},
     ]
     assert len({usual, *map(fingerprint, others)}) == 1 + len(others)
-
-
-def test_runs_from_before_judges_are_accepted() -> None:
-    assert {"judges", "redundancy"}.isdisjoint(semantic_of(config({}))["scores"])
 
 
 def test_phases_are_scored_by_the_rules_that_reward_them() -> None:

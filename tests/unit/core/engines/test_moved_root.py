@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,15 @@ class Events(EventLog[Any]):
 def test_training_with_a_moved_folder_is_ended(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
-    child = start_child(["sh", "-c", f"mv {folder} {tmp_path}/new; exec sleep 600"], name="it", log_path=tmp_path / "l")
+    go = tmp_path / "go"
+
+    class Followed(Events):
+        def new(self) -> Iterator[dict[str, Any]]:
+            go.touch()
+            return super().new()
+
+    program = f"until [ -e {go} ]; do sleep 0.01; done; mv {folder} {tmp_path}/new; exec sleep 600"
+    child = start_child(["sh", "-c", program], name="it", log_path=tmp_path / "l")
     with pytest.raises(StorageError, match=f"the folder of it {folder} was moved"):
-        follow(child, Events(folder / "events.jsonl"), 600.0, lambda event: None)
+        follow(child, Followed(folder / "events.jsonl"), 600.0, lambda event: None)
     assert child.poll() is not None
