@@ -80,7 +80,7 @@ async def make_sandboxes(task: dict[str, object], marker: int, stuck: bool) -> N
         while True:
             sandbox = await SandboxProcess.start(guardian, replace(launcher), 60.0, eager=False)
             sandbox.kill()
-            await sandbox.gone()
+            await sandbox.wait_ended()
 
     await asyncio.gather(*(make_sandboxes_in_sequence() for _ in range(AT_ONCE)))
 
