@@ -9,10 +9,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := $(BIN)/python -m pytest -q --durations=5
+# Three processes on two cores: flow tests wait half of the time.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 E2E_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help install demo demo-quick test lint unit stages flows test-browser test-e2e parity sweep chaos bench docs clean
+.PHONY: help install demo demo-quick test lint unit stages flows processes test-browser engines test-e2e parity sweep chaos bench docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -50,34 +52,46 @@ unit: $(INSTALLED) ## Tests without network or processes
 
 stages: $(INSTALLED) ## Tests with real processes, sandbox and servers on loopback
 	@echo "==> stage tests"
-	@$(PYTEST) -n 2 tests/stages
+	@$(PYTEST) $(PARALLEL) tests/stages
 
 flows: $(INSTALLED) ## Tests with a real Prefect server and worker
 	@echo "==> flow tests"
-	@$(PYTEST) tests/flows
+	@$(PYTEST) $(PARALLEL) tests/flows
 
-test: ## lint, unit, stages and flows (no engines; about 25 minutes on 2 cores)
-	@echo "make test: lint, unit, stage and flow tests; about 25 minutes on 2 cores, the first installation included"
-	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
+processes: $(INSTALLED) ## flows and stages at once, which takes less time than one after the other
+	@echo "==> flow and stage tests"
+	@$(PYTEST) $(PARALLEL) tests/flows tests/stages
+
+test: $(INSTALLED) ## lint, unit, flows and stages (no engines)
+	@echo "make test: lint, unit, flow and stage tests; \`make sweep\` runs what they sample"
+	@SECONDS=0; $(MAKE) --no-print-directory -j 2 --output-sync=target lint unit; echo "==> lint and unit took $$SECONDS s"
+	@SECONDS=0; $(MAKE) --no-print-directory processes; echo "==> processes took $$SECONDS s"
 
 test-browser: $(INSTALLED) ## Tests of the viewer and the report page in a real browser (needs chromium)
 	@echo "==> browser tests"
 	@$(PYTEST) tests/browser
 
-test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factory, TRL, verl; installs them on first use, 11 GB)
-	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; about 30 minutes on 2 cores with their installation (2.5 + 5.2 + 1.5 + 1.8 GB in the cache)"
+engines: $(INSTALLED) ## Install vLLM, LLaMA-Factory, TRL and verl, two at a time (11 GB in the cache)
+	@echo "==> engines of the end-to-end tests (2.5 + 5.2 + 1.5 + 1.8 GB in the cache)"
+	@printf '%s\n' "sft --variant cpu" serve "verl --variant cpu" "trl --variant cpu" | xargs -P 2 -L 1 $(BIN)/treadle env install
+
+test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factory, TRL, verl; see engines)
+	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; those that are missing are installed"
 	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
-sweep: $(INSTALLED) ## 200 kill points of runs, 201 of helpers and trainings, every fault at every step, 10,000 histories (takes long)
-	@echo "make sweep: a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories"
+sweep: export TREADLE_SWEEP := 1
+sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at every step, 10,000 histories, all pages (takes long)
+	@echo "make sweep: flow and stage tests that CI leaves out; then a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories; then what CI leaves out of the end-to-end tests, whose engines it installs"
+	@$(PYTEST) $(PARALLEL) -m sweep tests/flows tests/stages
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/runs/test_crash.py tests/stages/pools/test_pools_crash.py
 	@TREADLE_KILL_POINTS=670 $(PYTEST) -n 3 tests/stages/runs/test_work_kill.py tests/stages/training/test_training_kill.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/sandbox/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/runs/test_faults*.py tests/stages/cli/test_faults_command_line.py tests/stages/runs/test_histories.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/objects
+	@$(PYTEST) -s -m sweep tests/e2e
 
 chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way, and a whole flow to which everything happens
 	@TREADLE_CHAOS_KILLS=$${TREADLE_CHAOS_KILLS:-14} $(PYTEST) -s tests/flows/test_chaos_flow.py

@@ -18,7 +18,7 @@ from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
-from treadle.core.config import Added, Operational, Section, digest_json, semantic_dump, with_preset
+from treadle.core.config import Operational, Section, digest_json, semantic_dump, with_preset
 from treadle.core.llm.config import Sampling
 from treadle.web.config import WEB_VERSION
 
@@ -100,7 +100,7 @@ class EnvironmentSettings(Section):
     """Shipped system prompt, named after the tools that it describes. `auto` follows the enabled tools."""
     system_prompt: str | None = None
     """Text that replaces the shipped system prompt; an empty one means no system message."""
-    format_prompts: Added[dict[Format, str]] = {}
+    format_prompts: dict[Format, str] = {}
     """Paragraphs appended to the system prompt for questions of a format (multiple_choice, assertion, fill_in,
     open_ended). They replace the shipped ones and also apply to a custom `system_prompt`; an empty text appends
     nothing."""

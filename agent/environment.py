@@ -120,7 +120,7 @@ class Observation:
     def from_json(cls, data: bytes) -> Observation:
         """Read the output of `to_json`."""
         raw = orjson.loads(data)
-        calls = ({**call, "sources": tuple(call.get("sources", ()))} for call in raw["calls"])
+        calls = ({**call, "sources": tuple(call["sources"])} for call in raw["calls"])
         return cls(tuple(CallRecord(**call) for call in calls), tuple(raw["blocks"]), raw["status"])
 
 

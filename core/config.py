@@ -59,16 +59,6 @@ that depend on it are recomputed if it changes. Use it for settings that affect 
 are cheap or reuse earlier work."""
 
 
-class _AddedMarker:
-    """Marker of a key that configurations of older runs lack."""
-
-
-ADDED = _AddedMarker()
-Added = Annotated[T, ADDED]
-"""Type of a key added later: `names: Added[dict[str, str]] = {}` is part of fingerprints only if it differs from its
-default, so results made before the key existed stay valid."""
-
-
 class Section(BaseModel):
     """Base class of all configuration sections: unknown keys are errors, values are immutable."""
 
@@ -94,21 +84,17 @@ def is_growing(field: FieldInfo) -> bool:
     return any(isinstance(item, _GrowingMarker) for item in field.metadata)
 
 
-def _is_absent(field: FieldInfo, value: Any) -> bool:
-    return any(isinstance(item, _AddedMarker) for item in field.metadata) and bool(value == field.get_default())
-
-
 def semantic_dump(value: Any) -> Any:
     """Convert a section (or a container of sections) to JSON-able data without its operational keys.
 
-    Keys without effect have their defaults (`Section.effective`). An `Added` key is left out if it equals its default.
+    Keys without effect have their defaults (`Section.effective`).
     """
     if isinstance(value, BaseModel):
         counted = value.effective() if isinstance(value, Section) else value
         return {
             name: semantic_dump(getattr(counted, name))
             for name, field in type(counted).model_fields.items()
-            if not is_operational(field) and not _is_absent(field, getattr(counted, name))
+            if not is_operational(field)
         }
     if isinstance(value, Mapping):
         return {str(key): semantic_dump(item) for key, item in value.items()}
@@ -310,8 +296,7 @@ def _is_model(annotation: Any) -> bool:
 def differing_keys(old: Any, new: Any, schema: type[BaseModel] | None = None) -> list[str]:
     """Return `path: old -> new` for each difference between two JSON-able trees; empty if they are equal.
 
-    With their schema, items added to a growing list or table are not differences. Revisable and operational keys are
-    skipped; older data may still hold operational ones that used to be semantic.
+    With their schema, items added to a growing list or table are not differences, and revisable keys are skipped.
     """
     return _differences(old, new, "", [] if schema is None else [schema])
 
@@ -330,7 +315,7 @@ def _differences(old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[st
 def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[str]:
     models = [kind for kind in kinds if _is_model(kind) and key in kind.model_fields]
     fields = [model.model_fields[key] for model in models]
-    if fields and all(is_operational(field) or is_revisable(field) for field in fields):
+    if fields and all(map(is_revisable, fields)):
         return []
     was, now = old.get(key), new.get(key)
     if any(is_growing(field) for field in fields):
@@ -346,7 +331,4 @@ def _without_gain(was: Any, now: Any) -> tuple[Any, Any]:
         # Items that are not used any more may be omitted; items in both must be equal.
         both = was.keys() & now.keys()
         return {key: was[key] for key in both}, {key: now[key] for key in both}
-    if isinstance(was, Mapping):
-        # In some runs a list is stored as a table from positions (`[0]`) to items.
-        was = list(was.values())
     return was, now[: len(was)] if isinstance(was, list) and isinstance(now, list) else now

@@ -23,15 +23,6 @@ class Table:
     description: str
     required: bool = True
     """Whether a stage that produces it must write at least one row."""
-    also_reads: frozenset[int] = frozenset()
-    """Older versions that can be read: they lack only columns that may be null here."""
-    equivalent_to: int | None = None
-    """Older schema version treated as equivalent: its artifacts do not trigger a re-run."""
-
-    @property
-    def fingerprint_version(self) -> int:
-        """Version that is part of fingerprints."""
-        return self.version if self.equivalent_to is None else self.equivalent_to
 
 
 def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
@@ -85,8 +76,6 @@ QUESTIONS = Table(
         ]
     ),
     "Questions with accepted answers, validated and free of duplicates.",
-    also_reads=frozenset({1}),
-    equivalent_to=1,
 )
 
 QUARANTINE = Table(
@@ -415,7 +404,6 @@ CHECKPOINTS = Table(
         ]
     ),
     "A trained model; its files are in the folder `model` next to this table.",
-    also_reads=frozenset({1}),
 )
 
 MODEL_FOLDER = "model"
@@ -520,7 +508,6 @@ RL_LOG = Table(
     ),
     "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
     required=False,
-    also_reads=frozenset({1, 2}),
 )
 
 RL_VALIDATION = Table(
@@ -547,7 +534,6 @@ RL_VALIDATION = Table(
     ),
     "Validations on held-out questions during a reinforcement. Means are null if nothing was scored.",
     required=False,
-    also_reads=frozenset({1}),
 )
 
 SCORES = Table(
@@ -717,8 +703,6 @@ RL_ROWS = Table(
         ]
     ),
     "Questions chosen for reinforcement learning, shuffled; the first five columns are those of verl's parquet files.",
-    also_reads=frozenset({1}),
-    equivalent_to=1,
 )
 
 RL_REJECTIONS = Table(

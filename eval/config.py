@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
-from treadle.core.config import Added, Operational, Revisable, Section
+from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
 
 
@@ -78,10 +78,10 @@ class ScoresOptions(Section):
     symbolic_workers: Operational[Annotated[int, Field(ge=1, le=64)]] = 1
     """Number of worker processes for symbolic comparison."""
 
-    judges: Added[Revisable[JudgesOptions]] = JudgesOptions()
+    judges: Revisable[JudgesOptions] = JudgesOptions()
     """Judge models for answers that the rules do not accept."""
 
-    redundancy: Added[Revisable[RedundancyOptions]] = RedundancyOptions()
+    redundancy: Revisable[RedundancyOptions] = RedundancyOptions()
     """Model that votes on redundant tool calls."""
 
     max_error_rate: Revisable[Annotated[float, Field(ge=0, le=1)]] = 0.01
@@ -134,11 +134,11 @@ class ReportSettings(Section):
     title: str = "Results"
     """Heading of the report."""
 
-    headline: Added[tuple[str, ...]] = ()
+    headline: tuple[str, ...] = ()
     """Data sets that the averages cover. If empty: those that the benchmark registry marks as headline, or all data
     sets if it marks none of them."""
 
-    areas: Added[dict[str, Literal["math", "knowledge"]]] = {}
+    areas: dict[str, Literal["math", "knowledge"]] = {}
     """Data set -> the average that it counts in. For other data sets the benchmark registry decides, or else the
     domains of their questions."""
 

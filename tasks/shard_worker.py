@@ -16,9 +16,9 @@ from treadle.core.runs.locked_config import check_config
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance, Progress
 from treadle.core.store.leases import watch_leases
-from treadle.tasks.catalog import STAGES, flow_addresses, instance
+from treadle.tasks.catalog import STAGES, flow_addresses, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.run_setup import semantic_for, stored_config, with_run_defaults
+from treadle.tasks.planning.run_setup import stored_config, with_run_defaults
 from treadle.tasks.serving.servers import ModelServers
 
 POLL_S = 5.0
@@ -35,7 +35,7 @@ def worker_config(run: Run, root: str | Path, overrides: Sequence[str]) -> Tread
     """
     config = stored_config(run, overrides)
     config = with_run_defaults(config, root, run.run_id)
-    check_config(run, semantic_for(run, config), TreadleConfig)
+    check_config(run, semantic_of(config), TreadleConfig)
     return config
 
 

@@ -6,6 +6,8 @@ import os
 
 import hypothesis
 import pytest
+from support.schedule import SharedServers
+from xdist.remote import Producer
 
 # The duration of an example only depends on the machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -16,6 +18,21 @@ hypothesis.settings.load_profile("untimed")
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServers | None:
+    """Refine `--dist loadfile`."""
+    return SharedServers(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked `sweep` unless TREADLE_SWEEP is set: they repeat a promise that another test shows."""
+    if os.environ.get("TREADLE_SWEEP"):
+        return
+    swept = [item for item in items if item.get_closest_marker("sweep")]
+    if swept:
+        config.hook.pytest_deselected(items=swept)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

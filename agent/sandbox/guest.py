@@ -1,8 +1,8 @@
 """Run inside a sandbox: import packages until a program arrives, run the program, exit.
 
 Nothing else of Treadle is in the sandbox, so this module uses the standard library only. It answers one byte on
-standard output when ready. Standard input then brings a line with the CPU seconds and the number of bytes of the program, and the
-program; it stays open as long as the host lives.
+standard output when ready. Standard input then brings a line with the CPU seconds and the number of bytes of the
+program, and the program; it stays open as long as the host lives.
 Everything that looks at the program's text happens here, inside.
 """
 

@@ -1,8 +1,8 @@
 """The system calls that programs in the sandbox may make, each with its reason; all others are refused.
 
-`seccomp` compiles these tables for the kernel; `docs/behaviour/sandbox.md` shows them. A call is on the list because
-the interpreter, the C library, numpy, sympy or the standard library's modules need it, and because what it can reach
-lies inside the sandbox. Numbers are those of x86-64 (Linux `arch/x86/entry/syscalls/syscall_64.tbl`).
+`seccomp` compiles these tables for the kernel; `docs/reference/system-calls.md` shows them. A call is on the list
+because the interpreter, the C library, numpy, sympy or the standard library's modules need it, and because what it can
+reach lies inside the sandbox. Numbers are those of x86-64 (Linux `arch/x86/entry/syscalls/syscall_64.tbl`).
 """
 
 from __future__ import annotations

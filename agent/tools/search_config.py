@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from treadle.core.config import Added, Operational
+from treadle.core.config import Operational
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.retriever.config import IndexSettings
 from treadle.web.config import WebSettings
@@ -27,9 +27,9 @@ class SearchToolSettings(IndexSettings):
     """Time limit of one query in seconds, retries included."""
     num_threads: Operational[int] = Field(default=2, ge=1)
     """Queries that an index in this process answers at once."""
-    web: Added[WebSettings | None] = None
+    web: WebSettings | None = None
     """Web search, in addition to the corpus or instead of it."""
-    route: Added[Literal["auto", "local", "web", "both"]] = "auto"
+    route: Literal["auto", "local", "web", "both"] = "auto"
     """Where searches go. `auto` uses whatever is configured; with both a corpus and the web, the question decides, and
     one that does not say is searched on the web."""
 

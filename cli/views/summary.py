@@ -16,12 +16,12 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
+from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.preview import preview
 from treadle.tasks.planning.flow_part import FlowPart
 from treadle.tasks.planning.plan import changed_keys, keys_set, plan
-from treadle.tasks.planning.run_setup import semantic_for
 from treadle.tasks.summaries.report_tables import imported_lines
 from treadle.tasks.summaries.stage_report import stage_report
 
@@ -213,7 +213,7 @@ def print_plan(
         click.echo(sanitize(line))
     for estimate in expected:
         console().print("\n", estimate_view(estimate), sep="", end="")
-    changed, refused = changed_keys(config, semantic_for(run, config) if run else {}, root, run_id)
+    changed, refused = changed_keys(config, semantic_of(config) if run else {}, root, run_id)
     if changed is None:
         _print_keys("keys that are set (--json prints all):", keys_set(config))
     elif changed:

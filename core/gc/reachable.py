@@ -30,7 +30,7 @@ class Reachable:
     folders: set[str] = field(default_factory=set)
     """Keys of the folders of artifacts."""
     problems: list[str] = field(default_factory=list)
-    """Messages, each on an unreadable file or an attempt of another version; with any, every artifact may be in use."""
+    """Messages, each on an unreadable file; with any, every artifact may be in use."""
     busy_instances: set[str] = field(default_factory=set)
     """Keys of instances, such as `runs/first/1/pools`, that a process is working on."""
 
@@ -52,11 +52,7 @@ def reach(storage: Storage, watch: LeaseWatch) -> Reachable:
     unfinished = {key: attempt for key, attempt in attempts.items() if attempt.state != "completed"}
     found.busy_instances = busy_instances(storage, unfinished, watch)
     for key in found.busy_instances:
-        inputs = unfinished[key].inputs
-        if inputs is None:
-            found.problems.append(f"{key} is being run by another version of Treadle; wait until it ends")
-        else:
-            found.folders.update(ref.folder for ref in _read_by(inputs))
+        found.folders.update(ref.folder for ref in _read_by(unfinished[key].inputs))
     return found
 
 

@@ -155,7 +155,7 @@ def work_digest(instance: Instance, inputs: Mapping[str, Sequence[str]]) -> str:
         {
             "stage": stage.name,
             "version": stage.version,
-            "produces": {table.kind: table.fingerprint_version for table in stage.produces},
+            "produces": {table.kind: table.version for table in stage.produces},
             "settings": semantic_dump(instance.settings),
             "inputs": {name: list(given) for name, given in inputs.items() if given},
         }

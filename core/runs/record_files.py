@@ -42,6 +42,8 @@ def load_record(storage: Storage, key: str, model: type[T_Record]) -> T_Record |
 
 def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
     """Parse the content of a record's file, which `key` names in errors; raise RunError as `load_record` does."""
+    # The format first, because a file of another one may well lack keys of this one.
+    _check_format(content, key)
     try:
         loaded = model.model_validate_json(content)
     except ValidationError as error:
@@ -49,10 +51,6 @@ def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
         where = ".".join(str(part) for part in detail["loc"])
         problem = f"{where}: {detail['msg']}" if where else detail["msg"]
         raise RunError(f"{key} cannot be read ({problem}); restore it or delete it") from None
-    if loaded.format != FORMAT:
-        raise RunError(
-            f"{key} has format {loaded.format}; this Treadle reads format {FORMAT}: use the version that wrote it"
-        )
     if not _is_unchanged(orjson.loads(content)):
         raise RunError(
             f"{key} has changed since it was written; restore it or delete it (if you changed it on purpose, remove "
@@ -61,11 +59,22 @@ def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
     return loaded
 
 
+def _check_format(content: bytes, key: str) -> None:
+    """Raise RunError for a record of another format or without one; leave other problems to the validation."""
+    try:
+        data = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return
+    if isinstance(data, dict) and (found := data.get("format")) != FORMAT:
+        has = "no format" if found is None else f"format {found!r}"
+        raise RunError(f"{key} has {has}; this Treadle reads format {FORMAT}: use the version that wrote it")
+
+
 def _with_digest(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON-able content of a stored record with the digest of its other keys."""
     return {**data, _DIGEST: digest_json({key: value for key, value in data.items() if key != _DIGEST})}
 
 
 def _is_unchanged(data: Mapping[str, Any]) -> bool:
-    """Return whether a stored record is unchanged; also true without a digest, which earlier versions did not write."""
+    """Return whether a stored record is unchanged; also true if its digest was removed to change it on purpose."""
     return _DIGEST not in data or _with_digest(data) == data

@@ -19,7 +19,7 @@ InstanceState = Literal["completed", "running", "failed", "interrupted", "crashe
 
 
 class _Record(BaseModel):
-    # `ignore`: a newer Treadle may add keys; status and lineage of an older one still work.
+    # A newer Treadle may add keys.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
@@ -27,7 +27,7 @@ class StoredRecord(_Record):
     """A record that is stored in a file of its own."""
 
     format: int = FORMAT
-    """Version of the file's format; a file without this key is of version 1."""
+    """Version of the file's format."""
 
 
 class RunInfo(StoredRecord):
@@ -104,8 +104,8 @@ class AttemptRecord(StoredRecord):
     """Whether the attempt fills gaps that were accepted in the current result."""
     retried: tuple[str, ...] = ()
     """Statuses whose rows in the current result the attempt retries."""
-    inputs: dict[str, tuple[InputRef, ...]] | None = None
-    """Artifacts that it reads; None in records of earlier versions."""
+    inputs: dict[str, tuple[InputRef, ...]]
+    """Artifacts that it reads."""
     forced: bool
     pid: int
     host: str

@@ -31,8 +31,7 @@ class ArtifactReader:
         self.digest = ref.digest
         self.num_rows = self.manifest.num_rows
         table, version = TABLES.get(ref.kind), self.manifest.schema_version
-        self._lacking = table.schema if table is not None and version in table.also_reads else None
-        if table is not None and version != table.version and version not in table.also_reads:
+        if table is not None and version != table.version:
             raise ArtifactError(
                 f"{ref.folder} holds table {ref.kind} in version {version}; "
                 f"this Treadle reads version {table.version}: rerun the stage that produces it"
@@ -54,20 +53,9 @@ class ArtifactReader:
                 self._check(entry, file)
                 try:
                     parquet = pq.ParquetFile(file, pre_buffer=False)
-                    for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None):
-                        yield self._completed(batch, columns)
+                    yield from parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None)
                 except pa.ArrowException as error:
                     raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
-
-    def _completed(self, batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
-        """Add the columns that an older schema version lacks to a batch, all null."""
-        if self._lacking is None:
-            return batch
-        for name in columns or self._lacking.names:
-            if name not in batch.schema.names:
-                field = self._lacking.field(name)
-                batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
-        return batch.select(list(columns or self._lacking.names))
 
     def matching(
         self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None
@@ -92,7 +80,7 @@ class ArtifactReader:
                     parquet = pq.ParquetFile(file, pre_buffer=False)
                     for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
                         if (found := batch.filter(test(batch[column]))).num_rows:
-                            yield self._completed(found, wanted)
+                            yield found
                 except pa.ArrowException as error:
                     raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
 
@@ -136,10 +124,7 @@ class ArtifactReader:
                         yield (entry.name, group), parquet.read_row_group(group, columns=list(columns))
 
     def row_group(self, place: tuple[str, int], columns: Sequence[str]) -> pa.Table:
-        """Return chosen columns of one row group, hashing its file the first time.
-
-        Columns that an older schema version lacks are not added.
-        """
+        """Return chosen columns of one row group, hashing its file the first time."""
         import pyarrow.parquet as pq
 
         name, group = place

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 class EditRejected(Exception):
     """Exception for an operator without a result because of the model's reply or the trajectory; not an error.
@@ -19,6 +14,6 @@ class EditRejected(Exception):
     def __init__(self, reason: str, reply: str = "") -> None:
         super().__init__(reason)
         if not all(isinstance(text, str) for text in (reason, reply)):
-            raise TypeError("an EditRejected has a code and the text of a reply")
+            raise TypeError("EditRejected needs a reason code and a reply, both as text")
         self.reason = reason
         self.reply = reply

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from treadle.agent.prompts import Format
 from treadle.agent.tools.search_config import SearchRoute
-from treadle.core.config import Added, Operational, Section, read_toml, validate
+from treadle.core.config import Operational, Section, read_toml, validate
 from treadle.core.errors import ConfigError
 
 Domain = Literal["math", "qa", "choice"]
@@ -80,17 +80,17 @@ class Benchmark(Section):
     """Where to search for its answers: in the corpus (local), on the web, or both. It applies if
     `environment.search` has both and leaves the choice to the question; `questions.search` and the source's own
     `search` take precedence."""
-    format_field: Added[Names] = ()
+    format_field: Names = ()
     """Field with each row's format, such as `Multiple-choice`; a missing or null value is ignored."""
-    format: Added[Format | None] = None
+    format: Format | None = None
     """Format of rows without a format field: multiple_choice, assertion, fill_in or open_ended. Default for rows
     with options: multiple_choice."""
-    scorer: Added[Scorer | None] = None
+    scorer: Scorer | None = None
     """Scorer of questions without options, if it differs from the domain's: math, qa, qa_characters or choice.
     `qa_characters` computes token F1 over characters for Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan,
     whose words are not separated by spaces, and for Korean, whose words have particles; words of other scripts stay
     whole."""
-    contains: Added[bool] = False
+    contains: bool = False
     """Whether the benchmark also applies to data sets with its name anywhere in theirs, as in `maxwell-aime`; no
     letter may be directly before or after it."""
     headline: Operational[bool] = False

@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from treadle.agent.tools.search_config import SearchRoute
-from treadle.core.config import Added, Operational, Section
+from treadle.core.config import Operational, Section
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
@@ -58,7 +58,7 @@ class SourceSettings(Section):
     """Form of the answer in its field."""
     choices_field: str | None = None
     """Field with the list of options."""
-    search: Added[SearchRoute | None] = None
+    search: SearchRoute | None = None
     """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
     benchmark."""
     split: Split | None = None
@@ -98,11 +98,11 @@ class QuestionsSettings(Section):
     """Sources of the questions, in order; of duplicates the first is kept."""
     domains: dict[str, Domain] = {}
     """Data set name -> domain. Takes precedence over the domain of a source and of a benchmark."""
-    search: Added[dict[str, SearchRoute]] = {}
+    search: dict[str, SearchRoute] = {}
     """Data set name (case is ignored) -> where its questions are searched: local, web or both. It applies if
     `environment.search` includes the web and leaves the choice to the question; without the web, all questions are
     searched in the corpus."""
-    benchmarks: Added[dict[str, Benchmark]] = {}
+    benchmarks: dict[str, Benchmark] = {}
     """Custom benchmarks, by name in lower case; they extend the shipped ones and replace those with the same name."""
     max_question_chars: int = Field(default=100_000, ge=1)
     """Maximum number of characters of a question with its options; a longer one goes to quarantine."""

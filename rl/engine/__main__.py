@@ -27,7 +27,7 @@ def main(name: str, job_path: str) -> int:
     try:
         if name not in _COMMANDS:
             raise BadPlan(f"unknown command {name!r}")
-        commands = importlib.import_module(f"treadle.rl.engine.{engine_of(job)}_commands")
+        commands = importlib.import_module(f"treadle.rl.engine.{engine_of(job)}.commands")
         getattr(commands, name)(job, events)
     # Any error ends this process and must be reported with its kind.
     except Exception as error:  # noqa: BLE001

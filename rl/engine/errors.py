@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import traceback
 
+from treadle.core.engines.errors import Diverged, NothingLearned, is_out_of_memory
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
-
-_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
 class BadPlan(Exception):
@@ -16,14 +15,6 @@ class BadPlan(Exception):
 
 class BadEnvironment(Exception):
     """Error for a policy environment that cannot be opened here, or that differs from the plan's."""
-
-
-class Diverged(Exception):
-    """Error for a loss, a gradient or policy logits that are nan or inf."""
-
-
-class NothingLearned(Exception):
-    """Error for a training that ended with unchanged weights, or without any gradient."""
 
 
 _KINDS: dict[type[Exception], str] = {
@@ -39,8 +30,7 @@ _KINDS: dict[type[Exception], str] = {
 
 def kind_of(error: BaseException) -> str:
     """Return the kind of an error; `other` if it has none."""
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY_TEXTS):
+    if is_out_of_memory(error):
         return "no_memory"
     return next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "other")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from treadle.core.engines.errors import Diverged
 from treadle.core.llm.config import Sampling
-from treadle.rl.engine.errors import Diverged
 from treadle.rl.groups.branching import ENTROPY_WINDOW
 
 

@@ -12,11 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from treadle.core.engines.errors import Diverged, NothingLearned, is_out_of_memory
 from treadle.core.engines.events import EventFile
+from treadle.core.engines.export_model import BaseModelMissing
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
 
 _PACKAGES = ("llamafactory", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
-_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
 def prepare(job: dict[str, Any], events: EventFile) -> None:
@@ -70,6 +71,13 @@ def _pinned(job: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "model_revision": job["revision"]} if job["revision"] else arguments
 
 
+_KINDS: dict[type[Exception], str] = {
+    BadArguments: "arguments",
+    Diverged: "diverged",
+    NothingLearned: "nothing_learned",
+    BaseModelMissing: "no_model",
+}
+
 COMMANDS: dict[str, Callable[[dict[str, Any], EventFile], None]] = {
     "prepare": prepare,
     "train": train,
@@ -93,16 +101,9 @@ def main(name: str, job_path: str) -> int:
 
 
 def _kind_of(error: Exception) -> str:
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY_TEXTS):
+    if is_out_of_memory(error):
         return "no_memory"
-    kinds = {
-        "BadArguments": "arguments",
-        "Diverged": "diverged",
-        "NothingLearned": "nothing_learned",
-        "BaseModelMissing": "no_model",
-    }
-    return "arguments" if isinstance(error, BadArguments) else kinds.get(type(error).__name__, "other")
+    return next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "other")
 
 
 if __name__ == "__main__":

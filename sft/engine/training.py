@@ -11,18 +11,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from treadle.core.engines.errors import Diverged, NothingLearned
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.weight_change import MIN_WEIGHT_CHANGE, WeightChange
 
 _HEARTBEAT_S = 5.0
-
-
-class Diverged(Exception):
-    """Loss, gradient or weight that is not a finite number."""
-
-
-class NothingLearned(Exception):
-    """Training that ended without changing the weights."""
 
 
 class SftReporter(TrainerCallback):  # type: ignore[misc]

@@ -52,16 +52,11 @@ def mean_of_records(item: Instance, run: Run) -> MeanUsage | None:
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")
-        if record.stage == "scores" and metrics.get("usage") and _covers_all_judgements(metrics):
+        if record.stage == "scores" and metrics.get("usage") and not metrics["num_judgements_missing"]:
             return _mean(metrics["usage"], metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
         if record.stage == "rollouts" and metrics["num_rollouts"]:
             return _mean(_usage_of(metrics), metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
     return None
-
-
-def _covers_all_judgements(metrics: Mapping[str, Any]) -> bool:
-    """Return whether the usage covers all judgements; an older version did not count reused ones."""
-    return not metrics["num_judgements_missing"] and not metrics.get("num_judgements_reused")
 
 
 def _dissimilarity(address: Address, like: Address) -> tuple[bool, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from treadle.core.config import load_config, read_text
 from treadle.core.errors import ConfigError
@@ -13,7 +12,6 @@ from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run, run_exists
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.models import flow_models
 from treadle.tasks.planning.run_setup_checks import (
     check_models,
     check_provider,
@@ -77,7 +75,7 @@ def with_run_defaults(config: TreadleConfig, root: str | Path, run_id: str, *, a
     config = with_service_fingerprint(config, root, run_id, ask=ask)
     if config.flow.models or not run_exists(root, run_id):
         return config
-    names = _models_of(Run.open(root, run_id))
+    names = tuple(Run.open(root, run_id).info.semantic.get("flow", {}).get("models", ()))
     if not names or not config.models.keys() >= set(names):
         return config
     return config.model_copy(update={"flow": config.flow.model_copy(update={"models": names})})
@@ -105,17 +103,8 @@ def open_run(
     if not needs_keys:
         known |= {name for name, settings in config.models.items() if not has_keys(settings)}
     check_models(config, known)
-    semantic = semantic_of(config) if made is None else semantic_for(made, config)
-    return create_or_open_run(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
-
-
-def semantic_for(run: Run, config: TreadleConfig) -> dict[str, Any]:
-    """Return `semantic_of`, without the flow's model names if an older version created the run without them."""
     semantic = semantic_of(config)
-    unnamed = not run.info.semantic.get("flow", {}).get("models")
-    if unnamed and tuple(semantic["flow"]["models"]) == _models_of(run):
-        semantic["flow"]["models"] = []
-    return semantic
+    return create_or_open_run(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
 
 
 def known_addresses(run: Run) -> list[Address]:
@@ -124,13 +113,3 @@ def known_addresses(run: Run) -> list[Address]:
         return flow_addresses(load_config(TreadleConfig, base=run.config()))
     except ConfigError:
         return []
-
-
-def _models_of(run: Run) -> tuple[str, ...]:
-    """Return the models of a run's flow from its own configuration; empty if another version wrote it."""
-    if named := run.info.semantic.get("flow", {}).get("models"):
-        return tuple(named)
-    try:
-        return flow_models(load_config(TreadleConfig, base=run.readable_config()))
-    except ConfigError:
-        return ()

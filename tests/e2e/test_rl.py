@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.tables.rl_tables import PLACE, Watched, rl_row
 from support.tables.score_tables import new_run, put_rows, question
 from support.training import trl_jobs
@@ -23,6 +24,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_a_phase_is_trained_checked_and_exported(trl_environment: Path, tmp_path: Path) -> None:
     start = tmp_path / "start"
     start.mkdir()

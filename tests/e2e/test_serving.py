@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.runs.processes import Seen, family, kill_alone, remaining, until
+from support.sweep import sampled
 from tokenizers import Tokenizer
 
 from treadle.core.chat import ChatTokenizer
@@ -181,7 +182,7 @@ def test_server_crash_raises_one_error_with_the_log_tail(serve_environment: Path
 
 
 @pytest.mark.covers("flywheel-5")
-@pytest.mark.parametrize("victim", ["run", "its shell"])
+@pytest.mark.parametrize("victim", sampled(["run", "its shell"], ["run"]))
 def test_no_vllm_process_remains_10_s_after_a_kill(serve_environment: Path, tmp_path: Path, victim: str) -> None:
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
     if victim == "its shell":

@@ -156,6 +156,7 @@ def test_sharded_weights_are_counted_and_seen_to_change(checks: dict[str, Any]) 
     assert checks["motion"] == moved
 
 
+@pytest.mark.sweep
 def test_training_that_changes_no_weight_is_an_error(folder: TrainingFolder) -> None:
     rows = make_rows(ChatTokenizer.load(embedded_folder("tokenizer")), 2)
     store_rows(folder, [as_batch(rows)])

@@ -300,6 +300,7 @@ def test_training_is_monitored_and_resumed(python: Path, tmp_path: Path) -> None
     assert dumped == {f"step-{step:06d}.jsonl": 6 for step in (1, 2, 3)}
 
 
+@pytest.mark.sweep
 def test_training_without_gradients_fails(python: Path, tmp_path: Path) -> None:
     prepare_folder(tmp_path, num_rows=6, prompts_per_step=3)
     stub = {"first": str(TESTS / "support" / "stub_verl_package"), "STUB_GRADIENT": "0"}

@@ -74,6 +74,7 @@ def test_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Path) -
     assert "questions are selected" in by_key["stage-phased-1-selection-phase-1"]["data"]
 
 
+@pytest.mark.sweep
 def test_stage_deployment_restarts_a_phase(prefect_home: Any, phased: Path) -> None:
     """The last one: it changes what the others look at."""
     flow_run(prefect_home, "stage/rl", run_id="phased", instance="1/rl@phase-2", root=str(phased), force="true")

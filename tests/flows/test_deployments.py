@@ -150,6 +150,7 @@ def test_later_flow_run_reports_task_runs_that_ended_with_their_process(prefect_
     }  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_forced_run_on_the_server_reruns_every_stage(prefect_home, deployed_run) -> None:
     """The last one: it changes what the others look at."""
     options = ("--run", "deployed", "--root", str(deployed_run))

@@ -247,6 +247,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made_of
 
 
+@pytest.mark.sweep
 def test_two_flows_share_workers_and_survive_losing_some(bench: Bench, tmp_path: Path) -> None:
     """Each process takes its part. One on a folder loses a worker to SIGKILL, one on an object root its only one to
     SIGTERM, which gives its shard back at once."""

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.core.engines.errors import NothingLearned
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.weight_change import had_no_gradient
 from treadle.core.errors import EngineError
-from treadle.rl.engine.errors import BadEnvironment, BadPlan, NothingLearned
+from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.errors import EngineError
-from treadle.rl.engine.errors import BadEnvironment, Diverged
+from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder, write_lines
 from treadle.rl.rewards import Reward
 from treadle.rl.training.figures import step_figures, validation_figures

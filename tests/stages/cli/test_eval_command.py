@@ -83,6 +83,7 @@ def test_rejects_other_settings_for_an_existing_run(desk: Desk, url: str) -> Non
     assert "1 of 2 rollouts to be made, 1 reused; because: 1 further sample; about" in more.err
 
 
+@pytest.mark.sweep
 def test_killed_evaluation_resumes_with_the_same_command(desk: Desk) -> None:
     with tutor("--latency-s", "0.3") as url:
         arguments = command(url, "--set", "rollouts.max_concurrent=2")

@@ -66,7 +66,7 @@ def test_holder_that_lost_its_lease_cannot_commit_a_result(
             monkeypatch.setattr("treadle.core.store.object_lease.ObjectLease.check", lambda _: None)
             return metrics
 
-    message = "no longer holds 1/count of run r1 .meanwhile process" if notices else "its token is 2, ours 1"
+    message = "no longer holds 1/count of run r1 .meanwhile process" if notices else "token 2, ours is 1"
     with pytest.raises(RunError, match=message) as error:
         execute(counting(body), run)
     assert "\n" not in str(error.value)

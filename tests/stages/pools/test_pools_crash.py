@@ -1,6 +1,6 @@
 """`pools` and `sft_rows` killed at random moments: no answer that was recorded is asked for again, and the same bytes.
 
-TREADLE_KILL_POINTS sets the number of kills (20: an eighth of them here), TREADLE_KILL_SEED repeats the moments.
+TREADLE_KILL_POINTS sets the kills (an eighth of them here, at least 2), TREADLE_KILL_SEED repeats the moments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from treadle.core.seeds import derive_seed
 from treadle.datagen.pools.evolution import INITIAL
 from treadle.datagen.pools.settings import DEFAULT_OPERATORS
 
-KILLS = max(3, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 8)
+KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "2")) // 8)
 NUM_QUESTIONS = 24
 KILLS_PER_RUN = 5
 SEED = 7

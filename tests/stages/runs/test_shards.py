@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import signal
 import subprocess
 from collections import Counter
@@ -54,7 +55,12 @@ class ShardWorker:
     def shard(self) -> int | None:
         """Return the shard whose journal has records of it but no end."""
         logs = self.root.glob(f"runs/{RUN}/attempts/{ROLLOUTS}/1/{self.log}")
-        lines = [line for log in logs for line in log.read_text().splitlines() if "core.shards: work" in line]
+        lines = [
+            line
+            for log in logs
+            for line in log.read_text().splitlines()
+            if re.search("core.runs.shards: (working|finished)", line)
+        ]
         if not lines or "working at shard" not in lines[-1]:
             return None
         index = int(lines[-1].partition("working at shard ")[2].split()[0]) - 1
@@ -122,6 +128,7 @@ def alone(bench: CrashBench) -> Alone:
 
 
 @pytest.mark.covers("flywheel-25")
+@pytest.mark.sweep
 def test_killed_processes_sharing_a_stage_produce_the_rows_of_one_process(
     bench: CrashBench, alone: Alone, tmp_path: Path
 ) -> None:

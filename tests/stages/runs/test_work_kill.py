@@ -1,6 +1,6 @@
 """Helpers of a run (`treadle work`) and the run itself killed at random moments: the same bytes, nothing asked again.
 
-TREADLE_KILL_POINTS sets the number of kills (20; a tenth of them here), TREADLE_KILL_SEED repeats the moments.
+TREADLE_KILL_POINTS sets the number of kills (a tenth of them here, at least 2), TREADLE_KILL_SEED repeats the moments.
 """
 
 from __future__ import annotations

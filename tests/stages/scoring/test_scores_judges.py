@@ -206,7 +206,6 @@ async def test_verdicts_of_the_current_result_are_reused_without_its_journal(tmp
         settings["redundancy"] = settings["judges"]["judge"]
         first = await made.score(settings)
         num_asked = len(asked(scripted))
-        # As an older version left it.
         made.run.storage.delete(made.run.key("journal"))
         settings["options"]["f1_threshold"] = 0.5
         again = await made.score(settings)

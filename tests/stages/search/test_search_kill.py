@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from support.runs.command_line import TREADLE, Desk, environment, num_requests, tutor
 from support.runs.processes import until
 
@@ -87,6 +88,7 @@ def digest_of(desk: Desk, run_id: str) -> str:
     return str(record["outputs"]["rollouts"]["digest"])
 
 
+@pytest.mark.sweep
 def test_killed_search_services_cost_no_rollout_and_change_no_byte(tmp_path: Path) -> None:
     with tutor("--latency-s", "0.08") as url:
         desk = set_up(tmp_path, url, "corpus = []")

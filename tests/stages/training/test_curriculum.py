@@ -187,6 +187,7 @@ def test_report_contains_the_policy_of_the_last_phase(done: Made) -> None:
 
 
 @pytest.mark.covers("pareto-28")
+@pytest.mark.sweep
 def test_retraining_a_phase_reruns_its_successors(world: World, tmp_path: Path) -> None:
     with begun(world, tmp_path, **SERVED) as made:
         for item in flow_instances(made.config)[5:]:

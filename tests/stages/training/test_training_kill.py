@@ -1,7 +1,7 @@
 """Trainings killed at random moments, in each of their processes, and resumed: the same bytes, no step taken twice.
 
 `sft` and `rl` run as stages with scripted engines in their own supervisors. TREADLE_KILL_POINTS sets the kills
-(20; a tenth of them for each engine here), TREADLE_KILL_SEED repeats the moments of an earlier test.
+(a tenth of them for each engine here, at least 1), TREADLE_KILL_SEED repeats the moments of an earlier test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from treadle.sft import launch
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 
-KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 10)
+KILLS = max(1, int(os.environ.get("TREADLE_KILL_POINTS", "1")) // 10)
 KILLS_PER_RUN = 4
 STEP_S = 0.05
 NUM_STEPS = scripted_engine.NUM_STEPS

@@ -1,4 +1,4 @@
-"""Write the tables of probes in the documentation: `cd tests && python -m support.sandbox.sandbox_table` tries all."""
+"""Write the table of probes in the documentation: `cd tests && python -m support.sandbox.sandbox_table` tries all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from pathlib import Path
 from support.sandbox.sandbox_probes import ALL, verdict
 from support.sandbox.sandbox_users import USERS, report_of
 
-from treadle.agent.sandbox.system_calls import table
-
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "behaviour" / "sandbox.md"
-CALLS_HEADING = "## The system calls\n"
 HEADING = "## The probes\n"
 KINDS = ("bubblewrap", "landlock")
 
@@ -29,7 +26,7 @@ def documented(kind: str, user: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run all probes at each level as each user; replace the table of them, with which the page ends, and of calls."""
+    """Run all probes at each level as each user; replace the table of them, with which the page ends."""
     columns = {}
     for kind in KINDS:
         for user in USERS:
@@ -43,14 +40,7 @@ def main() -> None:
     before, heading, rest = PAGE.read_text().partition(HEADING)
     text = rest.partition("\n\n|")[0]
     probes = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    PAGE.write_text(f"{_with_system_calls(before)}{heading}{text}\n\n{probes}")
-
-
-def _with_system_calls(page: str) -> str:
-    before, heading, rest = page.partition(CALLS_HEADING)
-    text, _, old = rest.partition("\n\n|")
-    after = old.partition("\n\n")[2]
-    return f"{before}{heading}{text}\n\n{table()}\n{after}"
+    PAGE.write_text(f"{before}{heading}{text}\n\n{probes}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import CallRecord, Observation, Question, ToolEnvironment
 from treadle.agent.prompts import FORMATS
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
-from treadle.core.config import load_config, semantic_dump
+from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 
 QUESTION = Question("k", "Who?")
@@ -208,11 +208,6 @@ def test_question_digest_uses_its_format_if_the_prompt_differs() -> None:
     own = settings(system_prompt="Be brief.").digests()
     assert set(own.by_format.values()) == {own.plain}
     assert settings(format_prompts={"assertion": "Yes or no?"}).digest() != plain.digest()
-
-
-def test_default_formats_leave_fingerprints_unchanged() -> None:
-    assert "format_prompts" not in semantic_dump(settings())
-    assert semantic_dump(settings(format_prompts={"fill_in": ""}))["format_prompts"]["fill_in"] == ""
 
 
 def test_limits_follow_the_settings() -> None:

@@ -19,9 +19,8 @@ from treadle.core.runs.context import NullProgress
 from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.run import Run
 from treadle.tasks import shard_worker as work
-from treadle.tasks.catalog import instance
+from treadle.tasks.catalog import instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.run_setup import semantic_for
 from treadle.tasks.planning.run_setup_checks import key_variables
 from treadle.tasks.prefect import helper_runs
 from treadle.tasks.prefect.helper_runs import artifact_key, help_from_flow, helped_by_workers
@@ -114,7 +113,7 @@ def test_helpers_wait_for_gpus_as_long_as_configured_and_log_it(
         {"models": models, "environment": search, "flow": {"models": ["m"], "device_wait_s": 7}}
     )
     run = Run.create(tmp_path, "r1", config.model_dump(mode="json"), {})
-    run.info = run.info.model_copy(update={"semantic": semantic_for(run, config)})
+    run.info = run.info.model_copy(update={"semantic": semantic_of(config)})
     (tmp_path / "runs/r1/run.json").write_text(run.info.model_dump_json())
     said: list[str] = []
     monkeypatch.setattr(work, "work_at", work_at)

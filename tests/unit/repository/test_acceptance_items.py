@@ -10,6 +10,8 @@ TESTS = Path(__file__).resolve().parents[2]
 NUM_ITEMS = {"flywheel": 32, "pareto": 34, "evaluation": 30}
 ALWAYS_RUN = ("unit", "stages", "flows")
 """Folders whose tests need nothing that a machine may lack."""
+OPTIONAL = ("skip", "sweep")
+"""Marks of tests that CI may leave out."""
 
 
 def marked(source: bytes) -> Iterator[str]:
@@ -20,7 +22,11 @@ def marked(source: bytes) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             marks = [(_mark(decorator), decorator) for decorator in node.decorator_list]
             names = {decorator.id for _, decorator in marks if isinstance(decorator, ast.Name)}
-            if names & skipped or "pytestmark" in skipped or any(mark.startswith("skip") for mark, _ in marks):
+            if (
+                names & skipped
+                or "pytestmark" in skipped
+                or any(mark.startswith(("skip", "sweep")) for mark, _ in marks)
+            ):
                 continue
             for mark, decorator in marks:
                 if mark == "covers" and isinstance(decorator, ast.Call):
@@ -54,4 +60,5 @@ def test_a_mark_on_a_skippable_test_does_not_count() -> None:
     assert list(marked(mark + b"def helper(): ...")) == []
     assert list(marked(skips + mark + b"@needs\ndef test_it(): ...")) == []
     assert list(marked(mark + b"@pytest.mark.skip\nasync def test_it(): ...")) == []
+    assert list(marked(mark + b"@pytest.mark.sweep\ndef test_it(): ...")) == []
     assert list(marked(b"pytestmark = pytest.mark.skipif(True, reason='x')\n" + mark + b"def test_it(): ...")) == []

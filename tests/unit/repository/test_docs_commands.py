@@ -154,6 +154,12 @@ def test_concept_pages_fit_two_screens() -> None:
         assert len(text.split()) <= 360 and len(text.splitlines()) <= 50, page.name
 
 
+def test_hand_written_docs_stay_short() -> None:
+    written = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "reference"]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in written) <= 60_000
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 def test_each_page_is_listed_on_the_front_page_or_its_folder_index() -> None:
     front = ROOT / "docs" / "index.md"
     listed = linked(front)

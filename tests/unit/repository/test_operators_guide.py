@@ -75,7 +75,7 @@ def test_reserved_operator_name_is_refused(names: tuple[str, ...], monkeypatch: 
         (["nothing_of_this_name"], "unknown operator"),
         (["no_such_module:Class"], "cannot be loaded: .*; put its folder on PYTHONPATH"),
         (["treadle.datagen.operators.base:NoSuchClass"], "cannot be loaded"),
-        (["treadle.datagen.operators.base:EditRejected"], "cannot be loaded"),
+        (["treadle.datagen.operators.rejection:EditRejected"], "cannot be loaded"),
         (["hint_tail", "hint_tail"], "twice"),
         (["pathlib:Path"], "has no name|has no version"),
     ],

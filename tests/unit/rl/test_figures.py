@@ -52,7 +52,7 @@ def test_engine_step_metrics_become_a_log_row(tmp_path: Path) -> None:
     events = [
         {"event": "begin", "num_steps": 2, "resumed_step": 0, "num_trained_parameters": 1},
         {"event": "step", "step": 1, **figures, "seconds": 1.0},
-        # Of an earlier version.
+        # Of an engine that reports less.
         {"event": "step", "step": 2, **{name: figures[name] for name in ("num_rollouts", "reward")}, "seconds": 2.0},
     ]
     path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")

@@ -23,12 +23,9 @@ def config(**tables: Any) -> TreadleConfig:
     return load_config(TreadleConfig, data={"models": MODELS, **alone, **tables})
 
 
-def begin(root: Path, made: TreadleConfig, *, unnamed: bool = False) -> Run:
-    """A run at which work has begun; `unnamed`: by a version that did not name the models of the flow."""
-    semantic = semantic_of(made)
-    if unnamed:
-        semantic["flow"]["models"] = []
-    run = Run.create(root, "r", made.model_dump(mode="json"), semantic)
+def begin(root: Path, made: TreadleConfig) -> Run:
+    """A run at which work has begun."""
+    run = Run.create(root, "r", made.model_dump(mode="json"), semantic_of(made))
     run.storage.put(run.key("journal/1/rollouts@a/f/00000001.journal"), b"")
     return run
 
@@ -44,23 +41,20 @@ JUDGED_BY_A = {"scores": {"judges": {"models": ["a"]}}}
 MORE = {"models": {**MODELS, "c": {"model": "c"}}}
 
 
-@pytest.mark.parametrize("unnamed", [False, True])
 @pytest.mark.parametrize("change", [{}, JUDGED_BY_A, MORE, {**MORE, "scores": {"judges": {"models": ["c"]}}}])
-def test_agents_of_a_run_are_kept(tmp_path: Path, change: dict[str, Any], unnamed: bool) -> None:
-    begin(tmp_path, config(), unnamed=unnamed)
+def test_agents_of_a_run_are_kept(tmp_path: Path, change: dict[str, Any]) -> None:
+    begin(tmp_path, config())
     assert agents(tmp_path, config(**change)) == ["a", "b"]
     assert agents(tmp_path, config()) == ["a", "b"]
 
 
-@pytest.mark.parametrize("unnamed", [False, True])
-def test_removed_judge_stays_a_non_agent(tmp_path: Path, unnamed: bool) -> None:
-    begin(tmp_path, config(**JUDGED_BY_A), unnamed=unnamed)
+def test_removed_judge_stays_a_non_agent(tmp_path: Path) -> None:
+    begin(tmp_path, config(**JUDGED_BY_A))
     assert agents(tmp_path, config()) == ["b"]
 
 
-@pytest.mark.parametrize("unnamed", [False, True])
-def test_other_agents_are_refused(tmp_path: Path, unnamed: bool) -> None:
-    begin(tmp_path, config(), unnamed=unnamed)
+def test_other_agents_are_refused(tmp_path: Path) -> None:
+    begin(tmp_path, config())
     for models in (["a"], ["b", "a"], ["a", "b", "c"]):
         with pytest.raises(RunError, match="flow.models"):
             agents(tmp_path, config(**MORE, flow={"models": models}))

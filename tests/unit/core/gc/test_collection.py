@@ -104,26 +104,6 @@ def test_gc_keeps_inputs_of_an_active_attempt_after_their_record_was_replaced(ru
     assert run.storage.exists(f"{read}/artifact.json")
 
 
-def test_attempt_without_declared_inputs_keeps_all_artifacts(run: Run) -> None:
-    execute(counting(count=2), run)
-    execute(counting(count=3), run)
-    seen = []
-
-    def older(context: StageContext) -> Mapping[str, Any]:
-        (attempt,) = run.attempts(Address(1, "double"))
-        run.write_attempt(attempt.model_copy(update={"inputs": None}))
-        done = collect(run.storage, -60)
-        seen.append((done.removed, done.plan.notes))
-        return double(context)
-
-    stage = Stage(
-        name="double", version=1, settings=Section, consumes={"numbers": "numbers"}, produces=(DOUBLES,), run=older
-    )
-    execute(Instance(address=DOUBLING.address, stage=stage, settings=Section(), inputs=DOUBLING.inputs), run)
-    assert seen[0][0] == []
-    assert "another version of Treadle" in seen[0][1][0]
-
-
 def test_committing_garbage_again_does_not_race_with_gc(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(counting(count=2), run)
     old = folder_of(run, "1/count", "numbers")

@@ -139,7 +139,7 @@ def test_instances_without_an_attempt_are_absent(tmp_path: Path) -> None:
 
 def test_damaged_record_is_named(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
-    run.storage.put(run.key("records/1/scores.json"), b'{"stage": "scores"}')
+    run.storage.put(run.key("records/1/scores.json"), b'{"format": 2, "stage": "scores"}')
     with pytest.raises(RunError, match=r"runs/r1/records/1/scores.json cannot be read \(address: Field required\)"):
         run.records()
 
@@ -152,20 +152,22 @@ def test_file_with_another_format_is_refused_by_name(tmp_path: Path, name: str) 
     path = tmp_path / "runs/r1" / name
     later = orjson.loads(path.read_bytes())
     assert later["format"] == 2
-    for other in (1, 3):
-        path.write_bytes(orjson.dumps({**later, "format": other}))
-        with pytest.raises(RunError, match=f"runs/r1/{name} has format {other}; this Treadle reads format 2: use"):
+    others = {f"format {other}": {**later, "format": other} for other in (1, 3)}
+    others |= {"format 1": {"format": 1, "with": "other keys"}, "no format": {"with": "other keys"}}
+    for has, content in others.items():
+        path.write_bytes(orjson.dumps(content))
+        with pytest.raises(RunError, match=f"runs/r1/{name} has {has}; this Treadle reads format 2: use"):
             Run.open(tmp_path, "r1").statuses()
 
 
 @pytest.mark.parametrize("name", ["run.json", "records/1/scores.json", "attempts/1/scores/1/attempt.json"])
-def test_file_with_unknown_keys_or_without_a_format_is_read(tmp_path: Path, name: str) -> None:
+def test_file_with_unknown_keys_is_read(tmp_path: Path, name: str) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
     run.write_record(record_of("1/scores"))
     run.write_attempt(attempt_of("1/scores"))
     path = tmp_path / "runs/r1" / name
     data = orjson.loads(path.read_bytes())
-    del data["format"], data["digest"]
+    del data["digest"]
     path.write_bytes(orjson.dumps({**data, "outputs": later_outputs(data), "invented_later": 1}))
     (status,) = Run.open(tmp_path, "r1").statuses()
     assert (status.state, status.num_rows) == ("completed", {"scores": 3})
@@ -236,6 +238,7 @@ def attempt_of(address: str) -> AttemptRecord:
         number=1,
         state="completed",
         fingerprint="f" * 64,
+        inputs={},
         forced=False,
         pid=1,
         host="h",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from treadle.cli.warnings import show_warnings
 from treadle.core.config import semantic_dump, validate
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.runs.execute import execute, planned_action
-from treadle.core.runs.stage import StageContext
-from treadle.core.schemas import QUARANTINE, QUESTIONS
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 
 
@@ -237,25 +234,6 @@ def test_benchmark_without_questions_is_refused(bench: Bench) -> None:
         bench.take({"path": path, "domain": "qa"}, decontaminate=[{"path": benchmark}])
 
 
-def test_run_with_questions_from_before_formats_keeps_them(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    path = write_jsonl(tmp_path / "csbench.jsonl", [{"Question": "Q", "Answer": True, "Format": "Assertion"}])
-    later = ("format", "scorer", "search")
-    schema = pa.schema([field for field in QUESTIONS.schema if field.name not in later])
-    before = replace(QUESTIONS, version=1, schema=schema, also_reads=frozenset(), equivalent_to=None)
-    row = {"question_key": "a" * 16, "dataset": "csbench", "domain": "qa", "question": "Q", "answers": ["True"],
-           "choices": [], "split": "train", "source_file": "f", "source_row": 1, "meta": "{}"}  # fmt: skip
-
-    def write(context: StageContext) -> dict[str, Any]:
-        context.write("questions", [row])
-        return {}
-
-    now = bench.instance({"path": path})
-    made = execute(replace(now, stage=replace(now.stage, produces=(before, QUARANTINE), run=write)), bench.run)
-    assert planned_action(now, bench.run) == "reuse"
-    assert list(bench.run.rows(made.outputs["questions"]).rows()) == [row | dict.fromkeys(later)]
-
-
 def test_unreachable_hub_dataset_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     settings = QuestionsSettings(sources=(SourceSettings(hub="org/none", domain="qa"),))
@@ -297,8 +275,3 @@ def test_search_map_names_ignore_case_and_unmatched_ones_are_reported(
     assert "questions.search" not in caplog.text
     with pytest.raises(ValueError, match="'gaia' is listed twice; case is ignored"):
         QuestionsSettings(search={"gaia": "web", "GAIA": "both"})
-
-
-def test_unset_route_changes_no_fingerprint() -> None:
-    assert "search" not in semantic_dump(QuestionsSettings(sources=(SourceSettings(path=Path("gsm8k.jsonl")),)))
-    assert "search" not in semantic_dump(SourceSettings(path=Path("gsm8k.jsonl")))

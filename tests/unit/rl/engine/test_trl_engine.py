@@ -16,6 +16,7 @@ from support.training import trl_jobs
 
 from treadle.agent.environment import opening_messages
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.errors import Diverged, NothingLearned
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.training import Advice, EngineOptions, explain_failure
 from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ToolError
@@ -23,7 +24,7 @@ from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
-from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, NothingLearned, kind_of
+from treadle.rl.engine.errors import BadEnvironment, BadPlan, kind_of
 from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl.commands import check, environment_of, train

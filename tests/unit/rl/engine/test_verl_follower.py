@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from support.training.verl_plans import verl_plan
 
+from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError
-from treadle.rl.engine.errors import BadEnvironment, Diverged
+from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
 from treadle.rl.rewards import GroupItem, group_rewards

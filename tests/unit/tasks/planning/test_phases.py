@@ -377,12 +377,10 @@ def test_run_may_get_more_phases_and_keeps_its_sigmas(tmp_path: Path) -> None:
     assert opened(0.1, 0.05, 0.02, 0.01).config()["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.02, 0.01]
 
 
-@pytest.mark.parametrize("as_table", [False, True])
-def test_run_of_an_older_version_can_grow_and_reports_only_differences(tmp_path: Path, as_table: bool) -> None:
-    sigmas: Any = {"[0]": 0.1, "[1]": 0.05, "[2]": 0.025} if as_table else [0.1, 0.05, 0.025]
-    made = semantic_of(config())
-    older = {**made, "curriculum": {**made["curriculum"], "phases": 3, "sigma_tool": sigmas, "sigma_length": sigmas}}
-    run = Run.create(tmp_path, "r", {}, older)
+def test_run_can_grow_and_reports_only_differences(tmp_path: Path) -> None:
+    sigmas = [0.1, 0.05, 0.025]
+    made = config(curriculum={"phases": 3, "sigma_tool": sigmas, "sigma_length": sigmas})
+    run = Run.create(tmp_path, "r", {}, semantic_of(made))
     run.storage.put(run.key("journal/1/rollouts@phase-1/f/00000001.journal"), b"")
 
     def opened(*sigma_tool: float, **more: Any) -> Run:
