@@ -49,17 +49,17 @@ class Figure:
 
 
 def efficiency(score: float, calls_requested: int) -> float:
-    """Return P / T, or P without calls: correctness per call, within [0, P]."""
+    """Return score / calls_requested, or the score without calls: correctness per call, within [0, score]."""
     return score / max(calls_requested, 1)
 
 
 def successful_execution(score: float, failed_calls: int) -> float:
-    """Return P / max(Wrong, 1), as published: the first failed call costs nothing. Within [0, P]."""
+    """Return score / max(failed_calls, 1), as published: the first failed call costs nothing. Within [0, score]."""
     return score / max(failed_calls, 1)
 
 
 def strict_successful_execution(score: float, failed_calls: int) -> float:
-    """Return P / (1 + Wrong): every failed call costs. At most `successful_execution`."""
+    """Return score / (1 + failed_calls): every failed call costs. At most `successful_execution`."""
     return score / (1 + failed_calls)
 
 

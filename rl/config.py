@@ -195,7 +195,9 @@ class RlOptions(TrainingOptions):
     @model_validator(mode="after")
     def _check_nodes(self) -> RlOptions:
         if self.engine == "verl" and self.num_nodes > 1 and self.devices:
-            raise ValueError("`devices` has no effect with several nodes, which Ray joins; leave it out")
+            raise ValueError(
+                "`devices` has no effect with num_nodes above 1, because Ray assigns the GPUs; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

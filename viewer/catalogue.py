@@ -111,8 +111,8 @@ class Catalogue:
             lambda text: self._search.mask(parts, questions, index, text),
         )
         by_instance = {part.instance: part for part in parts}
-        collect_problem = list(dict.fromkeys([*damaged.values(), *problems]))
-        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, collect_problem)
+        all_problems = list(dict.fromkeys([*damaged.values(), *problems]))
+        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, all_problems)
         self._state = None if problems else state  # With problems, read the tables again at the next look.
 
     def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:

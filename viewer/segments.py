@@ -148,7 +148,7 @@ def _preview(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Extent of a piece in the picture of the trajectory's course, in thousandths."""
+    """Extent of a piece in the timeline of the trajectory, in thousandths of its width."""
 
     style: str
     start: float

@@ -36,7 +36,7 @@ class SymbolicLimits:
     Attributes:
         workers: Number of worker processes.
         limit_s: CPU time of one comparison, in seconds.
-        memory_mib: CallCache of one worker, in MiB.
+        memory_mib: Memory limit of one worker, in MiB.
     """
 
     workers: int = 1

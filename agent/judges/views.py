@@ -85,7 +85,7 @@ def trajectory_view(
 
 
 def escape_untrusted(text: str) -> str:
-    """Return text without tags and control tokens, and with control characters and direction marks escaped."""
+    """Escape what could end a block or mislead a judge: tags, control tokens, control characters, direction marks."""
     return as_data(sanitize(sub_first(_TAG, text, lambda _: "&lt;"))).strip()
 
 

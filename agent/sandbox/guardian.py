@@ -1,4 +1,4 @@
-"""Starting sandboxes through a process that outlives Treadle by a moment, and leaves nothing of them behind."""
+"""Start sandboxes through a guardian process, which kills what is left of them when Treadle ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from treadle.core.engines import supervisor
 _logger = logging.getLogger(__name__)
 
 _SEND_S = 5.0
-"""The event loop waits with it, once: whoever leaves its requests unread for so long is replaced."""
+"""Time after which a guardian that does not read its requests is replaced; it blocks the event loop once."""
 _CLOSE_S = 10.0
 _KILLED_S = 1.0
 _WORKER = Path(__file__).with_name("guardian_worker.py")
@@ -43,13 +43,13 @@ class GuardedProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """What is known of a process so far."""
+    """Status of a process so far, as reported by the guardian."""
 
     pid: int | None = None
     error: str | None = None
-    """Why it could not be started."""
+    """Reason why it could not be started."""
     code: int | None = None
-    """How it ended, as `subprocess` tells it: -N after signal N."""
+    """Exit code as in `subprocess`: -N after signal N."""
     cgroup: bool = False
     """Whether a cgroup limits the memory of all its processes together."""
     oom: bool = False
@@ -57,7 +57,7 @@ class ProcessStatus:
 
     @classmethod
     def read(cls, text: str) -> ProcessStatus:
-        """From all that `GuardedProcess.status_pipe` has brought."""
+        """Parse everything that was read from `GuardedProcess.status_pipe`."""
         facts: dict[str, Any] = {}
         for line in text.splitlines(keepends=True):
             if line.endswith("\n"):
@@ -66,9 +66,9 @@ class ProcessStatus:
 
 
 class Guardian:
-    """The parent of all sandboxes of a pool. It begins with the first one, and anew if it was killed or stopped.
+    """Parent process of all sandboxes of a pool. It starts with the first one, and again if it was killed or stopped.
 
-    No call waits for it longer than some seconds.
+    No call waits for it longer than a few seconds.
     """
 
     def __init__(self) -> None:
@@ -91,10 +91,10 @@ class Guardian:
         cgroup: dict[str, object] | None = None,
         devices: Path | None = None,
     ) -> GuardedProcess:
-        """Ask for a process in a session of its own, which gets `descriptors` as 3 and on; raises OSError.
+        """Start a process in its own session, with `descriptors` as 3 and following; raise OSError.
 
-        A failure to start is reported in its status. `cgroup` holds the folder `parent` in which to make one
-        for it, and `limits`, file -> text. The folder `devices` is deleted at the latest when this process has ended.
+        A failure to start is reported in its status. `cgroup` has `parent`, the folder in which its cgroup is made, and
+        `limits`, file -> text. The folder `devices` is deleted at the latest when Treadle has ended.
         """
         number = next(_numbers)
         request = {"start": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd), "cgroup": cgroup}
@@ -115,20 +115,20 @@ class Guardian:
         return GuardedProcess(number, *streams)
 
     def kill(self, guarded: GuardedProcess) -> None:
-        """SIGKILL to a process and its group, unless it has ended."""
-        # A guardian that is gone has taken along what it had started.
+        """Send SIGKILL to a process and its group, unless it has ended."""
+        # A guardian that has ended has killed the processes that it had started.
         with contextlib.suppress(OSError):
             self._send({"kill": guarded.number}, [], retry=False)
 
     def is_stalled(self) -> bool:
-        """Whether it leaves requests unread, as one that was stopped does."""
+        """Whether the guardian leaves requests unread, for example because it was stopped."""
         if self._requests is None:
             return False
         unread_bytes = fcntl.ioctl(self._requests, termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(unread_bytes, sys.byteorder) > 0
 
     def abandon(self) -> None:
-        """Kill it: what it had started ends with it or with its input. The next sandbox starts another one."""
+        """Kill the guardian; its processes end with it or with their input. The next sandbox starts a new one."""
         process, self._process = self._process, None
         self._close_requests()
         if process is not None:
@@ -137,7 +137,7 @@ class Guardian:
                 process.wait(_KILLED_S)
 
     def close(self) -> None:
-        """End all that is left, and wait for it; a guardian that does not come to its end is killed."""
+        """End all remaining processes and wait for the guardian to exit; kill it after a time limit."""
         self._close_requests()
         if self._process is not None:
             try:
@@ -185,9 +185,9 @@ class Guardian:
 
 
 def finish(guarded: GuardedProcess, data: bytes, timeout_s: float) -> tuple[ProcessStatus, bytes, bytes]:
-    """Write little, wait for the end, read little: status, standard output, standard error; raises OSError.
+    """Write a short input, wait for the end, and return status, standard output and standard error; raise OSError.
 
-    Past the time it is not ended, but by the end of its guardian.
+    Raises TimeoutError after `timeout_s`; the process then runs until its guardian ends.
     """
     with guarded.stdin, guarded.stdout, guarded.stderr, guarded.status_pipe:
         guarded.stdin.write(data)
@@ -201,7 +201,7 @@ def finish(guarded: GuardedProcess, data: bytes, timeout_s: float) -> tuple[Proc
 
 
 def _pipes(count: int) -> list[tuple[int, int]]:
-    """So many pipes, or none: raises OSError where descriptors run out."""
+    """Open a number of pipes; raise OSError, without leaving any open, if descriptors run out."""
     pipes: list[tuple[int, int]] = []
     try:
         for _ in range(count):

@@ -1,16 +1,16 @@
-"""The process that starts sandboxes for Treadle and sees to it that none outlives it.
+"""Start sandboxes for Treadle in a process of its own, and kill them all when Treadle ends.
 
-Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of ours but the supervisor of
-engines, whose folder is its first argument; the second is Treadle's process id. It has a session of its own and is the
-reaper of all that it starts. When its socket to Treadle closes, for whatever reason, `kill -9` included, it kills every
-descendant until none is left: also a half-made sandbox, whose processes still wait for each other.
+Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of Treadle except the
+supervisor of engines, whose folder is its first argument; the second is Treadle's process id. It has its own session
+and reaps all descendants. When its socket to Treadle closes for any reason, `kill -9` included, it kills all
+descendants, including incomplete sandboxes, whose processes still wait for each other.
 
 Standard input is the socket; a message is one JSON object. `{"start": id, "argv", "env", "cwd"}` comes with
-descriptors: 0, 1, 2 of the new process, the pipe on which JSON lines tell of it (`{"pid"}` or `{"error"}`, then
-`{"code"}`), and what it gets as 3 and on. With `"cgroup": {"parent", "limits"}` it runs in a cgroup of its own below
-that folder if one can be made: `{"cgroup"}` tells whether it does, `{"oom"}` whether that ran out of memory.
-`"devices"` is a folder to delete at the latest when Treadle is gone. `{"kill": id}` kills its process group, unless it
-has ended.
+descriptors: 0, 1, 2 of the new process, the pipe for its status as JSON lines (`{"pid"}` or `{"error"}`, then
+`{"code"}`), and those that it gets as 3 and following. With `"cgroup": {"parent", "limits"}` it runs in its own cgroup
+below that folder if one can be made: `{"cgroup"}` reports whether it does, `{"oom"}` whether that ran out of memory.
+`"devices"` is a folder to delete at the latest when Treadle has ended. `{"kill": id}` kills its process group, unless
+it has ended.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 16
 _POLL_S = 0.5
 _MIN_DESCRIPTOR = 64
-"""Above every number that a new process gets."""
+"""Smallest number of duplicated descriptors, above all numbers that a new process gets."""
 _REMOVE_S = 2.0
 _PREFIX = "treadle-"
 
 
 def main() -> None:
-    """Serve until Treadle is gone, then clear up."""
+    """Serve requests until Treadle has ended, then kill all descendants and delete their folders."""
     parent = int(sys.argv[2])
     supervisor.become_reaper()
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -68,16 +68,16 @@ def main() -> None:
 
 
 class Cgroups:
-    """The cgroups of what the guardian has started: each is made by it, under a name that no other one has had."""
+    """Cgroups of the processes that the guardian started, each with a unique name."""
 
     def __init__(self) -> None:
         self._used: dict[int, str] = {}
         self._pending_removal: list[str] = []
-        """Ended, with processes that are still on their way out; the kernel removes none before they are gone."""
+        """Cgroups whose process has ended; the kernel lets them be removed once they are empty."""
         self._cleaned: set[str] = set()
 
     def make(self, parent: str) -> str | None:
-        """Make one in a folder, after those that dead guardians left there are removed; None if that fails."""
+        """Make a cgroup in a folder and remove those of dead guardians there; return None if it cannot be made."""
         if parent not in self._cleaned:
             self._cleaned.add(parent)
             self._pending_removal += _leftover_cgroups(parent)
@@ -85,16 +85,16 @@ class Cgroups:
         folder = os.path.join(parent, f"{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}")
         try:
             os.mkdir(folder)
-        except OSError:  # Looking from outside is what limits the memory of all processes then.
+        except OSError:  # `usage` then limits the memory of all processes by sampling.
             return None
         return folder
 
     def use(self, folder: str, pid: int) -> None:
-        """Note whose it is."""
+        """Record the process that a cgroup belongs to."""
         self._used[pid] = folder
 
     def drop(self, folder: str) -> None:
-        """Remove one as soon as possible."""
+        """Kill the processes in a cgroup and remove it as soon as it is empty."""
         kill = os.path.join(folder, "cgroup.kill")
         with contextlib.suppress(OSError):
             if os.path.exists(kill):  # Linux 5.14.
@@ -104,7 +104,7 @@ class Cgroups:
         self.remove()
 
     def end(self, pid: int) -> bool:
-        """Drop that of a process that has ended; True if the kernel ended something in it for lack of memory."""
+        """Drop the cgroup of an ended process; return whether the kernel killed a process in it for lack of memory."""
         folder = self._used.pop(pid, None)
         if folder is None:
             return False
@@ -115,11 +115,11 @@ class Cgroups:
         return any(line.split()[0] == "oom_kill" and line.split()[1] != "0" for line in text.splitlines())
 
     def remove(self) -> None:
-        """Remove those that are left, as far as they are empty by now."""
+        """Remove the remaining cgroups that are empty."""
         self._pending_removal = [folder for folder in self._pending_removal if _is_busy(folder)]
 
     def close(self) -> None:
-        """Remove all, once all processes are ended; the last ones take the kernel a moment."""
+        """Remove all cgroups after all processes were killed; wait for the kernel to finish the last ones."""
         for pid in list(self._used):
             self.end(pid)
         until = time.monotonic() + _REMOVE_S
@@ -129,7 +129,7 @@ class Cgroups:
 
 
 def _is_busy(folder: str) -> bool:
-    """Remove a cgroup, unless a process is in it."""
+    """Remove a cgroup if it is empty; return whether a process is still in it."""
     try:
         os.rmdir(folder)
     except OSError as error:
@@ -144,7 +144,7 @@ def _leftover_cgroups(parent: str) -> list[str]:
 
 
 def _is_leftover(name: str) -> bool:
-    """Whether a cgroup is one of a guardian that is gone."""
+    """Return whether the guardian that made a cgroup has ended."""
     words = name.removeprefix(_PREFIX).split("-")
     if not name.startswith(_PREFIX) or len(words) != 2 or not words[0].isdigit():
         return False
@@ -156,9 +156,9 @@ def _is_leftover(name: str) -> bool:
 
 
 def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups: Cgroups, folders: list[str]) -> bool:
-    """Carry out one request; False when there will be none any more.
+    """Handle one request; return False after the last one.
 
-    `started` holds pid -> its id, its pipe; `folders` holds those to delete at the end.
+    `started`: pid -> id of the request and status pipe. `folders`: folders to delete at the end.
     """
     try:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
@@ -169,7 +169,7 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     request = json.loads(message)
-    # Treadle deletes each as soon as its sandbox is ready, unless it is killed before.
+    # Treadle deletes each folder once its sandbox is ready; the guardian deletes those of killed Treadle processes.
     folders[:] = [folder for folder in folders if os.path.exists(folder)]
     if request.get("devices"):
         folders.append(request["devices"])
@@ -181,7 +181,7 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups
     cgroup = cgroups.make(request["cgroup"]["parent"]) if request.get("cgroup") else None
     try:
         pid = os.fork()
-    except OSError as error:  # No more processes: said of this one, while the others live on.
+    except OSError as error:  # No further process can be made. Report it for this one; the others keep running.
         _write_status(descriptors[3], error=str(error))
         for descriptor in descriptors:
             os.close(descriptor)
@@ -200,7 +200,7 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups
 
 
 def _exec_program(request: dict[str, object], descriptors: list[int], cgroup: str | None) -> None:
-    """In the child: take the descriptors, join the cgroup and become the command; does not return."""
+    """Set up descriptors and cgroup in the child process and execute the command; never return."""
     duplicates = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MIN_DESCRIPTOR) for descriptor in descriptors]
     status_pipe = duplicates.pop(3)
     try:
@@ -232,10 +232,10 @@ def _delete(folder: str) -> None:
 
 
 def _join_cgroup(folder: str, limits: dict[str, str]) -> bool:
-    """Join a cgroup of one's own; False if that fails, when looking from outside is what limits memory."""
+    """Move this process into its cgroup; return False if that fails and `usage` has to limit memory by sampling."""
     try:
         for name, value in (limits | {"cgroup.procs": "0"}).items():
-            # Not every kernel has every file; one that is missing is a limit less.
+            # Not every kernel has every file; limits whose file is missing are skipped.
             if os.path.exists(os.path.join(folder, name)):
                 with open(os.path.join(folder, name), "w") as file:
                     file.write(value)
@@ -245,15 +245,15 @@ def _join_cgroup(folder: str, limits: dict[str, str]) -> bool:
 
 
 def _reap(started: dict[int, tuple[int, int]], ending: dict[int, tuple[int, int]], cgroups: Cgroups) -> None:
-    """Collect all that have ended; tell Treadle of those that it had started once their groups are gone too.
+    """Reap ended children; report the exit code of started processes to Treadle once their groups are empty.
 
-    `ending` holds pid -> exit code, its pipe of those that have ended before the rest of their group.
+    `ending`: pid -> exit code and status pipe of processes whose group is not empty yet.
     """
     while (pid := _ended_child()) is not None:
         if pid not in started:
             os.waitpid(pid, 0)
             continue
-        # What it left in its group goes too: nobody else can have the group's number before it is reaped.
+        # Kill the rest of its group before it is reaped, because the number of the group may be reused afterwards.
         _kill_group(pid)
         _, status = os.waitpid(pid, 0)
         ending[pid] = os.waitstatus_to_exitcode(status), started.pop(pid)[1]
@@ -264,7 +264,7 @@ def _reap(started: dict[int, tuple[int, int]], ending: dict[int, tuple[int, int]
 
 
 def _ended_child() -> int | None:
-    """Return a child that has ended and is not reaped yet."""
+    """Return the pid of a child that has ended and is not reaped yet, or None."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return ended.si_pid if ended is not None else None
@@ -272,7 +272,7 @@ def _ended_child() -> int | None:
 
 
 def _is_empty(group: int) -> bool:
-    """Whether no process of a group is left; the guardian inherits each one whose parent has ended."""
+    """Return whether a group has no process left; the guardian inherits processes whose parent has ended."""
     try:
         os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -281,7 +281,7 @@ def _is_empty(group: int) -> bool:
 
 
 def _kill_group(pid: int) -> None:
-    # Until the child has made a group of its own, there is only itself.
+    # Until the child has made its own group, only the child itself can be killed.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

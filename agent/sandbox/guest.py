@@ -1,8 +1,8 @@
-"""The first and only program inside a sandbox: imports packages until a program comes, becomes it, ends.
+"""Run inside a sandbox: import packages until a program arrives, run the program, exit.
 
-It runs alone, beside nothing of Treadle, so it uses the standard library only. It answers one byte on standard output
-when ready. Standard input then brings a line with the CPU seconds and the number of bytes of the program, and the
-program; it stays open as long as the host lives.
+Nothing else of Treadle is in the sandbox, so this module uses the standard library only. It answers one byte on
+standard output when ready. Standard input then brings a line with the CPU seconds and the number of bytes of the
+program, and the program; it stays open as long as the host lives.
 Everything that looks at the program's text happens here, inside.
 """
 
@@ -36,17 +36,17 @@ PROGRAM = "<program>"
 CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
 IDLE_MS = 100
-"""The host needs a moment to hand out a sandbox for which somebody waits already."""
+"""Time to wait for a program before each import, in milliseconds; if a call waits already, one arrives sooner."""
 SPARE_THREADS = 1024
-"""Without a user namespace the limit counts all threads of the user, which come and go."""
+"""Allowance for other threads of the user, which the limit counts if there is no user namespace."""
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
 SET_DEATH_SIGNAL, SET_SECCOMP, SECCOMP_FILTER, SET_NO_NEW_PRIVS = 1, 22, 2, 38
 SHOWN_AS: dict[str, str] = {}
-"""What stands in tracebacks for paths of the machine."""
+"""Replacement for paths of the machine in tracebacks."""
 
 
 def drop_root(uid: int | None) -> None:
-    """Become `uid` for good; a no-op where the sandbox was not started by root."""
+    """Change to the user `uid` irrevocably; do nothing if the sandbox was not started by root."""
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -75,7 +75,7 @@ def set_limits(spec: dict[str, Any]) -> None:
 
 
 def threads_of_user() -> int:
-    """How many threads this process's user has on the whole machine, as far as can be seen."""
+    """Return how many threads of this process's user are visible on the machine."""
     number = 0
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ def checked(result: int, what: str) -> int:
 
 
 def confine(spec: dict[str, Any]) -> None:
-    """Give up files, sockets, and power over other processes, for good; see landlock(7) and seccomp(2)."""
+    """Drop access to files, sockets and other processes irrevocably; see landlock(7) and seccomp(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     checked(libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0), "death signal")
@@ -227,9 +227,9 @@ def run_change_times_before_use() -> None:
 
 
 def import_while_idle(names: list[str]) -> None:
-    """Import packages as long as no program has come; one that needs more imports it itself.
+    """Import packages until a program arrives; the program imports the remaining ones that it needs.
 
-    So a sandbox that waits has everything at hand, and one that is wanted at once does not work in vain.
+    A sandbox that waits has imported all packages, and one that is needed at once does not waste time on them.
     """
     events = select.poll()
     events.register(0, select.POLLIN)
@@ -238,13 +238,13 @@ def import_while_idle(names: list[str]) -> None:
             break
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001 -- the program meets it itself, if it needs the package at all
+        except Exception:  # noqa: BLE001 -- the program gets the same error if it imports the package
             break
     gc.freeze()
 
 
 def receive() -> tuple[int, str] | None:
-    """Read the CPU seconds and the program; None if the host went away instead."""
+    """Read the CPU seconds and the program; None if the host has ended."""
     with os.fdopen(0, "rb", closefd=False) as stream:
         header = stream.readline().split()
         body = stream.read(int(header[1])) if header else b""
@@ -325,10 +325,10 @@ def end(code: int) -> None:
 
 
 def run_as_init(program: int) -> None:
-    """Live on as the sandbox's first process, whose end is the end of all, until the program or the host ends.
+    """Stay the sandbox's first process, whose end ends all others, until the program or the host ends.
 
-    Standard input hangs up when the host is gone. bubblewrap's own signal for that case does not reach a process that
-    has left root's identity.
+    Standard input is closed when the host has ended. bubblewrap's own signal for that case does not reach a process
+    that changed its user from root.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -349,7 +349,7 @@ def run_as_init(program: int) -> None:
 
 
 def wait_for_program(program: int) -> None:
-    """Collect processes that have ended; ends with the program's exit code, or 128 + the signal that killed it."""
+    """Reap ended processes; exit with the program's exit code, or 128 + the signal that killed it."""
     pid = 1
     while pid:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -359,8 +359,8 @@ def wait_for_program(program: int) -> None:
 
 
 def main() -> None:
-    """Prepare, say so, run one program."""
-    # Imports make many objects and hardly any garbage: to look for it takes a tenth of their time.
+    """Prepare the sandbox, report that it is ready, and run one program."""
+    # Imports make many objects and hardly any garbage; collecting it would add a tenth to their time.
     gc.disable()
     spec = json.loads(sys.argv[1])
     landlock = spec["landlock"]
@@ -369,7 +369,7 @@ def main() -> None:
     if landlock:
         SHOWN_AS.update(landlock["shown_as"])
         sys.meta_path.append(ListedModules(landlock["modules"]))
-        # What the interpreter adds itself where no packages beside the listed ones have to be kept from it.
+        # The folders that the interpreter adds itself, unless packages that are not listed have to be hidden.
         site.setquit()
         site.sethelper()
         if spec["uid"] is None:
@@ -379,7 +379,7 @@ def main() -> None:
         before, idle = before[:1], before[1:]
     for name in before:
         importlib.import_module(name)
-    # What is imported by now lives until the end: the collector need not walk it, nor copy its pages.
+    # Imported objects stay until the end, so the collector need not visit them, which would copy their pages.
     gc.freeze()
     program = os.fork()
     if program:

@@ -1,7 +1,7 @@
-"""Half-made sandboxes that nobody else can end: found by the next start, and ended.
+"""Find and end incomplete sandboxes that an earlier process left; called by the next start.
 
-While bubblewrap sets up, its child waits for it, and waits for ever where it was killed. The guardian would end such a
-child; this is for where Treadle and the guardian were killed in the same moment.
+While bubblewrap sets up a sandbox, its child waits for it, forever if bubblewrap is killed. The guardian ends such a
+child; this module is for the case that Treadle and the guardian were killed at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SANDBOX_PREFIXES = {b"--die-with-parent", b"--info-fd", os.fsencode(GUEST)}
 
 
 def end_leftovers() -> int:
-    """End what is left of this user's sandboxes, made by this installation; returns how many there were."""
+    """End leftover sandboxes of this user and this installation; return their number."""
     delete_leftovers()
     num_ended = 0
     for name in os.listdir("/proc"):
@@ -32,7 +32,7 @@ def _end(pid: int) -> bool:
     except OSError:
         return False
     try:
-        # Once more: by now the number may have been given to a stranger.
+        # Check again, because the process id may have been reused since.
         if _is_leftover(pid):
             signal.pidfd_send_signal(process, signal.SIGKILL)
             return True
@@ -44,7 +44,7 @@ def _end(pid: int) -> bool:
 
 
 def _is_leftover(pid: int) -> bool:
-    """Whether a process is a bubblewrap of ours whose parent is neither bubblewrap nor a guardian.
+    """Return whether a process is a bubblewrap of this installation whose parent is neither bubblewrap nor a guardian.
 
     A guardian is the parent of each bubblewrap that it started, and of each child whose bubblewrap died before it.
     """
@@ -59,7 +59,7 @@ def _is_leftover(pid: int) -> bool:
             return False
         parent = _words(int(facts["PPid"]))
     except (OSError, KeyError, ValueError):
-        return False  # It, or its parent, ends in this moment.
+        return False  # The process or its parent is just ending.
     return not _is_bubblewrap(parent) and not any(word.endswith(b"/guardian_worker.py") for word in parent)
 
 

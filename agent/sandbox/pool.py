@@ -1,6 +1,6 @@
-"""A stock of warm sandboxes: each is handed out once and replaced in the background.
+"""Keep a stock of warm sandboxes; each is used once and replaced in the background.
 
-While one waits it imports its packages; with more calls than can be kept up with, programs import what they need.
+A waiting sandbox imports its packages. If calls arrive faster than sandboxes start, programs import what they need.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SandboxPool:
         self._start_slots = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def __aenter__(self) -> SandboxPool:
-        """Start the stock; returns when the first sandbox is ready. Raises SandboxError with what to do about it."""
+        """Start the stock; return when the first sandbox is ready. Raises SandboxError with a remedy."""
         self._launcher = await asyncio.to_thread(make_launcher, self._settings)
         if self._launcher.bwrap is not None and (num_ended := await asyncio.to_thread(end_leftovers)):
             _logger.info("ended %d incomplete sandboxes left by a killed process", num_ended)
@@ -58,7 +58,7 @@ class SandboxPool:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End every sandbox and wait until all are gone, for at most a minute."""
+        """End all sandboxes and wait for their end, for at most a minute."""
         self._launcher = None
         starting = list(self._starting)
         for task in starting:
@@ -83,7 +83,7 @@ class SandboxPool:
                 with clock.hold():
                     sandbox = await self._take()
             except SandboxError as error:
-                # Sandboxes did start when the pool was opened: this one's trouble may pass.
+                # Sandboxes could be started when the pool was opened, so this error may be transient.
                 error.retryable = True
                 raise
             if deadline is not None:
@@ -128,7 +128,7 @@ class SandboxPool:
                 timeout_s = self._settings.start_timeout_s
                 self._warm.put_nowait(await SandboxProcess.start(self._guardian, launcher, timeout_s, eager=False))
             except SandboxError as error:
-                # Only for somebody who waits; the next call tries again.
+                # Pass the error to a waiting call, if there is one; the next call tries again.
                 if self._waiting > self._warm.qsize():
                     self._warm.put_nowait(error)
                 else:

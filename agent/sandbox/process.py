@@ -1,4 +1,4 @@
-"""One sandbox in the hands of the host: started, given one program, drained, killed, gone."""
+"""Control one sandbox from the host: start it, run one program, read its output, kill it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class ProgramResult:
     timed_out: bool
     output_exceeded: bool
     excess: Excess | None
-    """What it held too much of, all processes together, so that the host killed it."""
+    """Resource whose limit all processes together exceeded, so that the host killed them."""
     stdout: str
     stderr: str
     seconds: float
 
 
 class Capture(asyncio.Protocol):
-    """Reads a pipe to its end in bounded memory: the beginning, the end, and how much was between."""
+    """Reader of a pipe in bounded memory: keeps the beginning, the end, and the number of bytes between them."""
 
     def __init__(self, limit_bytes: int = 1 << 62) -> None:
         self.total_bytes = 0
@@ -58,7 +58,7 @@ class Capture(asyncio.Protocol):
         self._tail = bytearray()
 
     def data_received(self, data: bytes) -> None:
-        """Keep what there is room for."""
+        """Keep the data that fits into the limits."""
         self.total_bytes += len(data)
         room = _MAX_KEPT_BYTES - len(self._head)
         self._head += data[:room]
@@ -75,7 +75,7 @@ class Capture(asyncio.Protocol):
             self.ended.set_result(None)
 
     def take(self) -> bytes:
-        """All that was read so far, then forget it."""
+        """Return all data read so far and clear it."""
         data = bytes(self._head)
         self._head.clear()
         self.total_bytes -= len(data)
@@ -110,7 +110,7 @@ def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarde
 
 
 def _guardian_killed_error() -> SandboxError:
-    """How the program ended is not known, so it has to run again."""
+    """Return the error for a sandbox that was lost before its exit code was known; the program has to run again."""
     error = SandboxError(
         "a sandbox was lost: the process that starts sandboxes was killed from outside, or it was stopped and replaced"
     )
@@ -119,7 +119,7 @@ def _guardian_killed_error() -> SandboxError:
 
 
 def _stuck_process_error(pid: int | None) -> SandboxError:
-    """Return the error for a process that the kernel does not end."""
+    """Return the error for a process that still exists after SIGKILL."""
     error = SandboxError(
         f"a sandbox cannot be ended: process {pid} was killed and is still there; "
         f"if `ps -o stat {pid}` says D, it waits for a disk or a network file system of this machine"
@@ -133,9 +133,9 @@ def _identity(capture: Capture) -> Capture:
 
 
 def _first_process(info: int) -> tuple[int, int] | None:
-    """Id and pidfd of the sandbox's first process, from what bubblewrap wrote; None if it wrote nothing yet.
+    """Return id and pidfd of the sandbox's first process from bubblewrap's output; None if there is none yet.
 
-    Raises OSError where the kernel has no pidfds.
+    Raises OSError if the kernel has no pidfds.
     """
     os.set_blocking(info, False)
     try:
@@ -149,7 +149,7 @@ def _first_process(info: int) -> tuple[int, int] | None:
 
 
 class SandboxProcess:
-    """A started sandbox. It runs at most one program; `kill` and `gone` end it whatever it does."""
+    """A started sandbox, which runs at most one program. `kill` and `wait_ended` end it in any state."""
 
     def __init__(
         self, guardian: Guardian, guarded: GuardedProcess, settings: SandboxSettings, scratch: Path | None
@@ -175,7 +175,7 @@ class SandboxProcess:
         settings = launcher.settings
         scratch = Path(tempfile.mkdtemp(prefix="treadle-")) if launcher.bwrap is None else None
         if scratch is not None and settings.kind == "landlock":
-            scratch.chmod(0o755)  # Empty, and read by another user where root starts the sandbox.
+            scratch.chmod(0o755)  # Empty, and read by another user if root starts the sandbox.
         sandbox: SandboxProcess | None = None
         command: Command | None = None
         try:
@@ -214,7 +214,7 @@ class SandboxProcess:
             self._transports.append(transport)
 
     async def _ready(self, timeout_s: float) -> None:
-        """Wait for the guest's byte."""
+        """Wait for the byte by which the guest reports that it is ready."""
         first = asyncio.ensure_future(self._stdout.first_byte.wait())
         try:
             await asyncio.wait({first, self._stdout.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -241,13 +241,13 @@ class SandboxProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still take a program."""
+        """Whether the sandbox still runs and can be given a program."""
         return not self._status_output.ended.done() and not self._stdout.ended.done()
 
     async def run(self, program: str, usage: UsageWatch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
-        """Run one program to its end or its limit; nothing of it is left when this returns."""
+        """Run one program to its end or its limit; no process of it is left when this returns."""
         if self._lifeline is None:
-            # Without namespaces: one process, or no promise.
+            # Without namespaces there is nothing to watch: Landlock allows one process, and `none` promises no limit.
             return await self._run(program, asyncio.get_running_loop().create_future(), time_limit_s, cpu_s)
         with usage.watching(self._first_pid(), self._memory_bytes) as excess:
             return await self._run(program, excess, time_limit_s, cpu_s)
@@ -298,35 +298,34 @@ class SandboxProcess:
         stdin = self._guarded.stdin
         transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, stdin)
         self._input = transport
-        # Not closed: that it hangs up tells the sandbox that the host is gone.
+        # Stays open: the guest ends the program if its standard input is closed, because the host has then ended.
         transport.write(data)
 
     async def _lost(self) -> None:
-        """Wait until nobody can say any more how it will end."""
+        """Wait until the status pipe has ended without an exit code; if there is an exit code, wait forever."""
         await asyncio.shield(self._status_output.ended)
         if self._status.code is not None:
             await asyncio.Future()
 
     async def _ended(self) -> None:
-        """Wait until the program, and with a lifeline all that it started, has ended by itself."""
+        """Wait until the program has ended; with a lifeline, until all processes that it started have ended too."""
         if self._lifeline is not None:
             await asyncio.shield(self._lifeline.ended)
         await asyncio.shield(self._status_output.ended)
 
     def kill(self) -> None:
-        """End all processes of the sandbox at once; `gone` waits for it. Can be called again."""
+        """Kill all processes of the sandbox; `wait_ended` waits for their end. May be called again."""
         self._close_input()
         if self._lifeline is None:
-            # Its own session; Landlock's programs cannot leave it, those of `none` can.
+            # Kills the session. Programs under Landlock cannot leave it; those of kind `none` can.
             self._guardian.kill(self._guarded)
         elif self._status.code is None:
             self._kill_first_process()
 
     def _kill_first_process(self) -> None:
-        """Kill the process with which all others go, rather than bubblewrap, which lives on to reap it.
+        """Kill the sandbox's first process, whose end ends all others; bubblewrap then reaps it and exits.
 
-        While bubblewrap is still busy setting up it is left alone. The guest then ends by itself, because its input
-        has ended.
+        If bubblewrap is still setting up, nothing is killed: the guest exits because its input has ended.
         """
         try:
             self._find_first_process()
@@ -337,7 +336,7 @@ class SandboxProcess:
                 signal.pidfd_send_signal(self._first_process[1], signal.SIGKILL)
 
     def _find_first_process(self) -> None:
-        """Hold on to the first process while it surely lives: its id may be given to a stranger later."""
+        """Open a pidfd of the first process while it runs, because its id may be reused later."""
         if self._first_process is None and self._info is not None:
             self._first_process = _first_process(self._info)
 
@@ -349,9 +348,9 @@ class SandboxProcess:
             self._guarded.stdin.close()
 
     async def wait_ended(self) -> None:
-        """Wait until the killed sandbox is gone and reaped, and its output is read; then free what it held.
+        """Wait until the killed sandbox is reaped and its output is read, then free its resources.
 
-        Raises SandboxError where it is still there after some 20 s.
+        Raises SandboxError if it still exists after about 20 s.
         """
         try:
             await asyncio.wait_for(self._ended(), _END_TIMEOUT_S)
@@ -371,7 +370,7 @@ class SandboxProcess:
             raise _stuck_process_error(self._status.pid)
 
     async def _end_by_force(self) -> None:
-        """Have the guardian kill it, or, if nothing reaches the guardian, kill that."""
+        """Let the guardian kill the sandbox; kill the guardian itself if it does not answer."""
         self._guardian.kill(self._guarded)
         await asyncio.wait({self._status_output.ended}, timeout=_FORCED_END_TIMEOUT_S)
         if not self._status_output.ended.done() and self._guardian.is_stalled():
@@ -379,7 +378,7 @@ class SandboxProcess:
             await asyncio.wait({self._status_output.ended}, timeout=_FORCED_END_TIMEOUT_S)
 
     async def discard(self) -> None:
-        """Kill it and wait until it is gone; one that cannot be ended is left, with a warning."""
+        """Kill the sandbox and wait for its end; log a warning if it cannot be ended."""
         self.kill()
         try:
             await self.wait_ended()

@@ -37,7 +37,7 @@ async def hand_out_s(settings: SandboxSettings, calls: int, interval_s: float) -
             sandbox = await pool._take()
             waits.append(time.perf_counter() - began)
             sandbox.kill()
-            await sandbox.gone()
+            await sandbox.wait_ended()
             await asyncio.sleep(interval_s)
     return waits
 

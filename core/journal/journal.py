@@ -336,7 +336,7 @@ class _SyncThread:
         self._thread.start()
 
     def wake(self, descriptor: int) -> None:
-        """Note that something was written to this segment."""
+        """Wake the thread to force this segment (an open file descriptor) to disk."""
         self._current = descriptor
         if not self._written.is_set():
             self._written.set()

@@ -36,7 +36,7 @@ _BRIEF_POLICY = RetryPolicy(connect_s=3.0, request_s=20.0, retries=1, retrying_s
 
 
 class _List(BaseModel):
-    """The segments that one holder lists."""
+    """Uploaded list of the segments that belong to a journal, written by the holder of its lease."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -1,7 +1,7 @@
 """Divide the jobs of a stage instance into shards, so that several processes can work on them.
 
-    <journal key>/shards.json                  number of shards: fixed until the instance is done, or forced <journal
-    key>/shards/<first_attempt>/<n>/          journal of a shard; `first_attempt` is the attempt that divided the jobs
+    <journal key>/shards.json                               number of shards; fixed until the instance is done or forced
+    <journal key>/shards/<first_attempt>/<n>/               journal of a shard; `first_attempt` divided the jobs
     <journal key>/shards/<first_attempt>/<n>/result.json    result of the shard, written when it is finished
 
 Each shard has a lease, and only its holder works on the shard. A shard is finished when every job of it is finished or
@@ -205,13 +205,13 @@ class Shards:
         return sum(count_recorded(self.storage, self.shard_key(plan, index)) for index in range(plan.num_shards))
 
     def finished_owners(self) -> set[str]:
-        """Return the finished owners in the instance's journals, as far as this machine has them."""
+        """Return the finished owners in those of the instance's journals that are on this machine."""
         plan = self.plan()
         keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
         return {owner for key in keys for owner in finished_owners(self.storage.directory(key))}
 
     def finished_rows(self, most: int) -> list[bytes]:
-        """Return the final rows of up to `most` owners, as far as this machine has them."""
+        """Return the final rows of up to `most` finished owners from the journals that are on this machine."""
         plan, rows = self.plan(), list[bytes]()
         keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
         for key in keys:
@@ -219,7 +219,7 @@ class Shards:
         return rows
 
     def delete(self, token: int) -> None:
-        """Delete the shards' journals and the plan, unless the plan is of a later holder than `token`."""
+        """Delete the plan and the shards' journals, unless the plan has a later fencing token than `token`."""
         plan = self.plan()
         if plan is None or plan.token > token:
             return

@@ -110,7 +110,7 @@ class TableWriter:
             raise self._error(first + values.index(None), f"column {field.name!r} is null", rows[values.index(None)])
         if pa.types.is_list(field.type) and column.flatten().null_count:
             index = next(i for i, value in enumerate(values) if value is not None and None in list(value))
-            raise self._error(first + index, f"column {field.name!r} holds a null", rows[index])
+            raise self._error(first + index, f"a list in column {field.name!r} contains a null", rows[index])
         return column
 
     def _explain(self, field: pa.Field, values: Sequence[Any], first: int) -> ArtifactError:

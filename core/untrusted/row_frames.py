@@ -42,7 +42,7 @@ def inner_types(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Raise ValueError for more or deeper fields than are read, and for types that `plain_type` does not return."""
+    """Raise ValueError for more or deeper fields than are read, and for unsupported types."""
     left: list[tuple[pa.DataType, int]] = [(field.type, 1) for field in schema]
     num_fields = 0
     while left:

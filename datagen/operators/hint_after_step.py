@@ -10,7 +10,7 @@ from treadle.datagen.operators.replies import THINK
 
 
 class HintAfterStep:
-    """Operator against too few tool calls at an early step; the policy finds its own way out of the flaw."""
+    """Operator against too few tool calls: inserts a hint after the first flawed step; the policy continues from it."""
 
     name = "hint_step"
     version = 1

@@ -120,7 +120,9 @@ def _own_pooling(folder: Path) -> str | None:
         modes = [str(pooling["pooling_mode"])]
     ways = [_POOLING_KEYS.get(mode) or _POOLING_NAMES.get(mode) for mode in modes]
     if len(ways) != 1 or ways[0] is None:
-        raise ConfigError(f"{folder} asks for pooling {', '.join(modes) or 'of no kind'}; set encoder.pooling")
+        raise ConfigError(
+            f"{folder} configures an unsupported pooling: {', '.join(modes) or 'none'}; set encoder.pooling"
+        )
     return ways[0]
 
 

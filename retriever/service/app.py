@@ -149,13 +149,13 @@ class RetrievalService:
         _, batcher = self._ready()
         if top_n > self.settings.max_top_n:
             raise RequestRefused(422, f"top_n must be at most {self.settings.max_top_n}")
-        request_model = [query.strip() for query in queries]
-        rankings = {query: self._cache.get(query, top_n) for query in request_model}
+        stripped = [query.strip() for query in queries]
+        rankings = {query: self._cache.get(query, top_n) for query in stripped}
         missing = [query for query, ranking in rankings.items() if ranking is None]
         self.metrics.cached.inc(len(rankings) - len(missing))
         if missing:
             rankings |= zip(missing, await self._ask(batcher, missing, top_n), strict=True)
-        return [ranking for ranking in map(rankings.__getitem__, request_model) if ranking is not None]
+        return [ranking for ranking in map(rankings.__getitem__, stripped) if ranking is not None]
 
     async def _ask(self, batcher: MicroBatcher, queries: list[str], top_n: int) -> list[Ranking]:
         try:

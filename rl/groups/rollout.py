@@ -66,7 +66,7 @@ class GroupTrajectory:
         env_mask: 1 for each completion id that the model sampled, else 0.
         logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
         trajectory: The rollout's trajectory.
-        branch_parent: GroupSession of the trajectory that it branched from; None if it started from the question.
+        branch_parent: `session` of the trajectory that it branched from; None if it started from the question.
         branch_depth: Number of branchings between the question and this trajectory.
         seed: Seed of the trajectory's turns.
     """

@@ -70,7 +70,7 @@ class TimedEnvironment:
 
 
 class Recorder:
-    """CompletionModel of one trajectory that records the position of each completion and its log-probabilities."""
+    """Completion model of one trajectory that records the position of each completion and its log-probabilities."""
 
     def __init__(self, model: CompletionModel, environment: TimedEnvironment, inherited: Sequence[float]) -> None:
         """Wrap a model; `inherited` holds the log-probabilities of the ids before the branching point, if any."""

@@ -62,7 +62,7 @@ class ImportResult:
     num_selected: int = 0
     """Number of questions that the stage itself would use; those without a row are missing in the result."""
     rejected_rows: list[RejectedRow] = field(default_factory=list)
-    """RowRejected rows, at most the first 10,000."""
+    """Rejected rows, at most the first 10,000."""
     reasons: Counter[str] = field(default_factory=Counter)
 
     def reject(self, rejected_row: RejectedRow) -> None:

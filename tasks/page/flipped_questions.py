@@ -57,14 +57,14 @@ def _fold(row: Row, questions: dict[str, Row], answers: dict[str, Answers]) -> l
                 (
                     _cut(questions[key]["question"], _CHARS),
                     _cut(" | ".join(questions[key]["answers"]), _ANSWER_CHARS),
-                    *(_cut(answers[row[side]].get((key, is_right), ""), _ANSWER_CHARS) for side, is_right in shown),
+                    *(_cut(answers[row[side]].get((key, is_right), ""), _ANSWER_CHARS) for side, is_right in columns),
                 )
                 for key in keys[:_SHOWN]
                 if key in questions
             ),
             f"{len(keys) - _SHOWN:,} further ones are not shown." if len(keys) > _SHOWN else "",
         )
-        for title, keys, shown in (("Gained", row["gained"], _GAINED), ("Lost", row["lost"], _LOST))
+        for title, keys, columns in (("Gained", row["gained"], _GAINED), ("Lost", row["lost"], _LOST))
     ]
     if not any(table.rows for table in tables):
         return []

@@ -128,8 +128,8 @@ def _rules(named: LabelledCounts) -> Figures:
         for scorer in sorted(totals, key=lambda scorer: (-totals[scorer], scorer))
     ]
     note = (
-        "As in the column scorer of the table scores; status: rollouts without an answer; math_symbolic_limit, _unread "
-        "and _error: counted as wrong because computer algebra could not compare the answer."
+        "As in the column scorer of the table scores; status: rollouts without an answer; math_symbolic_limit, "
+        "_unparsable and _error: counted as wrong because computer algebra could not compare the answer."
     )
     return Figures("Rollouts by what decided", ("scorer", *(names[0] for names, _ in named)), tuple(rows), note)
 

@@ -141,7 +141,7 @@ def _line(text: str, num_chars: int) -> str:
 
 
 def _cut(text: str, num_chars: int) -> str:
-    """Return text truncated to `num_chars` characters, ending in three dots if there is remaining_chars for them."""
+    """Return text truncated to `num_chars` characters, ending in three dots if they fit."""
     if len(text) <= num_chars:
         return text
     return text[: num_chars - len(_ELLIPSIS)] + _ELLIPSIS if num_chars > len(_ELLIPSIS) else ""

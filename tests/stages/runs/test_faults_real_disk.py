@@ -1,6 +1,6 @@
 """`treadle run`, all stages, on a real disk that is full, may hold few files, caps their length, or is read-only.
 
-Parquet files and arrays are written by their own native code here, while `test_faults_command_line.py` only covers
+Parquet files and arrays are written by their own native code here, while `cli/test_faults_command_line.py` only covers
 writes by Python. TREADLE_FAULT_STRIDE=1 tries every size, page by page; the default every 73rd and one in the middle.
 """
 

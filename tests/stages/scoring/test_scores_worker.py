@@ -42,7 +42,7 @@ def test_answers_that_algebra_cannot_compare_are_counted_and_reported(
     assert [row["correct"] for row in rows] == [True, False, False, False]
     assert [row["scorer"] for row in rows[:3]] == ["math_symbolic", "math_symbolic", "math_symbolic_unparsable"]
     assert rows[3]["scorer"] in ("math_symbolic_error", "math_symbolic_limit")
-    assert (metrics["num_symbolic_undecided"], metrics["scorer_math_symbolic_unread"]) == (2, 1)
+    assert (metrics["num_symbolic_undecided"], metrics["scorer_math_symbolic_unparsable"]) == (2, 1)
     assert "computer algebra could not decide 2 of 4 comparisons" in caplog.text
 
 

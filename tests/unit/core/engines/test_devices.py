@@ -60,7 +60,7 @@ def test_training_uses_the_first_of_the_named_gpus(monkeypatch: pytest.MonkeyPat
         (VllmServer, {"devices": [0, 0]}, "name each GPU once"),
         (SftOptions, {"devices": [-1]}, "by its place from 0"),
         (SftOptions, {"devices": [0, 1], "num_devices": 4}, "num_devices 4 is more than the 2 of `devices`"),
-        (RlOptions, {"engine": "verl", "num_nodes": 2, "devices": [0]}, "which Ray joins"),
+        (RlOptions, {"engine": "verl", "num_nodes": 2, "devices": [0]}, "Ray assigns the GPUs"),
     ],
 )
 def test_contradictory_device_settings_are_refused(section: Any, given: dict[str, Any], said: str) -> None:

@@ -167,7 +167,7 @@ def test_table_without_rows_is_valid(tmp_path: Path) -> None:
         ({"key": "a"}, "missing columns \\['count', 'ids', 'note'\\]"),
         (thing(2, extra=1), "unknown columns \\['extra'\\]"),
         (thing(2, count=None), "row 2 \\(key='k2'\\): column 'count' is null"),
-        (thing(2, ids=[1, None]), "row 2 \\(key='k2'\\): column 'ids' holds a null"),
+        (thing(2, ids=[1, None]), "row 2 \\(key='k2'\\): a list in column 'ids' contains a null"),
         (thing(2, count="many"), "row 2: column 'count' does not fit int32"),
         (thing(2, count=2**40), "row 2: column 'count' does not fit int32"),
         (thing(2, note="a\ud800"), "row 2: column 'note' is text that cannot be encoded"),
