@@ -20,7 +20,7 @@ from support.runs.command_line import environment
 
 END_S = 300.0
 """Only a command that hangs takes longer."""
-_NOTHING_RIGHT = re.compile(r"^\S.* 0\.000 \[|does not know [\d,]+ of [\d,]+ questions", re.M)
+_NOTHING_RIGHT = re.compile(r"^\S.* 0\.000 \[|[\d,]+ of [\d,]+ questions are not from the sample world", re.M)
 """An accuracy of nothing, with its interval; and the words by which the tutor says so."""
 STAND_INS = Path(__file__).with_name("docs_stand_ins")
 

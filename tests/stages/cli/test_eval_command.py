@@ -139,7 +139,7 @@ WRONG = [
     (("--model", "m", "--benchmark", "gsm8k=no.jsonl"), "no file 'no.jsonl'"),
     (("--model", "m", "--benchmark", "gsm8k"), "has no file", "--data-root"),
     (("--model", "m", "--benchmark", "math500", "--data-root", "data"), "data/math500 has no", "in data: gsm8k"),
-    (("--model", "m", "--benchmark", FILE, "--benchmark", FILE), "gsm8k is named twice"),
+    (("--model", "m", "--benchmark", FILE, "--benchmark", FILE), "gsm8k is given twice"),
     (("--model", "m", "--benchmark", FILE, "--tools", "search"), "--corpus FILE or --retriever URL"),
     (("--model", "m", "--benchmark", FILE, "--tools", "perl"), "'perl' is not python, search"),
     (("--model", "m", "--benchmark", FILE, "--corpus", "a", "--retriever", "b"), "--corpus and --retriever"),
@@ -211,11 +211,11 @@ async def test_chat_only_service_needs_the_chat_option_and_fails_in_one_line_wit
 async def test_model_with_fixed_sampling_is_reported_before_a_run_is_created(desk: Desk) -> None:
     async with hosted(fussy(computes, []), model="treadle-tutor") as service:
         asked = command(service.url, "--chat", "--max-questions", "1", *ONE_SANDBOX)
-        line = (await asyncio.to_thread(desk.treadle, *asked)).failed("takes no temperature but 1 and no top_p", code=2)
+        line = (await asyncio.to_thread(desk.treadle, *asked)).failed("accepts no temperature but 1 and no top_p", code=2)
         assert "set that in rollouts.sampling" in line and not (desk.folder / "outputs").exists()
         fixed = ("--temperature", "1", "--set", "rollouts.sampling.top_p=1")
         done = (await asyncio.to_thread(desk.treadle, *asked, *fixed)).succeeded()
-    assert "treadle-tutor is asked without stop, which its service refuses" in done.err
+    assert "requests are sent without stop, which its service refuses" in done.err
     (row,) = desk.rows("r", "1/rollouts@treadle-tutor", "rollouts")
     assert (row["python_calls"], row["status"]) == (1, "answered")
 

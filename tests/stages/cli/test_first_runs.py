@@ -51,21 +51,21 @@ def run(desk: Desk, *more: str) -> Any:
 def test_tutor_reports_how_many_questions_it_does_not_know(desk: Desk) -> None:
     desk.write("questions.jsonl", KNOWN, CHOICE, UNKNOWN)
     said = run(desk).succeeded().out
-    assert "does not know 1 of 3 questions, so its answers to them mean nothing" in said
+    assert "1 of 3 questions are not from the sample world, so its answers to them mean nothing" in said
     assert "  0.667 [" in said
 
 
 def test_known_tutor_questions_need_no_notice(desk: Desk) -> None:
     desk.write("questions.jsonl", KNOWN, CHOICE)
     said = run(desk).succeeded().out
-    assert "does not know" not in said and "  1.000 [" in said
+    assert "not from the sample world" not in said and "  1.000 [" in said
 
 
 def test_benchmark_unknown_to_the_tutor_is_reported(desk: Desk, tutor_url: str) -> None:
     desk.write("test.jsonl", {"question": "Nine eggs a day, three eaten: how many are left?", "answer": "#### 6"})
     given = ("--endpoint", tutor_url, "--model", "treadle-tutor", "--benchmark", "gsm8k=test.jsonl")
     said = desk.treadle("eval", *given, "--run", "e", "--set", "environment.search.enabled=false").succeeded().out
-    assert "does not know 1 of 1 questions" in said
+    assert "1 of 1 questions are not from the sample world" in said
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ async def test_server_without_token_ids_gives_rows_without_ids(bench: Bench) -> 
         ({"model": {"endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}, EndpointUnavailable, "127.0.0.1:9"),
         ({"model": {"model": "other"}}, ConfigError, "does not serve model 'other'"),
         ({"model": {"tokenizer": "/nowhere"}}, ConfigError, "/nowhere"),
-        ({"tokenizer_digest": "0"}, ConfigError, "is not the one"),
+        ({"tokenizer_digest": "0"}, ConfigError, "differs from the one"),
         ({"model": {"token_ids": "required", "tokenizer": None}}, ConfigError, "needs a tokenizer"),
         ({"environment": {"search": {"enabled": True}}}, TreadleError, "corpus"),
     ],

@@ -113,7 +113,7 @@ async def test_stage_with_only_unreadable_replies_reports_causes(
     async with server(lambda _: "The answer is forty-two.") as scripted:
         with caplog.at_level(logging.WARNING, "treadle"):
             record = await bench.make(scripted.url)
-    (line,) = [each.getMessage() for each in caplog.records if "could be read" in each.getMessage()]
+    (line,) = [each.getMessage() for each in caplog.records if "could be parsed" in each.getMessage()]
     assert line.startswith(
         "1/rollouts@base: No output of the model could be parsed in 2 rollouts: no call, no answer (no_answer 2)."
     )

@@ -128,7 +128,7 @@ async def test_mostly_unreadable_votes_fail_the_stage(tmp_path: Path) -> None:
     called = rollout("r1", "m1", segments, domain="math", calls_requested=1, calls_executed=1, search_calls=1)
     made = ScoresBench(tmp_path, [question("m1", ["7"], "math")], [called])
     async with server(lambda _: "Certainly", "voter") as scripted:
-        with pytest.raises(StageFailed, match=r"3 of 3 votes on wasted calls cannot be read"):
+        with pytest.raises(StageFailed, match=r"3 of 3 votes on wasted calls cannot be parsed"):
             await made.score(voted_by(scripted.url))
         assert made.run.record(Address(1, "scores", "base")) is None
         record = await made.score(voted_by(scripted.url), accept_failures=True)
