@@ -31,14 +31,15 @@ def unreadable_output_warnings(metrics: Mapping[str, Any], noun: str = "rollouts
     if not metrics["calls_requested"]:
         return [
             f"No output of the model could be parsed in {num_with_output:,} {noun}: no call, no answer ({counts}). "
-            "The model may not know the tags, its chat template or tokenizer may be another model's, or its server may cut "
-            "answers in the wrong place; look at one with treadle show."
+            "The model may not know the tags, its chat template or tokenizer may be another model's, or its server may "
+            "cut answers in the wrong place; look at one with treadle show."
         ]
     if num_with_output < _FEW:
         return []
     return [
         f"None of {num_with_output:,} {noun} ended with an answer, though tools were called ({counts}). The limits "
-        "of turns, calls or tokens may be too low, or the model does not close its answers; look at one with treadle show."
+        "of turns, calls or tokens may be too low, or the model does not close its answers; look at one with treadle "
+        "show."
     ]
 
 

@@ -68,7 +68,7 @@ def _load(name: str) -> Operator:
         raise ConfigError(
             f"pools.operators: {name!r} has the name {operator.name!r} and the branch {operator.branch!r}; "
             f"a name must be a lower-case identifier (not {' or '.join(_RESERVED_NAMES)}), a branch `correct` or "
-            f"`incorrect`"
+            "`incorrect`"
         )
     return operator
 

@@ -211,7 +211,9 @@ async def test_chat_only_service_needs_the_chat_option_and_fails_in_one_line_wit
 async def test_model_with_fixed_sampling_is_reported_before_a_run_is_created(desk: Desk) -> None:
     async with hosted(fussy(computes, []), model="treadle-tutor") as service:
         asked = command(service.url, "--chat", "--max-questions", "1", *ONE_SANDBOX)
-        line = (await asyncio.to_thread(desk.treadle, *asked)).failed("accepts no temperature but 1 and no top_p", code=2)
+        line = (await asyncio.to_thread(desk.treadle, *asked)).failed(
+            "accepts no temperature but 1 and no top_p", code=2
+        )
         assert "set that in rollouts.sampling" in line and not (desk.folder / "outputs").exists()
         fixed = ("--temperature", "1", "--set", "rollouts.sampling.top_p=1")
         done = (await asyncio.to_thread(desk.treadle, *asked, *fixed)).succeeded()
