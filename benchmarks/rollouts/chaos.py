@@ -78,7 +78,10 @@ class Tutor:
         self.url = json.loads(self.process.stdout.readline())["url"]
 
     def freeze(self) -> None:
-        """Stop the process, so that the kernel accepts connections but nothing responds."""
+        """Stop the process while it is in use, so that the kernel accepts connections but nothing responds."""
+        size = self.log.stat().st_size
+        while self.log.stat().st_size == size and not self.over.wait(0.005):
+            pass
         self.frozen_at = time.time()
         self.process.send_signal(signal.SIGSTOP)
 

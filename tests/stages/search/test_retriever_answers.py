@@ -99,7 +99,7 @@ REFUSED: list[tuple[str, str, Answer, str]] = [
     ("no key", "", (401, {"detail": "who?"}), "HTTP 401: .*`api_key_env` names the environment variable"),
     ("a wrong key", "", (403, ""), "HTTP 403: .*`api_key_env` names the environment variable"),
     ("another body", "", (422, {"detail": "field 'q' is missing"}), "HTTP 422: .*field 'q' is missing"),
-    ("a redirect", "", (307, "", {"Location": "http://h/find/"}), "HTTP 307, moved to http://h/find/; name that"),
+    ("a redirect", "", (307, "", {"Location": "http://h/find/"}), "HTTP 307, moved to http://h/find/; use that"),
     ("hostile words", "", (400, "\x1b[31m\nno"), "HTTP 400: .31m no; it refuses the request$"),
 ]
 
