@@ -323,7 +323,7 @@ def test_plan_rejected_by_verl_is_reported_as_rejected(python: Path, tmp_path: P
     # One of the four prompts is too long: a plan must not count it.
     run(python, tmp_path, "-m", "treadle.rl.engine", "check", tmp_path / "job.json", expect=1)
     (error,) = events.new()
-    assert error["kind"] == "arguments" and "of 4 rows verl takes 3" in error["message"]
+    assert error["kind"] == "arguments" and "verl keeps 3 of 4 rows" in error["message"]
     job["plan"]["num_rows"] = 3
     (tmp_path / "job.json").write_text(json.dumps(job))
     run(python, tmp_path, "-m", "treadle.rl.engine", "check", tmp_path / "job.json")
