@@ -19,7 +19,7 @@ class CallCache(Protocol):
     """Durable cache of one rollout, with named entries (units)."""
 
     def get(self, unit: str) -> bytes | None:
-        """Return a cached unit, or None."""
+        """Return the cached model answer or tool result named `unit`, or None."""
         ...
 
     def append(self, unit: str, value: bytes) -> None:
@@ -62,7 +62,7 @@ class ScopedCache:
     scope: str
 
     def get(self, unit: str) -> bytes | None:
-        """Return a cached unit, or None."""
+        """Return the cached model answer or tool result named `unit` within the scope, or None."""
         return self.cache.get(f"{self.scope}/{unit}")
 
     def append(self, unit: str, value: bytes) -> None:
@@ -82,7 +82,7 @@ class CountingCache:
     known: set[str] = field(default_factory=set)
 
     def get(self, unit: str) -> bytes | None:
-        """Return a cached unit, or None."""
+        """Return the cached model answer or tool result named `unit` within the scope, or None."""
         value = self.cache.get(unit)
         if value is not None and unit not in self.known:
             self.known.add(unit)

@@ -214,7 +214,7 @@ def is_share(name: str) -> bool:
 
 
 def needs(name: str, what: Literal["calls", "votes"]) -> bool:
-    """Return whether a figure needs at least one of `what` to be meaningful."""
+    """Return whether a figure means something only with at least one of `what`: tool calls, or votes on redundancy."""
     return name in FIGURES and FIGURES[name].needs == what
 
 

@@ -56,7 +56,7 @@ real tokens and the format check is strict, unlike in the scripts. The sigmas ar
 
 
 class RlOptions(TrainingOptions):
-    """Options of the reinforcement in one phase.
+    """Options of RL training in one phase.
 
     Group size, clipping, sampling and reward are those of the paper; batch sizes and lengths fit the embedded model.
     The preset `et-agent-7b` has the paper's.

@@ -129,7 +129,7 @@ class Journal:
         return None if place is None else self._read(place)
 
     def finished(self, owner: str) -> bytes:
-        """Read the final row of an owner from disk; raise KeyError if there is none."""
+        """Read the final row of an owner (a rollout key) from disk; raise KeyError if it is not finished."""
         return self._read(self._finished[owner])
 
     def append(self, owner: str, unit: str, value: bytes) -> None:

@@ -64,7 +64,7 @@ class RecordedResult:
 
 
 def earlier_results(instance: Instance, run: Run) -> list[RecordedResult]:
-    """Return the current result of an instance, if there is one, then those of its counterparts, latest first."""
+    """Return an instance's current result, if any, then its reusable results of earlier iterations, latest first."""
     addresses = [instance.address, *reversed(counterparts(instance))]
     records = (run.record(address) for address in addresses)
     return [RecordedResult(run, record) for record in records if record is not None]

@@ -106,7 +106,9 @@ def read_rows_of(
                 else:
                     raise ValueError("unexpected frame")
             except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-                raise UnreadableInput(f"the reader process sent invalid data: {one_line(str(error))}") from None
+                raise UnreadableInput(
+                    f"the isolated process that decodes the input sent invalid data: {one_line(str(error))}"
+                ) from None
             if left < 0:
                 raise UnreadableInput(_TOO_MANY)
 
@@ -148,7 +150,7 @@ class _Child:
 
         kind, num_bytes = row_frames.HEAD.unpack(self._exactly(row_frames.HEAD.size))
         if num_bytes > row_frames.MAX_FRAME_BYTES:
-            raise UnreadableInput("the reader process sent invalid data")
+            raise UnreadableInput("the isolated process that decodes the input sent invalid data")
         content = self._exactly(num_bytes)
         if kind == row_frames.PROBLEM:
             said = one_line(content.decode("utf-8", "replace"))

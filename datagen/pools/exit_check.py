@@ -63,6 +63,5 @@ class PoolExitCheck:
             raise StageFailed(
                 f"{address}: the judge gave no verdict on {self.num_unreadable:,} of {self.num_judged:,} trajectories; "
                 f"first error: {self.first_unreadable}; set another model as pools.roles.judge in a new run, or "
-                "count them "
-                "as not correct with --accept-failures"
+                "count them as not correct with --accept-failures"
             )

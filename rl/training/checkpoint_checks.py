@@ -86,7 +86,7 @@ def check_greedy(live: Greedy | None, written: Greedy | None) -> None:
     if live is None:
         return
     if written is None:
-        raise StageFailed("cannot verify the exported policy: no greedy sample was taken")
+        raise StageFailed("cannot verify the exported policy: the engine reported no greedy completion of it")
     for place, (id_, said, margin) in enumerate(zip(live.ids, written.ids, live.margins, strict=False)):
         if id_ == said:
             continue

@@ -1,4 +1,4 @@
-"""Draw the curves of a reinforcement: a picture for the artifact, and sparklines for the terminal and the UI."""
+"""Draw the curves of an RL training: a picture for the artifact, and sparklines for the terminal and the UI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the events of a reinforcement: steps, validations and saved states. Documented in docs/behaviour/rl.md."""
+"""Read the events of an RL training: steps, validations and saved states. Documented in docs/behaviour/rl.md."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Validation:
 
 
 class RlEvents(EventLog[RlStep]):
-    """Event log of a reinforcement."""
+    """Event log of one RL training: its steps, validations and saved states."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

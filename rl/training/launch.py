@@ -1,4 +1,4 @@
-"""Run a reinforcement as child processes in the engine's environment: check, train, finish.
+"""Run an RL training as child processes in the engine's environment: check, train, finish.
 
 All files of a training are in one folder. Called again with the folder of an interrupted training, `reinforce` resumes
 from the newest complete state. Documented in docs/behaviour/rl.md, part "Engine".

@@ -1,4 +1,4 @@
-"""Report a reinforcement: the facts for its record, and the page for its artifact."""
+"""Report an RL training: the facts for its record, and the page for its artifact."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from treadle.tasks.estimate.question_counts import DEFAULT_NUM_UNITS, QuestionCo
 
 ROLLOUT_ASSUMPTIONS = (
     f"a rollout has {ASSUMPTIONS.turns:g} turns of {ASSUMPTIONS.sampled_per_turn} sampled tokens; tool results have "
-    "the "
-    "maximum length, program outputs a quarter of it",
+    "the maximum length, program outputs a quarter of it",
     "every turn sends the whole prefix: prefix caches of servers are ignored",
 )
 _POOL_ASSUMPTIONS = (

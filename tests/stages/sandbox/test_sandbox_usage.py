@@ -76,7 +76,9 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 time.sleep(0.01)
-print(shared[:4], sorted(glob.glob("*")), len(list(os.walk("."))), hashlib.sha256(b"").hexdigest()[:4])
+# Where locks only seem to be kept, the last connection does not always delete its log.
+names = set(glob.glob("*")) - {"data-wal-shm", "data-wal-wal"}
+print(shared[:4], sorted(names), len(list(os.walk("."))), hashlib.sha256(b"").hexdigest()[:4])
 """: "[(2,)]\n[(2,)]\n[(1,)]\nb'same' ['a', 'a2', 'copy', 'data-delete', 'data-wal', 'out', 't.tar', 'z.zip'] 8 e3b0",
 }
 
