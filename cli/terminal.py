@@ -151,7 +151,7 @@ class TerminalProgress:
         told = f"{duration(elapsed_s)} so far" if left_s is None else f"about {duration(left_s)} left"
         if self._later_stages_s is None:
             return told
-        return f"{told}; about {duration((left_s or 0.0) + self._later_stages_s)} for all steps"
+        return f"{told}; about {duration((left_s or 0.0) + self._later_stages_s)} left for all steps"
 
     def _facts_text(self) -> str:
         return one_line(", ".join(self._tracker.facts()))

@@ -145,7 +145,7 @@ def _judged(given: Sequence[SummaryLine]) -> Iterator[str]:
     if not any(line.counts("judge_status") for line in given):
         yield "No judge was used: rules decided P."
         return
-    yield "Judged answers, by result:"
+    yield "Answers that judges were asked about, by result:"
     yield _counts(given, "judge_status")
     if body := agreement_rows(given):
         yield "Agreement of the judges:"

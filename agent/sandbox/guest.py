@@ -244,7 +244,7 @@ def import_while_idle(names: list[str]) -> None:
 
 
 def receive() -> tuple[int, str] | None:
-    """Read the CPU seconds and the program; None if the host has ended."""
+    """Read the CPU seconds and the program; None if the input ends without them."""
     with os.fdopen(0, "rb", closefd=False) as stream:
         header = stream.readline().split()
         body = stream.read(int(header[1])) if header else b""

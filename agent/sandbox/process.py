@@ -58,7 +58,7 @@ class Capture(asyncio.Protocol):
         self._tail = bytearray()
 
     def data_received(self, data: bytes) -> None:
-        """Keep the data that fits into the limits."""
+        """Keep the beginning and the end of the data, and count all of it."""
         self.total_bytes += len(data)
         room = _MAX_KEPT_BYTES - len(self._head)
         self._head += data[:room]

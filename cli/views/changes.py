@@ -28,7 +28,7 @@ def changes_view(changes: TrajectoryChanges, parent: dict[str, Any]) -> Group:
         else:
             lines += [_marked(piece) for piece in pieces]
     if not changes.pieces:
-        lines.append(Text("  no other changes", style="dim"))
+        lines.append(Text("  no changes", style="dim"))
     return Group(*lines, Text())
 
 

@@ -47,11 +47,11 @@ def test_stage_is_announced_before_its_total_is_known(monkeypatch: pytest.Monkey
 def test_usual_duration_is_shown_until_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = watched(monkeypatch, io.StringIO())
     with TerminalProgress("1/sft", usual_s=170.0, later_stages_s=600.0) as progress:
-        shown(stderr, "1/sft: in progress, about 3 min left; about 13 min for all steps\n")
+        shown(stderr, "1/sft: in progress, about 3 min left; about 13 min left for all steps\n")
         progress.start(24, 0, "steps")
-        shown(stderr, "1/sft: 0 of 24 steps, about 3 min left; about 13 min for all steps\n")
+        shown(stderr, "1/sft: 0 of 24 steps, about 3 min left; about 13 min left for all steps\n")
         progress.advance(23)
-        shown(stderr, "1/sft: 23 of 24 steps, about 0 s left; about 10 min for all steps\n")
+        shown(stderr, "1/sft: 23 of 24 steps, about 0 s left; about 10 min left for all steps\n")
 
 
 def test_quiet_progress_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_progress_bar_moves_on_a_terminal_even_if_nothing_is_finished(monkeypatc
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     with TerminalProgress("1/rl@phase-1", usual_s=400.0, later_stages_s=120.0):
-        shown(screen, "about 9 min for all steps")
+        shown(screen, "about 9 min left for all steps")
     assert "in progress" in screen.getvalue()
 
 
