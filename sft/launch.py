@@ -9,33 +9,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from treadle.core.engines import training
-from treadle.core.engines.cache import Notify, quiet
-from treadle.core.engines.devices import VISIBLE, first_gpus
-from treadle.core.engines.environments import choose_variant, python_of
-from treadle.core.engines.process import Child, log_tail, printable, start_child
-from treadle.core.engines.training import (
-    Advice,
-    EngineFolder,
-    Greedy,
-    error_text,
-    explain_failure,
-    follow,
-    training_environ,
-)
+from treadle.core.engines.event_log import EventLog
+from treadle.core.engines.process import Child
+from treadle.core.engines.training import Advice, EngineFolder, PathIn, error_text, write_rows
+from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
 from treadle.core.errors import EngineError
-from treadle.core.store.storage import storage_errors
 from treadle.sft.llamafactory_config import commands_of_nodes
-from treadle.sft.training_events import TrainingEvents, TrainingStep
 
 _log = logging.getLogger(__name__)
 
@@ -61,33 +47,35 @@ _ROWS_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.lis
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """A logged step."""
+
+    step: int
+    """Number of updates so far, earlier attempts included."""
+    num_steps: int
+    """Number of updates of the whole training."""
+    loss: float
+    """Mean loss per target token since the previous logged step."""
+    learning_rate: float
+    grad_norm: float | None
+    """Norm of the gradient before clipping."""
+    epoch: float
+    seconds: float
+    """Seconds in training so far, over all attempts, without work that was lost with them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingFolder(EngineFolder):
     """Paths of the files of one fine-tuning."""
 
-    @property
-    def rows(self) -> Path:
-        """Rows as `datasets` saves them, for `tokenized_path`."""
-        return self.path / "rows"
-
-    @property
-    def config(self) -> Path:
-        """LLaMA-Factory's YAML."""
-        return self.path / "train.yaml"
-
-    @property
-    def deepspeed(self) -> Path:
-        """DeepSpeed's JSON; the caller writes it."""
-        return self.path / "deepspeed.json"
-
-    @property
-    def nothing_learned(self) -> Path:
-        """States of a training that seemed not to change the weights; not resumed."""
-        return self.path / "nothing_learned"
-
-    @property
-    def nodes(self) -> Path:
-        """Commands for the other nodes, one per line."""
-        return self.path / "nodes.txt"
+    rows = PathIn("rows")
+    """Rows as `datasets` saves them, for `tokenized_path`."""
+    config = PathIn("train.yaml")
+    """LLaMA-Factory's YAML."""
+    deepspeed = PathIn("deepspeed.json")
+    """DeepSpeed's JSON; the caller writes it."""
+    nodes = PathIn("nodes.txt")
+    """Commands for the other nodes, one per line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,36 +87,18 @@ class EngineOptions(training.EngineOptions):
     num_nodes: int = 1
     """Number of machines that train together; if there are several, `torchrun` has the arguments of the first one."""
 
-    @property
-    def num_devices(self) -> int:
-        """Number of GPUs used on this node: the number of processes that torchrun starts, else one."""
-        option = "--nproc_per_node="
-        return next((int(part.removeprefix(option)) for part in self.torchrun or () if part.startswith(option)), 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """The result of a completed training."""
+class Training(TrainingResult[TrainingStep]):
+    """The result of a completed fine-tuning; its steps are updates."""
 
-    model: Path
-    """Folder in Hugging Face format, adapters merged, in the data type of the base model."""
-    steps: tuple[TrainingStep, ...]
-    """Logged steps, at least one."""
-    num_steps: int
-    """Number of updates."""
-    num_epochs: float
-    num_trained_parameters: int
-    resumed_step: int
-    """Step from which the last attempt resumed; 0 if it started from the beginning."""
-    seconds: float
-    """Time in training in seconds, over all attempts, without loading."""
-    greedy: Greedy | None
-    versions: dict[str, str]
-    """Versions by package in the engine's environment."""
     revision: str
     """Commit of the base model on the model hub; empty for a folder."""
     tokenizer_digest: str
     """Digest of the base model's tokenizer and chat template, as in `ChatTokenizer.digest`."""
+
+
+Listener = TrainingListener[TrainingStep]
 
 
 def store_rows(folder: TrainingFolder, batches: Iterable[pa.RecordBatch]) -> int:
@@ -140,210 +110,137 @@ def store_rows(folder: TrainingFolder, batches: Iterable[pa.RecordBatch]) -> int
 
     if folder.parquet.is_file():
         return int(pq.read_metadata(folder.parquet).num_rows)
-    unfinished = folder.parquet.with_suffix(".tmp")
-    num_rows = 0
-    with storage_errors("write", folder.parquet):
-        folder.path.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(unfinished, _ROWS_SCHEMA, compression="zstd") as writer:
-            for batch in batches:
-                writer.write_batch(batch.select(_ROWS_SCHEMA.names).cast(_ROWS_SCHEMA))
-                num_rows += batch.num_rows
-        unfinished.rename(folder.parquet)
-    return num_rows
+    columns = (batch.select(_ROWS_SCHEMA.names).cast(_ROWS_SCHEMA) for batch in batches)
+    return write_rows(folder.parquet, _ROWS_SCHEMA, columns)
 
 
 def fine_tune(
     folder: TrainingFolder,
     config_text: str,
     options: EngineOptions,
+    listener: Listener | None = None,
     *,
     prompt: Sequence[int] = (),
-    on_prepared: Callable[[Mapping[str, Any]], None] = lambda prepared: None,
-    on_begin: Callable[[int, int], None] = lambda num_steps, resumed_step: None,
-    on_step: Callable[[TrainingStep], None] = lambda step: None,
-    notify: Notify = quiet,
 ) -> Training:
     """Train on the stored rows according to LLaMA-Factory's YAML, or resume an interrupted training.
 
-    The YAML must name the folder's `rows` and `output`. `on_prepared` is called before training with the event
-    `prepared` (`tokenizer_digest`, `revision`); an exception from it prevents the training. `on_begin` is called with
-    the number of steps and the step resumed from, `on_step` with each logged step of this attempt. Raises ConfigError
-    if LLaMA-Factory refuses the YAML. Raises EngineError with the end of the log if a process fails, hangs, runs out of
-    memory or diverges, and if training took no step or did not change the weights.
+    The YAML must name the folder's `rows` and `output`. The event `prepared` has `tokenizer_digest` and `revision`.
+    Raises the errors of `TrainingRun.run`.
     """
-    run = _FineTuningRun(folder, options, prompt, notify)
-    with storage_errors("write", folder.path):
-        run.catch_up()
-        folder.config.write_text(config_text, encoding="utf-8")
-    if run.is_finished():
-        return run.result()
-    if not (folder.rows.is_dir() and run.is_config_checked(config_text)):
-        notify("checking LLaMA-Factory's configuration and saving the rows")
-        run.process("prepare")
-    on_prepared(run.events.last["prepared"])
-    if not folder.trained.is_file():
-        folder.remove_incomplete_states()
-        run.process("train", on_begin, on_step)
-        run.check_training()
-        folder.trained.touch()
-    notify("writing the model")
-    run.process("finish")
-    return run.result()
+    run = _FineTuningRun(
+        engine=ENGINE,
+        folder=folder,
+        options=options,
+        events=EventLog(folder.events, TrainingStep),
+        listener=listener or Listener(),
+        config_text=config_text,
+        prompt=list(prompt),
+    )
+    run.run()
+    last = run.events.last
+    return Training(
+        **run.facts() | {"seconds": last["end"]["seconds"] + run.events.earlier_s},
+        revision=last["prepared"]["revision"],
+        tokenizer_digest=last["prepared"]["tokenizer_digest"],
+    )
 
 
-class _FineTuningRun:
+@dataclass(kw_only=True)
+class _FineTuningRun(TrainingRun[TrainingStep]):
     """One call of `fine_tune`."""
 
-    def __init__(self, folder: TrainingFolder, options: EngineOptions, prompt: Sequence[int], notify: Notify) -> None:
-        self._folder = folder
-        self._options = options
-        self._prompt = list(prompt)
-        self._notify = notify
-        self.events = TrainingEvents(folder.events)
+    name = "fine-tuning"
+    module = "treadle.sft.engine"
+    check_command = "prepare"
+    job_file = "{}.json"
 
-    def catch_up(self) -> None:
-        """Read the events of earlier attempts."""
-        self.events.end_torn_line()
-        for _ in self.events.new():
-            pass
+    folder: TrainingFolder
+    options: EngineOptions
+    config_text: str
+    prompt: list[int]
 
-    def is_finished(self) -> bool:
+    def _store_config(self) -> bool:
+        """Write the YAML; return whether it was the last that LLaMA-Factory accepted, and the rows are saved."""
+        self.folder.config.write_text(self.config_text, encoding="utf-8")
+        digest = hashlib.sha256(self.config_text.encode()).hexdigest()
+        return self.folder.rows.is_dir() and self.events.last.get("prepared", {}).get("config_digest") == digest
+
+    def _is_finished(self) -> bool:
         """Return whether everything is done: the model is written, and the prompt, if any, is continued."""
-        return self._folder.model.is_dir() and (not self._prompt or "greedy" in self.events.last)
+        return super()._is_finished() and (not self.prompt or "greedy" in self.events.last)
 
-    def is_config_checked(self, config_text: str) -> bool:
-        """Return whether this exact YAML was the last that LLaMA-Factory accepted."""
-        prepared = self.events.last.get("prepared", {})
-        return bool(prepared.get("config_digest") == hashlib.sha256(config_text.encode()).hexdigest())
+    def _announcement(self, command: str) -> str:
+        if command == "prepare":
+            return "checking LLaMA-Factory's configuration and saving the rows"
+        return "writing the model" if command == "finish" else ""
 
-    def process(
-        self,
-        command: str,
-        on_begin: Callable[[int, int], None] = lambda num_steps, resumed_step: None,
-        on_step: Callable[[TrainingStep], None] = lambda step: None,
-    ) -> None:
-        """Run one command of the engine to its end; raise EngineError or ConfigError if it fails."""
-        self.events.end_torn_line()
-        self.events.last.pop("error", None)
-        child = self._start(command)
+    def _advice(self, command: str) -> Advice:
+        return _FINISH_ADVICE if command == "finish" else _ADVICE
 
-        def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "begin":
-                self._notify_begin(event)
-                on_begin(event["num_steps"], event["resumed_step"])
-            elif event["event"] == "step":
-                on_step(self.events.steps[-1])
-
-        code = follow(child, self.events, self._options.stall_timeout_s, on_event)
-        if code:
-            error = self.events.last.get("error")
-            if error and error["kind"] == "nothing_learned":
-                self._set_aside()
-            if error and error["kind"] == "no_model":
-                reason = error_text(error).partition(": ")[2]
-                raise EngineError(
-                    f"sft.model cannot be fetched from the model hub ({reason}); check its name and the network, or "
-                    f"set a local folder; log: {child.log_path}"
-                )
-            raise explain_failure(child, code, error, _FINISH_ADVICE if command == "finish" else _ADVICE)
-
-    def _set_aside(self) -> None:
-        """Move the states of a training without effect aside: resuming from the last one would look like completion."""
-        folder = self._folder
-        if folder.output.is_dir():
-            shutil.rmtree(folder.nothing_learned, ignore_errors=True)
-            folder.output.rename(folder.nothing_learned)
-
-    def _start(self, command: str) -> Child:
-        folder, options = self._folder, self._options
-        python = str(python_of(ENGINE, options.variant))
-        resume = folder.newest_state()
-        job = {
-            "config": str(folder.config),
-            "parquet": str(folder.parquet),
-            "rows": str(folder.rows),
-            "output": str(folder.output),
-            "model": str(folder.model),
-            "events": str(folder.events),
-            "resume": str(resume) if resume else None,
+    def _job(self, command: str) -> dict[str, Any]:
+        return {
+            "config": str(self.folder.config),
+            "parquet": str(self.folder.parquet),
+            "rows": str(self.folder.rows),
+            "model": str(self.folder.model),
             "revision": self.events.last.get("prepared", {}).get("revision", ""),
-            "prompt": self._prompt,
-            "num_greedy_tokens": options.num_greedy_tokens,
+            "prompt": self.prompt,
+            "num_greedy_tokens": self.options.num_greedy_tokens,
         }
-        job_path = folder.path / f"{command}.json"
-        job_path.write_bytes(orjson.dumps(job))
-        start = [python, "-m", "treadle.sft.engine"]
-        if command == "train" and options.torchrun is not None:
-            start = [python, "-m", "torch.distributed.run", *options.torchrun, "-m", "treadle.sft.engine"]
-        argv, environ = [*start, command, str(job_path)], self._environ(command)
-        if command == "train":
-            self._write_node_commands(argv, environ)
-        return start_child(argv, name=f"fine-tuning ({command})", log_path=folder.logs / f"{command}.log", env=environ)
+
+    def _argv(self, command: str) -> list[str]:
+        """Return the command line, with torchrun for a distributed training."""
+        argv = super()._argv(command)
+        if command == "train" and self.options.torchrun is not None:
+            argv[1:1] = ["-m", "torch.distributed.run", *self.options.torchrun]
+        return argv
 
     def _environ(self, command: str) -> dict[str, str]:
-        options = self._options
-        environ = training_environ(ENGINE, self._folder, options, without=_BLOCKED_VARIABLES)
-        if choose_variant(ENGINE, options.variant) != "cpu":
-            # LLaMA-Factory takes a single process that sees several GPUs for a wrong start.
-            environ[VISIBLE] = first_gpus(options.num_devices, environ)
-        if command == "prepare" and options.torchrun is not None:
+        """Return the environment variables, without those that would change the program."""
+        environ = super()._environ(command)
+        for name in _BLOCKED_VARIABLES:
+            environ.pop(name, None)
+        if command == "prepare" and self.options.torchrun is not None:
             # LLaMA-Factory refuses settings that need torchrun if it is started otherwise; port 0 is any free one.
             environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
             environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         return environ
 
-    def _write_node_commands(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Write and log the commands to run on the other nodes, which this node waits for."""
-        if self._options.num_nodes == 1:
-            return
-        ours = {name: value for name, value in environ.items() if os.environ.get(name) != value}
-        commands = commands_of_nodes(argv, ours, self._options.num_nodes)
-        self._folder.nodes.write_text("".join(f"{line}\n" for line in commands), encoding="utf-8")
+    def _start(self, command: str) -> Child:
+        """Start a process; before `train`, write and log the commands for the other nodes, which it waits for."""
+        if command == "train" and self.options.num_nodes > 1:
+            self._write_node_commands()
+        return super()._start(command)
+
+    def _write_node_commands(self) -> None:
+        ours = {name: value for name, value in self._environ("train").items() if os.environ.get(name) != value}
+        commands = commands_of_nodes(self._argv("train"), ours, self.options.num_nodes)
+        self.folder.nodes.write_text("".join(f"{line}\n" for line in commands), encoding="utf-8")
         _log.warning(
             "training waits for %d further node(s): run line 1 of %s on the second one, line 2 on the third, and so "
             "on. The first line is: %s",
             len(commands),
-            self._folder.nodes,
+            self.folder.nodes,
             commands[0],
         )
 
-    def _notify_begin(self, begin: Mapping[str, Any]) -> None:
-        resuming = f", resuming from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
-        parameters, device = begin["num_trained_parameters"], printable(str(begin["device"]))
-        self._notify(f"training {parameters:,} parameters on {device}: {begin['num_steps']:,} steps{resuming}")
-
-    def check_training(self) -> None:
-        """Raise EngineError if training exited cleanly without training."""
-        steps, end, log = self.events.steps, self.events.last.get("end", {}), self._folder.logs / "train.log"
-        num_steps = (self.events.begin or {}).get("num_steps", 0)
-        if not end.get("step"):
-            raise EngineError(f"fine-tuning took no step; log: {log}\n{log_tail(log)}")
-        if end["step"] < num_steps:
-            raise EngineError(
-                f"fine-tuning ended after {end['step']} of {num_steps} steps; log: {log}\n{log_tail(log)}"
+    def _explain(self, command: str, child: Child, code: int, error: Mapping[str, Any] | None) -> Exception:
+        if error and error["kind"] == "no_model":
+            reason = error_text(error).partition(": ")[2]
+            return EngineError(
+                f"sft.model cannot be fetched from the model hub ({reason}); check its name and the network, or "
+                f"set a local folder; log: {child.log_path}"
             )
+        return super()._explain(command, child, code, error)
+
+    def _check_training(self) -> None:
+        """Raise EngineError also if no loss was logged, or always the same."""
+        super()._check_training()
+        steps, num_steps = self.events.steps, self.events.last["end"]["step"]
         if not steps:
-            raise EngineError(f"no loss was logged in {end['step']} steps; log: {log}\n{log_tail(log)}")
+            raise self._failure(f"no loss was logged in {num_steps} steps")
         if len(steps) > 1 and len({step.loss for step in steps}) == 1:
-            raise EngineError(
-                f"the loss was {steps[0].loss:g} in all {end['step']} steps: nothing was learned; check "
-                f"learning_rate and the rows' targets; log: {log}\n{log_tail(log)}"
+            raise self._failure(
+                f"the loss was {steps[0].loss:g} in all {num_steps} steps: nothing was learned; check "
+                "learning_rate and the rows' targets"
             )
-
-    def result(self) -> Training:
-        """Return the result, from the events of all attempts."""
-        last, steps = self.events.last, self.events.steps
-        begin = self.events.begin or {}
-        return Training(
-            model=self._folder.model,
-            steps=tuple(steps),
-            num_steps=last["end"]["step"],
-            num_epochs=last["end"]["epoch"],
-            num_trained_parameters=begin["num_trained_parameters"],
-            resumed_step=begin["resumed_step"],
-            seconds=last["end"]["seconds"] + self.events.earlier_s,
-            greedy=Greedy.of_event(last.get("greedy")),
-            versions=dict(last["prepared"]["versions"]),
-            revision=last["prepared"]["revision"],
-            tokenizer_digest=last["prepared"]["tokenizer_digest"],
-        )

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
 from treadle.sft.config import SftOptions
 
@@ -22,22 +23,6 @@ NO_DATASET = "none-only-tokenized-path"
 MICRO_BATCH_TOKENS = 8192
 """Number of tokens that a device processes at once if `per_device_batch_size` is not set."""
 _MAX_STATES = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftMachine:
-    """The hardware of a training."""
-
-    variant: str
-    """Build of the engine: cpu or cuda."""
-    num_devices: int = 1
-    """Number of processes on this node, one per GPU; 1 for a CPU."""
-    num_nodes: int = 1
-
-    @property
-    def num_processes(self) -> int:
-        """Number of processes that train together, over all nodes."""
-        return self.num_devices * self.num_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +47,7 @@ class TrainingPlan:
     """Keys of LLaMA-Factory, in the order of the YAML."""
     notes: tuple[str, ...]
     """Notes on the settings without effect on this machine, one sentence each."""
-    machine: SftMachine
+    machine: Machine
 
     @property
     def distributed(self) -> bool:
@@ -80,9 +65,7 @@ class TrainingPlan:
         return "# Written by Treadle for LLaMA-Factory 0.9.5.\n" + "".join(f"# {note}\n" for note in self.notes) + body
 
 
-def plan_training(
-    options: SftOptions, paths: Paths, machine: SftMachine, *, longest_row: int, seed: int
-) -> TrainingPlan:
+def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
     """Return the plan of a training; `longest_row` is in tokens, after `cutoff_tokens`.
 
     Raises ConfigError if the batch cannot be divided over the devices, or if a CPU does not support a setting.
@@ -140,7 +123,7 @@ def _finetuning(options: SftOptions) -> dict[str, Any]:
     }
 
 
-def _for_variant(options: SftOptions, machine: SftMachine) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _for_variant(options: SftOptions, machine: Machine) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return all keys that differ between CPU and GPU, and notes on settings without effect on a CPU."""
     checkpointing = options.gradient_checkpointing
     if machine.variant != "cpu":
@@ -174,7 +157,7 @@ def _for_variant(options: SftOptions, machine: SftMachine) -> tuple[dict[str, An
     }, tuple(f"sft.{name} has no effect on a CPU" for name, is_set in without.items() if is_set)
 
 
-def _spread(options: SftOptions, machine: SftMachine, longest_row: int) -> tuple[int, int]:
+def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[int, int]:
     """Return the number of rows per device and pass, and of passes per update."""
     processes = machine.num_processes
     share, rest = divmod(options.batch_size, processes)
@@ -228,7 +211,7 @@ def deepspeed_config() -> bytes:
     return orjson.dumps(config, option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def torchrun_arguments(options: SftOptions, machine: SftMachine, node: int = 0) -> list[str]:
+def torchrun_arguments(options: SftOptions, machine: Machine, node: int = 0) -> list[str]:
     """Return the arguments of `python -m torch.distributed.run` before the program; `node` counts from 0."""
     return [
         f"--nnodes={machine.num_nodes}",

@@ -12,22 +12,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.base_model import base_model
-from treadle.core.engines.devices import num_devices
-from treadle.core.engines.environments import choose_variant
+from treadle.core.engines.training import find_machine
+from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, TRAINING_LOG
 from treadle.core.store.storage import storage_errors
 from treadle.sft.config import SftSettings
-from treadle.sft.launch import ENGINE, EngineOptions, Training, TrainingFolder, fine_tune, store_rows
+from treadle.sft.launch import (
+    ENGINE,
+    EngineOptions,
+    Listener,
+    Training,
+    TrainingFolder,
+    TrainingStep,
+    fine_tune,
+    store_rows,
+)
 from treadle.sft.llamafactory_config import (
     Paths,
-    SftMachine,
     TrainingPlan,
     deepspeed_config,
     plan_training,
@@ -36,7 +43,6 @@ from treadle.sft.llamafactory_config import (
 from treadle.sft.picture import draw_rows
 from treadle.sft.selection import RowSelection
 from treadle.sft.statistics import COLUMNS, RowStatistics, metrics_of, render_statistics
-from treadle.sft.training_events import TrainingStep
 
 _log = logging.getLogger(__name__)
 
@@ -44,23 +50,12 @@ _READ = tuple(dict.fromkeys((*COLUMNS, "num_tokens", "input_ids", "labels", "tok
 _MASKED = -100
 
 
-class _SftProgress:
-    """A forwarder of training steps to the stage's progress listener."""
+class _SftProgress(StepProgress[TrainingStep]):
+    """Reporter of logged steps to the stage's progress."""
 
-    def __init__(self, context: StageContext) -> None:
-        self._progress = context.progress
-        self._done = 0
-
-    def begin(self, num_steps: int, resumed_step: int) -> None:
-        """Report that training starts or resumes."""
-        self._done = resumed_step
-        self._progress.start(num_steps, resumed_step, "steps")
-
-    def step(self, step: TrainingStep) -> None:
-        """Report a logged step."""
-        rate = f"{step.learning_rate:.2g}"
-        self._progress.advance(step.step - self._done, loss=round(step.loss, 4), learning_rate=rate)
-        self._done = step.step
+    def facts(self, step: TrainingStep) -> dict[str, str | float]:
+        """See `StepProgress.facts`."""
+        return {"loss": round(step.loss, 4), "learning_rate": f"{step.learning_rate:.2g}"}
 
 
 class SftRun:
@@ -85,7 +80,7 @@ class SftRun:
         plan = self._plan(base)
         # Before the training, so that a missing matplotlib does not cost hours of it.
         picture = draw_rows(self._statistics, self._options.cutoff_tokens)
-        steps = _SftProgress(self._context)
+        progress = _SftProgress(self._context.progress)
         training = fine_tune(
             self._folder,
             plan.yaml(),
@@ -93,17 +88,20 @@ class SftRun:
                 variant=plan.machine.variant,
                 threads=self._options.threads,
                 devices=self._options.devices,
-                offline=isinstance(base, Path),
+                num_devices=plan.machine.num_devices,
                 stall_timeout_s=self._options.stall_timeout_s,
+                offline=isinstance(base, Path),
                 torchrun=tuple(torchrun_arguments(self._options, plan.machine)) if plan.distributed else None,
                 num_nodes=plan.machine.num_nodes,
             ),
+            Listener(
+                # For a hub id, only the engine has the tokenizer, after downloading it.
+                prepared=lambda prepared: self._check_tokenizer(prepared["tokenizer_digest"]),
+                begin=progress.begin,
+                step=progress.step,
+                notify=_log.info,
+            ),
             prompt=self._prompt,
-            # For a hub id, only the engine has the tokenizer, after downloading it.
-            on_prepared=lambda prepared: self._check_tokenizer(prepared["tokenizer_digest"]),
-            on_begin=steps.begin,
-            on_step=steps.step,
-            notify=_log.info,
         )
         self._check_checkpoint(training)
         return self._write(training, plan, num_rows, picture)
@@ -145,12 +143,7 @@ class SftRun:
 
     def _plan(self, base: Path | str) -> TrainingPlan:
         options, folder = self._options, self._folder
-        variant = choose_variant(ENGINE, options.variant)
-        machine = SftMachine(
-            variant=variant,
-            num_devices=num_devices(options.num_devices, variant, options.devices),
-            num_nodes=options.num_nodes,
-        )
+        machine = find_machine(ENGINE, options, options.num_nodes)
         paths = Paths(model=str(base), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
         plan = plan_training(options, paths, machine, longest_row=self._selection.longest_row, seed=self._settings.seed)
         with storage_errors("write", folder.deepspeed):
@@ -173,33 +166,17 @@ class SftRun:
         overall = self._statistics.groups()[0]
         first, last = training.steps[0], training.steps[-1]
         row = {
+            **training.checkpoint_columns(),
             "name": str(context.address),
             "base_model": options.model,
             "base_digest": self._base_digest() or training.revision,
             "finetuning_type": options.finetuning_type,
-            "num_steps": training.num_steps,
-            "num_epochs": training.num_epochs,
             "num_rows": num_rows,
             "num_target_tokens": overall.target_tokens,
-            "first_loss": first.loss,
-            "last_loss": last.loss,
-            "tokenizer_digest": ChatTokenizer.load(training.model).digest,
             "seed": self._settings.seed,
             "engine": f"llamafactory {training.versions['llamafactory']}, {plan.machine.variant}",
-            "versions": orjson.dumps(training.versions, option=orjson.OPT_SORT_KEYS).decode(),
-            **dict.fromkeys(("chosen_step", "first_reward", "last_reward", "validation_correctness")),
         }
-        log = [
-            {
-                "step": step.step,
-                "epoch": step.epoch,
-                "loss": step.loss,
-                "learning_rate": step.learning_rate,
-                "grad_norm": step.grad_norm,
-                "seconds": step.seconds,
-            }
-            for step in training.steps
-        ]
+        log = [{name: getattr(step, name) for name in TRAINING_LOG.schema.names} for step in training.steps]
         context.write_telemetry(TRAINING_LOG.kind, log)
         context.write(CHECKPOINTS.kind, [row])
         context.add_file(CHECKPOINTS.kind, "rows.svg", picture)
@@ -212,10 +189,7 @@ class SftRun:
             "resumed_step": training.resumed_step,
             "first_loss": first.loss,
             "last_loss": last.loss,
-            "trained_parameters": training.num_trained_parameters,
-            "seconds": round(training.seconds, 1),
-            "greedy_ids": list(training.greedy.ids) if training.greedy else [],
-            "greedy_margins": [round(margin, 4) for margin in training.greedy.margins] if training.greedy else [],
+            **training.metrics(),
         }
 
     def _base_digest(self) -> str:

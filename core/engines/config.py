@@ -91,6 +91,23 @@ class TutorServer(Section):
 ServerSettings = Annotated[VllmServer | TutorServer, Field(discriminator="type")]
 """Server that the run starts itself; `type` selects the kind."""
 
+
+class Machine(Section):
+    """Hardware that a training runs on."""
+
+    variant: Literal["cpu", "cuda"] = "cpu"
+    """Build of the engine."""
+    num_devices: int = Field(default=1, ge=1)
+    """GPUs per node; 1 on a CPU."""
+    num_nodes: int = Field(default=1, ge=1)
+    """Number of machines that train together."""
+
+    @property
+    def num_processes(self) -> int:
+        """Number of devices that train together, over all nodes."""
+        return self.num_devices * self.num_nodes
+
+
 _OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,16 +24,22 @@ class LoggedStep(Protocol):
         """Seconds of training so far over all attempts, without the time of steps that were lost."""
         ...
 
+    @property
+    def loss(self) -> float | None:
+        """Loss of the step; None if none is logged."""
+        ...
+
 
 T_Step = TypeVar("T_Step", bound=LoggedStep)
 
 
-class EventLog(ABC, Generic[T_Step]):
+class EventLog(Generic[T_Step]):
     """Reader of the events file; `new` yields the events added since the last call and updates the state."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, step_type: type[T_Step]) -> None:
         self.path = path
         """File of events; it need not exist yet."""
+        self._step_type: Any = step_type
         self._offset = 0
         self.earlier_s = 0.0
         """Seconds of training in the attempts before the latest, without the time of steps that were lost."""
@@ -79,8 +84,6 @@ class EventLog(ABC, Generic[T_Step]):
             self.steps = [step for step in self.steps if step.step <= event["resumed_step"]]
             self.earlier_s = self.steps[-1].seconds if self.steps else 0.0
         elif event["event"] == "step":
-            self.steps.append(self.read_step({**event, "seconds": event["seconds"] + self.earlier_s}))
-
-    @abstractmethod
-    def read_step(self, event: dict[str, Any]) -> T_Step:
-        """Return the step of a `step` event, whose seconds already cover all attempts."""
+            # Figures that an engine leaves out are None.
+            facts = {name: event.get(name) for name in self._step_type.__slots__}
+            self.steps.append(self._step_type(**{**facts, "seconds": event["seconds"] + self.earlier_s}))

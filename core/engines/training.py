@@ -1,8 +1,8 @@
-"""Run a training in an engine's environment, whatever it trains: its files, its processes, and causes of failures.
+"""Define what every training in an engine's environment has: its files, its options, and causes of failures.
 
 A training has one folder. Each of its processes runs one command under the supervisor and reports its progress in a
 file of events. A state is complete once it has its marker, so an interrupted training resumes from the newest complete
-one. Documented in docs/behaviour/sft.md and docs/behaviour/rl.md.
+one. `core.engines.training_run` has the flow. Documented in docs/behaviour/sft.md and docs/behaviour/rl.md.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.core.engines.devices import VISIBLE, only_gpus
+import pyarrow as pa
+
+from treadle.core.engines.config import Machine, TrainingOptions
+from treadle.core.engines.devices import VISIBLE, first_gpus, num_devices, only_gpus
 from treadle.core.engines.environments import choose_variant, engine_environ
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.events import STATE_MARKER
 from treadle.core.engines.process import Child, log_tail, printable
 from treadle.core.errors import ConfigError
 from treadle.core.steady_loop import SteadyClock
+from treadle.core.store.storage import storage_errors
 from treadle.core.store.watched_path import WatchedPath
 
 _STATE = re.compile(r"(?:checkpoint-|global_step_)(\d+)")
@@ -32,41 +36,36 @@ _NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|C
 _KILLED = re.compile(r"Signal 9 \(SIGKILL\)")
 
 
+class PathIn:
+    """Path of a file or folder in the folder of a training, as an attribute of `EngineFolder`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: EngineFolder, owner: type[EngineFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFolder:
     """Paths of the files of one training. Use it for one set of rows and semantic settings only."""
 
     path: Path
 
-    @property
-    def parquet(self) -> Path:
-        """Training rows, as Treadle writes them."""
-        return self.path / "rows.parquet"
-
-    @property
-    def output(self) -> Path:
-        """Output folder of the engine: states, adapters or weights, its own logs."""
-        return self.path / "output"
-
-    @property
-    def model(self) -> Path:
-        """Trained model in Hugging Face format; exists only once it is complete."""
-        return self.path / "model"
-
-    @property
-    def events(self) -> Path:
-        """Events of the engine as JSON lines."""
-        return self.path / "events.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        """Folder with everything that the engine printed, one file per process."""
-        return self.path / "logs"
-
-    @property
-    def trained(self) -> Path:
-        """Marker of a training that ended and was checked."""
-        return self.path / "trained"
+    parquet = PathIn("rows.parquet")
+    """Training rows, as Treadle writes them."""
+    output = PathIn("output")
+    """Output folder of the engine: states, adapters or weights, its own logs."""
+    model = PathIn("model")
+    """Trained model in Hugging Face format; exists only once it is complete."""
+    events = PathIn("events.jsonl")
+    """Events of the engine as JSON lines."""
+    logs = PathIn("logs")
+    """Folder with everything that the engine printed, one file per process."""
+    trained = PathIn("trained")
+    """Marker of a training that ended and was checked."""
+    nothing_learned = PathIn("nothing_learned")
+    """States of a training that seemed not to change the weights; not resumed."""
 
     def complete_states(self) -> dict[int, Path]:
         """Return the states that are completely on disk, by the engine's own count of steps."""
@@ -82,6 +81,12 @@ class EngineFolder:
         for _, path in self._states():
             if not (path / STATE_MARKER).is_file():
                 shutil.rmtree(path)
+
+    def set_output_aside(self) -> None:
+        """Move the output to `nothing_learned`, so that the next attempt starts from the beginning."""
+        if self.output.is_dir():
+            shutil.rmtree(self.nothing_learned, ignore_errors=True)
+            self.output.rename(self.nothing_learned)
 
     def _states(self) -> list[tuple[int, Path]]:
         if not self.output.is_dir():
@@ -102,6 +107,8 @@ class EngineOptions:
     """Whether the model hub is out of reach; false if the base model is a hub id."""
     devices: tuple[int, ...] = ()
     """Indices of the GPUs to use, see `core.engines.devices`; empty means all."""
+    num_devices: int | None = 1
+    """Number of these GPUs that the processes see, from the first; None means all."""
     stall_timeout_s: float = 3600.0
     """Seconds without progress after which a process counts as hung."""
     num_greedy_tokens: int = 16
@@ -136,6 +143,32 @@ class Advice:
     """For a loss that is not a number."""
     nothing_learned: str
     """For weights that did not change."""
+
+
+def find_machine(engine: str, options: TrainingOptions, num_nodes: int) -> Machine:
+    """Return the hardware that a training with these settings uses; raise ConfigError if its GPUs cannot be counted."""
+    variant = choose_variant(engine, options.variant)
+    count = num_devices(options.num_devices, variant, options.devices)
+    return Machine.model_validate({"variant": variant, "num_devices": count, "num_nodes": num_nodes})
+
+
+def write_rows(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write an engine's rows as they arrive, replacing the file atomically; return their number.
+
+    Raise StorageError if they cannot be written.
+    """
+    import pyarrow.parquet as pq
+
+    unfinished = path.with_suffix(".tmp")
+    num_rows = 0
+    with storage_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(unfinished, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+        unfinished.rename(path)
+    return num_rows
 
 
 def follow(
@@ -203,10 +236,8 @@ def error_text(error: Mapping[str, Any] | None) -> str:
     return printable(" ".join(str(error["message"]).split()))[:1000] if error else ""
 
 
-def training_environ(
-    engine: str, folder: EngineFolder, options: EngineOptions, *, without: tuple[str, ...] = ()
-) -> dict[str, str]:
-    """Return the environment variables of a training process; `without` names switches that must not be set."""
+def training_environ(engine: str, folder: EngineFolder, options: EngineOptions) -> dict[str, str]:
+    """Return the environment variables of a training process."""
     extra = {
         "TOKENIZERS_PARALLELISM": "false",
         "HF_DATASETS_CACHE": str(folder.path / "cache"),
@@ -217,15 +248,17 @@ def training_environ(
     }
     if options.offline:
         extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if choose_variant(engine, options.variant) == "cpu":
+    is_cpu = choose_variant(engine, options.variant) == "cpu"
+    if is_cpu:
         threads = options.threads or len(os.sched_getaffinity(0))
         # Threads that spin at barriers wait for each other's time slices as soon as other processes need the cores.
         extra |= {VISIBLE: "", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     else:
         extra |= only_gpus(options.devices)
     environ = engine_environ(extra)
-    for name in without:
-        environ.pop(name, None)
+    if not is_cpu and options.num_devices is not None:
+        # Trainers take a single process that sees several GPUs for a wrong start.
+        environ[VISIBLE] = first_gpus(options.num_devices, environ)
     return environ
 
 

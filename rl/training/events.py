@@ -103,7 +103,7 @@ class RlEvents(EventLog[RlStep]):
     """Event log of one RL training: its steps, validations and saved states."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        super().__init__(path, RlStep)
         self.validations: dict[int, Validation] = {}
         """Validations by step."""
         self.saved: dict[int, str] = {}
@@ -127,8 +127,3 @@ class RlEvents(EventLog[RlStep]):
             self.saved[event["step"]] = event["state"]
         elif kind == "live_greedy" and (greedy := Greedy.of_event(event)) is not None:
             self.live_greedy[event["step"]] = greedy
-
-    def read_step(self, event: dict[str, Any]) -> RlStep:
-        """Return the step of an event; figures that an engine leaves out are None. See `EventLog.read_step`."""
-        facts: dict[str, Any] = {name: event.get(name) for name in RlStep.__slots__}
-        return RlStep(**facts)

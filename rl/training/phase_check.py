@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import PhaseRollouts
 from treadle.rl.selection.dispersion import MAX_ROLLOUTS
 from treadle.rl.selection.settings import SelectionOptions
-from treadle.rl.training.plan import Machine, draft_plan
+from treadle.rl.training.plan import draft_plan
 from treadle.rl.trl.config import trl_arguments
 from treadle.rl.verl.config import VerlFiles, verl_overrides
 

@@ -10,28 +10,13 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from treadle.core.config import Section
+from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.sigmas import SigmaSchedule, check_sigmas
 
 PLAN_VERSION = 2
 """Version of the plan format; raised when the meaning of a plan changes."""
-
-
-class Machine(Section):
-    """Hardware that a phase is trained on."""
-
-    variant: Literal["cpu", "cuda"] = "cpu"
-    """Build of the engine."""
-    num_devices: int = Field(default=1, ge=1)
-    """GPUs per node; 1 on a CPU."""
-    num_nodes: int = Field(default=1, ge=1)
-    """Number of machines that train together."""
-
-    @property
-    def num_processes(self) -> int:
-        """Number of devices that train together, over all nodes."""
-        return self.num_devices * self.num_nodes
 
 
 ONE_CPU = Machine()

@@ -65,10 +65,7 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "last_format_ok": last.format_ok,
         "last_calls": last.calls,
         "last_length": last.length,
-        "trained_parameters": done.num_trained_parameters,
-        "seconds": round(done.seconds, 1),
-        "greedy_ids": list(done.greedy.ids) if done.greedy else [],
-        "greedy_margins": [round(margin, 4) for margin in done.greedy.margins] if done.greedy else [],
+        **done.metrics(),
     }
     if chosen is not None:
         named = (("correctness", chosen.overall.correctness), ("efficiency", chosen.overall.efficiency))

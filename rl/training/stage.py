@@ -13,18 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, is_operational
 from treadle.core.engines.base_model import base_model
-from treadle.core.engines.devices import num_devices
-from treadle.core.engines.environments import choose_variant
 from treadle.core.engines.model_hub import fetch_model
-from treadle.core.engines.training import EngineOptions
+from treadle.core.engines.training import EngineOptions, find_machine, write_rows
+from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed, TreadleError
-from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
@@ -35,40 +32,32 @@ from treadle.rl.training.checkpoint_checks import check_greedy, check_tokenizer,
 from treadle.rl.training.curves import draw_curves, sparkline
 from treadle.rl.training.events import RlStep, Validation
 from treadle.rl.training.launch import EngineJob, Listener, Reinforcement, RlFolder, reinforce
-from treadle.rl.training.plan import Machine, RlPlan, plan_phase
+from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.training.report import engine_of, num_validation_misses, num_web_misses, record_metrics, render_report
-from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, store
+from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on
 from treadle.rl.training.validation import validation_questions
-from treadle.rl.verl.rows import validation_rows
+from treadle.rl.verl.rows import TRAINING_SCHEMA, validation_rows
 
 _log = logging.getLogger(__name__)
 
 
-class _RlProgress:
+class _RlProgress(StepProgress[RlStep]):
     """Reporter of steps and validations to the stage's progress, with sparklines of the latest steps."""
 
-    def __init__(self, context: StageContext) -> None:
-        self._progress = context.progress
-        self._done = 0
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress)
         self._steps: list[RlStep] = []
 
-    def begin(self, num_steps: int, resumed_step: int) -> None:
-        """Start the progress, or continue it after `resumed_step`."""
-        self._done = resumed_step
-        self._progress.start(num_steps, resumed_step, "steps")
-
-    def step(self, step: RlStep) -> None:
-        """Report one step."""
+    def facts(self, step: RlStep) -> dict[str, str | float]:
+        """See `StepProgress.facts`."""
         self._steps.append(step)
-        facts = {
+        return {
             "reward": self._curve("reward", 2),
             "correctness": self._curve("correctness", 2),
             "format": self._curve("format_ok", 2),
             "calls": self._curve("calls", 2),
             "length": self._curve("length", 0),
         }
-        self._progress.advance(step.step - self._done, **facts)
-        self._done = step.step
 
     def validation(self, validation: Validation) -> None:
         """Report a validation."""
@@ -107,7 +96,7 @@ class RlRun:
         fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
         num_rows, num_validation_rows = self._store_rows(fits), self._store_validation(fits)
         plan = self._plan(num_rows, num_validation_rows)
-        progress = _RlProgress(self._context)
+        progress = _RlProgress(self._context.progress)
         done = reinforce(
             self._folder,
             plan,
@@ -116,6 +105,8 @@ class RlRun:
                 variant=plan.machine.variant,
                 threads=self._options.threads,
                 devices=self._options.devices,
+                # With several nodes, Ray assigns the GPUs.
+                num_devices=plan.machine.num_devices if plan.machine.num_nodes == 1 else None,
                 stall_timeout_s=self._options.stall_timeout_s,
             ),
             Listener(begin=progress.begin, step=progress.step, validation=progress.validation, notify=_log.info),
@@ -141,7 +132,7 @@ class RlRun:
     def _store_rows(self, fits: Fits) -> int:
         """Write the training rows for the engine; return their number."""
         rows = FittingRows(rows_to_train_on(self._context.inputs["rl_rows"]), fits)
-        store(self._folder.parquet, rows.batches())
+        write_rows(self._folder.parquet, TRAINING_SCHEMA, rows.batches())
         self._num_too_long = rows.num_too_long
         if rows.num_too_long and rows.num_rows < self._options.prompts_per_step:
             raise ConfigError(
@@ -176,7 +167,7 @@ class RlRun:
                 "%s: only %d held-out questions for rl.validation_questions = %d", address, len(chosen), number
             )
         rows = FittingRows([validation_rows(chosen)], fits)
-        store(self._folder.validation, rows.batches())
+        write_rows(self._folder.validation, TRAINING_SCHEMA, rows.batches())
         self._num_validation_too_long = rows.num_too_long
         if rows.num_too_long:
             _log.warning(
@@ -195,21 +186,13 @@ class RlRun:
 
     def _plan(self, num_rows: int, num_validation_rows: int) -> RlPlan:
         options = self._options
-        variant = choose_variant(options.engine, options.variant)
-        machine = Machine.model_validate(
-            {
-                "variant": variant,
-                "num_devices": num_devices(options.num_devices, variant, options.devices),
-                "num_nodes": options.num_nodes,
-            }
-        )
         return plan_phase(
             self._settings,
             address=str(self._context.address),
             rows_digest=self._context.inputs["rl_rows"][0].digest,
             num_rows=num_rows,
             num_validation_rows=num_validation_rows,
-            machine=machine,
+            machine=find_machine(options.engine, options, options.num_nodes),
         )
 
     def _check_checkpoint(self, done: Reinforcement, start: Path, tokenizer: ChatTokenizer) -> None:
@@ -274,20 +257,15 @@ class RlRun:
     def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
         validated = {made.step: made.overall.correctness for made in done.validations}
         return {
+            **done.checkpoint_columns(),
             "name": plan.address,
             "base_model": plan.start,
             "base_digest": self._policy_in(),
             "finetuning_type": plan.options.finetuning_type,
-            "num_steps": done.num_steps,
-            "num_epochs": done.num_epochs,
             "num_rows": plan.num_rows,
             "num_target_tokens": None,
-            "first_loss": done.steps[0].loss,
-            "last_loss": done.steps[-1].loss,
-            "tokenizer_digest": ChatTokenizer.load(done.model).digest,
             "seed": plan.seed,
             "engine": engine_of(plan, done),
-            "versions": orjson.dumps(done.versions, option=orjson.OPT_SORT_KEYS).decode(),
             "chosen_step": done.chosen_step,
             "first_reward": done.steps[0].reward,
             "last_reward": done.steps[-1].reward,

@@ -1,9 +1,8 @@
-"""Write the rows that an engine trains and validates on, as parquet files in the training's folder."""
+"""Select the rows that an engine trains and validates on: those whose prompts are short enough."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +11,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, opening_messages
 from treadle.core.chat import ChatTokenizer
 from treadle.core.runs.stage import Rows
-from treadle.core.store.storage import storage_errors
-from treadle.rl.verl.rows import TRAINING_COLUMNS, TRAINING_SCHEMA, training_rows
+from treadle.rl.verl.rows import TRAINING_COLUMNS, training_rows
 
 Fits = Callable[[Mapping[str, Any]], bool]
 """Check of whether the prompt of a row is short enough."""
@@ -50,16 +48,3 @@ def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_
         return len(tokenizer.prompt_ids(opening_messages(environment, Question.from_row(row)))) <= max_tokens
 
     return fits
-
-
-def store(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write batches of `TRAINING_SCHEMA` as they arrive; the file is replaced atomically. Raises StorageError."""
-    import pyarrow.parquet as pq
-
-    unfinished = path.with_suffix(".tmp")
-    with storage_errors("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(unfinished, TRAINING_SCHEMA, compression="zstd") as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        unfinished.rename(path)

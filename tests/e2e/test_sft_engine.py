@@ -17,12 +17,13 @@ from support.runs.processes import end_family, kill_alone, remaining, until
 from support.training.sft_training_rows import as_batch, make_rows
 
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import Machine
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import EngineError
 from treadle.sft.config import SftOptions
-from treadle.sft.launch import EngineOptions, TrainingFolder, fine_tune, store_rows
-from treadle.sft.llamafactory_config import Paths, SftMachine, plan_training, torchrun_arguments
+from treadle.sft.launch import EngineOptions, Listener, TrainingFolder, fine_tune, store_rows
+from treadle.sft.llamafactory_config import Paths, plan_training, torchrun_arguments
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 CHECKS = Path(__file__).parents[1] / "support" / "training" / "sft_checks.py"
@@ -47,7 +48,7 @@ def folder(sft_environment: Path, serve_environment: Path, tmp_path: Path) -> It
 def config_of(folder: TrainingFolder, model: Path, rows: list[dict[str, Any]], **options: Any) -> str:
     paths = Paths(model=str(model), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
     longest = max(row["num_tokens"] for row in rows)
-    return plan_training(SftOptions(**options), paths, SftMachine(variant="cpu"), longest_row=longest, seed=1).yaml()
+    return plan_training(SftOptions(**options), paths, Machine(variant="cpu"), longest_row=longest, seed=1).yaml()
 
 
 def test_killed_training_resumes_and_keeps_the_base_tokenizer(folder: TrainingFolder, tmp_path: Path) -> None:
@@ -75,8 +76,8 @@ def test_killed_training_resumes_and_keeps_the_base_tokenizer(folder: TrainingFo
         folder,
         config,
         EngineOptions(variant="cpu"),
+        Listener(begin=lambda num_steps, resumed: begins.append((num_steps, resumed))),
         prompt=prompt,
-        on_begin=lambda num_steps, resumed: begins.append((num_steps, resumed)),
     )
     assert begins == [(4, 2)] and done.resumed_step == 2
     assert [step.step for step in done.steps] == [1, 2, 3, 4] and done.num_epochs == 1.0
@@ -191,10 +192,10 @@ def test_diverged_torchrun_training_leaves_no_resumable_state(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         alone = SftOptions(main_port=probe.getsockname()[1], ddp_timeout_s=180_000_000)
-    torchrun = tuple(torchrun_arguments(alone, SftMachine(variant="cpu")))
+    torchrun = tuple(torchrun_arguments(alone, Machine(variant="cpu")))
     told: list[Mapping[str, Any]] = []
     with pytest.raises(EngineError, match=r"diverged \(Diverged: weights are not finite at step 2\); lower learning"):
-        fine_tune(folder, config, EngineOptions(variant="cpu", torchrun=torchrun), on_prepared=told.append)
+        fine_tune(folder, config, EngineOptions(variant="cpu", torchrun=torchrun), Listener(prepared=told.append))
     assert (folder.output / "checkpoint-2").is_dir() and folder.newest_state() is None
     assert (told[0]["revision"], told[0]["tokenizer_digest"]) == (commit, ChatTokenizer.load(base).digest)
     assert "distributed training: True" in text(folder.logs / "prepare.log")

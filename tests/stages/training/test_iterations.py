@@ -28,8 +28,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.demo.world_files import write_world
 from treadle.sft import stage as sft_stage
-from treadle.sft.launch import EngineOptions, Training, TrainingFolder
-from treadle.sft.training_events import TrainingStep
+from treadle.sft.launch import EngineOptions, Listener, Training, TrainingFolder, TrainingStep
 from treadle.tasks.catalog import flow_addresses, flow_instances
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import open_run
@@ -93,10 +92,12 @@ class Loop:
 def fine_tuned(start: Path) -> Any:
     """Replace `fine_tune`: return the start model unchanged."""
 
-    def fine_tune(folder: TrainingFolder, yaml: str, options: EngineOptions, **listeners: Any) -> Training:
+    def fine_tune(
+        folder: TrainingFolder, yaml: str, options: EngineOptions, listener: Listener, prompt: Any
+    ) -> Training:
         prepared = {"tokenizer_digest": ChatTokenizer.load(start).digest, "revision": ""}
-        listeners["on_prepared"](prepared)
-        listeners["on_begin"](1, 0)
+        listener.prepared(prepared)
+        listener.begin(1, 0)
         shutil.copytree(start, folder.model)
         step = TrainingStep(**{name: 1 for name in TrainingStep.__slots__})
         return Training(

@@ -301,6 +301,23 @@ def test_training_without_a_learning_signal_is_not_resumed(run: Run, start: Path
     assert train(run, start, {}).metrics["resumed_step"] == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({"devices": [3, 1]}, "7,5"),
+        ({"num_devices": 2}, "4,5"),
+        ({"engine": "verl", "num_nodes": 2, "num_devices": 2}, "4,5,6,7"),
+    ],
+)
+def test_engine_sees_the_gpus_named_in_the_config(
+    run: Run, start: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], seen: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    with pytest.raises(ConfigError, match="refuses"):
+        train(run, start, {"refuse": "it"}, **{**options, "variant": "cuda"})
+    assert f"CUDA_VISIBLE_DEVICES={seen}\n" in (workspace_of(run) / "logs" / "check.log").read_text()
+
+
 def test_engine_rejection_is_a_config_error(run: Run, start: Path) -> None:
     with pytest.raises(ConfigError, match="trl refuses the configuration of rl: no key 'x'"):
         train(run, start, {"refuse": "no key 'x'"})

@@ -17,12 +17,12 @@ from support.rollouts.scripted_environment import write_python
 from support.runs.processes import Seen, end_family, family, kill_alone, remaining, until
 from support.training import scripted_engine
 
+from treadle.core.engines import training_run
+from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
-from treadle.sft import launch
 from treadle.sft.config import SftOptions
-from treadle.sft.launch import EngineOptions, Training, TrainingFolder, fine_tune
-from treadle.sft.llamafactory_config import SftMachine, torchrun_arguments
-from treadle.sft.training_events import TrainingStep
+from treadle.sft.launch import EngineOptions, Listener, Training, TrainingFolder, TrainingStep, fine_tune
+from treadle.sft.llamafactory_config import torchrun_arguments
 
 TESTS = Path(__file__).parents[2]
 OPTIONS = EngineOptions(variant="cpu", stall_timeout_s=60.0)
@@ -30,8 +30,9 @@ OPTIONS = EngineOptions(variant="cpu", stall_timeout_s=60.0)
 PARENT = """
 import sys
 from pathlib import Path
+from treadle.core.engines import training_run
 from treadle.sft import launch
-launch.python_of = lambda engine, variant: Path(sys.argv[1])
+training_run.python_of = lambda engine, variant: Path(sys.argv[1])
 launch.fine_tune(launch.TrainingFolder(Path(sys.argv[2])), "a: 1\\n", launch.EngineOptions(variant="cpu"))
 """
 
@@ -46,7 +47,7 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingFolder:
-    monkeypatch.setattr(launch, "python_of", lambda engine, variant: python)
+    monkeypatch.setattr(training_run, "python_of", lambda engine, variant: python)
     (tmp_path / "work").mkdir()
     return TrainingFolder(tmp_path / "work")
 
@@ -64,9 +65,8 @@ def test_steps_are_reported_live_and_a_finished_training_is_not_repeated(folder:
     (folder.path / "script.json").write_text("{}")
     steps: list[TrainingStep] = []
     begins: list[tuple[int, int]] = []
-    done = fine_tune(
-        folder, "a: 1\n", OPTIONS, on_begin=lambda *begin: begins.append(begin), on_step=steps.append, prompt=[1]
-    )
+    listener = Listener(begin=lambda *begin: begins.append(begin), step=steps.append)
+    done = fine_tune(folder, "a: 1\n", OPTIONS, listener, prompt=[1])
     assert begins == [(6, 0)] and [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
     assert done.steps == tuple(steps) and done.num_steps == 6 and done.seconds == 6.5
     assert done.greedy is not None and done.greedy.ids == (1,)
@@ -91,12 +91,12 @@ def test_model_missing_from_the_hub_fails_in_one_line(folder: TrainingFolder) ->
 def test_commands_for_further_nodes_are_printed_before_waiting_for_them(
     folder: TrainingFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine = SftMachine(variant="cuda", num_devices=2, num_nodes=3)
+    machine = Machine(variant="cuda", num_devices=2, num_nodes=3)
     arguments = torchrun_arguments(SftOptions(num_nodes=3, main_address="first"), machine)
     options = EngineOptions(variant="cpu", stall_timeout_s=60.0, num_nodes=3, torchrun=tuple(arguments))
     (folder.path / "script.json").write_text("{}")
     told: list[str] = []
-    fine_tune(folder, "a: 1\n", options, on_begin=lambda *_: told.extend(caplog.messages))
+    fine_tune(folder, "a: 1\n", options, Listener(begin=lambda *_: told.extend(caplog.messages)))
     second, third = folder.nodes.read_text().splitlines()
     (message,) = (text for text in told if "further node(s)" in text)
     assert second in message and str(folder.nodes) in message
@@ -124,7 +124,7 @@ def test_prepare_findings_are_reported_before_training_and_pin_later_processes(f
     (folder.path / "script.json").write_text("{}")
     for _ in range(2):
         with pytest.raises(ConfigError, match="d1"):
-            fine_tune(folder, "a: 1\n", OPTIONS, on_prepared=refuse)
+            fine_tune(folder, "a: 1\n", OPTIONS, Listener(prepared=refuse))
     assert not (folder.logs / "train.log").exists()
     done = run(folder)
     assert (done.revision, done.tokenizer_digest) == ("c0ffee", "d1")
@@ -153,9 +153,9 @@ def test_processes_see_participating_gpus_and_prepare_runs_as_a_torchrun_process
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    arguments = torchrun_arguments(SftOptions(), SftMachine(variant="cuda", num_devices=num_devices))
+    arguments = torchrun_arguments(SftOptions(), Machine(variant="cuda", num_devices=num_devices))
     torchrun = tuple(arguments) if num_devices > 1 else None
-    run(folder, EngineOptions(variant="cuda", stall_timeout_s=60.0, torchrun=torchrun))
+    run(folder, EngineOptions(variant="cuda", stall_timeout_s=60.0, torchrun=torchrun, num_devices=num_devices))
     visible = f"CUDA_VISIBLE_DEVICES={seen or given} "
     prepared, trained = ((folder.logs / f"{name}.log").read_text() for name in ("prepare", "train"))
     assert visible in prepared and visible in trained
@@ -226,7 +226,7 @@ def test_ctrl_c_ends_the_training_and_the_next_call_resumes(folder: TrainingFold
 
     before = family(os.getpid())
     with pytest.raises(KeyboardInterrupt):
-        fine_tune(folder, "a: 1\n", OPTIONS, on_step=interrupt)
+        fine_tune(folder, "a: 1\n", OPTIONS, Listener(step=interrupt))
     assert pids(family(os.getpid())) <= pids(before)
     assert fine_tune(folder, "a: 1\n", OPTIONS).resumed_step == 2
 

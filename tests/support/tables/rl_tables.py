@@ -19,6 +19,7 @@ from support.training.scripted_rl_engine import SCRIPT
 from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.config import load_config
+from treadle.core.engines import training_run
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
@@ -26,7 +27,6 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.config import RlSettings
-from treadle.rl.training import launch
 from treadle.rl.training.stage import RL
 from treadle.rl.verl.rows import verl_row
 
@@ -130,12 +130,12 @@ def scripted(folder: Path, **script: Any) -> Iterator[None]:
     path, python = folder / "script.json", folder / "python"
     path.write_text(json.dumps(script))
     write_python(python, scripted_rl_engine)
-    real, launch.python_of = launch.python_of, lambda engine, variant: python
+    real, training_run.python_of = training_run.python_of, lambda engine, variant: python
     os.environ[SCRIPT] = str(path)
     try:
         yield
     finally:
-        launch.python_of = real
+        training_run.python_of = real
         del os.environ[SCRIPT]
 
 

@@ -28,6 +28,7 @@ def main() -> int:
     script: dict[str, Any] = json.loads(Path(os.environ[SCRIPT]).read_text())
     tell = EventFile(Path(job["events"])).write
     print(f"scripted engine: {command}", os.environ.get("OMP_NUM_THREADS"), os.getcwd(), flush=True)
+    print(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
     if command == "check":
         if "refuse" in script:
             tell("error", kind="arguments", message=f"BadPlan: {script['refuse']}")

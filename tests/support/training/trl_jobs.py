@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, opening_messages
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import Machine
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.config import RlOptions, RlSettings
-from treadle.rl.training.plan import Machine, RlPlan, plan_phase
+from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 MAKER = Path(__file__).with_name("tiny_policy.py")

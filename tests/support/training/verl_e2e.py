@@ -12,9 +12,10 @@ from support.training.scripted_groups import CONTRACT_ENVIRONMENT
 from support.training.verl_plans import FOUR_GPUS, verl_files, verl_plan
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.core.engines.config import Machine
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.training.plan import Machine, RlPlan
+from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl.data import write_verl_rows
 from treadle.rl.verl.rows import TRAINING_SCHEMA

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.config import load_config
+from treadle.core.engines.config import Machine
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
-from treadle.rl.training.plan import Machine, RlPlan, plan_phase
+from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.verl.config import VerlFiles
 
 ROOT = Path("/training")

@@ -10,10 +10,11 @@ import pytest
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import load_config
+from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.sigmas import SigmaSchedule, check_sigmas, decay_factor
-from treadle.rl.training.plan import ONE_CPU, Machine, RlPlan, plan_phase
+from treadle.rl.training.plan import ONE_CPU, RlPlan, plan_phase
 
 ET_AGENT = {"preset": "et-agent-7b", "sigma_tool": 0.1, "sigma_length": 0.1}
 SMALL = {"sigma_tool": 0.1, "sigma_length": 0.05}

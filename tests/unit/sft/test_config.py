@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from treadle.core.config import load_config
+from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
 from treadle.sft.config import ET_AGENT_7B, REFUSED_KEYS, TYPED_KEYS, SftOptions
 from treadle.sft.llamafactory_config import (
     Paths,
-    SftMachine,
     commands_of_nodes,
     deepspeed_config,
     plan_training,
@@ -30,7 +30,7 @@ PATHS = Paths(
     output=Path("/training/model"),
     deepspeed=Path("/training/z3.json"),
 )
-CPU, FOUR_GPUS = SftMachine(variant="cpu"), SftMachine(variant="cuda", num_devices=4)
+CPU, FOUR_GPUS = Machine(variant="cpu"), Machine(variant="cuda", num_devices=4)
 ET_AGENT = SftOptions(preset="et-agent-7b")
 
 PAPER: dict[str, Any] = {
@@ -60,7 +60,7 @@ PAPER: dict[str, Any] = {
 speak of tokenising, which has been done."""
 
 
-def told(options: SftOptions, machine: SftMachine = CPU, longest_row: int = 200) -> dict[str, Any]:
+def told(options: SftOptions, machine: Machine = CPU, longest_row: int = 200) -> dict[str, Any]:
     return plan_training(options, PATHS, machine, longest_row=longest_row, seed=7).arguments
 
 
@@ -72,13 +72,13 @@ def told(options: SftOptions, machine: SftMachine = CPU, longest_row: int = 200)
         (
             "sft-lora-cuda.yaml",
             SftOptions(finetuning_type="lora", lora_rank=16, trackers=("wandb",), extra={"optim": "adamw_torch_fused"}),
-            SftMachine(variant="cuda"),
+            Machine(variant="cuda"),
             3_000,
         ),
     ],
 )
 def test_llamafactory_file_equals_the_golden_one(
-    name: str, options: SftOptions, machine: SftMachine, longest_row: int
+    name: str, options: SftOptions, machine: Machine, longest_row: int
 ) -> None:
     text = plan_training(options, PATHS, machine, longest_row=longest_row, seed=7).yaml()
     assert text == (GOLDEN / name).read_text()
@@ -156,12 +156,12 @@ def test_cpu_training_uses_fp32_and_reports_what_it_omits() -> None:
     ("keys", "machine", "message"),
     [
         ({"precision": "fp16"}, CPU, "fp16 cannot be trained on a CPU"),
-        ({}, SftMachine(variant="cpu", num_nodes=2), "one process on one machine"),
+        ({}, Machine(variant="cpu", num_nodes=2), "one process on one machine"),
         ({"batch_size": 6}, FOUR_GPUS, "batch_size 6 cannot be spread over 4 devices"),
         ({"batch_size": 12, "per_device_batch_size": 2}, FOUR_GPUS, "is 3 rows each, not a multiple"),
     ],
 )
-def test_unsupported_hardware_settings_are_refused(keys: dict[str, Any], machine: SftMachine, message: str) -> None:
+def test_unsupported_hardware_settings_are_refused(keys: dict[str, Any], machine: Machine, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         told(SftOptions(**keys), machine)
 
@@ -173,11 +173,11 @@ def test_unsupported_hardware_settings_are_refused(keys: dict[str, Any], machine
         (CPU, 1_000, (8, 4)),
         (CPU, 50_000, (1, 32)),
         (FOUR_GPUS, 1_000, (8, 1)),
-        (SftMachine(variant="cuda", num_devices=8, num_nodes=2), 3_000, (2, 1)),
+        (Machine(variant="cuda", num_devices=8, num_nodes=2), 3_000, (2, 1)),
     ],
 )
 def test_update_batch_does_not_depend_on_the_devices(
-    machine: SftMachine, longest_row: int, expected: tuple[int, int]
+    machine: Machine, longest_row: int, expected: tuple[int, int]
 ) -> None:
     arguments = told(SftOptions(batch_size=32), machine, longest_row)
     found = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
@@ -189,15 +189,15 @@ def test_zero3_gathers_on_save_and_offloads_nothing() -> None:
     zero = json.loads(deepspeed_config())["zero_optimization"]
     assert (zero["stage"], zero["stage3_gather_16bit_weights_on_model_save"]) == (3, True)
     assert not [key for key in zero if key.startswith("offload")]
-    assert plan_training(ET_AGENT, PATHS, SftMachine(variant="cuda"), longest_row=9, seed=0).distributed
-    assert not plan_training(SftOptions(), PATHS, SftMachine(variant="cuda"), longest_row=9, seed=0).distributed
+    assert plan_training(ET_AGENT, PATHS, Machine(variant="cuda"), longest_row=9, seed=0).distributed
+    assert not plan_training(SftOptions(), PATHS, Machine(variant="cuda"), longest_row=9, seed=0).distributed
 
 
 def test_several_nodes_get_rendezvous_addresses() -> None:
     with pytest.raises(ConfigError, match="several nodes need `main_address`"):
         load_config(TreadleConfig, data={"sft": {"num_nodes": 2}})
     options = SftOptions(num_nodes=2, main_address="node-0", main_port=29501, ddp_timeout_s=3600)
-    machine = SftMachine(variant="cuda", num_devices=8, num_nodes=2)
+    machine = Machine(variant="cuda", num_devices=8, num_nodes=2)
     start = ["python", "-m", "torch.distributed.run", *torchrun_arguments(options, machine), "/training/a b/train.json"]
     assert commands_of_nodes(start, {"PYTHONPATH": "/code"}, 2) == [
         "PYTHONPATH=/code python -m torch.distributed.run --nnodes=2 --node_rank=1 --nproc_per_node=8 "
@@ -206,7 +206,7 @@ def test_several_nodes_get_rendezvous_addresses() -> None:
 
 
 def test_single_node_uses_loopback() -> None:
-    arguments = torchrun_arguments(SftOptions(), SftMachine(variant="cuda", num_devices=8))
+    arguments = torchrun_arguments(SftOptions(), Machine(variant="cuda", num_devices=8))
     assert "--master_addr=127.0.0.1" in arguments and "--nnodes=1" in arguments
 
 

@@ -13,10 +13,10 @@ import pytest
 from treadle.core.engines import devices
 from treadle.core.engines.devices import num_devices
 from treadle.core.engines.environments import lock_text
+from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import ConfigError, StorageError
-from treadle.sft.launch import TrainingFolder, store_rows
-from treadle.sft.training_events import TrainingEvents
+from treadle.sft.launch import TrainingFolder, TrainingStep, store_rows
 
 STEP = {"num_steps": 9, "loss": 1.0, "learning_rate": 0.1, "grad_norm": None, "epoch": 0.1}
 
@@ -74,7 +74,7 @@ def test_repeated_steps_count_once(tmp_path: Path) -> None:
     file.write("begin", resumed_step=0)
     for step in (1, 2, 3):
         write_step(file, step, 10.0 * step)
-    events = TrainingEvents(tmp_path / "events")
+    events = EventLog(tmp_path / "events", TrainingStep)
     assert len(list(events.new())) == 4 and not list(events.new())
     file.write("begin", resumed_step=2)
     write_step(file, 3, 10.0)
@@ -85,7 +85,7 @@ def test_repeated_steps_count_once(tmp_path: Path) -> None:
 def test_truncated_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.write_text('{"event": "begin", "resumed')
-    events = TrainingEvents(path)
+    events = EventLog(path, TrainingStep)
     assert not list(events.new())
     events.end_torn_line()
     EventFile(path).write("saved", step=1)

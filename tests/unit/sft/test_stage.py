@@ -21,9 +21,8 @@ from treadle.core.runs.stage import Instance
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.sft import stage
 from treadle.sft.config import SftSettings
-from treadle.sft.launch import EngineOptions, Training, TrainingFolder
+from treadle.sft.launch import EngineOptions, Listener, Training, TrainingFolder, TrainingStep
 from treadle.sft.stage import SFT
-from treadle.sft.training_events import TrainingStep
 
 
 @pytest.fixture
@@ -78,13 +77,17 @@ class Engine:
 
     def __init__(self, tokenizer: Path, *, told: str, revision: str = "") -> None:
         self.began = False
+        self.options = EngineOptions()
         self._prepared = {"tokenizer_digest": told, "revision": revision}
         self._tokenizer = tokenizer
 
-    def __call__(self, folder: TrainingFolder, yaml: str, options: EngineOptions, **listeners: Any) -> Training:
-        listeners["on_prepared"](self._prepared)
+    def __call__(
+        self, folder: TrainingFolder, yaml: str, options: EngineOptions, listener: Listener, prompt: Any
+    ) -> Training:
+        self.options = options
+        listener.prepared(self._prepared)
         self.began = True
-        listeners["on_begin"](1, 0)
+        listener.begin(1, 0)
         shutil.copytree(self._tokenizer, folder.model)
         step = TrainingStep(**{name: 1 for name in TrainingStep.__slots__})
         versions = {"llamafactory": "0"}
@@ -131,6 +134,16 @@ def test_checkpoint_contains_the_commit_of_its_hub_id(
     assert record is not None
     (row,) = run.rows(record.outputs["checkpoint"]).rows()
     assert row["base_model"] == "org/name" and row["base_digest"] == "c0ffee"
+
+
+def test_engine_sees_as_many_gpus_as_are_configured(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    engine = Engine(base, told=ChatTokenizer.load(base).digest)
+    monkeypatch.setattr(stage, "fine_tune", engine)
+    train(own_rows(tmp_path / "root", base), base, variant="cuda", devices=[3, 1])
+    assert (engine.options.devices, engine.options.num_devices) == ((3, 1), 2)
 
 
 def test_checkpoint_contains_no_local_paths(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

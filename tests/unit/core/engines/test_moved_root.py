@@ -136,19 +136,12 @@ def test_lease_without_its_file_is_lost(tmp_path: Path) -> None:
     other.check()
 
 
-class Events(EventLog[Any]):
-    """The events of a training without any."""
-
-    def read_step(self, event: dict[str, Any]) -> Any:
-        raise AssertionError(event)
-
-
 def test_training_with_a_moved_folder_is_ended(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     go = tmp_path / "go"
 
-    class Followed(Events):
+    class Followed(EventLog[Any]):
         def new(self) -> Iterator[dict[str, Any]]:
             go.touch()
             return super().new()
@@ -156,5 +149,5 @@ def test_training_with_a_moved_folder_is_ended(tmp_path: Path) -> None:
     program = f"until [ -e {go} ]; do sleep 0.01; done; mv {folder} {tmp_path}/new; exec sleep 600"
     child = start_child(["sh", "-c", program], name="it", log_path=tmp_path / "l")
     with pytest.raises(StorageError, match=f"the folder of it {folder} was moved"):
-        follow(child, Followed(folder / "events.jsonl"), 600.0, lambda event: None)
+        follow(child, Followed(folder / "events.jsonl", object), 600.0, lambda event: None)
     assert child.poll() is not None

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.core.engines.config import VllmServer
+from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.serving import _number_type
 from treadle.core.llm.hosted import refused_keys
 from treadle.core.llm.wire import Failure, error_message, parse_chat, parse_completion, parse_probe
@@ -26,7 +27,7 @@ from treadle.datagen.questions.rows import RowRejected, parse_row
 from treadle.datagen.questions.stage import QuestionsSettings
 from treadle.retriever.answers import SEARCH, parse_documents
 from treadle.retriever.dense.endpoint_encoder import _vectors
-from treadle.sft.training_events import TrainingEvents
+from treadle.sft.launch import TrainingStep
 from treadle.web.provider_requests import failure_of as web_failure_of
 from treadle.web.record.import_cache import read_search_cache
 from treadle.web.types import SearchEntry
@@ -143,7 +144,7 @@ def test_training_step_with_nan_entropy_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     step = {"step": 1, "num_steps": 1, "loss": 0.5, "grad_norm": 1.0, "learning_rate": math.nan, "epoch": 1.0}
     path.write_text(json.dumps({"event": "step", **step, "seconds": 2.0}) + "\n")
-    events = TrainingEvents(path)
+    events = EventLog(path, TrainingStep)
     assert [event["event"] for event in events.new()] == ["step"]
     assert [done.loss for done in events.steps] == [0.5]
 

@@ -16,9 +16,10 @@ from support.training import trl_jobs
 
 from treadle.agent.environment import opening_messages
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import Machine
 from treadle.core.engines.errors import Diverged, NothingLearned
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.training import Advice, EngineOptions, explain_failure
+from treadle.core.engines.training import Advice, explain_failure
 from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ToolError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
@@ -29,10 +30,8 @@ from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl.commands import check, environment_of, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
-from treadle.rl.training import launch
 from treadle.rl.training.events import RlEvents
-from treadle.rl.training.launch import EngineJob, Listener, RlFolder
-from treadle.rl.training.plan import Machine, RlPlan
+from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments
 
 
@@ -127,15 +126,6 @@ def test_training_sees_only_the_gpus_of_its_plan(
     job = {"plan": json.loads(plan.to_json()), "path": "job.json", **environment}
     train(job, EventFile(tmp_path / "events.jsonl"))
     assert trained[0] == seen
-
-
-def test_engine_sees_the_gpus_named_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    job = EngineJob(model="m", environment={}, interpreter="python")
-    for named, seen in (((3, 1), "7,5"), ((), "4,5")):
-        options = EngineOptions(variant="cuda", devices=named)
-        engine = launch._ReinforcementRun(RlFolder(tmp_path), _for_gpus(2), job, options, Listener())
-        assert engine._environ()["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from support.training.verl_plans import FOUR_GPUS, ROOT
 from support.training.verl_plans import verl_files as files
 from support.training.verl_plans import verl_plan as plan
 
+from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
-from treadle.rl.training.plan import Machine
 from treadle.rl.verl.config import hydra_value, loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl.launch import cluster_script, merge_command
 
