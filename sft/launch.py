@@ -33,8 +33,6 @@ _ADVICE = Advice(
     memory="lower per_device_batch_size or cutoff_tokens, set gradient_checkpointing, use LoRA, or "
     'spread the model over more GPUs with deepspeed = "zero3"',
     killed="lower per_device_batch_size or cutoff_tokens, use LoRA, or use a machine with more memory",
-    diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
-    nothing_learned="check learning_rate and which weights are trained",
 )
 _FINISH_ADVICE = replace(
     _ADVICE,

@@ -139,9 +139,9 @@ class Advice:
     """For a training that ran out of memory."""
     killed: str
     """For a process that the system killed."""
-    diverged: str
+    diverged: str = "lower learning_rate, or train in bf16 or fp32 instead of fp16"
     """For a loss that is not a number."""
-    nothing_learned: str
+    nothing_learned: str = "check learning_rate and which weights are trained"
     """For weights that did not change."""
 
 

@@ -147,8 +147,6 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             refused=f"{self.engine} refuses the configuration of rl",
             memory=f"{fewer}, set gradient_checkpointing, or lower gpu_memory_share",
             killed=f"{fewer}, or use a machine with more memory",
-            diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
-            nothing_learned="check learning_rate and which weights are trained",
         )
 
     def _job(self, command: str) -> dict[str, Any]:

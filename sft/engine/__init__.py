@@ -1,5 +1,5 @@
 """Run LLaMA-Factory inside the environment of the engine `sft`; no other package imports it.
 
 Each command is a separate process, `python -m treadle.sft.engine <command> <job.json>`. It reports its progress in a
-file of JSON lines (`core/engines/events.py`). `treadle.core.engines.training_run` starts the process and reads the file.
+file of JSON lines (`core/engines/events.py`). `core/engines/training_run.py` starts the process and reads the file.
 """

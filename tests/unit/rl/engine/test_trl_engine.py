@@ -98,7 +98,7 @@ def test_each_process_reports_its_error_and_the_first_one_counts(
 
 def test_tool_error_during_a_rollout_is_reported_as_one(tmp_path: Path) -> None:
     child: Any = SimpleNamespace(failure=EngineError, log_path=tmp_path / "log")
-    advice = Advice(refused="", memory="", killed="", diverged="", nothing_learned="")
+    advice = Advice(refused="", memory="", killed="")
     error = {"kind": kind_of(ToolError("search: gone")), "message": "ToolError: search: gone"}
     assert str(explain_failure(child, 1, error, advice)) == (
         "lost a tool or a service (ToolError: search: gone); fix that, and the next attempt resumes from the last state"
