@@ -2,7 +2,7 @@
 
 The engine's processes run one after the other: a check of the configuration, `train`, `finish`. All files of a training
 are in one folder; a run over the folder of an interrupted training resumes from the newest complete state. A kind of
-training subclasses `TrainingRun` with its commands, job, checks and result.
+training subclasses `TrainingRun`, and overrides the methods with an underscore that differ.
 """
 
 from __future__ import annotations
