@@ -49,6 +49,13 @@ root_option = click.option(
 )
 run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, as in rollouts.samples_per_question=8.",
+)
 
 
 def domain_option(help_text: str) -> Decorator:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.commands.run import set_option
 from treadle.cli.export_options import ExportOptions, export_options
-from treadle.cli.options import combine_options, domain_option, json_option, root_option, say
+from treadle.cli.options import combine_options, domain_option, json_option, root_option, say, set_option
 from treadle.core.untrusted.sanitize import one_line, sanitized_json
 
 if TYPE_CHECKING:
