@@ -13,6 +13,7 @@ import click
 from treadle.core.untrusted.sanitize import sanitize
 
 OBJECT_ROOT = "s3://"
+_DOMAINS = ("math", "qa", "choice")
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -48,6 +49,30 @@ root_option = click.option(
 )
 run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, as in rollouts.samples_per_question=8.",
+)
+
+
+def domain_option(help_text: str) -> Decorator:
+    """Return `--domain NAME=DOMAIN`, which can be repeated and is passed to the command as `domains`."""
+    return click.option(
+        "--domain", "domains", multiple=True, metavar="NAME=DOMAIN", callback=_parse_domains, help=help_text
+    )
+
+
+def _parse_domains(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        name, separator, domain = value.rpartition("=")
+        if not separator or not name or domain not in _DOMAINS:
+            raise click.BadParameter(f"{value!r} is not of the form NAME=DOMAIN with {', '.join(_DOMAINS)}")
+        found[name] = domain
+    return found
 
 
 def combine_options(*options: Decorator) -> Decorator:

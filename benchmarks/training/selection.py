@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
-from tests.support.original.selection import Record, quadratic_fronts
+from tests.parity.et_agent.selection import Record, quadratic_fronts
 from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.config import Section

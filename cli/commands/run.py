@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.options import json_option, root_option, say
+from treadle.cli.options import json_option, root_option, say, set_option
 from treadle.cli.warnings import show_warnings
 from treadle.tasks.prefect.settings import as_flow_run
 
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from treadle.tasks.run_instances import ScheduledInstance
 
 Command = Callable[..., Any]
-
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key, as in rollouts.samples_per_question=8.",
-)
-
 
 dry_run_option = click.option(
     "--dry-run",

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from treadle.cli.commands.run import set_option
-from treadle.cli.options import json_option, root_option, run_option, say
+from treadle.cli.options import json_option, root_option, run_option, say, set_option
 from treadle.cli.warnings import show_warnings
 
 

@@ -92,13 +92,13 @@ class Desk:
         return path
 
     def ask(self, kind: str, path: Path, *more: str, name: str = "r") -> Result:
-        """Run `import KIND` with the config, and return its outcome."""
-        arguments = [kind, str(path), str(self.config), "--run", name, "--root", str(self.root), *more]
+        """Run `import et-agent KIND` with the config, and return its outcome."""
+        arguments = ["et-agent", kind, str(path), str(self.config), "--run", name, "--root", str(self.root), *more]
         return CliRunner().invoke(import_, arguments, catch_exceptions=False)
 
     def go_on(self, kind: str, path: Path, *more: str) -> Result:
-        """`import KIND` with the configuration that the run has."""
-        arguments = [kind, str(path), "--run", "r", "--root", str(self.root), *more]
+        """`import et-agent KIND` with the configuration that the run has."""
+        arguments = ["et-agent", kind, str(path), "--run", "r", "--root", str(self.root), *more]
         return CliRunner().invoke(import_, arguments, catch_exceptions=False)
 
     def bring(self, kind: str, path: Path, *more: str) -> Any:
@@ -112,8 +112,8 @@ class Desk:
 
     def send(self, kind: str, address: str) -> Any:
         out = self.folder / "sent"
-        arguments = [kind, "--run", "r", "--root", str(self.root), "--instance", address, "--out", str(out), "--force"]
-        assert CliRunner().invoke(export, arguments, catch_exceptions=False).exit_code == 0
+        arguments = ["--run", "r", "--root", str(self.root), "--instance", address, "--out", str(out), "--force"]
+        assert CliRunner().invoke(export, ["et-agent", kind, *arguments], catch_exceptions=False).exit_code == 0
         return json.loads(next(out.glob("[pr]*.json")).read_text())
 
     def make(self, address: str) -> StageRecord:

@@ -72,7 +72,7 @@ def test_report_is_exported_and_overwritten_only_with_force(desk: Desk) -> None:
     assert (facts["instance"], facts["format"]) == ("1/report", "csv")
     assert facts["bytes"] == (desk.folder / "figures.csv").stat().st_size
     assert (desk.folder / "figures.csv").read_text().startswith("model,dataset,figure,value,low,high,method,")
-    again = ("export", "report", "--run", "first", "--format", "legacy", "--out", "figures.csv")
+    again = ("export", "et-agent", "report", "--run", "first", "--out", "figures.csv")
     desk.treadle(*again).failed("figures.csv already exists", "--force", code=2)
     desk.treadle(*again, "--force").succeeded()
     assert list(json.loads((desk.folder / "figures.csv").read_text())["tutor"]) == [LONG_NAME]
@@ -192,7 +192,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[list[str], click.Command]]:
-    for name, command in group.commands.items():
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
         yield [*path, name], command
         if isinstance(command, click.Group):
             yield from commands(command, *path, name)
@@ -206,7 +208,9 @@ def test_every_help_ends_with_a_valid_example(path: list[str], command: click.Co
     words = shlex.split(command.epilog.removeprefix("Example:  treadle "))
     group: click.Command = cli
     while isinstance(group, click.Group):
-        group = group.commands[words.pop(0)]
+        found = group.get_command(click.Context(group), words.pop(0))
+        assert found is not None
+        group = found
     context = group.make_context("example", words)
     overrides = context.params.get("overrides", ())
     load_config(TreadleConfig, overrides=overrides)

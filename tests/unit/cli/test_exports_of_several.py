@@ -72,13 +72,13 @@ def test_model_name_ending_in_a_number_is_not_a_phase(run: Run, tmp_path: Path) 
     for name in ("base", "qwen-72"):
         sample(run, f"1/rollouts@{name}")
     with pytest.raises(RunError, match="1/rollouts@base, 1/rollouts@qwen-72; name one of them"):
-        command(run, "rollouts", "--out", str(tmp_path / "out"))
+        command(run, "dataset", "rollouts", "--out", str(tmp_path / "out"))
 
 
 def test_last_phase_is_exported_but_not_before_a_model_of_the_same_iteration(run: Run, tmp_path: Path) -> None:
     for place in ("1/rollouts@base", "2/rollouts@phase-2", "2/rollouts@phase-10"):
         sample(run, place)
-    assert "of 2/rollouts@phase-10" in command(run, "rollouts", "--out", str(tmp_path / "out")).output
+    assert "of 2/rollouts@phase-10" in command(run, "dataset", "rollouts", "--out", str(tmp_path / "out")).output
     sample(run, "2/rollouts@tutor")
     with pytest.raises(RunError, match="2/rollouts@phase-10, 2/rollouts@tutor; name one of them"):
         command(run, "dataset", "rollouts", "--out", str(tmp_path / "more"))
@@ -88,7 +88,7 @@ def test_last_phase_is_exported_but_not_before_a_model_of_the_same_iteration(run
 def test_folder_is_not_named_like_a_file(run: Run, tmp_path: Path, name: str) -> None:
     sample(run, "1/rollouts@base")
     with pytest.raises(ConfigError, match=f"{name} is a file, but the export is a folder"):
-        command(run, "rollouts", "--out", str(tmp_path / name))
+        command(run, "dataset", "rollouts", "--out", str(tmp_path / name))
     assert not (tmp_path / name).exists()
 
 
@@ -98,7 +98,7 @@ def test_rollouts_have_the_verdicts_of_their_own_iteration(run: Run, tmp_path: P
         score(run, f"{iteration}/scores@base", right=iteration == 2)
     for iteration, verdict in ((1, 0.0), (2, 1.0)):
         out = tmp_path / str(iteration)
-        command(run, "rollouts", "--instance", f"{iteration}/rollouts@base", "--out", str(out))
+        command(run, "et-agent", "rollouts", "--instance", f"{iteration}/rollouts@base", "--out", str(out))
         assert json.loads((out / "rollouts.json").read_text())[0]["correctness"] == [verdict]
 
 

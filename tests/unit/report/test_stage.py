@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tables.score_tables import new_run, put_rows, question, rollout, score
+from support.tables.score_tables import new_run, put_rows, score
 
 from treadle.cli.commands.export import REPORT_FORMATS
 from treadle.core import schemas
@@ -20,8 +20,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.export_file import write_file
-from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
-from treadle.eval.scores import SCORES
+from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
@@ -29,8 +28,6 @@ from treadle.report.markdown import escape
 from treadle.report.stage import REPORT, as_csv
 from treadle.report.terminal import comparison_table, judges_table, summary_table
 from treadle.tasks.exchange.report_export import format_by_name, report_content
-
-SETTINGS = ScoresSettings(options=ScoresOptions(symbolic=False))
 
 
 def _report(tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any) -> tuple[list[SummaryLine], str]:
@@ -435,12 +432,7 @@ def test_differences_have_as_many_digits_as_needed() -> None:
 
 def test_report_exports_in_every_format(tmp_path: Path) -> None:
     run = new_run(tmp_path / "root")
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["Paris"]), question("q2", ["5"])])
-    made = [rollout("r1", "q1", [("text", "<search>a</search>")]), rollout("r2", "q2", [("text", "b")])]
-    texts = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, made)
-    scores = Address.parse("1/scores@base")
-    asked = {"rollouts": (texts,), "questions": (Address.parse("1/questions"),)}
-    execute(Instance(address=scores, stage=SCORES, settings=SETTINGS, inputs=asked), run)
+    scores = put_rows(run, "1/scores@base", schemas.SCORES, _many("base", "world", [True, False]))
     record = execute(
         Instance(
             address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": (scores,)}
@@ -452,8 +444,6 @@ def test_report_exports_in_every_format(tmp_path: Path) -> None:
     assert contents["md"] == summary.read_file("report.md") and contents["csv"] == summary.read_file("summary.csv")
     assert contents["json"] == summary.read_file("summary.json")
     assert contents["comparisons"].decode().split(",")[:3] == ["first", "second", "dataset"]
-    figures = json.loads(contents["legacy"])["base"]["world"]
-    assert (figures["average_search_calls"], figures["num_valid_answer"]) == (0.5, "2 of 2")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ PAGE = ROOT / "docs/behaviour/exits.md"
 _ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
 TROUBLES = ROOT / "docs/guides/troubleshooting.md"
 _REFUSAL_KINDS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
-_CODE = ("agent", "core", "datagen", "eval", "report", "retriever", "rl", "sft", "tasks", "web")
+_CODE = ("agent", "core", "datagen", "eval", "formats", "report", "retriever", "rl", "sft", "tasks", "web")
 
 
 class Exit(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.original.rewards import legacy_correctness
+from parity.et_agent.rewards import legacy_correctness
 
 from treadle.rl.rewards import GroupItem, group_rewards
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.original.selection import Record, dominates, legacy_domain_in_rows, legacy_select, quadratic_fronts
+from parity.et_agent.selection import Record, dominates, legacy_domain_in_rows, legacy_select, quadratic_fronts
 from support.tables.selection_tables import EXAMPLE
 
 from treadle.core.config import load_config

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.core.answers.legacy import legacy_match_text
+from treadle.core.answers.legacy import legacy_match_math, legacy_match_text, legacy_words
 from treadle.core.answers.score import score_answer
 from treadle.core.answers.text_match import characters, match_text, normalize_text, token_f1, words
 
@@ -279,3 +279,9 @@ def test_f1_of_other_scripts_matches_character_f1() -> None:
         ("no, yes", "yes"),
     ):
         assert score_answer(prediction, [gold], domain="qa_characters") == score_answer(prediction, [gold])
+
+
+def test_published_f1_treats_yes_and_no_of_math_as_ordinary_words() -> None:
+    assert legacy_match_math("yes it is", "yes").f1 == 0.5
+    assert legacy_match_math("", "").f1 == 0.0
+    assert legacy_words("  The Cat,  a dog ") == "cat, dog"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.core.answers.legacy import legacy_match_math, legacy_math_equal, legacy_words
+from treadle.formats.et_agent.math_equality import legacy_math_equal
 
 COMMANDS = [r"\frac", r"\sqrt", r"\text{ ", "{", "}", "=", "/", "1", "2", "x", " ", ".", r"\%", r"\left", "0.5", "\n"]
 
@@ -76,9 +76,3 @@ def test_letters_and_edge_cases_of_the_legacy_normalisation(left: str, right: st
 def test_any_text_equals_itself_without_errors(left: str, right: str) -> None:
     assert legacy_math_equal(left, left)
     assert legacy_math_equal(left, right) is legacy_math_equal(right, left)
-
-
-def test_math_yes_and_no_are_ordinary_words() -> None:
-    assert legacy_match_math("yes it is", "yes").f1 == 0.5
-    assert legacy_match_math("", "").f1 == 0.0
-    assert legacy_words("  The Cat,  a dog ") == "cat, dog"

@@ -1,4 +1,4 @@
-"""`treadle import flywheel` and `import rollouts`: other programs' files become results for the next stages."""
+"""`treadle import et-agent`: other programs' files become results for the next stages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_pools_of_another_flywheel_become_training_rows(flywheel: Desk) -> None:
             evolved(3, f" {RIGHT}\n"),
         ]
     )
-    told = flywheel.bring("flywheel", path)
+    told = flywheel.bring("pools", path)
     assert (told["num_rows"], told["num_trajectories"], told["num_other_prompts"], told["left_out"]) == (3, 6, 3, {})
     rows = flywheel.rows("1/pools", "pools")
     assert [row["operator"] for row in rows] == ["initial", "imported", "imported", "imported", "initial", "initial"]
@@ -65,20 +65,20 @@ def test_pools_of_another_flywheel_become_training_rows(flywheel: Desk) -> None:
 
 def test_imported_result_is_current_names_its_source_and_is_not_reused_elsewhere(flywheel: Desk) -> None:
     path = flywheel.write([evolved(1, RIGHT)])
-    flywheel.bring("flywheel", path)
+    flywheel.bring("pools", path)
     record = flywheel.run.record(Address(1, "pools"))
     assert record is not None and record.metrics["imported_from"] == "foreign.json"
     made = json.loads(flywheel.run.rows(record.outputs["pools"]).read_file("imported.json"))
     assert (made["source"], made["sha256"]) == ("foreign.json", record.metrics["imported_sha256"])
     config = load_config(TreadleConfig, base=flywheel.run.config())
     assert planned_action(instance(config, Address(1, "pools")), flywheel.run) == "reuse"
-    assert flywheel.bring("flywheel", path, "--out", str(flywheel.folder / "questions-again"))["reused"]
-    assert not flywheel.bring("flywheel", path, "--force")["reused"]
+    assert flywheel.bring("pools", path, "--out", str(flywheel.folder / "questions-again"))["reused"]
+    assert not flywheel.bring("pools", path, "--force")["reused"]
     flywheel.write([evolved(1, WRONG, RIGHT)])
     with pytest.raises(RunError, match=r"a result already, imported from foreign.json; replace it with --force"):
-        flywheel.bring("flywheel", path, "--out", str(flywheel.folder / "again"))
+        flywheel.bring("pools", path, "--out", str(flywheel.folder / "again"))
     assert len(flywheel.rows("1/pools", "pools")) == 1
-    flywheel.bring("flywheel", path, "--force")
+    flywheel.bring("pools", path, "--force")
     assert len(flywheel.rows("1/pools", "pools")) == 2
 
 
@@ -92,7 +92,7 @@ def test_imported_pools_with_trajectory_objects_keep_operators_parents_and_outco
          "finish_reason": "llm_failed"},
     ]  # fmt: skip
     fields = {"question": "How many?", "answers": ["36"], "source": "openr1", "pool": pool, "status": "partial"}
-    flywheel.bring("flywheel", flywheel.write([json.dumps(fields) + "\n"], "pools.jsonl"))
+    flywheel.bring("pools", flywheel.write([json.dumps(fields) + "\n"], "pools.jsonl"))
     first, second, third = flywheel.rows("1/pools", "pools")
     assert json.loads(first["tool_calls"])[0]["status"] == "timeout"
     assert (second["operator"], second["round"], second["edit_step"], second["score"]) == ("hint_tail", 2, 2, 1.0)
@@ -133,8 +133,8 @@ def test_rollouts_import_from_parquet_and_whitespace_before_results_is_masked(di
 
 def test_export_in_the_same_format_equals_the_import(flywheel: Desk) -> None:
     given = [evolved(1, calling("2", "36"), WRONG), evolved(2, RIGHT)]
-    flywheel.bring("flywheel", flywheel.write(given))
-    back = flywheel.send("flywheel", "1/pools")
+    flywheel.bring("pools", flywheel.write(given))
+    back = flywheel.send("pools", "1/pools")
     same = ("input", "source", "initial_logs", *(name for name in given[0] if name.startswith("evolve_t")))
     for old, new in zip(given, back, strict=True):
         assert {name: new[name] for name in same} == {name: old[name] for name in same}
@@ -160,28 +160,28 @@ def test_rollouts_are_exported_in_the_same_format_with_their_verdicts(direct: De
 
 def test_import_without_usable_rows_creates_no_folder_and_no_run(flywheel: Desk) -> None:
     with pytest.raises(DataError, match="none of the 2 rows .* can be imported; row 1: .*'Error: it broke'"):
-        flywheel.bring("flywheel", flywheel.write([evolved(1, prediction="Error: it broke"), evolved(2)]))
+        flywheel.bring("pools", flywheel.write([evolved(1, prediction="Error: it broke"), evolved(2)]))
     assert not (flywheel.folder / "questions").exists() and not (flywheel.root / "runs").exists()
     with pytest.raises(DataError, match="does not exist"):
-        flywheel.bring("flywheel", flywheel.folder / "missing.json")
+        flywheel.bring("pools", flywheel.folder / "missing.json")
 
 
 def test_unknown_source_needs_a_domain_and_the_instance_must_make_the_table(flywheel: Desk) -> None:
     path = flywheel.write([evolved(1, RIGHT, source="lab/tiles", answer=["36", 36.0])])
     with pytest.raises(DataError, match="give --domain NAME=DOMAIN"):
-        flywheel.bring("flywheel", path)
-    told = flywheel.bring("flywheel", path, "--domain", "lab/tiles=math")
+        flywheel.bring("pools", path)
+    told = flywheel.bring("pools", path, "--domain", "lab/tiles=math")
     assert told["num_rows"] == 1
     (question,) = flywheel.rows("1/questions", "questions")
     assert (question["dataset"], question["domain"], question["answers"]) == ("lab/tiles", "math", ["36", "36.0"])
     with pytest.raises(ConfigError, match="makes no pools; name an instance such as 1/pools"):
-        flywheel.bring("flywheel", path, "--force", "--domain", "lab/tiles=math", "--instance", "1/sft_rows")
+        flywheel.bring("pools", path, "--force", "--domain", "lab/tiles=math", "--instance", "1/sft_rows")
 
 
 def test_rows_are_text_only_without_a_tokenizer(flywheel: Desk) -> None:
     lines = [line for line in flywheel.config.read_text().splitlines() if not line.startswith("tokenizer")]
     flywheel.config.write_text("\n".join(lines))
-    flywheel.bring("flywheel", flywheel.write([evolved(1, calling("36"))]))
+    flywheel.bring("pools", flywheel.write([evolved(1, calling("36"))]))
     (row,) = flywheel.rows("1/pools", "pools")
     assert (row["output_ids"], row["prompt_ids"], row["tokenizer_digest"]) == ([], [], "")
     flywheel.make("1/sft_rows")
@@ -189,7 +189,7 @@ def test_rows_are_text_only_without_a_tokenizer(flywheel: Desk) -> None:
 
 
 def test_imported_pools_have_no_cost_and_are_not_used_for_estimates(flywheel: Desk) -> None:
-    flywheel.bring("flywheel", flywheel.write([evolved(1, WRONG, RIGHT), evolved(2, RIGHT)]))
+    flywheel.bring("pools", flywheel.write([evolved(1, WRONG, RIGHT), evolved(2, RIGHT)]))
     run, pools = flywheel.run, Address(1, "pools")
     record = run.record(pools)
     assert record is not None

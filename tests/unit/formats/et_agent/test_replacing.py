@@ -21,9 +21,9 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import StageContext, WorkResult
 from treadle.core.store.leases import hold_key
+from treadle.formats.et_agent.importing import write_questions
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.exchange.original_import import write_questions
 from treadle.tasks.page.build import report_page
 from treadle.tasks.planning.run_setup import open_run
 from treadle.tasks.prefect.stage_card import stage_card
@@ -51,7 +51,7 @@ def test_imported_held_out_questions_become_no_training_rows(tmp_path: Path) -> 
     desk = Desk(tmp_path, ["pools", "sft_rows"])
     records = [evolved(number, WRONG, calling("36")) for number in range(1, 7)]
     with_questions(desk, records, held_out=3)
-    told = json.loads(desk.ask("flywheel", desk.write(records), "--json").stdout)
+    told = json.loads(desk.ask("pools", desk.write(records), "--json").stdout)
     assert (told["num_rows"], told["left_out"]) == (3, {"not_selected": 3})
     assert "1/pools does not ask its question" in told["rejected"][0]["detail"]
     desk.make("1/sft_rows")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.errors import ConfigError, RunError
@@ -17,9 +17,9 @@ from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
 from treadle.core.store.export_folder import new_folder
+from treadle.formats.et_agent.records import ImportKind
 from treadle.tasks.exchange.dataset_export import write_facts
 
-ImportKind = Literal["pools", "rollouts"]
 _ASKED = ("question_key", "dataset", "question", "answers", "format")
 _EVENTS = ("question_key", "round", "operator", "outcome", "reason")
 _POOLED = ("question_key", "text", "prediction", "correct")

@@ -7,6 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parity.et_agent.metrics import (
+    legacy_output_length,
+    legacy_reasoning_length,
+    legacy_reasoning_of_information,
+    legacy_reasoning_of_steps,
+    legacy_reasoning_text,
+    legacy_verdict,
+    legacy_vote,
+)
 from support.tables.score_tables import question, rollout, score
 from support.tables.scored_rollouts import scored
 
@@ -14,7 +23,7 @@ from treadle.core.answers.score import score_answer
 from treadle.core.errors import DataError
 from treadle.eval.conciseness import Votes
 from treadle.eval.dataset_figures import dataset_figures, figure_sums
-from treadle.eval.legacy_metrics import (
+from treadle.formats.et_agent.metrics import (
     LegacySample,
     legacy_conciseness,
     legacy_count_tag,
@@ -22,20 +31,13 @@ from treadle.eval.legacy_metrics import (
     legacy_execution_score,
     legacy_failed_results,
     legacy_gold,
-    legacy_output_length,
     legacy_overall,
     legacy_productivity,
-    legacy_reasoning_length,
-    legacy_reasoning_of_information,
-    legacy_reasoning_of_steps,
-    legacy_reasoning_text,
     legacy_sample,
     legacy_scored_text,
     legacy_successful_execution,
-    legacy_verdict,
-    legacy_vote,
 )
-from treadle.eval.legacy_report import legacy_report
+from treadle.formats.et_agent.report import legacy_report
 
 
 def sample(score: float, calls: int, domain: str = "qa", llm_equal: float = 0.0) -> LegacySample:

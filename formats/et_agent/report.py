@@ -1,17 +1,23 @@
 """Aggregate a run's rollouts per data set as the program published with arXiv 2601.06860 does.
 
-Reads stored rows only, so that a model's scores can be compared with published ones; see `legacy_metrics`.
+Reads stored rows only, so that a model's scores can be compared with published ones; see `metrics.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from treadle.core.answers.legacy import legacy_math_equal
-from treadle.core.errors import DataError
-from treadle.eval.legacy_metrics import (
+from treadle.core.errors import DataError, RunError
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import InputRef, StageRecord
+from treadle.core.runs.run import Run
+from treadle.eval.config import ScoresSettings
+from treadle.eval.statistics import mean_of
+from treadle.formats.et_agent.math_equality import legacy_math_equal
+from treadle.formats.et_agent.metrics import (
     LegacySample,
     legacy_conciseness,
     legacy_execution_score,
@@ -21,7 +27,7 @@ from treadle.eval.legacy_metrics import (
     legacy_scored_text,
     legacy_successful_execution,
 )
-from treadle.eval.statistics import mean_of
+from treadle.tasks.summaries.report_tables import report_tables
 
 SCORE_COLUMNS = (
     "rollout_key", "question_key", "model", "dataset", "domain", "prediction", "correct", "judge_status",
@@ -103,3 +109,41 @@ def _figures(group: _Group) -> dict[str, float | str | None]:
         "reasoning_length": mean_of(known) if len(known) == len(group.lengths) else None,
         "conciseness": legacy_conciseness(group.votes) if group.votes else None,
     }
+
+
+def report_of_run(run: Run, record: StageRecord) -> dict[str, Any]:
+    """Return the figures from the scores that a report read; raise RunError if these were made again since."""
+    scores = report_tables(record)
+    makers = [_maker(run, ref) for ref, _ in scores]
+    rollouts = [ref for maker in makers for ref in maker.inputs["rollouts"]]
+    questions = dict.fromkeys(ref.artifact for maker in makers for ref in maker.inputs["questions"])
+    return legacy_report(
+        _scored(run, scores, makers),
+        _rows(run, rollouts, ROLLOUT_COLUMNS),
+        itertools.chain.from_iterable(run.rows(artifact).rows(QUESTION_COLUMNS) for artifact in questions),
+    )
+
+
+def _scored(
+    run: Run, tables: Sequence[tuple[InputRef, str]], makers: Sequence[StageRecord]
+) -> Iterator[dict[str, Any]]:
+    """Yield rows of scores with the model names of the report, and whether judges can decide about them."""
+    for (ref, prefix), maker in zip(tables, makers, strict=True):
+        judges = ScoresSettings.model_validate(maker.settings).options.judges
+        domains = judges.domains if judges.models else ()
+        for row in run.rows(ref.artifact).rows(SCORE_COLUMNS):
+            has_judge = row["judge_status"] is not None or row["domain"] in domains
+            yield {**row, "model": prefix + row["model"], "has_judge": has_judge}
+
+
+def _maker(run: Run, ref: InputRef) -> StageRecord:
+    """Return the record that made an input; raise RunError if it has been replaced since."""
+    made = run.record(Address.parse(ref.address))
+    if made is None or made.outputs.get(ref.artifact.kind) != ref.artifact:
+        raise RunError(f"{ref.address} has been rerun since the report; run the report again")
+    return made
+
+
+def _rows(run: Run, refs: Sequence[InputRef], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for ref in refs:
+        yield from run.rows(ref.artifact).rows(columns)

@@ -34,10 +34,10 @@ from treadle.datagen.pools.settings import PoolsSettings
 from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.rows import ParsedQuestion, parse_row
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
+from treadle.formats.et_agent.records import INITIAL, ImportKind, ImportRecord, RejectedRow, read_records
+from treadle.formats.et_agent.rows import ImportRows
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.exchange.original_records import INITIAL, ImportKind, ImportRecord, RejectedRow, read_records
-from treadle.tasks.exchange.original_rows import ImportRows
 from treadle.tasks.planning.models import served_tokenizer, tokenizer_folder
 
 QUESTIONS_FILE = "questions.jsonl"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.foreign_desk import RIGHT, WRONG, Desk, calling, evolved, sampled
 
 from treadle.cli.commands.import_files import import_
-from treadle.tasks.exchange.original_records import ImportRecord, RejectedRow, read_records
-from treadle.tasks.exchange.original_rows import status_of_result
+from treadle.formats.et_agent.records import ImportRecord, RejectedRow, read_records
+from treadle.formats.et_agent.rows import status_of_result
 
 ASKED = {"question": "q", "answer": "1", "source": "openr1"}
 
@@ -59,14 +59,14 @@ BAD: list[tuple[Any, str]] = [
 def test_bad_rows_are_reported_by_line_and_reason_and_good_ones_kept(flywheel: Desk) -> None:
     lines = [one if isinstance(one, str) else json.dumps(one) for one in [evolved(1, RIGHT), *(bad for bad, _ in BAD)]]
     path = flywheel.write([line + "\n" for line in [*lines, json.dumps(evolved(2, RIGHT))]], "pools.jsonl")
-    told = flywheel.bring("flywheel", path)
+    told = flywheel.bring("pools", path)
     assert told["num_rows"] == 2
     assert [(one["line"], one["reason"]) for one in told["rejected"]] == [
         (number, reason) for number, (_, reason) in enumerate(BAD, 2)
     ]
     shown = CliRunner().invoke(
         import_,
-        ["flywheel", str(path), str(flywheel.config), "--run", "s", "--root", str(flywheel.root), "--out",
+        ["et-agent", "pools", str(path), str(flywheel.config), "--run", "s", "--root", str(flywheel.root), "--out",
          str(flywheel.folder / "more")],
     )  # fmt: skip
     assert "2 trajectories of 2 rows" in shown.output and "left out: bad source; the first is row 14" in shown.output

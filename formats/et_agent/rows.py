@@ -23,7 +23,7 @@ from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, REFUSED, TOO_SLOW
 from treadle.agent.transcript import Transcript
 from treadle.core.chat import ChatTokenizer
 from treadle.datagen.questions.layouts import RowRejected
-from treadle.tasks.exchange.original_records import IMPORTED, ImportRecord, ImportTrajectory
+from treadle.formats.et_agent.records import IMPORTED, ImportRecord, ImportTrajectory
 
 _FAILURES = ("Tool execute failed", "Local search failed: ", "Bing search failed: ")
 _STATUS_BY_TEXT: Mapping[str, OutcomeStatus] = {
