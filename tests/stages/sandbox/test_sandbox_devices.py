@@ -76,8 +76,24 @@ def test_machine_with_shared_mounts_does_not_see_the_nodes() -> None:
 def test_root_that_may_not_make_nodes_shares_those_of_the_machine() -> None:
     names = [name for name in ALL if "devices" in name]
     command = probes_command("root", {"kind": "bubblewrap", "names": names})
-    command = [str(find_bubblewraps()[0]), "--dev-bind", "/", "/", "--cap-drop", "CAP_MKNOD", "--", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=TESTS)
-    assert done.returncode == 0, done.stderr
-    outcomes = json.loads(done.stdout)["outcomes"]
+    outcomes = json.loads(_output_without("CAP_MKNOD", command))["outcomes"]
     assert {name: one["text"] for name, one in outcomes.items()} == dict.fromkeys(names, "held")
+
+
+@needs_root
+def test_sandbox_whose_nodes_cannot_be_mounted_does_not_start() -> None:
+    code = "from pathlib import Path\nfrom treadle.agent.sandbox.guardian import Guardian, finish\n"
+    code += "with Guardian() as guardian:\n"
+    code += "    guarded = guardian.start(['/bin/echo', 'x'], env={}, cwd=Path('/'), own_nodes=True)\n"
+    code += "    print(finish(guarded, b'', 20))"
+    output = _output_without("CAP_SYS_ADMIN", [sys.executable, "-c", code])
+    assert "error='[Errno 1] mount namespace: Operation not permitted'" in output
+    assert "b'x" not in output
+
+
+def _output_without(capability: str, command: list[str]) -> str:
+    """Run a command as root without a capability; return its output."""
+    prefix = [str(find_bubblewraps()[0]), "--dev-bind", "/", "/", "--cap-drop", capability, "--"]
+    done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=180, check=False, cwd=TESTS)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
