@@ -53,13 +53,14 @@ def _object_root(root: str) -> str:
 
 
 def _sandbox() -> str:
-    from treadle.agent.sandbox.bubblewrap import check
+    from treadle.agent.sandbox.bubblewrap import check, has_own_nodes
     from treadle.core.errors import SandboxError
 
     problem = check()
     if problem:
         raise SandboxError(problem)
-    return "programs can be isolated with bubblewrap"
+    nodes = "each sandbox has its own device nodes" if has_own_nodes() else "sandboxes share the machine's device nodes"
+    return f"programs can be isolated with bubblewrap; {nodes}"
 
 
 def _web_pages() -> Check:

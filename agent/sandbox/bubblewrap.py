@@ -12,8 +12,10 @@ import functools
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,14 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.sandbox import cgroup, landlock
+from treadle.agent.sandbox import cgroup, device_nodes, landlock
 from treadle.agent.sandbox.config import SandboxSettings
-from treadle.agent.sandbox.devices import DEVICES, make_nodes
 from treadle.agent.sandbox.guardian import Guardian, finish
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime, find_runtime
 from treadle.agent.sandbox.seccomp import filter_program
 from treadle.core.errors import SandboxError
 from treadle.core.untrusted import landlock_rights
+
+_logger = logging.getLogger(__name__)
 
 GUEST = Path(__file__).with_name("guest.py")
 SCRATCH = "/scratch"
@@ -72,15 +75,9 @@ class Command:
     """Ends when the first process of the sandbox is gone, and with it all."""
     info: int | None = None
     """Brings JSON with `child-pid`, the host's id of the sandbox's first process, whose end is the end of all."""
-    devices: Path | None = None
-    """Folder of device nodes, to delete once the sandbox is ready or gone."""
+    own_nodes: bool = False
+    """As `cgroup`, in `Guardian.start`."""
     cgroup: dict[str, object] | None = None
-    """As in `Guardian.start`."""
-
-    def delete_devices(self) -> None:
-        """Delete what only the start needed; the sandbox keeps what it has mounted."""
-        if self.devices is not None:
-            shutil.rmtree(self.devices, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +102,10 @@ class Launcher:
         info, info_end = os.pipe()
         ends = (filter_end, lifeline_end, info_end)
         try:
-            devices = make_nodes()
+            own_nodes = has_own_nodes()
             with os.fdopen(filter_source, "wb") as stream:
-                stream.write(filter_program(own_files=devices is not None))
-            yield Command(self._isolated(eager, devices), {}, ends, lifeline, info, devices, self._cgroup())
+                stream.write(filter_program(own_files=own_nodes))
+            yield Command(self._isolated(eager, own_nodes), {}, ends, lifeline, info, own_nodes, self._cgroup())
         finally:
             for end in ends:
                 os.close(end)
@@ -126,15 +123,15 @@ class Launcher:
         interpreter = str(self.settings.interpreter or sys.executable)
         return Command([interpreter, *_FLAGS, str(GUEST), self._spec(eager, uid=None, path=[])], environment)
 
-    def _isolated(self, eager: bool, devices: Path | None) -> list[str]:
+    def _isolated(self, eager: bool, own_nodes: bool) -> list[str]:
         assert self.runtime is not None
         uid = _unused_uid()
-        spec = self._spec(eager, uid=uid, path=[PACKAGES], own_files=devices is not None)
+        spec = self._spec(eager, uid=uid, path=[PACKAGES], own_files=own_nodes)
         return [
             str(self.bwrap),
             *_namespaces(as_root=uid is not None),
             *("--seccomp", "3", "--sync-fd", "4", "--info-fd", "5"),
-            *_file_system(self.runtime, self.settings.scratch_mb, devices or Path("/dev")),
+            *_file_system(self.runtime, self.settings.scratch_mb, device_nodes.FOLDER if own_nodes else "/dev"),
             *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, spec),
         ]
 
@@ -174,7 +171,7 @@ def _namespaces(as_root: bool) -> list[str]:
     return arguments
 
 
-def _file_system(runtime: Runtime, scratch_mb: int, devices: Path) -> list[str]:
+def _file_system(runtime: Runtime, scratch_mb: int, devices: str) -> list[str]:
     binds = [*runtime.binds, (_GUEST_INSIDE, str(GUEST))]
     places = [place for place, _ in binds]
     inside_others = tuple(f"{place}/" for place in places)
@@ -188,9 +185,9 @@ def _file_system(runtime: Runtime, scratch_mb: int, devices: Path) -> list[str]:
         arguments += ["--ro-bind", source, place]
     for place in runtime.hidden:
         arguments += ["--perms", "0755", "--size", "4096", "--tmpfs", place, "--remount-ro", place]
-    for device in DEVICES:
-        # Not read-only: bubblewrap's remount takes away the right to open devices with it.
-        arguments += ["--dev-bind", str(devices / device), f"/dev/{device}"]
+    for device in device_nodes.DEVICES:
+        # bubblewrap's own `--remount-ro` would also forbid opening devices.
+        arguments += ["--dev-bind", f"{devices}/{device}", f"/dev/{device}"]
     size = str(scratch_mb * 1024 * 1024)
     return [
         *arguments,
@@ -266,12 +263,26 @@ def check(settings: SandboxSettings | None = None) -> str | None:
 
 
 def describe(settings: SandboxSettings) -> dict[str, str]:
-    """Facts that a manifest should name: isolation, what limits memory, Python, packages. Raises SandboxError."""
+    """Facts that a manifest should name: isolation, memory limit, devices, Python, packages. Raises SandboxError."""
     runtime = find_runtime((settings.interpreter or Path(sys.executable)).absolute(), settings.packages)
     facts = {"isolation": settings.kind, "python": runtime.python_version}
     if settings.kind == "bubblewrap":
         facts["memory_limit"] = "sampling" if cgroup.parent() is None else "cgroup"
+        facts["device_nodes"] = "own" if has_own_nodes() else "shared"
     return facts | dict(runtime.package_versions)
+
+
+@functools.cache
+def has_own_nodes() -> bool:
+    """Return whether each sandbox gets its own device nodes; a container can keep root from making or mounting them."""
+    if os.geteuid() != 0:
+        return False
+    command = [sys.executable, "-S", "-E", "-I", device_nodes.__file__]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        _logger.info("sandboxes share the machine's device nodes: %s", reason)
+    return done.returncode == 0
 
 
 def find_bubblewraps() -> list[Path]:
@@ -292,13 +303,16 @@ def _self_test(bwrap: Path | None, runtime: Runtime) -> str | None:
     settings = SandboxSettings(kind="landlock" if bwrap is None else "bubblewrap", packages=())
     launcher = Launcher(settings, runtime, bwrap)
     ends: list[int] = []
-    command: Command | None = None
     try:
         with Guardian() as guardian:
             with launcher.command() as command:
                 ends = [end for end in (command.lifeline, command.info) if end is not None]
                 guarded = guardian.start(
-                    command.arguments, env=command.environment, cwd=Path("/"), descriptors=command.descriptors
+                    command.arguments,
+                    env=command.environment,
+                    cwd=Path("/"),
+                    descriptors=command.descriptors,
+                    own_nodes=command.own_nodes,
                 )
             status, output, errors = finish(guarded, EMPTY_PROGRAM, 60)
     except OSError as error:
@@ -307,8 +321,6 @@ def _self_test(bwrap: Path | None, runtime: Runtime) -> str | None:
         # Not earlier: bubblewrap would die of a broken pipe half-way.
         for end in ends:
             os.close(end)
-        if command is not None:
-            command.delete_devices()
     if status.code == 0 and output == b"R":
         return None
     problem = status.error or errors.decode(errors="replace").strip()[-500:]

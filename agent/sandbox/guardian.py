@@ -89,16 +89,16 @@ class Guardian:
         cwd: Path,
         descriptors: Sequence[int] = (),
         cgroup: dict[str, object] | None = None,
-        devices: Path | None = None,
+        own_nodes: bool = False,
     ) -> GuardedProcess:
         """Start a process in its own session, with `descriptors` as 3 and following; raise OSError.
 
         A failure to start is reported in its status. `cgroup` has `parent`, the folder in which its cgroup is made, and
-        `limits`, file -> text. The folder `devices` is deleted at the latest when Treadle has ended.
+        `limits`, file -> text. With `own_nodes` it sees device nodes of its own at `device_nodes.FOLDER`.
         """
         number = next(_numbers)
         request = {"start": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd), "cgroup": cgroup}
-        request["devices"] = None if devices is None else str(devices)
+        request["own_nodes"] = own_nodes
         stdin, stdout, stderr, status_pipe = _pipes(4)
         child_ends = (stdin[0], stdout[1], stderr[1], status_pipe[1])
         parent_ends = (stdin[1], stdout[0], stderr[0], status_pipe[0])

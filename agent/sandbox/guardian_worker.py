@@ -1,16 +1,15 @@
 """Start sandboxes for Treadle in a process of its own, and kill them all when Treadle ends.
 
-Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of Treadle except the
-supervisor of engines, whose folder is its first argument; the second is Treadle's process id. It has its own session
-and reaps all descendants. When its socket to Treadle closes for any reason, `kill -9` included, it kills all
-descendants, including incomplete sandboxes, whose processes still wait for each other.
+Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of Treadle except
+`device_nodes` and the supervisor of engines, whose folder is its first argument; the second is Treadle's process id. It
+has its own session and reaps all descendants. When its socket to Treadle closes for any reason, `kill -9` included, it
+kills all descendants, including incomplete sandboxes, whose processes still wait for each other.
 
 Standard input is the socket; a message is one JSON object. `{"start": id, "argv", "env", "cwd"}` comes with
 descriptors: 0, 1, 2 of the new process, the pipe for its status as JSON lines (`{"pid"}` or `{"error"}`, then
 `{"code"}`), and those that it gets as 3 and following. With `"cgroup": {"parent", "limits"}` it runs in its own cgroup
 below that folder if one can be made: `{"cgroup"}` reports whether it does, `{"oom"}` whether that ran out of memory.
-`"devices"` is a folder to delete at the latest when Treadle has ended. `{"kill": id}` kills its process group, unless
-it has ended.
+With `"own_nodes"` it gets device nodes of its own. `{"kill": id}` kills its process group, unless it has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ import socket
 import sys
 import time
 
-sys.path.append(sys.argv[1])
+sys.path += [sys.argv[1], os.path.dirname(__file__)]
+import device_nodes  # type: ignore[import-not-found]
 import supervisor  # type: ignore[import-not-found]
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -39,7 +39,7 @@ _PREFIX = "treadle-"
 
 
 def main() -> None:
-    """Serve requests until Treadle has ended, then kill all descendants and delete their folders."""
+    """Serve requests until Treadle has ended, then kill all descendants and remove their cgroups."""
     parent = int(sys.argv[2])
     supervisor.become_reaper()
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -50,7 +50,6 @@ def main() -> None:
     started: dict[int, tuple[int, int]] = {}
     ending: dict[int, tuple[int, int]] = {}
     cgroups = Cgroups()
-    folders: list[str] = []
     try:
         while os.getppid() == parent:
             ready, _, _ = select.select([requests, wakeup], [], [], _POLL_S)
@@ -58,13 +57,11 @@ def main() -> None:
                 os.read(wakeup, 4096)
                 _reap(started, ending, cgroups)
             cgroups.remove()
-            if requests in ready and not _serve(requests, started, cgroups, folders):
+            if requests in ready and not _serve(requests, started, cgroups):
                 return
     finally:
         supervisor.kill_descendants()
         cgroups.close()
-        for folder in folders:
-            _delete(folder)
 
 
 class Cgroups:
@@ -155,11 +152,8 @@ def _is_leftover(name: str) -> bool:
         return True
 
 
-def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups: Cgroups, folders: list[str]) -> bool:
-    """Handle one request; return False after the last one.
-
-    `started`: pid -> id of the request and status pipe. `folders`: folders to delete at the end.
-    """
+def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups: Cgroups) -> bool:
+    """Handle one request; return False after the last one. `started`: pid -> id of the request and status pipe."""
     try:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
     except ConnectionError:
@@ -169,10 +163,6 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     request = json.loads(message)
-    # Treadle deletes each folder once its sandbox is ready; the guardian deletes those of killed Treadle processes.
-    folders[:] = [folder for folder in folders if os.path.exists(folder)]
-    if request.get("devices"):
-        folders.append(request["devices"])
     if "kill" in request:
         for pid, (number, _) in started.items():
             if number == request["kill"]:
@@ -214,6 +204,8 @@ def _exec_program(request: dict[str, object], descriptors: list[int], cgroup: st
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"1000")
         joined = cgroup is not None and _join_cgroup(cgroup, request["cgroup"]["limits"])  # type: ignore[index]
+        if request["own_nodes"]:
+            device_nodes.mount_nodes()
         os.chdir(str(request["cwd"]))
         _write_status(status_pipe, pid=os.getpid(), cgroup=joined)
         argv: list[str] = request["argv"]  # type: ignore[assignment]
@@ -222,13 +214,6 @@ def _exec_program(request: dict[str, object], descriptors: list[int], cgroup: st
         _write_status(status_pipe, error=str(error))
     finally:
         os._exit(127)
-
-
-def _delete(folder: str) -> None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
 
 
 def _join_cgroup(folder: str, limits: dict[str, str]) -> bool:

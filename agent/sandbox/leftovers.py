@@ -11,14 +11,12 @@ import signal
 from pathlib import Path
 
 from treadle.agent.sandbox.bubblewrap import GUEST
-from treadle.agent.sandbox.devices import delete_leftovers
 
 _SANDBOX_PREFIXES = {b"--die-with-parent", b"--info-fd", os.fsencode(GUEST)}
 
 
 def end_leftovers() -> int:
     """End leftover sandboxes of this user and this installation; return their number."""
-    delete_leftovers()
     num_ended = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and _is_leftover(int(name)):

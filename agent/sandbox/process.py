@@ -100,7 +100,7 @@ def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarde
             cwd=scratch or Path("/"),
             descriptors=command.descriptors,
             cgroup=command.cgroup,
-            devices=command.devices,
+            own_nodes=command.own_nodes,
         )
     except OSError:
         for end in (command.lifeline, command.info):
@@ -177,7 +177,6 @@ class SandboxProcess:
         if scratch is not None and settings.kind == "landlock":
             scratch.chmod(0o755)  # Empty, and read by another user if root starts the sandbox.
         sandbox: SandboxProcess | None = None
-        command: Command | None = None
         try:
             with launcher.command(scratch, eager=eager) as command:
                 guarded = _start(guardian, command, scratch)
@@ -193,9 +192,6 @@ class SandboxProcess:
             if isinstance(error, OSError):
                 raise SandboxError(f"cannot start a sandbox: {error}") from error
             raise
-        finally:
-            if command is not None:
-                command.delete_devices()
         return sandbox
 
     async def _connect(self, lifeline: int | None) -> None:

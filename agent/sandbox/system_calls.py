@@ -236,7 +236,7 @@ ON_OWN_FILES = (
         Condition("F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW", (Test(1, _SET_LOCKS),)),
     ),
 )
-"""Done where all that a sandbox can write is its own: scratch and device nodes; pretended where nodes are shared."""
+"""Done if no other sandbox sees the files that a sandbox can open for writing; pretended if device nodes are shared."""
 
 PRETENDED_ON_OWN_FILES = (
     Calls(

@@ -248,4 +248,5 @@ def test_machine_with_isolation_passes_the_check() -> None:
     facts = describe(SandboxSettings())
     assert facts["isolation"] == "bubblewrap"
     assert facts["python"] == sys.version.split()[0]
+    assert facts["device_nodes"] == ("own" if os.geteuid() == 0 else "shared")
     assert {"numpy", "sympy"} <= set(facts)

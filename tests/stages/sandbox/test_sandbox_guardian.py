@@ -94,7 +94,7 @@ def test_failed_fork_is_reported_for_that_sandbox_and_the_guardian_survives(
         os.close(status_pipe)
         os.close(null)
         before = len(os.listdir("/proc/self/fd"))
-        assert worker._serve(theirs, started, worker.Cgroups(), [])
+        assert worker._serve(theirs, started, worker.Cgroups())
         assert len(os.listdir("/proc/self/fd")) == before, "descriptors are left open"
         assert ProcessStatus.read(told.read().decode()).error == "[Errno 11] Resource temporarily unavailable"
         assert not started

@@ -1,4 +1,4 @@
-"""Combined limits of sandboxes, their devices, and ordinary programs unaffected by them."""
+"""Combined limits of sandboxes, and ordinary programs unaffected by them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.sandbox.sandbox_users import USERS, report_of
 
-from treadle.agent.sandbox import cgroup, devices, usage
+from treadle.agent.sandbox import cgroup, usage
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import Guardian, ProcessStatus, finish
 from treadle.agent.sandbox.pool import SandboxPool
@@ -176,22 +176,6 @@ def test_locks_and_timestamps_work_with_private_device_nodes() -> None:
     task = {"kind": "bubblewrap", "packages": [], "programs": list(LOCKING_PROGRAMS)}
     outcomes = report_of("root", task)["outcomes"]
     assert {program: one["text"] for program, one in outcomes.items()} == LOCKING_PROGRAMS
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_only_root_gives_each_sandbox_its_own_devices(user: str) -> None:
-    code = "import os\nopen('/dev/null', 'w').write('x')\nopen('/dev/urandom', 'rb').read(1)\n"
-    code += "print([(os.stat(f'/dev/{name}').st_dev, os.stat(f'/dev/{name}').st_ino) for name in ('null', 'urandom')])"
-    of_the_host = str(
-        [(os.stat(f"/dev/{name}").st_dev, os.stat(f"/dev/{name}").st_ino) for name in ("null", "urandom")]
-    )
-    task = {"kind": "bubblewrap", "packages": [], "programs": [code, f"# another\n{code}"]}
-    seen = {one["text"] for one in report_of(user, task)["outcomes"].values()}
-    if user == "root":
-        assert len(seen) == 2
-        assert of_the_host not in seen
-    else:
-        assert seen == {of_the_host}
 
 
 def _holding(code: str) -> subprocess.Popen[bytes]:
@@ -370,32 +354,6 @@ async def test_pool_logs_how_memory_is_limited(caplog: pytest.LogCaptureFixture)
         async with SandboxPool(SandboxSettings(pool_size=1, packages=())):
             pass
     assert caplog.text.count("the memory of each sandbox is limited by") == 1
-
-
-def test_device_nodes_of_an_unfinished_start_are_deleted_with_the_guardian(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("one", "two")]
-    with Guardian() as guardian:
-        for folder in folders:
-            folder.mkdir()
-            (folder / "null").touch()
-            finish(guardian.start(["/bin/true"], env={}, cwd=Path("/"), devices=folder), b"", 20)
-        assert guardian._requests is not None
-        guardian._requests.close()
-        assert guardian._process is not None
-        guardian._process.wait(20)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_leftover_device_nodes_are_deleted_by_a_later_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_place", lambda: str(tmp_path))
-    left, used, foreign = (tmp_path / name for name in ("treadle-devices-left", "treadle-devices-used", "foreign"))
-    for folder in (left, used, foreign):
-        folder.mkdir()
-        (folder / "null").touch()
-    for folder in (left, foreign):
-        os.utime(folder, (0, 0))
-    devices.delete_leftovers()
-    assert sorted(tmp_path.iterdir()) == sorted([used, foreign])
 
 
 def test_real_cgroup_kills_programs_over_the_memory_limit(tmp_path: Path) -> None:

@@ -94,7 +94,6 @@ class Planted:
             "parent": os.getppid(),
             "victim": self.victim.pid,
             "name": os.uname().nodename,
-            "null": [os.stat("/dev/null").st_dev, os.stat("/dev/null").st_ino],
         }
 
     def harm(self) -> list[str]:
@@ -242,16 +241,24 @@ async def try_probes(kind: str, names: list[str], alone: bool = False) -> dict[s
 
 
 async def run_programs(task: dict[str, Any]) -> dict[str, Any]:
-    """Run harmless programs one after the other; outcomes by program."""
+    """Run harmless programs in turn, or `at_once` in sandboxes that all exist before; return outcomes by program."""
     from treadle.agent.sandbox.config import SandboxSettings
     from treadle.agent.tools.python import PythonTool
 
+    programs = task["programs"]
     settings = SandboxSettings(kind=task["kind"], packages=task["packages"], pool_size=2)
+    at_once = settings.pool_size if task.get("at_once") else 1
     outcomes = {}
     async with PythonTool(settings, max_output_chars=task.get("max_output_chars", 1000)) as tool:
-        for program in task["programs"]:
-            outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
-            outcomes[program] = {"status": outcome.status, "text": outcome.text}
+        while tool._pool._warm.qsize() < at_once:
+            await asyncio.sleep(0.01)
+        for batch in (programs[start : start + at_once] for start in range(0, len(programs), at_once)):
+            deadline = asyncio.get_running_loop().time() + 60
+            ended = await asyncio.gather(*(tool.call(program, deadline=deadline) for program in batch))
+            outcomes |= {
+                program: {"status": outcome.status, "text": outcome.text}
+                for program, outcome in zip(batch, ended, strict=True)
+            }
     return {"uid": os.geteuid(), "outcomes": outcomes}
 
 
