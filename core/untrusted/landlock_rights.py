@@ -1,4 +1,4 @@
-"""What this kernel's Landlock can take away from a process. See landlock(7), Linux `include/uapi/linux/landlock.h`."""
+"""Determine which rights Landlock of this kernel can restrict. See landlock(7), Linux `include/uapi/linux/landlock.h`."""
 
 from __future__ import annotations
 
