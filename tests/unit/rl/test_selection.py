@@ -44,8 +44,8 @@ def of_example() -> Dispersion:
 
 
 def select(found: Dispersion, options: SelectionOptions, keys: Sequence[str], domains: Sequence[str]) -> Choice:
-    nobody = np.zeros(len(keys), bool)
-    return choose(keys, found, domains, options=options, held_out=nobody, selected_before=nobody)
+    no_question = np.zeros(len(keys), bool)
+    return choose(keys, found, domains, options=options, held_out=no_question, selected_before=no_question)
 
 
 def selected(choice: Choice) -> str:
