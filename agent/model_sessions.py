@@ -37,7 +37,8 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
     tokenizer = ChatTokenizer.load(folder)
     if digest not in ("", tokenizer.digest):
         raise ConfigError(
-            f"models.{name}: the tokenizer in {folder} differs from the one that this run was started with"
+            f"models.{name}: the tokenizer in {folder} differs from the one that this run was started with; "
+            "restore its files, or start a new run"
         )
     return tokenizer
 

@@ -222,8 +222,8 @@ def validate(
 ) -> T_Section:
     """Validate a mapping against a section; raise ConfigError with one sentence per wrong key.
 
-    `parts` are the mappings that were merged, later ones winning, each with the text to add for a wrong key that it
-    holds.
+    `parts` are (label, mapping) of the sources that were merged into `tree`. A message about a wrong key ends with the
+    label of the last source that contains the key.
     """
     try:
         return schema.model_validate(tree)

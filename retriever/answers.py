@@ -1,7 +1,7 @@
-"""Encode requests to search services, and parse the accepted answers: docs/behaviour/retrieval.md, "At services".
+"""Encode requests to search services, and parse their answers.
 
-All functions are pure and work on bytes. An answer is a list of `Document`, or a `Failure` that says what was expected
-and what was received; nothing is guessed.
+All functions are pure and work on bytes. A valid answer becomes a list of `Document`. For any other answer they raise
+`Failure`, which says what was expected and what was received. See docs/behaviour/retrieval.md, "At services".
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def _build(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """Build next to the folder and rename; the caller must hold the lock."""
+    """Build in a temporary folder and rename it to `folder`; return the manifest. The caller must hold the lock."""
     for leftover in folder.parent.glob(f".{folder.name}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if folder.exists():

@@ -96,8 +96,8 @@ async def open_environment(
     found = settings.digest()
     if digest not in ("", found):
         raise ConfigError(
-            f"the environment in this engine ({found[:12]}) differs from the run's ({digest[:12]}): the plan was made "
-            "by another version of Treadle; make it again"
+            f"the agent's prompts, tools or limits in this engine (digest {found[:12]}) are not those of the run "
+            f"({digest[:12]}): the plan was made by another version of Treadle; run the stage again"
         )
     settings = with_interpreter(settings, interpreter)
     async with ModelSessions(TokenBudget(None)) as sessions:

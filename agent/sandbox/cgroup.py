@@ -1,8 +1,9 @@
-"""Memory cgroups for sandboxes, where this process may make some: a wall that sampling from outside cannot be.
+"""Limit the memory of sandboxes with cgroups, if this process may create some; unlike sampling, they leave no gap.
 
-Only cgroup v2 is used, below the nearest ancestor of Treadle's own cgroup that hands the memory controller on and that
-this user may write to. An ancestor behind which Treadle would escape a limit of its own is left alone. The guardian
-makes a cgroup for each sandbox and removes it (`guardian_worker`). See Linux `Documentation/admin-guide/cgroup-v2.rst`.
+Only cgroup v2 is used. The sandboxes' cgroups are created below the nearest ancestor of Treadle's own cgroup that
+delegates the memory controller and that this user may write to. If a cgroup in between has a limit, none is used:
+sandboxes would escape that limit. The guardian creates and removes a cgroup per sandbox (`guardian_worker`). See Linux
+`Documentation/admin-guide/cgroup-v2.rst`.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from treadle.agent.sandbox.config import SandboxSettings
 
 _MOUNT = Path("/sys/fs/cgroup")
 _EXTRA_MB = 64
-"""For the interpreter, bubblewrap, and memory that the kernel holds; the limit itself is kept by `usage`."""
+"""Allowance for the interpreter, bubblewrap and the kernel's own memory; `usage` enforces the exact limit."""
 _EXTRA_PROCESSES = 4
 _OWN_LIMITS = (
     *("memory.max", "memory.high", "memory.swap.max", "memory.swap.high", "memory.zswap.max", "pids.max"),
     *("cpu.max", "cpuset.cpus", "cpuset.mems", "io.max"),
 )
-"""Files in which neither nothing nor `max` as the first word is a limit."""
+"""Files that contain a limit, unless they are empty or begin with `max`."""
 
 
 def limits(settings: SandboxSettings) -> dict[str, str]:
-    """Return what to write into the files of a sandbox's cgroup."""
+    """Return the content of the files of a sandbox's cgroup, by file name."""
     return {
         "memory.max": str((settings.memory_mb + _EXTRA_MB) * 1024 * 1024),
         "memory.swap.max": "0",
@@ -46,12 +47,12 @@ def parent() -> Path | None:
 
 
 def find_parent(mount: Path, own: str) -> Path | None:
-    """Return the folder for a process in the cgroup `own` of a hierarchy at `mount`, as `parent` does."""
+    """Return what `parent` does, for a process in the cgroup `own` of a hierarchy at `mount`."""
     below = Path(own.lstrip("/"))
     for path in (below, *below.parents):
         folder = mount / path
         if {"memory", "pids"} <= set(_read(folder / "cgroup.subtree_control").split()):
-            # To move a process needs the right to write to the common ancestor's list of processes.
+            # Moving a process requires write access to the common ancestor's list of processes.
             writable = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
             return folder if writable else None
         if any(_read(folder / name).split()[:1] not in ([], ["max"]) for name in _OWN_LIMITS):

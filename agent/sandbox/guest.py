@@ -1,9 +1,9 @@
 """Run inside a sandbox: import packages until a program arrives, run the program, exit.
 
-Nothing else of Treadle is in the sandbox, so this module uses the standard library only. It answers one byte on
-standard output when ready. Standard input then brings a line with the CPU seconds and the number of bytes of the
-program, and the program; it stays open as long as the host lives.
-Everything that looks at the program's text happens here, inside.
+The sandbox contains no other file of Treadle, so this module imports only the standard library. When it is ready it
+writes one byte to standard output. It then reads from standard input: a line with the limit of CPU seconds and the
+program's length in bytes, and the program. Standard input stays open until the host's process ends. The program's
+text is parsed only here, inside the sandbox.
 """
 
 import ast
@@ -36,13 +36,13 @@ PROGRAM = "<program>"
 CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
 IDLE_MS = 100
-"""Time to wait for a program before each import, in milliseconds; if a call waits already, one arrives sooner."""
+"""Time to wait for a program before each import, in milliseconds."""
 SPARE_THREADS = 1024
-"""Allowance for other threads of the user, which the limit counts if there is no user namespace."""
+"""Allowance for other threads of the user: without a user namespace, the limit on processes counts them."""
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
 SET_DEATH_SIGNAL, SET_SECCOMP, SECCOMP_FILTER, SET_NO_NEW_PRIVS = 1, 22, 2, 38
 SHOWN_AS: dict[str, str] = {}
-"""Replacement for paths of the machine in tracebacks."""
+"""Path on this machine -> path to show in tracebacks."""
 
 
 def drop_root(uid: int | None) -> None:
@@ -51,18 +51,18 @@ def drop_root(uid: int | None) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        # The right to change identity is gone by now; this empties the set that programs started later would inherit.
+        # Changing the ids has dropped all effective capabilities; this also empties the inheritable set.
         ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
 
 
 def set_limits(spec: dict[str, Any]) -> None:
-    """Set the resource limits that hold for this process and each of its children."""
+    """Set the resource limits of this process; its children inherit them."""
     memory, scratch = spec["memory_mb"] * MEBIBYTE, spec["scratch_mb"] * MEBIBYTE
     for name, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
-        # Counted per user: the machine's own processes queue signals too.
+        # Counted per user, together with signals that are queued for the machine's other processes.
         (resource.RLIMIT_SIGPENDING, 64),
         (resource.RLIMIT_NOFILE, 128),
         (resource.RLIMIT_FSIZE, scratch),
@@ -85,7 +85,7 @@ def threads_of_user() -> int:
 
 
 class ListedModules:
-    """Finds the top-level modules of a list, where the folders around them must not be looked into."""
+    """Import hook that finds the listed top-level modules without access to their parent folders."""
 
     def __init__(self, places: dict[str, str]) -> None:
         self.places = places
@@ -111,7 +111,7 @@ def checked(result: int, what: str) -> int:
 
 
 def confine(spec: dict[str, Any]) -> None:
-    """Drop access to files, sockets and other processes irrevocably; see landlock(7) and seccomp(2)."""
+    """Drop access to files, sockets and other processes for good; see landlock(7) and seccomp(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     checked(libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0), "death signal")
@@ -131,9 +131,10 @@ def confine(spec: dict[str, Any]) -> None:
 
 
 def share_without_anonymous_memory(scratch: str | None) -> None:
-    """Let `mmap.mmap(-1, n)` work although the system-call filter refuses shared anonymous memory.
+    """Make `mmap.mmap(-1, n)` work although the system-call filter refuses shared anonymous memory.
 
-    It becomes an unlinked file in the scratch directory, or private memory if no other process could share it.
+    It maps an unlinked file in the scratch directory. Without one (`None`), only one process is allowed, so it maps
+    private memory.
     """
 
     class Shared(mmap.mmap):
@@ -157,8 +158,10 @@ def share_without_anonymous_memory(scratch: str | None) -> None:
 
 
 def emulate_flock_with_ranges() -> None:
-    """Let `fcntl.flock` work although the system-call filter refuses it, as on NFS: LOCK_EX needs a file open for
-    writing, LOCK_SH one open for reading, and locks of `fcntl.lockf` count too.
+    """Emulate `fcntl.flock`, which the system-call filter refuses, with locks of byte ranges.
+
+    As on NFS, LOCK_EX needs a file open for writing and LOCK_SH one open for reading, and locks of `fcntl.lockf`
+    conflict with them.
     """
     kinds = {fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}
 
@@ -166,7 +169,7 @@ def emulate_flock_with_ranges() -> None:
         kind = kinds.get(operation & ~fcntl.LOCK_NB)
         if kind is None:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        # These belong to the open file, as those of flock; they cover all of it.
+        # Like those of flock, these locks belong to the open file description; they cover the whole file.
         command = fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
         fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, 0, 0, 0, 0))
 
@@ -174,10 +177,10 @@ def emulate_flock_with_ranges() -> None:
 
 
 class DatabasesWithoutWal:
-    """Imports `sqlite3` such that `pragma journal_mode=wal` changes nothing.
+    """Import hook that makes `sqlite3` ignore `pragma journal_mode=wal`.
 
-    SQLite asks for locks (F_GETLK) to share the index of a write-ahead log, and the system-call filter answers that all
-    is locked. Databases with a rollback journal do without.
+    With a write-ahead log, SQLite queries locks with F_GETLK, which the system-call filter always answers with
+    "locked". With a rollback journal it does not.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -197,7 +200,7 @@ class DatabasesWithoutWal:
         return spec
 
     def change(self, sqlite3: Any) -> None:
-        """Let new connections ignore the pragma."""
+        """Make new connections ignore the pragma."""
         open_database = sqlite3.connect
 
         def allow(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -213,7 +216,7 @@ class DatabasesWithoutWal:
 
 
 def run_change_times_before_use() -> None:
-    """Let `os.utime` of a missing file fail although the filter only pretends: `Path.touch` relies on it."""
+    """Make `os.utime` fail for a missing file although the filter only pretends success; `Path.touch` needs it."""
     change_times = os.utime
 
     def utime(path: Any, *args: Any, **options: Any) -> None:
@@ -227,9 +230,9 @@ def run_change_times_before_use() -> None:
 
 
 def import_while_idle(names: list[str]) -> None:
-    """Import packages until a program arrives; the program imports the remaining ones that it needs.
+    """Import packages until a program arrives; the program itself imports the remaining ones that it needs.
 
-    A sandbox that waits has imported all packages, and one that is needed at once does not waste time on them.
+    A sandbox that waits long enough imports all packages; one that is needed at once does not waste time on them.
     """
     events = select.poll()
     events.register(0, select.POLLIN)
@@ -244,7 +247,7 @@ def import_while_idle(names: list[str]) -> None:
 
 
 def receive() -> tuple[int, str] | None:
-    """Read the CPU seconds and the program; None if the input ends without them."""
+    """Read the limit of CPU seconds and the program; return None if the input ends first."""
     with os.fdopen(0, "rb", closefd=False) as stream:
         header = stream.readline().split()
         body = stream.read(int(header[1])) if header else b""
@@ -254,7 +257,7 @@ def receive() -> tuple[int, str] | None:
 
 
 def print_last_expression(tree: ast.Module) -> None:
-    """Wrap a bare expression at the end in `print`, unless it is a call of `print` already."""
+    """Wrap a bare expression at the end of the program in `print`, unless it is a call of `print`."""
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr):
         return
@@ -267,14 +270,14 @@ def print_last_expression(tree: ast.Module) -> None:
 
 
 def translate(text: str) -> types.CodeType:
-    """Compile the program; one that does not parse raises its own SyntaxError."""
+    """Compile the program; raise SyntaxError if it does not parse."""
     tree = ast.parse(text, PROGRAM)
     print_last_expression(tree)
     return compile(tree, PROGRAM, "exec", dont_inherit=True)
 
 
 def report(error: BaseException) -> None:
-    """Print the traceback as the program would have, without the frames of this file."""
+    """Print the traceback of a program's exception, without the frames of this file."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != PROGRAM:
         frames = frames.tb_next
@@ -286,7 +289,7 @@ def report(error: BaseException) -> None:
 
 
 def run_as_main_module(text: str) -> int:
-    """Run the program as `__main__`; returns its exit code, 1 after an exception, whose traceback it prints."""
+    """Run the program as `__main__` and return its exit code; after an exception, print its traceback and return 1."""
     linecache.cache[PROGRAM] = (len(text), None, text.splitlines(keepends=True), PROGRAM)
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -296,7 +299,7 @@ def run_as_main_module(text: str) -> int:
         exec(translate(text), module.__dict__)
     except SystemExit as error:
         return exit_code(error)
-    except BaseException as error:  # noqa: BLE001 -- whatever it is, it is the program's own
+    except BaseException as error:  # noqa: BLE001 -- the program can raise anything
         report(error)
         return 1
     return 0
@@ -311,7 +314,7 @@ def exit_code(error: SystemExit) -> int:
 
 
 def end(code: int) -> None:
-    """End as the interpreter does, but for taking the imported packages apart, which costs more than most programs."""
+    """Exit like the interpreter, but skip deleting the imported modules, which takes longer than most programs."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -325,10 +328,10 @@ def end(code: int) -> None:
 
 
 def run_as_init(program: int) -> None:
-    """Stay the sandbox's first process, whose end ends all others, until the program or the host ends.
+    """Run as the sandbox's first process, whose end ends all others, until the program or the host ends.
 
-    Standard input is closed when the host has ended. bubblewrap's own signal for that case does not reach a process
-    that changed its user from root.
+    Standard input closes when the host ends. bubblewrap's signal for that case does not reach a process that changed
+    its user from root.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -342,7 +345,7 @@ def run_as_init(program: int) -> None:
         wait_for_program(program)
         for descriptor, _ in events.poll():
             if descriptor == 0:
-                # Without isolation the group is all that can be ended.
+                # Without a process namespace, kill at least the process group.
                 os.killpg(0, signal.SIGKILL)
                 os._exit(1)
             os.read(awake, 4096)
@@ -360,7 +363,7 @@ def wait_for_program(program: int) -> None:
 
 def main() -> None:
     """Prepare the sandbox, report that it is ready, and run one program."""
-    # Imports make many objects and hardly any garbage; collecting it would add a tenth to their time.
+    # Imports create many objects and hardly any garbage; garbage collection would make them a tenth slower.
     gc.disable()
     spec = json.loads(sys.argv[1])
     landlock = spec["landlock"]
@@ -369,7 +372,7 @@ def main() -> None:
     if landlock:
         SHOWN_AS.update(landlock["shown_as"])
         sys.meta_path.append(ListedModules(landlock["modules"]))
-        # The folders that the interpreter adds itself, unless packages that are not listed have to be hidden.
+        # The interpreter runs with -S, which hides packages that are not listed, so `site` does not define these.
         site.setquit()
         site.sethelper()
         if spec["uid"] is None:
@@ -379,7 +382,7 @@ def main() -> None:
         before, idle = before[:1], before[1:]
     for name in before:
         importlib.import_module(name)
-    # Imported objects stay until the end, so the collector need not visit them, which would copy their pages.
+    # Imported objects are never freed. If the collector visited them after the fork, their pages would be copied.
     gc.freeze()
     program = os.fork()
     if program:

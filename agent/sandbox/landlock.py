@@ -1,9 +1,10 @@
 """The second level of isolation, for machines that refuse namespaces: Landlock, a strict filter, resource limits.
 
-The program runs in the machine's own namespaces, so all that keeps it apart is what it gave up before it saw the
-program: files (Landlock), other processes, sockets and further processes (the filter in `seccomp`). Here is what the
-host decides of it; the guest carries it out. What this level cannot hide is listed in `docs/behaviour/sandbox.md`.
-Rights and structures: landlock(7), Linux `include/uapi/linux/landlock.h`.
+The program runs in the machine's own namespaces. It is isolated only by the rights that the guest drops before it reads
+the program: access to files (Landlock), to other processes and sockets, and starting processes (the filter in
+`seccomp`). This module decides on the host which rights remain; `guest.confine` drops the others.
+`docs/behaviour/sandbox.md` lists what this level cannot hide. Rights and structures: landlock(7), Linux
+`include/uapi/linux/landlock.h`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _WRITABLE_DEVICES = ("/dev/null", "/dev/full")
 
 
 def confinement(runtime: Runtime) -> dict[str, Any]:
-    """Return what the guest restricts before it takes a program, as JSON-able data. Raises SandboxError."""
+    """Return the restrictions that the guest applies before it reads a program, as JSON-able data.
+
+    Raises SandboxError if the machine is not x86-64 or its kernel has no Landlock.
+    """
     return {
         "handled": handled_rights(),
         "rules": [list(rule) for rule in _rules(runtime)],
@@ -36,7 +40,7 @@ def confinement(runtime: Runtime) -> dict[str, Any]:
 
 
 def executable(runtime: Runtime) -> str:
-    """Return the interpreter's own file, without the environment around it."""
+    """Return the path of the interpreter itself, not of the virtual environment around it."""
     return dict(runtime.binds)[runtime.executable]
 
 
@@ -49,7 +53,7 @@ def _rules(runtime: Runtime) -> tuple[tuple[str, int], ...]:
     for place, source in runtime.binds:
         covered = {name for name in os.listdir(source) if f"{place}/{name}" in hidden} if Path(source).is_dir() else ()
         if covered:
-            # Rights cannot be taken back further down, so they are given to each entry but those; names can be seen.
+            # Landlock cannot exclude a subfolder, so every other entry gets the rights; names stay visible.
             rules.append((source, _READ_DIR))
             rules += [_readable(entry) for entry in sorted(Path(source).iterdir()) if entry.name not in covered]
         else:
@@ -73,6 +77,6 @@ def _modules(runtime: Runtime) -> list[tuple[str, str]]:
 
 
 def _shown(runtime: Runtime) -> list[tuple[str, str]]:
-    """Places that tracebacks name instead of this machine's; folders only, without shared libraries."""
+    """Return (path in the sandbox, path on this machine) of the folders to rename in tracebacks."""
     folders = [(place, source) for place, source in runtime.binds if place.startswith((PACKAGES, PREFIX))]
     return [(place, source) for place, source in folders if not place.startswith(LIBRARIES)]

@@ -1,7 +1,7 @@
-"""Find and end incomplete sandboxes that an earlier process left; called by the next start.
+"""Kill incomplete sandboxes that an earlier process left; a pool calls this when it starts.
 
-While bubblewrap sets up a sandbox, its child waits for it, forever if bubblewrap is killed. The guardian ends such a
-child; this module is for the case that Treadle and the guardian were killed at the same time.
+While bubblewrap sets up a sandbox, its child process waits, and waits forever if bubblewrap is killed. The guardian
+kills such a child; this module does it if Treadle and the guardian were killed at the same time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SANDBOX_PREFIXES = {b"--die-with-parent", b"--info-fd", os.fsencode(GUEST)}
 
 
 def end_leftovers() -> int:
-    """End leftover sandboxes of this user and this installation; return their number."""
+    """Kill the leftover sandboxes of this user and this installation; return their number."""
     num_ended = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and _is_leftover(int(name)):
@@ -44,7 +44,7 @@ def _end(pid: int) -> bool:
 def _is_leftover(pid: int) -> bool:
     """Return whether a process is a bubblewrap of this installation whose parent is neither bubblewrap nor a guardian.
 
-    A guardian is the parent of each bubblewrap that it started, and of each child whose bubblewrap died before it.
+    A running guardian is the parent of each bubblewrap that it started, and of the children of those that were killed.
     """
     try:
         words = _words(pid)
@@ -57,7 +57,7 @@ def _is_leftover(pid: int) -> bool:
             return False
         parent = _words(int(facts["PPid"]))
     except (OSError, KeyError, ValueError):
-        return False  # The process or its parent is just ending.
+        return False  # The process or its parent has just ended.
     return not _is_bubblewrap(parent) and not any(word.endswith(b"/guardian_worker.py") for word in parent)
 
 

@@ -1,6 +1,7 @@
 """Keep a stock of warm sandboxes; each is used once and replaced in the background.
 
-A waiting sandbox imports its packages. If calls arrive faster than sandboxes start, programs import what they need.
+A waiting sandbox imports the configured packages. If calls arrive faster than sandboxes start, a program imports the
+remaining packages itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class SandboxPool:
-    """Runner of programs, each in a fresh sandbox: `async with SandboxPool(settings) as pool`, on one event loop."""
+    """Pool of warm sandboxes on one event loop: `async with SandboxPool(settings) as pool`."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -37,7 +38,7 @@ class SandboxPool:
         self._start_slots = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def __aenter__(self) -> SandboxPool:
-        """Start the stock; return when the first sandbox is ready. Raises SandboxError with a remedy."""
+        """Start the sandboxes; return when the first is ready. Raises SandboxError with a remedy."""
         self._launcher = await asyncio.to_thread(make_launcher, self._settings)
         if self._launcher.bwrap is not None and (num_ended := await asyncio.to_thread(end_leftovers)):
             _logger.info("ended %d incomplete sandboxes left by a killed process", num_ended)
@@ -58,7 +59,7 @@ class SandboxPool:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End all sandboxes and wait for their end, for at most a minute."""
+        """Kill all sandboxes and wait until they have ended, for at most a minute."""
         self._launcher = None
         starting = list(self._starting)
         for task in starting:
@@ -70,10 +71,10 @@ class SandboxPool:
         await asyncio.to_thread(self._usage.close)
 
     async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
-        """Run one program for at most `time_limit_s`, and not past `deadline` (a time of the work's clock).
+        """Run one program for at most `time_limit_s`, and not past `deadline` (a time of `work_clock`).
 
-        Waiting for a sandbox holds that clock: how many there are is operational and must not look like a time-out of
-        the program. One comes, since programs end. Raise SandboxError if none can be started.
+        That clock stops while the call waits for a sandbox: the size of the pool is operational and must not make a
+        program time out. Raise SandboxError if no sandbox can be started.
         """
         clock = work_clock()
         with clock.hold():
@@ -83,7 +84,7 @@ class SandboxPool:
                 with clock.hold():
                     sandbox = await self._take()
             except SandboxError as error:
-                # Sandboxes could be started when the pool was opened, so this error may be transient.
+                # The pool has started sandboxes before, so this error may be transient.
                 error.retryable = True
                 raise
             if deadline is not None:
@@ -98,7 +99,7 @@ class SandboxPool:
             self._running.release()
 
     async def _take(self) -> SandboxProcess:
-        """Return an unused sandbox and start its replacement. Sandboxes that ended while waiting are discarded."""
+        """Return an unused sandbox and start its replacement; discard sandboxes that ended while they waited."""
         self._waiting += 1
         try:
             while True:

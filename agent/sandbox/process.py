@@ -33,20 +33,21 @@ _FORCED_END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended. `exit_code` is 128 + N after signal N, and None if the host killed it."""
+    """Output of a program and how it ended."""
 
     exit_code: int | None
+    """128 + N after signal N; None if the host killed the program."""
     timed_out: bool
     output_exceeded: bool
     excess: Excess | None
-    """Resource whose limit all processes together exceeded, so that the host killed them."""
+    """Resource of which all processes together used too much, if the host killed them for that."""
     stdout: str
     stderr: str
     seconds: float
 
 
 class Capture(asyncio.Protocol):
-    """Reader of a pipe in bounded memory: keeps the beginning, the end, and the number of bytes between them."""
+    """Pipe reader with bounded memory: keeps the beginning, the end, and the number of bytes in between."""
 
     def __init__(self, limit_bytes: int = 1 << 62) -> None:
         self.total_bytes = 0
@@ -110,7 +111,7 @@ def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarde
 
 
 def _guardian_killed_error() -> SandboxError:
-    """Return the error for a sandbox that was lost before its exit code was known; the program has to run again."""
+    """Return the error for a sandbox whose guardian ended before it reported an exit code; a retry can succeed."""
     error = SandboxError(
         "a sandbox was lost: the process that starts sandboxes was killed from outside, or it was stopped and replaced"
     )
@@ -133,7 +134,7 @@ def _identity(capture: Capture) -> Capture:
 
 
 def _first_process(info: int) -> tuple[int, int] | None:
-    """Return id and pidfd of the sandbox's first process from bubblewrap's output; None if there is none yet.
+    """Return id and pidfd of the sandbox's first process; None if bubblewrap has not written the id to `info` yet.
 
     Raises OSError if the kernel has no pidfds.
     """
@@ -149,7 +150,7 @@ def _first_process(info: int) -> tuple[int, int] | None:
 
 
 class SandboxProcess:
-    """A started sandbox, which runs at most one program. `kill` and `wait_ended` end it in any state."""
+    """Started sandbox, which runs at most one program. `kill` and `wait_ended` can be called in any state."""
 
     def __init__(
         self, guardian: Guardian, guarded: GuardedProcess, settings: SandboxSettings, scratch: Path | None
@@ -171,11 +172,14 @@ class SandboxProcess:
 
     @classmethod
     async def start(cls, guardian: Guardian, launcher: Launcher, timeout_s: float, *, eager: bool) -> SandboxProcess:
-        """Start a sandbox and wait until it can take a program, eager as in `Launcher.command`; raises SandboxError."""
+        """Start a sandbox and wait until it is ready for a program; raise SandboxError.
+
+        For `eager` see `Launcher.command`.
+        """
         settings = launcher.settings
         scratch = Path(tempfile.mkdtemp(prefix="treadle-")) if launcher.bwrap is None else None
         if scratch is not None and settings.kind == "landlock":
-            scratch.chmod(0o755)  # Empty, and read by another user if root starts the sandbox.
+            scratch.chmod(0o755)  # It stays empty. If root starts the sandbox, another user must be able to read it.
         sandbox: SandboxProcess | None = None
         try:
             with launcher.command(scratch, eager=eager) as command:
@@ -232,24 +236,24 @@ class SandboxProcess:
 
     @property
     def has_cgroup(self) -> bool:
-        """Whether the kernel itself limits the memory of all its processes together."""
+        """Whether a cgroup limits the memory of all its processes together."""
         return self._status.cgroup
 
     @property
     def is_alive(self) -> bool:
-        """Whether the sandbox still runs and can be given a program."""
+        """Whether the sandbox still runs and can run a program."""
         return not self._status_output.ended.done() and not self._stdout.ended.done()
 
     async def run(self, program: str, usage: UsageWatch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
-        """Run one program to its end or its limit; no process of it is left when this returns."""
+        """Run one program until it ends or exceeds a limit; none of its processes is left when this returns."""
         if self._lifeline is None:
-            # Without namespaces there is nothing to watch: Landlock allows one process, and `none` promises no limit.
+            # Without namespaces no usage is sampled: Landlock allows one process only, and kind `none` has no limits.
             return await self._run(program, asyncio.get_running_loop().create_future(), time_limit_s, cpu_s)
         with usage.watching(self._first_pid(), self._memory_bytes) as excess:
             return await self._run(program, excess, time_limit_s, cpu_s)
 
     def _first_pid(self) -> int:
-        """Return the id of the first process; old kernels without pidfds have it as the only child of bubblewrap."""
+        """Return the id of the first process; on kernels without pidfds, take the only child of bubblewrap."""
         if self._first_process is not None:
             return self._first_process[0]
         bwrap = self._status.pid or 0
@@ -294,23 +298,23 @@ class SandboxProcess:
         stdin = self._guarded.stdin
         transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, stdin)
         self._input = transport
-        # Stays open: the guest ends the program if its standard input is closed, because the host has then ended.
+        # Keep it open: if standard input closes, the guest assumes that the host has ended, and ends the program.
         transport.write(data)
 
     async def _lost(self) -> None:
-        """Wait until the status pipe has ended without an exit code; if there is an exit code, wait forever."""
+        """Wait until the status pipe closes without an exit code; never return if there is an exit code."""
         await asyncio.shield(self._status_output.ended)
         if self._status.code is not None:
             await asyncio.Future()
 
     async def _ended(self) -> None:
-        """Wait until the program has ended; with a lifeline, until all processes that it started have ended too."""
+        """Wait until the program has ended, and with a lifeline (a pipe) also all processes that it started."""
         if self._lifeline is not None:
             await asyncio.shield(self._lifeline.ended)
         await asyncio.shield(self._status_output.ended)
 
     def kill(self) -> None:
-        """Kill all processes of the sandbox; `wait_ended` waits for their end. May be called again."""
+        """Kill all processes of the sandbox without waiting; see `wait_ended`. May be called repeatedly."""
         self._close_input()
         if self._lifeline is None:
             # Kills the session. Programs under Landlock cannot leave it; those of kind `none` can.
@@ -319,9 +323,9 @@ class SandboxProcess:
             self._kill_first_process()
 
     def _kill_first_process(self) -> None:
-        """Kill the sandbox's first process, whose end ends all others; bubblewrap then reaps it and exits.
+        """Kill the sandbox's first process; the kernel then kills the others, and bubblewrap exits.
 
-        If bubblewrap is still setting up, nothing is killed: the guest exits because its input has ended.
+        If bubblewrap is still setting up the sandbox, kill nothing: the guest will exit because its input is closed.
         """
         try:
             self._find_first_process()
@@ -344,9 +348,9 @@ class SandboxProcess:
             self._guarded.stdin.close()
 
     async def wait_ended(self) -> None:
-        """Wait until the killed sandbox is reaped and its output is read, then free its resources.
+        """Wait until the killed sandbox has ended and its output is read, then free its resources.
 
-        Raises SandboxError if it still exists after about 20 s.
+        Raises SandboxError if it has not ended after about 20 s.
         """
         try:
             await asyncio.wait_for(self._ended(), _END_TIMEOUT_S)
@@ -366,7 +370,7 @@ class SandboxProcess:
             raise _stuck_process_error(self._status.pid)
 
     async def _end_by_force(self) -> None:
-        """Let the guardian kill the sandbox; kill the guardian itself if it does not answer."""
+        """Ask the guardian to kill the sandbox; kill the guardian too if it does not answer."""
         self._guardian.kill(self._guarded)
         await asyncio.wait({self._status_output.ended}, timeout=_FORCED_END_TIMEOUT_S)
         if not self._status_output.ended.done() and self._guardian.is_stalled():
@@ -374,7 +378,7 @@ class SandboxProcess:
             await asyncio.wait({self._status_output.ended}, timeout=_FORCED_END_TIMEOUT_S)
 
     async def discard(self) -> None:
-        """Kill the sandbox and wait for its end; log a warning if it cannot be ended."""
+        """Kill the sandbox and wait until it has ended; log a warning if it does not end."""
         self.kill()
         try:
             await self.wait_ended()

@@ -1,7 +1,7 @@
-"""What of the host a program must see to run: the interpreter, its standard library, the packages, their libraries.
+"""Find the files of the host that a program needs: interpreter, standard library, packages, shared libraries.
 
-Nothing else is shown, and all of it under neutral paths: tracebacks are then the same on every machine and tell
-nobody's name.
+The sandbox shows only these files, under fixed paths, so that tracebacks are the same on every machine and contain no
+user's name.
 """
 
 from __future__ import annotations
@@ -52,24 +52,26 @@ print(json.dumps({
 }))
 """
 _SKIPPED_MODULES = ("_tkinter", "nis", "_curses", "readline")
-"""Extension modules of no use without a terminal or a display, whose libraries would have to be shown too."""
+"""Extension modules that are useless without a terminal or a display; their shared libraries are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Host paths to show read-only, by their place inside; `executable` is a place inside."""
+    """Files of the host that a sandbox shows read-only."""
 
     executable: str
+    """Path of the interpreter in the sandbox."""
     binds: tuple[tuple[str, str], ...]
+    """(path in the sandbox, path on the host)."""
     hidden: tuple[str, ...]
-    """Folders inside that are covered by an empty one."""
+    """Paths of folders in the sandbox that an empty folder covers."""
     python_version: str
     package_versions: tuple[tuple[str, str], ...]
 
 
 @functools.cache
 def find_runtime(interpreter: Path, packages: tuple[str, ...]) -> Runtime:
-    """Ask an interpreter where its parts are; raises SandboxError. Takes about a second, once per process."""
+    """Run the interpreter to find its files and packages; raise SandboxError. Cached: it takes about a second."""
     facts = _ask(interpreter, packages)
     if facts["missing"]:
         raise SandboxError(
@@ -108,7 +110,7 @@ def _extensions(folder: Path) -> list[Path]:
 
 
 def _libraries(objects: list[Path], inside: list[Path]) -> dict[str, str]:
-    """Shared libraries that the objects load, but for those that are shown anyway; place inside -> host path."""
+    """Return the shared libraries that the objects load, except those in `inside`; path in the sandbox -> host path."""
     try:
         done = subprocess.run(["ldd", *map(str, objects)], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:
@@ -120,6 +122,6 @@ def _libraries(objects: list[Path], inside: list[Path]) -> dict[str, str]:
             path = Path(words[2]).resolve()
             if not any(path.is_relative_to(folder) for folder in inside) and path.parent.suffix != ".libs":
                 found.setdefault(f"{LIBRARIES}/{words[0].rpartition('/')[2]}", str(path))
-        elif line.startswith("\t/"):  # the loader, which has to lie where the executable names it
+        elif line.startswith("\t/"):  # the loader, which must have the path that the executable names
             found[words[0]] = str(Path(words[0]).resolve())
     return found

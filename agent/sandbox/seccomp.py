@@ -1,10 +1,10 @@
 """The system-call filters of the sandbox, as BPF programs for the kernel.
 
-The filters let through what `system_calls` lists and refuse all else. Behind namespaces they close what those leave
-open: memory that no limit counts, signals through files that several sandboxes see, what the kernel counts per user,
-and large, rarely needed parts of the kernel. Without namespaces the stricter one also stops what would reach the
-machine's other processes and files if Landlock has no say.
-For a process that only computes there is a third one, `core/untrusted/seccomp_filter.py`.
+The filters allow the calls that `system_calls` lists and refuse all others. The first is for sandboxes with namespaces.
+It blocks what namespaces do not: memory that no limit counts, communication between sandboxes through shared files,
+resources that the kernel counts per user, and large, rarely needed parts of the kernel. The second, stricter one is for
+sandboxes without namespaces. It also blocks access to the machine's other processes, and to files in ways that Landlock
+does not check. `core/untrusted/seccomp_filter.py` has a third, for processes that only compute.
 Format: Linux `struct seccomp_data` and classic BPF (Documentation/userspace-api/seccomp_filter.rst).
 """
 
@@ -40,10 +40,10 @@ _PASS: _Instruction = (_RETURN, 0, 0, _ALLOW)
 
 
 def filter_program(*, namespaces: bool = True, own_files: bool = False) -> bytes:
-    """Return the filter as an array of `struct sock_filter`; raises SandboxError on another machine than x86-64.
+    """Return the filter as an array of `struct sock_filter`; raise SandboxError if the machine is not x86-64.
 
-    Without namespaces it is the strict one, in which who loads it puts its own process id for `OWN_PROCESS`. With own
-    files no other sandbox sees a file that the program can write, device nodes included.
+    Without `namespaces` it is the stricter filter. The process that loads it must replace `OWN_PROCESS` in it by its
+    own id. With `own_files` no other sandbox sees the files and device nodes that the program can write.
     """
     code = _beginning()
     for number, answers in _answers(namespaces, own_files).items():
@@ -55,9 +55,10 @@ def filter_program(*, namespaces: bool = True, own_files: bool = False) -> bytes
 
 
 def _answers(namespaces: bool, own_files: bool) -> dict[int, list[tuple[Condition | None, _Instruction]]]:
-    """Return the answers to each call that is not just refused: the first whose condition holds, frequent calls first.
+    """Return, by call number, the conditions in the order of their tests, each with the instruction to run if it holds.
 
-    If none holds, the call is refused with the error of the last condition.
+    Frequent calls come first. If no condition of a call holds, the call fails with the error of the last one. Calls
+    without an entry are refused.
     """
     passed = allowed(namespaces=namespaces)
     found: dict[int, list[tuple[Condition | None, _Instruction]]] = {number: [] for number, _ in passed.values()}
@@ -76,7 +77,7 @@ def _answers(namespaces: bool, own_files: bool) -> dict[int, list[tuple[Conditio
 
 
 def _beginning() -> list[_Instruction]:
-    """Refuse other numberings of system calls, and load the number; raises SandboxError."""
+    """Return instructions that refuse calls of other architectures and load the call's number; raise SandboxError."""
     if platform.machine() != "x86_64":
         raise SandboxError(f"the filter of system calls is made for x86_64, and this machine is {platform.machine()}")
     return [
@@ -94,13 +95,13 @@ def _packed(code: list[_Instruction]) -> bytes:
 
 
 def _block(number: int, clauses: Sequence[Sequence[_Instruction]]) -> list[_Instruction]:
-    """Return the instructions for one system call; they end with an answer."""
+    """Return the instructions for one system call; they end with a return."""
     body = [instruction for clause in clauses for instruction in clause]
     return [(_EQUAL, 0, len(body), number), *body]
 
 
 def _clause(condition: Condition, then: _Instruction) -> list[_Instruction]:
-    """Return instructions that give an answer if all tests hold, and otherwise continue behind them."""
+    """Return instructions that run `then` if all tests pass, and otherwise jump to the instruction after them."""
     code: list[_Instruction] = [then]
     for test in reversed(condition.tests):
         to_end = len(code)

@@ -1,8 +1,10 @@
 """The system calls that programs in the sandbox may make, each with its reason; all others are refused.
 
-`seccomp` compiles these tables for the kernel; `docs/reference/system-calls.md` shows them. A call is on the list
-because the interpreter, the C library, numpy, sympy or the standard library's modules need it, and because what it can
-reach lies inside the sandbox. Numbers are those of x86-64 (Linux `arch/x86/entry/syscalls/syscall_64.tbl`).
+`seccomp` compiles these tables for the kernel; `docs/reference/system-calls.md` shows them. A call is listed if the
+interpreter, the C library, numpy, sympy or a module of the standard library needs it, and if it only affects things
+inside the sandbox. Numbers are those of x86-64 (Linux `arch/x86/entry/syscalls/syscall_64.tbl`).
+
+The first level is bubblewrap with namespaces; the second level is Landlock, for machines that refuse namespaces.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import errno
 from dataclasses import dataclass
 
 OWN_PROCESS = 0xFFFFFFF0
-"""Stands in the filter of the second level for the id of the process that loads it; no process has this id."""
+"""Placeholder in the second level's filter for the id of the process that loads it; no process has this id."""
 
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
@@ -25,7 +27,7 @@ _S_IFMT, _S_IFIFO = 0o170000, 0o010000
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """What one argument has to be: its low 32 bits, masked, are one of the values."""
+    """Test of one argument: its low 32 bits, masked, must equal one of the values."""
 
     argument: int
     values: tuple[int, ...]
@@ -34,7 +36,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a call is allowed, in words and as tests that all have to hold; otherwise it fails with `errno`."""
+    """Condition on a call's arguments, in words and as tests; if one test fails, the call fails with `errno`."""
 
     text: str
     tests: tuple[Test, ...]
@@ -43,7 +45,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Some system calls, name -> number, with the reason why they are allowed."""
+    """System calls (name -> number) that are allowed for the same reason and under the same condition."""
 
     numbers: dict[str, int]
     reason: str
@@ -58,17 +60,17 @@ ALLOWED = (
     ),
     Calls(
         {"mmap": 9},
-        "memory and shared libraries; shared memory only from files, which the scratch directory counts",
+        "memory and shared libraries; shared memory needs a file, whose size counts in the scratch directory",
         Condition(
-            "not shared and anonymous at once, no huge pages",
+            "not both shared and anonymous, no huge pages",
             (Test(3, (0, _MAP_SHARED, _MAP_ANONYMOUS), _MAP_SHARED | _MAP_ANONYMOUS | _MAP_HUGETLB),),
             errno.ENOMEM,
         ),
     ),
-    Calls({"mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25}, "memory; RLIMIT_AS counts it"),
+    Calls({"mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25}, "memory, limited by RLIMIT_AS"),
     Calls(
         {"madvise": 28},
-        "allocators give memory back",
+        "allocators return memory to the kernel",
         Condition(
             "NORMAL, RANDOM, SEQUENTIAL, DONTNEED, FREE, (NO)HUGEPAGE, (DONT/DO)FORK, (DONT/DO)DUMP, (WIPE/KEEP)ONFORK",
             (Test(2, (0, 1, 2, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19)),),
@@ -84,13 +86,13 @@ ALLOWED = (
         {"open": 2, "openat": 257, "creat": 85, "access": 21, "faccessat": 269, "faccessat2": 439, "stat": 4,
          "lstat": 6, "fstat": 5, "newfstatat": 262, "statx": 332, "readlink": 89, "readlinkat": 267,
          "getdents64": 217, "getcwd": 79, "chdir": 80, "fchdir": 81},
-        "find and open files; mounts decide which there are",
+        "find and open files; the mounts limit which files exist",
     ),
     Calls(
         {"rename": 82, "renameat": 264, "renameat2": 316, "mkdir": 83, "mkdirat": 258, "rmdir": 84, "link": 86,
          "linkat": 265, "symlink": 88, "symlinkat": 266, "unlink": 87, "unlinkat": 263, "chmod": 90, "fchmod": 91,
          "fchmodat": 268, "umask": 95, "truncate": 76, "ftruncate": 77, "fallocate": 285},
-        "change files in the scratch directory; all else is read-only",
+        "change files in the scratch directory; all others are read-only",
     ),
     Calls(
         {"mknodat": 259},
@@ -113,7 +115,7 @@ ALLOWED = (
     ),
     Calls(
         {"ioctl": 16},
-        "is it a terminal, how wide, what can be read",
+        "query terminals and the number of readable bytes; set non-blocking and close-on-exec",
         Condition(
             "TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX",
             (Test(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
@@ -128,11 +130,11 @@ ALLOWED = (
     Calls(
         {"connect": 42, "accept": 43, "accept4": 288, "bind": 49, "listen": 50, "shutdown": 48, "sendto": 44,
          "sendmsg": 46, "recvfrom": 45, "recvmsg": 47, "getsockname": 51, "getpeername": 52, "getsockopt": 55},
-        "use those sockets; the network namespace holds no others",
+        "use those sockets; the network namespace contains no others",
     ),
     Calls(
         {"setsockopt": 54},
-        "their options; buffers keep their size, so that descriptors bound their memory",
+        "socket options, except buffer sizes: the limit on descriptors thereby limits the memory of buffers",
         Condition(
             "SOL_SOCKET: REUSEADDR, KEEPALIVE, LINGER, REUSEPORT, PASSCRED, RCVTIMEO, SNDTIMEO",
             (Test(1, (_SOL_SOCKET,)), Test(2, (2, 9, 13, 15, 16, 20, 21, 66, 67))),
@@ -140,52 +142,52 @@ ALLOWED = (
     ),
     Calls(
         {"clone": 56},
-        "threads and processes; RLIMIT_NPROC counts them",
+        "threads and processes, limited by RLIMIT_NPROC",
         Condition("no new namespace", (Test(0, (0,), _NAMESPACE_FLAGS),)),
     ),
     Calls(
         {"fork": 57, "vfork": 58, "execve": 59, "wait4": 61, "waitid": 247, "setsid": 112, "setpgid": 109},
         "processes of the program (subprocess, multiprocessing)",
     ),
-    Calls({"exit": 60, "exit_group": 231}, "end"),
+    Calls({"exit": 60, "exit_group": 231}, "end a thread or the process"),
     Calls(
         {"kill": 62, "tgkill": 234},
-        "signals to its own processes; it sees no others",
+        "signals to the sandbox's processes; it cannot see others",
     ),
     Calls(
         {"rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "rt_sigpending": 127, "rt_sigtimedwait": 128,
          "rt_sigsuspend": 130, "sigaltstack": 131, "pause": 34, "alarm": 37, "setitimer": 38, "getitimer": 36},
-        "handle signals, and alarms of its own, three at most per process",
+        "handle signals and set alarms (at most three timers per process)",
     ),
     Calls(
         {"getpid": 39, "gettid": 186, "getppid": 110, "getpgid": 121, "getpgrp": 111, "getsid": 124, "getuid": 102,
          "geteuid": 107, "getgid": 104, "getegid": 108, "getgroups": 115, "getresuid": 118, "getresgid": 120,
          "capget": 125, "getpriority": 140, "uname": 63, "getrandom": 318},
-        "who and where it is, and chance",
+        "ids of the process, system information, random numbers",
     ),
     Calls(
         {"setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126},
-        "the sandbox gives up root's identity; the program has no right to change its own",
+        "the sandbox drops root before the program starts; the program lacks the privileges to use them",
     ),
     Calls(
         {"nanosleep": 35, "clock_nanosleep": 230, "gettimeofday": 96, "time": 201, "clock_gettime": 228,
          "clock_getres": 229, "times": 100, "getrusage": 98},
         "clocks and sleeping",
     ),
-    Calls({"getrlimit": 97, "setrlimit": 160}, "limits, which it can only lower"),
+    Calls({"getrlimit": 97, "setrlimit": 160}, "resource limits; the program can only lower them"),
     Calls(
         {"prlimit64": 302, "sched_setaffinity": 203, "sched_getscheduler": 145, "sched_getparam": 143},
-        "its own limits, processors and scheduling",
-        Condition("for itself", (Test(0, (OWN_PROCESS, 0)),)),
+        "resource limits, CPU affinity and scheduling",
+        Condition("of the calling process", (Test(0, (OWN_PROCESS, 0)),)),
     ),
     Calls(
         {"setpriority": 141},
-        "its own priority, which it can only lower",
-        Condition("for itself", (Test(0, (0,)), Test(1, (0,)))),
+        "priority; the program can only lower it",
+        Condition("of the calling process", (Test(0, (0,)), Test(1, (0,)))),
     ),
     Calls(
         {"prctl": 157},
-        "names of threads, and giving up rights",
+        "name threads, drop privileges",
         Condition(
             "SET_NAME, GET_NAME, SET_PDEATHSIG, GET_PDEATHSIG, GET_DUMPABLE, CAPBSET_READ, (GET/SET)_NO_NEW_PRIVS",
             (Test(0, (15, 16, 1, 2, 3, 23, 38, 39)),),
@@ -193,106 +195,106 @@ ALLOWED = (
     ),
     Calls(
         {"preadv2": 327, "pwritev2": 328},
-        "as preadv and pwritev",
-        Condition("no flags, which can ask what is in the page cache", (Test(5, (0,)),), errno.EOPNOTSUPP),
+        "like preadv and pwritev",
+        Condition("no flags (RWF_NOWAIT shows what is in the page cache)", (Test(5, (0,)),), errno.EOPNOTSUPP),
     ),
 )  # fmt: skip
-"""At both levels, where `WITHOUT_NAMESPACES` says nothing else."""
+"""Allowed at both levels, unless `WITHOUT_NAMESPACES` or `REFUSED_WITHOUT_NAMESPACES` lists the call."""
 
 PRETENDED = (
     Calls(
         {"fsync": 74, "fdatasync": 75, "sync": 162, "syncfs": 306, "sync_file_range": 277, "msync": 26},
-        "all that it can write is in memory, and the machine's disks are not to be held up",
+        "all writable files are in memory, and programs must not slow down the machine's disks",
     ),
-    Calls({"fadvise64": 221}, "what is in the page cache would be a signal between sandboxes"),
+    Calls({"fadvise64": 221}, "programs of different sandboxes could communicate through the page cache"),
     Calls(
         {"madvise": 28},
-        "so would be what this reads ahead",
+        "like fadvise64: reading ahead fills the page cache",
         Condition("WILLNEED", (Test(2, (3,)),)),
     ),
 )
-"""Answered with success, and nothing is done."""
+"""Return success without doing anything."""
 
 _UNCHANGED = 0xFFFFFFFF
 _SET_LOCKS, _GET_LOCKS = (6, 7, 37, 38), (5, 36)
 ON_OWN_FILES = (
     Calls(
         {"utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280},
-        "times of a file that other sandboxes see too would be a signal",
+        "programs of different sandboxes could communicate through the times of shared files",
     ),
     Calls(
         {"chown": 92, "fchown": 93, "lchown": 94},
-        "so would be the time that this changes",
+        "like utime: it changes the ctime",
         Condition("owner and group unchanged", (Test(1, (_UNCHANGED,)), Test(2, (_UNCHANGED,)))),
     ),
     Calls(
         {"fchownat": 260},
-        "so would be the time that this changes",
+        "like utime: it changes the ctime",
         Condition("owner and group unchanged", (Test(2, (_UNCHANGED,)), Test(3, (_UNCHANGED,)))),
     ),
     Calls(
         {"fcntl": 72},
-        "so would be a lock; writing locks need a file open for writing, which is the sandbox's own",
+        "programs could communicate through locks on shared files; write locks need a file open for writing",
         Condition("F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW", (Test(1, _SET_LOCKS),)),
     ),
 )
-"""Done if no other sandbox sees the files that a sandbox can open for writing; pretended if device nodes are shared."""
+"""Allowed if no other sandbox sees the files that this one can write; pretended with shared device nodes."""
 
 PRETENDED_ON_OWN_FILES = (
     Calls(
         {"fcntl": 72},
-        "would show reading locks of other sandboxes on libraries; each lock looks as if another process held it",
+        "would reveal other sandboxes' read locks on libraries; the answer is that another process holds the lock",
         Condition("F_GETLK, F_OFD_GETLK", (Test(1, _GET_LOCKS),)),
     ),
 )
 PRETENDED_ON_SHARED_FILES = (
-    Calls({"flock": 73}, "needs no file open for writing, so locks on libraries would be a signal"),
+    Calls({"flock": 73}, "also locks read-only files, so programs could communicate through locks on libraries"),
 )
 
 ANSWERED = {
     errno.EOPNOTSUPP: {"setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "getxattr": 191, "lgetxattr": 192,
                        "fgetxattr": 193, "listxattr": 194, "llistxattr": 195, "flistxattr": 196},
-    # Its flags lie in memory, where a filter cannot look; without it, glibc falls back to clone.
+    # Its flags are in memory, which a filter cannot read; glibc falls back to clone.
     errno.ENOSYS: {"clone3": 435},
 }  # fmt: skip
-"""Refused with an error that `shutil` and the C library have another way for."""
+"""Refused with an error for which `shutil` and the C library have a fallback."""
 
 ANSWERED_ON_OWN_FILES = {errno.ENOLCK: {"flock": 73}}
-"""Refused rather than pretended: programs that lock would compute wrong numbers. Python's own works (`guest`)."""
+"""Refused: a pretended lock would give programs wrong results. `guest` emulates Python's `fcntl.flock`."""
 
 NEWER_THAN = 334
-"""Refused calls with greater numbers are answered with ENOSYS, as by an older kernel; all others with EPERM."""
+"""Refused calls with a greater number fail with ENOSYS, as on an older kernel; all others fail with EPERM."""
 
 WITHOUT_NAMESPACES = (
     Calls(
         {"kill": 62, "tgkill": 234},
-        "signals to itself",
-        Condition("to itself", (Test(0, (OWN_PROCESS,)),)),
+        "other processes of the machine are visible",
+        Condition("only to itself", (Test(0, (OWN_PROCESS,)),)),
     ),
     Calls(
         {"clone": 56},
-        "threads",
+        "no further processes",
         Condition("threads, no new namespace", (Test(0, (_CLONE_THREAD,), _NAMESPACE_FLAGS | _CLONE_THREAD),)),
     ),
     Calls(
         {"socketpair": 53},
-        "a connected pair: datagrams of a pair can be sent to any address",
+        "a datagram socket can send to any address, even if it belongs to a pair",
         Condition("AF_UNIX, SOCK_STREAM", (Test(0, (_AF_UNIX,)), Test(1, (0,), _NOT_SOCK_STREAM)), errno.EACCES),
     ),
     Calls(
         {"open": 2},
-        "old kernels' Landlock takes a file opened for reading and emptied on the way for one that is only read",
+        "Landlock of old kernels does not keep O_TRUNC from emptying a file opened for reading",
         Condition("not O_RDONLY with O_TRUNC", (Test(1, (0, 1, 2, 3, 0o1001, 0o1002, 0o1003), _O_ACCMODE | _O_TRUNC),),
                   errno.EACCES),
     ),
     Calls(
         {"openat": 257},
-        "as open",
+        "like open",
         Condition("not O_RDONLY with O_TRUNC", (Test(2, (0, 1, 2, 3, 0o1001, 0o1002, 0o1003), _O_ACCMODE | _O_TRUNC),),
                   errno.EACCES),
     ),
 )  # fmt: skip
-"""At the second level in place of the same calls above."""
+"""Stricter conditions of the second level, which replace those above."""
 
 REFUSED_WITHOUT_NAMESPACES = (
     *("fork", "vfork", "execve", "setsid", "setpgid"),
@@ -300,7 +302,7 @@ REFUSED_WITHOUT_NAMESPACES = (
     *("chmod", "fchmod", "fchmodat", "truncate", "mknodat"),
     *("setgroups", "setresuid", "setresgid", "capset", "setpriority"),
 )
-"""Not allowed at the second level: further processes, sockets with an address, changes of files and identity."""
+"""Refused at the second level: further processes, sockets with an address, changes of files and of user ids."""
 
 
 def allowed(*, namespaces: bool) -> dict[str, tuple[int, Condition | None]]:
@@ -315,23 +317,23 @@ def allowed(*, namespaces: bool) -> dict[str, tuple[int, Condition | None]]:
 
 
 def pretended(*, own_files: bool) -> tuple[Calls, ...]:
-    """Return the calls that are answered with success without doing anything, `own_files` as for the filter."""
+    """Return the calls that return success without doing anything; for `own_files` see `seccomp.filter_program`."""
     on_files = PRETENDED_ON_OWN_FILES if own_files else (*ON_OWN_FILES, *PRETENDED_ON_SHARED_FILES)
     return (*PRETENDED, *on_files)
 
 
 def table() -> str:
-    """Return the Markdown table of all calls that are let through, for the documentation."""
+    """Return the Markdown table of all calls that do not fail, for the documentation."""
     rows = ["| calls | allowed when | reason | second level |", "| --- | --- | --- | --- |"]
     for calls in ALLOWED:
         condition = calls.condition.text if calls.condition is not None else "always"
         rows.append(f"| {_names(calls)} | {condition} | {calls.reason} | {_second_level(calls)} |")
-    rows += [_pretended(calls, "success without doing anything", "the same") for calls in PRETENDED]
-    shared = "success without doing anything"
-    rows += [_pretended(calls, f"on own device nodes; on shared ones {shared}", shared) for calls in ON_OWN_FILES]
-    rows += [_pretended(calls, f"{shared} on own device nodes", "as above") for calls in PRETENDED_ON_OWN_FILES]
+    nothing = "returns success, does nothing"
+    rows += [_pretended(calls, nothing, "the same") for calls in PRETENDED]
+    rows += [_pretended(calls, f"own device nodes; if shared, {nothing}", nothing) for calls in ON_OWN_FILES]
+    rows += [_pretended(calls, f"own device nodes: {nothing}", "allowed") for calls in PRETENDED_ON_OWN_FILES]
     for calls in PRETENDED_ON_SHARED_FILES:
-        rows.append(_pretended(calls, f"{shared} on shared device nodes; on own ones ENOLCK", shared))
+        rows.append(_pretended(calls, f"shared device nodes: {nothing}; own: ENOLCK", nothing))
     return "\n".join(rows) + "\n"
 
 

@@ -1,9 +1,9 @@
-"""Looks from outside at what running sandboxes hold, since no resource limit counts all processes of one together.
+"""Sample the memory and the number of files of running sandboxes, because no resource limit adds up their processes.
 
-Memory is the anonymous part of the proportional set sizes of a sandbox's processes, the scratch directory, and an
-allowance for open pipes and sockets. Anonymous shared memory is refused (`system_calls`), so nothing else holds pages.
-The sandbox's first process is not counted: it runs no code of the program. One thread per pool does it, from 50 ms
-after a program's start on, so that most programs never meet it.
+The memory of a sandbox is the anonymous part of the proportional set sizes of its processes, the scratch directory, and
+an allowance for open pipes and sockets. There is no other memory, since anonymous shared memory is refused
+(`system_calls`). The sandbox's first process is not counted, because it runs no code of the program. One thread per
+pool takes the samples. It starts 50 ms after the program, when most programs have ended.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ INTERVAL_S = 0.05
 MAX_FILES = 16384
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _USUAL_DESCRIPTORS = 16
-"""So many of a process are not charged: most are ordinary files."""
+"""Number of descriptors per process that are not counted as pipes or sockets: most are ordinary files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxUsage:
-    """What a sandbox holds. If its memory is far below the limit, `memory_bytes` may count shared pages twice."""
+    """Memory and files of a sandbox. Far below the limit, `memory_bytes` may count shared pages twice."""
 
     memory_bytes: int
     files: int
 
 
 class UsageWatch:
-    """The thread that looks at all watched sandboxes every 50 ms; it sleeps while none is watched."""
+    """Thread that samples all watched sandboxes every 50 ms; it sleeps while none is watched."""
 
     def __init__(self) -> None:
         self._watched: dict[asyncio.Future[Excess], tuple[int, int]] = {}
@@ -46,9 +46,9 @@ class UsageWatch:
 
     @contextlib.contextmanager
     def watching(self, first: int, memory_bytes: int) -> Iterator[asyncio.Future[Excess]]:
-        """Watch the sandbox with this first process; the future gets what it has too much of, if ever.
+        """Watch the sandbox with this first process; the future gets the resource whose limit the sandbox exceeds.
 
-        To be called on an event loop, as `close`.
+        Call this, and `close`, on an event loop.
         """
         loop = asyncio.get_running_loop()
         excess: asyncio.Future[Excess] = loop.create_future()
@@ -61,7 +61,7 @@ class UsageWatch:
             self._watched.pop(excess, None)
 
     def close(self) -> None:
-        """End the thread, if it was ever started."""
+        """Stop the thread, if it was started."""
         self._closed.set()
         with self._changed:
             self._changed.notify()
@@ -101,19 +101,19 @@ def _excess(usage: SandboxUsage, memory_bytes: int) -> Excess | None:
 
 
 def usage_of(first: int, limit_bytes: int) -> SandboxUsage:
-    """Return what the sandbox with this first process holds; nothing if it is gone."""
+    """Return the usage of the sandbox with this first process; zeros if the sandbox has ended."""
     scratch_bytes, files = _scratch(first)
     pids = list(descendants(first))[1:]
     held_bytes = scratch_bytes + sum(map(_descriptor_bytes, pids))
-    # Cheaper, and never less than the proportional sizes unless pages are swapped out.
-    most = held_bytes + sum(map(_resident_bytes, pids))
-    if most <= limit_bytes and not _has_swap():
-        return SandboxUsage(most, files)
+    # Resident sizes are cheaper to read, and without swap they are never less than the proportional sizes.
+    upper_bound = held_bytes + sum(map(_resident_bytes, pids))
+    if upper_bound <= limit_bytes and not _has_swap():
+        return SandboxUsage(upper_bound, files)
     return SandboxUsage(held_bytes + sum(map(_anonymous_bytes, pids)), files)
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Return a process and its descendants, as far as the kernel shows them."""
+    """Yield a process and its descendants, as far as the kernel shows them."""
     yield pid
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -122,7 +122,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def _scratch(first: int) -> tuple[int, int]:
-    """Bytes, and files, folders and links, in the scratch directory."""
+    """Return the size of the scratch directory in bytes, and its number of files, folders and links."""
     try:
         system = os.statvfs(f"/proc/{first}/root/scratch")
     except OSError:
@@ -131,7 +131,7 @@ def _scratch(first: int) -> tuple[int, int]:
 
 
 def _descriptor_bytes(pid: int) -> int:
-    """Return how much the pipes and sockets of a process can hold, not counting a usual number of descriptors."""
+    """Return how many bytes the pipes and sockets of a process can buffer; see `_USUAL_DESCRIPTORS`."""
     try:
         number = os.stat(f"/proc/{pid}/fd").st_size or len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -154,7 +154,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _anonymous_bytes(pid: int) -> int:
-    """Its share of memory that no file backs, swapped out or not."""
+    """Return a process's proportional share of memory that no file backs, including swapped-out pages."""
     try:
         lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
     except OSError:
@@ -164,7 +164,7 @@ def _anonymous_bytes(pid: int) -> int:
 
 
 def _private_bytes(pid: int) -> int:
-    """Return the same if the kernel does not show it, with shared pages counted in each process."""
+    """Return the anonymous memory without `smaps_rollup`; pages shared after a fork count in each process."""
     try:
         _, resident, shared = _read(f"/proc/{pid}/statm").split(maxsplit=3)[:3]
     except (OSError, ValueError):

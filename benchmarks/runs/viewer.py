@@ -159,7 +159,7 @@ def measure(run: Run, number: int) -> list[Figure]:
     keys = [f"{generator.randrange(number):016x}" for _ in range(40)]
     asked.get(f"/trajectory/1/rollouts@base/{keys[0]}")  # The first request hashes the file.
     pages = [asked.get(f"/trajectory/1/rollouts@base/{key}", "verdict=wrong") for key in keys]
-    beside = [asked.get(f"/trajectory/1/rollouts@base/{place:016x}") for place in range(20)]
+    neighbours = [asked.get(f"/trajectory/1/rollouts@base/{place:016x}") for place in range(20)]
     search, search_again = asked.get("/", "q=no+such+words"), asked.get("/", "q=no+such+words&verdict=wrong")
     return [
         Figure(name="start to the first page: CPU", value=first, unit="s", at_most=2.0),
@@ -168,7 +168,9 @@ def measure(run: Run, number: int) -> list[Figure]:
         Figure(name="a list seen before: CPU, median", value=1e3 * again, unit="ms", at_most=50),
         Figure(name="any trajectory: CPU, median", value=1e3 * statistics.median(pages), unit="ms", at_most=100),
         Figure(name="any trajectory: CPU, p95", value=1e3 * percentile(pages, 0.95), unit="ms", at_most=300),
-        Figure(name="the next trajectory: CPU, median", value=1e3 * statistics.median(beside), unit="ms", at_most=50),
+        Figure(
+            name="the next trajectory: CPU, median", value=1e3 * statistics.median(neighbours), unit="ms", at_most=50
+        ),
         Figure(name="search through all texts: CPU", value=search, unit="s", at_most=3.0),
         Figure(name="filter of what was searched: CPU", value=1e3 * search_again, unit="ms", at_most=100),
     ]

@@ -156,8 +156,8 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
                 figures += soak_figures(server, queries[: options.soak])
     figures += [Figure(name=f"closed loop, {kind}", value=rate, unit="searches/s") for kind, rate in rates.items()]
     figures.append(Figure(name="closed loop relative to plain server", value=rates[TREADLE] / rates["plain-treadle"]))
-    beside = rates[TREADLE] / rates["plain-bm25s"]
-    figures.append(Figure(name="closed loop relative to plain server over bm25s", value=beside, at_least=3.0))
+    ratio = rates[TREADLE] / rates["plain-bm25s"]
+    figures.append(Figure(name="closed loop relative to plain server over bm25s", value=ratio, at_least=3.0))
     return figures
 
 

@@ -290,8 +290,8 @@ def finished_owners(directory: Path) -> set[str]:
     return finished
 
 
-def finished_rows(directory: Path, most: int) -> list[bytes]:
-    """Return the final rows of up to `most` owners in a journal that another process may be writing.
+def finished_rows(directory: Path, max_owners: int) -> list[bytes]:
+    """Return the final rows of up to `max_owners` owners in a journal that another process may be writing.
 
     Returns none if there is no journal.
     """
@@ -306,8 +306,8 @@ def finished_rows(directory: Path, most: int) -> list[bytes]:
 
             with contextlib.suppress(FileNotFoundError):
                 scan(path, keep)
-                rows.update(_values(path, places, most - len(rows)))
-            if len(rows) >= most:
+                rows.update(_values(path, places, max_owners - len(rows)))
+            if len(rows) >= max_owners:
                 break
     return list(rows.values())
 

@@ -111,7 +111,7 @@ def checked(answer: Answer, asked: PromptFacts) -> Answer:
 
 
 def checked_refusal(failure: Failure, asked: PromptFacts, max_model_len: int | None) -> Failure:
-    """Return a refusal; as malformed if it calls a prompt too long that fits the server's known window."""
+    """Return a refusal, or a malformed answer if the server calls a prompt too long that fits the window it reports."""
     # A reached output limit concerns an answer that did not fit into max_tokens, however short the prompt was.
     if failure.kind != "context" or max_model_len is None or _OUTPUT_LIMIT in str(failure):
         return failure

@@ -48,11 +48,11 @@ class Plateau:
         return before
 
     def answered(self, value: int, in_flight: int, seconds: float, now: float) -> int | None:
-        """Record an answer that arrived while the limit was reached; return another limit if one is to be tried."""
+        """Record an answer that arrived while the limit was reached; return the next limit to try, if any."""
         if self._best_s == float("inf"):
             self._note_first(value, seconds, now)
             return None
-        if in_flight > value:  # sent under the larger limit before
+        if in_flight > value:  # The request was sent under an earlier, larger limit.
             return None
         if not self._answers_left:
             self._answers = self._answers_left = max(MIN_ANSWERS, 2 * value)

@@ -52,7 +52,7 @@ class Attempt:
         helper_scope: HelperScope | None,
     ) -> None:
         self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
-        self._lease, self._helped = lease, helper_scope
+        self._lease, self._helper_scope = lease, helper_scope
         self._retried, self._retry = retried, retry
         """Result whose rows are retried, and the statuses of the rows to retry."""
         earlier = run.attempts(instance.address)
@@ -175,11 +175,13 @@ class Attempt:
                 fingerprint=self._fingerprint,
                 lease=self._lease,
                 from_scratch=self._from_scratch,
-                reuses=not self._ignores_results,
+                reuse_results=not self._ignores_results,
             )
             if plan is not None:
                 _log.info("%s: attempt %d, %d shards", address, number, plan.num_shards)
-                helper_scope = self._helped(len(list(shards.open(plan)))) if self._helped else contextlib.nullcontext()
+                helper_scope = (
+                    self._helper_scope(len(list(shards.open(plan)))) if self._helper_scope else contextlib.nullcontext()
+                )
                 with helper_scope:
                     run_on_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
                 with shards.read(plan) as whole:

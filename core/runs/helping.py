@@ -85,7 +85,7 @@ def help_instance(
     with (
         _log_next_to_attempt(run, instance, plan) as log,
         tempfile.TemporaryDirectory(prefix="treadle-") as scratch,
-        reused_jobs(instance, run, Path(scratch), from_scratch=not plan.reuses) as reused,
+        reused_jobs(instance, run, Path(scratch), from_scratch=not plan.reuse_results) as reused,
     ):
 
         def context_of(journal: JournalView) -> Context:

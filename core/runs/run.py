@@ -162,7 +162,7 @@ class Run:
         return records, problems
 
     def write_record(self, record: StageRecord, lease: Lease | None = None) -> None:
-        """Make a record the current result of its instance; raise RunError if a later holder has written one."""
+        """Make a record the current result of its instance; raise RunError if a later lease holder wrote it."""
         key = self.key(f"records/{record.address}.json")
         write_fenced(self.storage, key, as_json(record, exclude={"reused"}), record.token, lease)
 

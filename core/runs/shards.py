@@ -59,7 +59,7 @@ class ShardPlan(BaseModel):
     """Fencing token of that attempt."""
     fingerprint: str
     """Fingerprint of that attempt; another fingerprint may mean other jobs."""
-    reuses: bool
+    reuse_results: bool
     """Whether jobs in earlier results count as finished."""
 
 
@@ -110,7 +110,7 @@ class Shards:
         return _load(self.storage, f"{self.key}/shards.json", ShardPlan)
 
     def begin(
-        self, num_shards: int, *, attempt: int, fingerprint: str, lease: Lease, from_scratch: bool, reuses: bool
+        self, num_shards: int, *, attempt: int, fingerprint: str, lease: Lease, from_scratch: bool, reuse_results: bool
     ) -> ShardPlan | None:
         """Return the plan of a new attempt, which holds the instance's lease; None if it uses a single journal.
 
@@ -121,7 +121,7 @@ class Shards:
         if from_scratch:
             self.delete(lease.token)
             plan = None
-        latest = {"attempt": attempt, "token": lease.token, "fingerprint": fingerprint, "reuses": reuses}
+        latest = {"attempt": attempt, "token": lease.token, "fingerprint": fingerprint, "reuse_results": reuse_results}
         if plan is not None:
             plan = plan.model_copy(update=latest)
         elif num_shards > 1 and (from_scratch or not self.has_one_journal()):
@@ -210,12 +210,12 @@ class Shards:
         keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
         return {owner for key in keys for owner in finished_owners(self.storage.directory(key))}
 
-    def finished_rows(self, most: int) -> list[bytes]:
-        """Return the final rows of up to `most` finished owners from the journals that are on this machine."""
+    def finished_rows(self, max_owners: int) -> list[bytes]:
+        """Return the final rows of up to `max_owners` finished owners from the journals that are on this machine."""
         plan, rows = self.plan(), list[bytes]()
         keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
         for key in keys:
-            rows += finished_rows(self.storage.directory(key), most - len(rows))
+            rows += finished_rows(self.storage.directory(key), max_owners - len(rows))
         return rows
 
     def delete(self, token: int) -> None:

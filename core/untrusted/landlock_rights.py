@@ -1,4 +1,4 @@
-"""What this kernel's Landlock can take away from a process. See landlock(7), Linux `include/uapi/linux/landlock.h`."""
+"""Determine which rights the kernel's Landlock can restrict: landlock(7), Linux `include/uapi/linux/landlock.h`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CREATE_RULESET = 444
 """The system call."""
 _GET_VERSION = 1
 _FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
-"""All rights to files that are known from a version on: moving between folders, truncating, device commands."""
+"""Landlock version -> its rights to files. Versions 2, 3 and 5 added moving, truncating and device commands."""
 _TCP_RIGHTS, _SCOPES = 0b11, 0b11
 _NO_LANDLOCK = {
     errno.ENOSYS: "the kernel is older than Linux 5.13, was built without it, or a container's filter hides it",
@@ -22,7 +22,7 @@ _NO_LANDLOCK = {
 
 
 def version() -> int:
-    """Return the kernel's version of Landlock; raises SandboxError if there is none."""
+    """Return the version of the kernel's Landlock; raise SandboxError if it has none."""
     found = int(_libc().syscall(CREATE_RULESET, None, 0, _GET_VERSION))
     if found >= 1:
         return found
@@ -37,7 +37,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def handled_rights() -> list[int]:
-    """Return all that can be taken away: rights to files, to TCP ports, scopes; raises SandboxError."""
+    """Return bit masks of the restrictable rights to files and to TCP ports, and of the scopes; raise SandboxError."""
     known = version()
     rights = _FILE_RIGHTS[max(since for since in _FILE_RIGHTS if since <= known)]
     return [rights, _TCP_RIGHTS if known >= 4 else 0, _SCOPES if known >= 6 else 0]

@@ -17,7 +17,10 @@ _ROWS_AT_ONCE = 256
 
 
 def main(arguments: list[str]) -> int:
-    """Read it; the argument is JSON: `memory_bytes`, `where` (folder or hub id), `config`, `split`, `revision`."""
+    """Read a data set and send its rows to standard output.
+
+    The argument is JSON: `memory_bytes`, `where` (folder or hub id), `config`, `split`, `revision`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our output
     job = json.loads(arguments[0])
     frames = os.fdopen(os.dup(1), "wb")
@@ -37,7 +40,7 @@ def main(arguments: list[str]) -> int:
                 row_sending.send_rows(frames, batch, schema)
         row_sending.send(frames, row_frames.END, b"")
     except BrokenPipeError:
-        os._exit(0)  # the parent wants no more
+        os._exit(0)  # The parent has closed the pipe: it needs no more rows.
     except Exception as error:  # noqa: BLE001 - whatever it is, the data set is the cause
         row_sending.send(frames, row_frames.PROBLEM, row_sending.problem(error))
     os._exit(0)

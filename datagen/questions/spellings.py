@@ -130,7 +130,7 @@ class _Sequences:
 
 @lru_cache(maxsize=256)
 def _sequences(word: str) -> list[tuple[int, int]]:
-    """Return a hash of each sequence of letters that a spelling of the word may share, and its number of letters."""
+    """Return (hash, number of letters) of each subsequence of the word that a misspelling of it may contain too."""
     return [
         (hash(letters) & ((1 << _HASH_BITS) - 1), num_letters)
         for num_letters in _shared_lengths(len(word))

@@ -348,7 +348,10 @@ def _load_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
     folder = embedded_folder("tokenizer") if settings.tokenizer == Path(EMBEDDED) else settings.tokenizer
     tokenizer = ChatTokenizer.load(folder)
     if settings.tokenizer_digest not in ("", tokenizer.digest):
-        raise ConfigError(f"the tokenizer in {settings.tokenizer} is not the one that this run was made with")
+        raise ConfigError(
+            f"the tokenizer in {settings.tokenizer} is not the one that this run was made with; restore its files, or "
+            "start a new run"
+        )
     return tokenizer
 
 

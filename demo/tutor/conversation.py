@@ -25,7 +25,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Content of a prompt. `thought` is the text of an unclosed think block, or None."""
+    """Parsed prompt. `thought` is the text of an unclosed think block, or None."""
 
     system: str
     user: str

@@ -27,7 +27,7 @@ _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 
 
 def guess_task(conversation: Conversation) -> Task:
-    """Return the task of a conversation that is known to set one, however it is worded."""
+    """Return the task of a conversation; if no cue matches, guess the most likely task."""
     task = task_in(conversation.system) or task_in(conversation.user[:4000])
     if task is not None:
         return task
@@ -38,6 +38,6 @@ def guess_task(conversation: Conversation) -> Task:
 
 @lru_cache(maxsize=64)
 def task_in(text: str) -> Task | None:
-    """Return the task that a text sets by its words, or None."""
+    """Return the first task whose cues occur in a text, or None."""
     low = text.lower()
     return next((task for task, cues in _CUES if re.match(cues, low, re.DOTALL)), None)

@@ -57,7 +57,7 @@ def replayed(
 
 
 def _merged(*sources: _Pairs) -> _Pairs:
-    """Yield the entries sorted by key; of entries with equal keys, keep the first source's, and the first loose key."""
+    """Yield (entry, loose key), sorted by key. Of equal keys, keep the first source's entry and the first loose key."""
     pairs = heapq.merge(*sources, key=lambda pair: pair[0].key)
     for _, same in itertools.groupby(pairs, key=lambda pair: pair[0].key):
         (entry, loose), *others = same

@@ -40,8 +40,8 @@ class Choice:
     keys: Sequence[str]
     domains: Sequence[str]
     dispersion: Dispersion
-    decision: np.ndarray
-    """Index into DECISIONS, uint8."""
+    decisions: np.ndarray
+    """Indices into DECISIONS, uint8."""
     rank: np.ndarray
     """Pareto front, int32; -1 for questions that a filter removed."""
     distance: np.ndarray
@@ -63,7 +63,7 @@ class Choice:
 
     def counts(self) -> dict[str, int]:
         """Return the number of questions for each decision in DECISIONS, zeros included."""
-        counts = np.bincount(self.decision, minlength=len(DECISIONS)).tolist()
+        counts = np.bincount(self.decisions, minlength=len(DECISIONS)).tolist()
         return dict(zip(DECISIONS, counts, strict=True))
 
     def pools(self) -> list[tuple[str, Choice]]:
@@ -78,7 +78,7 @@ class Choice:
 
     def unfilled(self) -> list[tuple[str, int, int]]:
         """Return (domain, number of rows, quota) for each quota that is not full."""
-        taken = Counter(self.domains[number] for number in np.flatnonzero(self.decision == SELECTED).tolist())
+        taken = Counter(self.domains[number] for number in np.flatnonzero(self.decisions == SELECTED).tolist())
         return [(name, taken[name], quota) for name, quota in sorted(self.quotas.items()) if taken[name] < quota]
 
     def _of(self, numbers: np.ndarray) -> Choice:
@@ -87,7 +87,7 @@ class Choice:
             keys=[self.keys[number] for number in numbers.tolist()],
             domains=[self.domains[number] for number in numbers.tolist()],
             dispersion=Dispersion(*(values[numbers] for values in self.dispersion)),
-            decision=self.decision[numbers],
+            decisions=self.decisions[numbers],
             rank=self.rank[numbers],
             distance=self.distance[numbers],
             place=self.place[numbers],
@@ -100,7 +100,7 @@ class Choice:
         return {
             "question_key": self.keys[number],
             "domain": self.domains[number],
-            "reason": DECISIONS[self.decision[number]],
+            "reason": DECISIONS[self.decisions[number]],
             "num_rollouts": int(dispersion.num_rollouts[number]),
             "num_usable": int(dispersion.num_usable[number]),
             "mean_correctness": _finite(dispersion.mean[number]),
@@ -127,21 +127,21 @@ def choose(
     """
     domain_names = np.asarray(domains, dtype=np.str_)
     _check_quotas(set(domain_names[~held_out].tolist()), options)
-    decision = _filter(dispersion, domain_names == GRADED, options, held_out, selected_before)
+    decisions = _filter(dispersion, domain_names == GRADED, options, held_out, selected_before)
     rank = np.full(len(keys), -1, np.int32)
     distance = np.full(len(keys), np.nan)
     place = np.full(len(keys), -1, np.int64)
     taken = 0
-    for members, limit in _pools(np.flatnonzero(decision >= OVER_QUOTA), domain_names, options):
+    for members, limit in _pools(np.flatnonzero(decisions >= OVER_QUOTA), domain_names, options):
         ranking = rank_questions(
             dispersion.score_tool[members], dispersion.score_corr[members], [keys[number] for number in members]
         )
         rank[members], distance[members] = ranking.rank, ranking.distance
         selected = members[ranking.order[:limit]]
-        decision[selected] = SELECTED
+        decisions[selected] = SELECTED
         place[selected] = taken + np.arange(len(selected))
         taken += len(selected)
-    return Choice(keys, domains, dispersion, decision, rank, distance, place, options.quotas)
+    return Choice(keys, domains, dispersion, decisions, rank, distance, place, options.quotas)
 
 
 def _check_quotas(domains: set[str], options: SelectionOptions) -> None:
@@ -166,12 +166,12 @@ def _filter(
     mixed = is_mixed(dispersion.lowest, dispersion.highest, is_graded, options.mixed_f1)
     right = dispersion.lowest >= np.where(is_graded, options.mixed_f1, 1.0)
     left = OVER_QUOTA if options.quotas else OVER_LIMIT
-    decision = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
-    decision[dispersion.num_usable < options.min_rollouts] = TOO_FEW
+    decisions = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
+    decisions[dispersion.num_usable < options.min_rollouts] = TOO_FEW
     if options.exclude_previous:
-        decision[selected_before] = SELECTED_BEFORE
-    decision[held_out] = HELD_OUT
-    return decision
+        decisions[selected_before] = SELECTED_BEFORE
+    decisions[held_out] = HELD_OUT
+    return decisions
 
 
 def _pools(members: np.ndarray, domains: np.ndarray, options: SelectionOptions) -> list[tuple[np.ndarray, int]]:

@@ -42,10 +42,10 @@ def _draw_plane(axes: Any, choice: Choice, of_domain: str) -> None:
         ("filtered out", choice.rank < 0, _GREY),
         (
             "over the quota" if of_domain else "over the limit",
-            (choice.rank >= 0) & (choice.decision != SELECTED),
+            (choice.rank >= 0) & (choice.decisions != SELECTED),
             LIGHT,
         ),
-        ("selected", choice.decision == SELECTED, COLOUR),
+        ("selected", choice.decisions == SELECTED, COLOUR),
     )
     for label, mask, colour in groups:
         points, counts = _distinct(choice, mask & ~np.isnan(choice.score_tool))
@@ -88,7 +88,7 @@ def _draw_correctness(axes: Any, choice: Choice, of_domain: str) -> None:
     middles = (np.arange(TENTHS) + 0.5) / TENTHS
     for values, colour, label in (
         (means, LIGHT, "questions"),
-        (means[choice.decision == SELECTED], COLOUR, "selected"),
+        (means[choice.decisions == SELECTED], COLOUR, "selected"),
     ):
         axes.bar(middles, tenths(values), width=0.9 / TENTHS, color=colour, label=label)
     title = f"How right the rollouts are{of_domain}"

@@ -71,7 +71,7 @@ def sweep_ranks(points: Points) -> np.ndarray:
 
     `tops` holds, for each front, the largest S_corr so far, negated; these values increase from front to front. A later
     point has no larger S_tool, so every front whose largest S_corr is at least the point's own dominates it. The point
-    joins the first other front.
+    joins the first front that does not dominate it.
     """
     tops: list[float] = []
     ranks = np.empty(len(points.corr), np.int32)

@@ -64,7 +64,7 @@ class Front(NamedTuple):
 def metrics_of(found: SelectionFindings) -> dict[str, Any]:
     """Return flat metrics for the stage's record; data set names are escaped by `treadle.core.figures.plain`."""
     choice = found.choice
-    selected = choice.decision == SELECTED
+    selected = choice.decisions == SELECTED
     return {
         "questions": len(choice.keys),
         "rollouts": int(choice.dispersion.num_rollouts.sum()),
@@ -80,7 +80,7 @@ def metrics_of(found: SelectionFindings) -> dict[str, Any]:
         **_by_name("domain", choice.domains, selected),
         **_by_name("dataset", found.datasets, selected),
         **{
-            f"overlap.{earlier.phase}.{name}": int((earlier.mask & (choice.decision == code)).sum())
+            f"overlap.{earlier.phase}.{name}": int((earlier.mask & (choice.decisions == code)).sum())
             for earlier in found.earlier
             for code, name in enumerate(DECISIONS)
         },
@@ -124,7 +124,7 @@ def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
         rank=int(choice.rank[members[0]]),
         domain=domain,
         size=len(members),
-        num_selected=int((choice.decision[members] == SELECTED).sum()),
+        num_selected=int((choice.decisions[members] == SELECTED).sum()),
         tool=(float(tool.min()), float(tool.max())),
         corr=(float(corr.min()), float(corr.max())),
     )
@@ -197,7 +197,7 @@ def _fronts(choice: Choice) -> Figures:
 
 def _correctness(choice: Choice) -> Figures:
     means = choice.dispersion.mean
-    every, chosen = tenths(means).tolist(), tenths(means[choice.decision == SELECTED]).tolist()
+    every, chosen = tenths(means).tolist(), tenths(means[choice.decisions == SELECTED]).tolist()
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (f"{index / TENTHS:.1f} to {(index + 1) / TENTHS:.1f}", every[index], chosen[index]) for index in range(TENTHS)
     )
@@ -208,7 +208,7 @@ def _correctness(choice: Choice) -> Figures:
 def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figures:
     every = Counter(names)
     mixed = Counter(names[number] for number in np.flatnonzero(choice.rank >= 0).tolist())
-    chosen = Counter(names[number] for number in np.flatnonzero(choice.decision == SELECTED).tolist())
+    chosen = Counter(names[number] for number in np.flatnonzero(choice.decisions == SELECTED).tolist())
     ranked = sorted(every, key=lambda one: (-every[one], one))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (one, every[one], mixed[one], chosen[one]) for one in ranked[:_GROUPS_SHOWN]
@@ -221,7 +221,7 @@ def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figu
 def _overlap(found: SelectionFindings) -> Figures:
     rows = []
     for earlier in found.earlier:
-        counts = np.bincount(found.choice.decision[earlier.mask], minlength=len(DECISIONS)).tolist()
+        counts = np.bincount(found.choice.decisions[earlier.mask], minlength=len(DECISIONS)).tolist()
         absent = earlier.num_rows - int(earlier.mask.sum())
         rows.append((str(earlier.phase), earlier.num_rows, *counts, absent))
     header = ("phase", "rows", *(name.replace("_", " ") for name in DECISIONS), "not sampled")

@@ -214,7 +214,7 @@ class _SelectionRun:
                 "%s: %s%s", self._context.address, counts_text, f"; {note}" if (note := quota_note(choice)) else ""
             )
             return
-        without = sorted({choice.domains[number] for number in np.flatnonzero(choice.decision == OVER_QUOTA).tolist()})
+        without = sorted({choice.domains[number] for number in np.flatnonzero(choice.decisions == OVER_QUOTA).tolist()})
         hints = {
             "held_out": "all are held out: let the rollouts answer questions of the split train",
             "selected_before": "all were trained on before: add questions, or turn exclude_previous off",
@@ -233,12 +233,12 @@ class _SelectionRun:
     # bucket.
 
     def _write_rows(self, choice: Choice) -> None:
-        chosen = np.flatnonzero(choice.decision == SELECTED)
+        chosen = np.flatnonzero(choice.decisions == SELECTED)
         folder, count = self._context.scratch, bucket_count(len(chosen), _ROWS_PER_BUCKET)
         with Buckets(folder / "rollouts", count) as rollouts, Buckets(folder / "asked", count) as asked:
             keys = self._questions.keys
             places = {keys[number]: draw(self._settings.seed, "order", keys[number]) for number in chosen.tolist()}
-            self._spread_rollouts(choice.decision == SELECTED, places, rollouts)
+            self._spread_rollouts(choice.decisions == SELECTED, places, rollouts)
             for table in self._context.inputs["questions"]:
                 for row in table.rows(_ASKED):
                     if (place := places.get(row["question_key"])) is not None:
@@ -311,7 +311,7 @@ class _SelectionRun:
     def _write_rejections(self, choice: Choice) -> None:
         datasets = self._questions.datasets_by_number()
         chunk: list[dict[str, Any]] = []
-        for number in np.flatnonzero(choice.decision != SELECTED).tolist():
+        for number in np.flatnonzero(choice.decisions != SELECTED).tolist():
             chunk.append({"dataset": datasets[number], **choice.facts(number)})
             if len(chunk) == _CHUNK_ROWS:
                 self._context.write(RL_REJECTIONS.kind, chunk)

@@ -25,20 +25,20 @@ class SftReporter(TrainerCallback):  # type: ignore[misc]
         self._events = events
         self._began = self._last_heartbeat = time.monotonic()
         self._first_step = 0
-        self._motion: WeightChange | None = None
+        self._weight_change: WeightChange | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Keep a sample of the weights, to detect later whether they moved."""
         self._began = self._last_heartbeat = time.monotonic()
         self._first_step = state.global_step
-        self._motion = WeightChange(model)
+        self._weight_change = WeightChange(model)
         if state.is_world_process_zero:
             self._events.write(
                 "begin",
                 resumed_step=state.global_step,
                 num_steps=state.max_steps,
                 num_epochs=args.num_train_epochs,
-                num_trained_parameters=self._motion.num_parameters,
+                num_trained_parameters=self._weight_change.num_parameters,
                 num_processes=args.world_size,
                 device=str(args.device),
             )
@@ -84,7 +84,7 @@ class SftReporter(TrainerCallback):  # type: ignore[misc]
 
         The check is needed here, because a loss may be logged only after a state is saved.
         """
-        if self._motion is not None and not self._motion.is_finite():
+        if self._weight_change is not None and not self._weight_change.is_finite():
             raise Diverged(f"weights are not finite at step {state.global_step}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
@@ -94,7 +94,7 @@ class SftReporter(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the end; raise NothingLearned if the weights have not changed."""
-        nothing_learned = self._motion is not None and self._motion.length() <= MIN_WEIGHT_CHANGE
+        nothing_learned = self._weight_change is not None and self._weight_change.length() <= MIN_WEIGHT_CHANGE
         if state.global_step > self._first_step and nothing_learned:
             raise NothingLearned(f"the weights did not change in {state.global_step - self._first_step} steps")
         if state.is_world_process_zero:

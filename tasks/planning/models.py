@@ -95,7 +95,7 @@ def check_named_checkpoint(config: TreadleConfig, made: Address, where: str) -> 
     exists = made.qualifier is None if made.stage == "sft" else phase is not None and phase <= last
     if not exists or made.iteration > config.flow.iterations:
         raise ConfigError(
-            f"{where} = {made} is made by no instance of this configuration; use 1/sft, or a phase of the curriculum: "
+            f"{where} = {made}: no instance of this configuration makes it; use 1/sft, or a phase of the curriculum: "
             f"1/rl@{phase_name(1)} to 1/rl@{phase_name(last)}"
         )
 

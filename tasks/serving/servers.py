@@ -1,8 +1,8 @@
 """Run the model servers of a flow.
 
-A server is started when a stage needs it, kept for later stages, and stopped if it is in the way.
+A server is started when a stage needs it, kept for later stages, and stopped if another stage needs its GPUs.
 
-One object does this for the duration of a flow, and is given the instances that are still to come. It also ensures that
+One object does this for the duration of a flow; it is given the instances that have not run yet. It also ensures that
 training and serving have their GPUs exclusively on the whole machine. Documented in docs/behaviour/engines.md, parts
 "Servers of a flow" and "Devices".
 """

@@ -41,21 +41,21 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A light page; see `opened`."""
+    """Yield a light page; see `opened`."""
     with opened(browser, color_scheme="light") as page:
         yield page
 
 
 @pytest.fixture
 def dark_page(browser: Browser) -> Iterator[Page]:
-    """A dark page; see `opened`."""
+    """Yield a dark page; see `opened`."""
     with opened(browser, color_scheme="dark") as page:
         yield page
 
 
 @pytest.fixture
 def plain_page(browser: Browser) -> Iterator[Page]:
-    """A page without JavaScript; see `opened`."""
+    """Yield a page without JavaScript; see `opened`."""
     with opened(browser, java_script_enabled=False) as page:
         yield page
 

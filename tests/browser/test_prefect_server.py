@@ -67,7 +67,7 @@ class Server:
     site: str
 
     def api(self) -> httpx.Client:
-        """A client with the password."""
+        """Return a client with the password."""
         return httpx.Client(base_url=f"{self.url}/api", auth=credentials(self.password), timeout=30)
 
 
@@ -117,7 +117,7 @@ class _foreign_site:
 
 @pytest.fixture(scope="module")
 def foreign_page(browser: Browser, server: Server) -> Iterator[Page]:
-    """A page of the other site, in a browser in which the user is logged in to Prefect."""
+    """Yield a page of the other site, in a browser in which the user is logged in to Prefect."""
     context = browser.new_context()
     page = context.new_page()
     _log_in(page, server)

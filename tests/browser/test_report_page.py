@@ -19,7 +19,7 @@ _OPAQUE = "rgb(255, 255, 255)"
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of two runs, one of them with hostile names."""
+    """Return a page of two runs, one of them with hostile names."""
     root = tmp_path_factory.mktemp("page")
     plain = evaluated_run(root, "first", {"base": HALF, "tuned": MORE}, datasets=("a", "b"))
     add_flywheel(plain)

@@ -34,7 +34,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A run whose question, data set, model and texts are hostile, one of them ten megabytes long."""
+    """Yield a run whose question, data set, model and texts are hostile, one of them ten megabytes long."""
     run = new_run(tmp_path_factory.mktemp("hostile"))
     put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", HOSTILE, [HOSTILE], dataset=HOSTILE)])
     huge = HOSTILE * 20_000

@@ -22,19 +22,19 @@ def _say(line: str) -> None:
 
 @pytest.fixture(scope="session")
 def serve_environment() -> Path:
-    """The installed engine environment of `serve`."""
+    """Return the installed engine environment of `serve`."""
     return install("serve", notify=_say)
 
 
 @pytest.fixture(scope="session")
 def sft_environment() -> Path:
-    """The installed engine environment of `sft`."""
+    """Return the installed engine environment of `sft`."""
     return install("sft", "cpu", notify=_say)
 
 
 @pytest.fixture(scope="session")
 def trl_environment() -> Path:
-    """The installed engine environment of `trl`."""
+    """Return the installed engine environment of `trl`."""
     return install("trl", "cpu", notify=_say)
 
 

@@ -38,7 +38,7 @@ class SecondTurn:
     """What was reported when it was run again."""
 
     def record(self, address: str) -> StageRecord:
-        """The result of an instance."""
+        """Return the result of an instance."""
         found = self.run.record(Address.parse(address))
         assert found is not None, address
         return found

@@ -31,7 +31,7 @@ NUM_ROWS = 12
 
 @pytest.fixture(scope="module")
 def trained(serve_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, StageRecord]]:
-    """A run with the checkpoint of a short training."""
+    """Yield a run with the checkpoint of a short training."""
     install("sft")
     tokenizer = ChatTokenizer.load(embedded_folder("tokenizer"))
     rows = [

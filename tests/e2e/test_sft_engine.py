@@ -40,7 +40,7 @@ fine_tune(folder, Path(sys.argv[2]).read_text(), EngineOptions(variant="cpu"))
 
 @pytest.fixture
 def folder(sft_environment: Path, serve_environment: Path, tmp_path: Path) -> Iterator[TrainingFolder]:
-    """A training's folder; its states are large and are removed at once."""
+    """Yield a training's folder; its states are large and are removed at once."""
     yield TrainingFolder(tmp_path / "training")
     shutil.rmtree(tmp_path / "training", ignore_errors=True)
 

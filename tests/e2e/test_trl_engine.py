@@ -43,7 +43,7 @@ reinforce(folder, RlPlan.from_json((folder.path / "given.json").read_text()), jo
 
 @pytest.fixture(scope="module")
 def policy(trl_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that calls Python, or guesses."""
+    """Return a policy that calls Python, or guesses."""
     folder = tmp_path_factory.mktemp("policy") / "policy"
     folder.mkdir()
     trl_jobs.write_policy(folder)
@@ -52,7 +52,7 @@ def policy(trl_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RlFolder]:
-    """A reinforcement's folder, with its rows."""
+    """Yield a reinforcement's folder, with its rows."""
     made = RlFolder(tmp_path / "training")
     made.logs.mkdir(parents=True)
     trl_jobs.write_rows(made.parquet)

@@ -158,7 +158,7 @@ def test_verl_ray_workers_pass_trajectories_to_the_trainer(python: Path, tmp_pat
 
 @pytest.fixture(scope="module")
 def merged(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two states that verl sharded and saved, and the model that `finish` made of each."""
+    """Return a folder with two states that verl sharded and saved, and the model that `finish` made of each."""
     folder = tmp_path_factory.mktemp("states")
     job = prepare_folder(folder)
     states = [folder / "output" / name for name in ("global_step_2", "global_step_4")]

@@ -37,7 +37,7 @@ class PrefectHome:
 
 @pytest.fixture(scope="session")
 def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHome]:
-    """A dedicated server with a worker on the pool of prefect.yaml, and all deployments."""
+    """Yield a dedicated server with a worker on the pool of prefect.yaml, and all deployments."""
     home = tmp_path_factory.mktemp("prefect")
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
@@ -110,7 +110,7 @@ def wait_until(condition, what: str, log: Path, timeout_s: float = 300) -> None:
 
 @pytest.fixture(scope="session")
 def sample_run_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run over the sample world, whose tutor the run starts itself."""
+    """Return a small run over the sample world, whose tutor the run starts itself."""
     from treadle.demo.byte_tokenizer import write_byte_tokenizer
     from treadle.demo.world_files import write_world
 
@@ -136,5 +136,5 @@ python = {{ sandbox = {{ packages = [] }} }}
 
 @pytest.fixture(scope="session")
 def background() -> Callable[..., contextlib.AbstractContextManager[subprocess.Popen[bytes]]]:
-    """Starts a further background process: see `process`."""
+    """Return a function that starts a further background process: see `process`."""
     return process

@@ -25,7 +25,7 @@ def test_every_stage_has_a_deployment() -> None:
 
 @pytest.fixture(scope="module")
 def deployed_run(prefect_home, sample_run_config, tmp_path_factory):
-    """A run made by `prefect deployment run`, finished."""
+    """Return a run made by `prefect deployment run`, finished."""
     root = tmp_path_factory.mktemp("outputs")
     done = prefect_home.run(
         "prefect", "deployment", "run", "flywheel/full", "--watch",

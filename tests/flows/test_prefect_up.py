@@ -85,7 +85,7 @@ class Up:
         return (self.folder / "up.log").read_text()
 
     def child(self, part: str) -> Seen:
-        """The process of its server, or of its worker."""
+        """Return the process of its server, or of its worker."""
         words = ["-m", PREFECT_MODULES[part]]
         (found,) = [seen for seen in family(self.process.pid) if command_of(seen.pid)[1:3] == words]
         return found
@@ -112,7 +112,7 @@ class Up:
 def start(
     folder: Path, home: Path, port: int, *options: str, output: IO[str] | int = subprocess.PIPE
 ) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """The command as a process, with its environment."""
+    """Return the command as a process, with its environment."""
     hidden = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME", "TREADLE_ROOT")
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     env = {name: value for name, value in os.environ.items() if name not in hidden}

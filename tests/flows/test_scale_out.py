@@ -197,7 +197,7 @@ def made(root: str, run_id: str) -> dict[str, Any]:
 
 
 def starter(root: str, run_id: str) -> Holder:
-    """The process that began the stage."""
+    """Return the process that began the stage."""
     holder = holder_of(Run.open(root, run_id).storage, f"runs/{run_id}/locks/{ROLLOUTS}.lock")
     assert holder is not None
     return holder
@@ -304,7 +304,7 @@ def test_run_survives_loss_of_the_prefect_database(bench: Bench, tmp_path: Path)
     until(lambda: cluster.state(begun) in ENDED, "its process ends", 300, 0.2)
     assert cluster.state(begun) == "CRASHED"
     assert Run.open(root, "lost").attempts(ROLLOUTS)[-1].state == "interrupted"
-    assert [state for state, _ in cluster.states("lost")] == ["RUNNING"], "whoever is at work goes on"
+    assert [state for state, _ in cluster.states("lost")] == ["RUNNING"], "a running flow continues"
     cluster.end()
     shutil.rmtree(cluster.folder / "server")
     cluster.start_server()

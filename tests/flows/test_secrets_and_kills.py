@@ -88,7 +88,7 @@ def deployment(prefect_home) -> str:
 
 @pytest.fixture(scope="module")
 def worker(prefect_home, background, deployment) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker of that pool, with secrets in its environment."""
+    """Yield a worker of that pool, with secrets in its environment."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     argv = ("prefect", "worker", "start", "--pool", "doomed")
     with background(prefect_home, *argv, log="doomed.log", PYTHONPATH=path, **CANARIES) as process:

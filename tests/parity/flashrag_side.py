@@ -21,7 +21,7 @@ SEED = 20_240
 
 
 def write_model(folder: Path) -> None:
-    """A small BERT with random weights and a vocabulary of letters."""
+    """Write a small BERT with random weights and a vocabulary of letters."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast

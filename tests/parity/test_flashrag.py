@@ -18,7 +18,7 @@ from treadle.retriever.open_index import open_index
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder in which FlashRAG has just built everything, and its answers."""
+    """Return a folder in which FlashRAG has just built everything, and its answers."""
     folder = tmp_path_factory.mktemp("flashrag")
     for name in ("corpus.jsonl", "job.json"):
         shutil.copy(GOLDEN / name, folder)

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def objects() -> Iterator[ObjectServer]:
-    """An object store on loopback."""
+    """Yield an object store on loopback."""
     with object_server() as server:
         yield server
 
 
 @pytest.fixture
 def object_root(objects: ObjectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An empty root on it, and a machine that never saw it."""
+    """Yield an empty root on it, and a machine that never saw it."""
     with in_environment({**objects.environment, "TREADLE_WORK": str(tmp_path_factory.mktemp("work"))}):
         yield objects.new_root()
 
 
 @pytest.fixture(scope="module")
 def disk() -> Iterator[FailingDisk]:
-    """A desk on a disk that can be made to fail, with a world and its tutor."""
+    """Yield a desk on a disk that can be made to fail, with a world and its tutor."""
     from support.runs.failing_disk import in_memory
 
     with in_memory() as disk:

@@ -21,7 +21,7 @@ LONG = ("--in-flight", "64", "--latency", "0.5", "--jitter", "1.0", "--outage", 
 
 
 def chaos(outages: tuple[str, ...]) -> dict[str, Any]:
-    """The figures of the benchmark; a sample of it unless more rollouts are asked for."""
+    """Return the figures of the benchmark; a sample of it unless more rollouts are asked for."""
     shape = (*(LONG if NUM_ROLLOUTS >= 1000 else SAMPLE), "--outages", *outages)
     command = [sys.executable, str(BENCHMARK), "--json", "--rollouts", str(NUM_ROLLOUTS), *shape]
     return dict(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))

@@ -38,7 +38,7 @@ class Watch:
 
 @contextmanager
 def opened(browser: Browser, **options: Any) -> Iterator[Page]:
-    """A page of 1280 by 900 points; a fault seen until the end of the block fails the test."""
+    """Yield a page of 1280 by 900 points; a fault seen until the end of the block fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
     context.set_default_timeout(60_000)
     watch, page = Watch(), context.new_page()

@@ -70,7 +70,7 @@ def new_folder(folder: Path, shell: Shell) -> Path:
 
 
 def prepared(commands: tuple[str, ...], store: Path, shell: Shell) -> Path:
-    """The folder that commands leave behind, made once for all processes that share `store`: copy it."""
+    """Return the folder that commands leave behind, made once for all processes that share `store`: copy it."""
     folder = store / hashlib.sha256("\n".join(commands).encode()).hexdigest()[:12]
     with locked(folder.with_suffix(".lock")):
         if not folder.is_dir():

@@ -36,7 +36,7 @@ REASONS = {
     "model": "asks a model that is served elsewhere",
     "network": "talks to something beyond this machine",
     "cluster": "needs several machines",
-    "serves": "serves until Ctrl-C, for somebody at work beside it",
+    "serves": "serves until Ctrl-C, for a user who works next to it",
     "measurement": "made figures once, in minutes or hours",
 }
 RUN, ONCE, FILE, ELSEWHERE = "run", "run once", "file ", "by "
@@ -57,13 +57,13 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """The pages that are written by hand."""
+    """Return the pages that are written by hand."""
     names = ["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
     return [ROOT / name for name in sorted(names) if not name.startswith("docs/reference/")]
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in their order."""
+    """Return the fenced blocks of a page, in their order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(page, text.count("\n", 0, match.start()) + 1, match["language"], match["text"], match["remark"] or "")
@@ -106,7 +106,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 def _of_line(line: str) -> Iterator[list[str]]:
-    """The `treadle` commands of one line of shell."""
+    """Yield the `treadle` commands of one line of shell."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
     try:

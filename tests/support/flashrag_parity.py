@@ -111,7 +111,7 @@ CHECKS = (check_dense, check_bm25, check_bm25_without_stemmer, check_single_quer
 
 
 def queries_of(folder: Path, name: str) -> list[str]:
-    """The queries of a question of `job.json`."""
+    """Return the queries of a question of `job.json`."""
     queries: list[str] = json.loads((folder / "job.json").read_text())[name]["queries"]
     return queries
 
@@ -127,7 +127,7 @@ def theirs(answers: list[dict[str, Any]]) -> list[Found]:
 
 
 def check_same(ours: list[Found], theirs: list[Found]) -> None:
-    """The same documents in the same order with the same scores; documents of equal scores may change places.
+    """Check for the same documents in the same order with the same scores; documents of equal scores may change places.
 
     Theirs may go deeper, so that a group of equal scores is known as a whole.
     """

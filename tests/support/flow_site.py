@@ -150,7 +150,7 @@ class Site:
         self.wait_for("tutor", "/v1/models")
 
     def start_retriever(self) -> None:
-        """The search service."""
+        """Start the search service."""
         corpus = str(self.folder / "world/corpus.jsonl")
         self.begin("retriever", TREADLE, "retriever", "serve", "--corpus", corpus, "--port", str(self.ports["search"]))
         self.wait_for("search", "/health", "retriever")
@@ -233,7 +233,7 @@ class Site:
         return (TREADLE, "run", str(self.folder / "run.toml"), "--run", RUN, "--root", str(root))
 
     def run_alone(self, root: Path) -> None:
-        """The run without Prefect, to its end."""
+        """Run without Prefect, to the end."""
         process = self.begin("alone", *self.command(root), PREFECT_API_URL="")
         assert process.wait(HANG_S) == 0, (self.folder / "alone.log").read_text()[-3000:]
 
@@ -295,7 +295,7 @@ class Site:
         return self.folder / "requests.jsonl"
 
     def seen(self, root: Path) -> Path:
-        """A root on the disk, from outside."""
+        """Return a root on the disk, from outside."""
         return self.disk.seen / root.relative_to(self.disk.path)
 
 

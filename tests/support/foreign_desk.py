@@ -46,12 +46,12 @@ WRONG = r"<think>Tiles.</think><answer>There are \boxed{35}.</answer>"
 
 
 def calling(*results: str, tool: str = "python", end: str = RIGHT) -> str:
-    """A trajectory with a call for each result."""
+    """Return a trajectory with a call for each result."""
     return "".join(f"<think>I compute.</think><{tool}>1+1</{tool}><result>{text}</result>" for text in results) + end
 
 
 def evolved(number: int, *texts: str, verdicts: Sequence[bool | None] | None = None, **fields: Any) -> dict[str, Any]:
-    """A record as the program published with arXiv 2601.06860 writes it."""
+    """Return a record as the program published with arXiv 2601.06860 writes it."""
     verdicts = [text.strip().endswith(RIGHT) for text in texts] if verdicts is None else verdicts
     record = {
         "instruction": "Another prompt.", "input": f"How many tiles are {number} rows of {'x' * number} dozen?",
@@ -64,7 +64,7 @@ def evolved(number: int, *texts: str, verdicts: Sequence[bool | None] | None = N
 
 
 def sampled(number: int, *texts: str, counts: Sequence[int] | None = None, **fields: Any) -> dict[str, Any]:
-    """A record of direct rollouts."""
+    """Return a record of direct rollouts."""
     ran = [text.count("<result>") for text in texts] if counts is None else counts
     record = evolved(number) | {
         "rollout_outputs": list(texts), "predictions": ["36"] * len(texts),

@@ -105,7 +105,7 @@ class PlainBenchmarks:
         self.rows.append([token.casefold() for token in tokenize(question)])
 
     def find(self, question: str, run: int) -> tuple[int, float] | None:
-        """The first row that is covered enough, and its share."""
+        """Return the first row that is covered enough, and its share."""
         tokens = [token.casefold() for token in tokenize(question)]
         copied = {tuple(tokens[start : start + run]) for start in range(len(tokens) - run + 1)}
         for number, row in enumerate(self.rows):

@@ -65,7 +65,7 @@ def qwen_tokenizer() -> Path:
 
 
 def vocabulary_file() -> Path:
-    """The vocabulary: one base64 token and its rank per line."""
+    """Return the vocabulary: one base64 token and its rank per line."""
     distribution = importlib.metadata.distribution("dashscope")
     return Path(str(distribution.locate_file("dashscope/resources/qwen.tiktoken")))
 

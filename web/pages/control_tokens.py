@@ -42,9 +42,9 @@ def without_known_tokens(text: str) -> str:
 
 
 def without_tokens(text: str, tokens: frozenset[str]) -> str:
-    """Return a text in which none of a tokenizer's added tokens is spelled.
+    """Return a text with each of a tokenizer's added tokens escaped, so that it is not encoded as a control token.
 
-    Tokens that begin with a letter, or contain none, are words and runs of white space, and stay.
+    Added tokens that begin with a letter or contain no letter are ordinary words and white space; they stay.
     """
     return _pattern(tokens).sub(_entity, text)
 

@@ -83,7 +83,7 @@ class RunEntries:
         return record.get(key) if (record := self._opened()) is not None else None
 
     def loose(self, key: str) -> SearchEntry | None:
-        """Return the imported search with this loose key, or None; a store has none.
+        """Return the imported search with this loose key (see `loose_key`), or None; only records have such searches.
 
         Raises the same errors as `get`.
         """

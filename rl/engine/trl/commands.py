@@ -98,9 +98,7 @@ def environment_of(job: dict[str, Any]) -> EnvironmentSettings:
     """Return the settings of the policy's environment; raise BadEnvironment if they differ from the plan's."""
     settings = EnvironmentSettings.model_validate(job["environment"])
     if settings.digest() != job["environment_digest"]:
-        raise BadEnvironment(
-            f"its digest is {settings.digest()[:12]} in this engine, but {job['environment_digest'][:12]} in the plan"
-        )
+        raise BadEnvironment.of_digests(settings.digest(), job["environment_digest"])
     return settings
 
 

@@ -32,7 +32,7 @@ class TrlReporter(TrainerCallback):  # type: ignore[misc]
         self._is_first = is_first
         self._began = self._last_event_s = time.monotonic()
         self._first_step = self._step = 0
-        self._motion: WeightChange | None = None
+        self._weight_change: WeightChange | None = None
         self._figures: dict[str, Any] = {}
         self.greedy_of_state: Callable[[], dict[str, Any]] = dict
         """Function that returns `ids` and `margins` of a greedy completion by the policy in training, when a state
@@ -54,13 +54,13 @@ class TrlReporter(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Write the event `begin` and keep a sample of the weights, to check later whether they moved."""
         self._began = time.monotonic()
-        self._motion = WeightChange(model)
+        self._weight_change = WeightChange(model)
         self._first_step = self._step = state.global_step // self._plan.updates_per_step
         self._write(
             "begin",
             num_steps=state.max_steps // self._plan.updates_per_step,
             resumed_step=self._first_step,
-            num_trained_parameters=self._motion.num_parameters,
+            num_trained_parameters=self._weight_change.num_parameters,
             num_processes=args.world_size,
             device=str(args.device),
         )
@@ -106,9 +106,9 @@ class TrlReporter(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the event `end`; raise NothingLearned if the weights changed at most by weight decay."""
-        assert self._motion is not None
+        assert self._weight_change is not None
         steps = self._step - self._first_step
-        if steps and self._motion.length() <= MIN_WEIGHT_CHANGE:
+        if steps and self._weight_change.length() <= MIN_WEIGHT_CHANGE:
             raise NothingLearned(f"the weights did not change in {steps} steps")
         if steps and self._is_first and had_no_gradient(self._events.path):
             raise NothingLearned("no update had a gradient: the loss does not depend on the weights")

@@ -41,9 +41,7 @@ def check(job: dict[str, Any], events: EventFile) -> None:
     folder = VerlFolder.of_job(job)
     found = EnvironmentSettings.model_validate(job["environment"]).digest()
     if found != plan.environment_digest:
-        raise BadEnvironment(
-            f"its digest is {found[:12]} in this engine, but {plan.environment_digest[:12]} in the plan"
-        )
+        raise BadEnvironment.of_digests(found, plan.environment_digest)
     require_algebra(plan)
     config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
     write_rows(job, plan, folder)

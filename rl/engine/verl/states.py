@@ -1,6 +1,7 @@
-"""States of verl, looked at before verl loads them: it lets their pickles name any code.
+"""Check verl's saved states before verl loads them, because it unpickles them without any restriction.
 
-What a file names is read as torch's own restricted loader reads it, without loading it: a few hundred kB of a shard.
+The check lists the names that a pickle references, as torch's restricted loader does. It reads a few hundred kB of a
+shard and loads nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _ALLOWED_NAMES = frozenset(
         "datetime.timedelta",
     }
 )
-"""Names in verl's states that hold values alone, next to those that torch takes for such."""
+"""Harmless names in verl's states, in addition to those that torch allows."""
 
 
 def check_state(state: Path) -> None:
-    """Raise EngineError if a file of a state names code other than what verl writes, or is none of torch's."""
+    """Raise EngineError if a file of a state references code that verl does not write, or is not a file of torch."""
     import torch.distributed.tensor  # noqa: F401 - makes the parts of sharded tensors known
     from torch.serialization import get_unsafe_globals_in_checkpoint
 

@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def finished(place: Place) -> tuple[Place, Done]:
-    """A run named `r` that is done, and how it ended."""
+    """Return a run named `r` that is done, and how it ended."""
     return place, place.treadle("run", "run.toml", "--run", "r").succeeded()
 
 

@@ -30,14 +30,14 @@ def desk(url: str, tmp_path: Path) -> Desk:
 
 @pytest.fixture(scope="module")
 def finished(url: str, tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    """A run named `first` that is done; tests that change it copy it."""
+    """Return a run named `first` that is done; tests that change it copy it."""
     desk = set_up(tmp_path_factory.mktemp("finished"), url)
     desk.treadle("run", "run.toml", "--run", "first").succeeded()
     return desk
 
 
 def resumes(desk: Desk, *more: str, run_id: str = "r") -> None:
-    """The same command, once the cause is mended, finishes the run."""
+    """Check that the same command finishes the run once the cause is mended."""
     records = desk.treadle("run", "run.toml", "--run", run_id, "--json", *more).succeeded().json()
     assert [record["stage"] for record in records] == ["questions", "rollouts", "scores", "report"]
 

@@ -40,7 +40,7 @@ max_questions = {num_questions}
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str, Done]]:
-    """A finished run `r` of the flywheel, one question with hostile text; the tutor's URL, and how the run ended."""
+    """Yield a finished run `r` of the flywheel, one question with hostile text, the tutor's URL, and how it ended."""
     with tutor("--persona", "noisy") as url:
         desk = Desk(tmp_path_factory.mktemp("desk"))
         world = write_world(desk.folder / "world", documents=200, tiers=(0, 1))

@@ -83,7 +83,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A run `r` of one iteration that is done."""
+    """Return a run `r` of one iteration that is done."""
     made = Place(tmp_path_factory.mktemp("desk"))
     made.treadle("run", "run.toml", "--run", "r").succeeded()
     return made
@@ -131,4 +131,4 @@ def test_finished_run_can_be_extended_and_rerun_from_any_instance(place: Place) 
     assert again == {
         "2/rl@phase-1": "made", "2/rollouts@tutor": "reused", "2/scores@tutor": "reused", "2/report": "made",
     }  # fmt: skip
-    assert set(place.made().values()) == {"reused"}, "nothing that came of it is another"
+    assert set(place.made().values()) == {"reused"}, "all results are reused"

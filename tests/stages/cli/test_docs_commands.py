@@ -25,7 +25,7 @@ BUCKET = "my-bucket"
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder of this session, the same for all its processes."""
+    """Return a folder of this session, the same for all its processes."""
     base = tmp_path_factory.getbasetemp()
     return (base if worker_id == "master" else base.parent) / "docs"
 
@@ -42,7 +42,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 @pytest.fixture(scope="session")
 def shell_with_engine(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """The same with the scripted engine of `rl`."""
+    """Return the same with the scripted engine of `rl`."""
     return Shell(shell.bin, install_scripted_engine(tmp_path_factory.mktemp("engine") / "cache"))
 
 
@@ -70,8 +70,10 @@ def test_page_commands_run_as_written(
         elif step.remark == ONCE:
             assert step.text.strip() in preparations(page)
         elif step.remark == OBJECTS:
-            beside = Shell(shell.bin, {**shell.variables, **with_bucket(request.getfixturevalue("objects"), tmp_path)})
-            beside.run_block(step, folder)
+            with_objects = Shell(
+                shell.bin, {**shell.variables, **with_bucket(request.getfixturevalue("objects"), tmp_path)}
+            )
+            with_objects.run_block(step, folder)
 
 
 def with_bucket(objects: ObjectServer, folder: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ NUM_ROWS = 12
 
 
 def wages(women: int) -> dict[str, str]:
-    """A row of gsm8k that the tutor computes with Python."""
+    """Return a row of gsm8k that the tutor computes with Python."""
     total = (110 + women) * 12
     return {
         "question": f"Divrubu hires 110 men and {women} women and pays each of them 12 coins. "

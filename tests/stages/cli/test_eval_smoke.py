@@ -40,7 +40,7 @@ def report_folder(desk: Desk, run_id: str) -> Path:
 
 
 async def searches(url: str) -> tuple[int, int]:
-    """Queries that a service has answered, and those of them that its cache had the answers of."""
+    """Return the number of queries that a service has answered, and how many of them its cache answered."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
         lines = [line.rsplit(" ", 1) for line in (await response.text()).splitlines()]
     asked = sum(

@@ -125,7 +125,7 @@ def test_long_commit_does_not_let_gc_block_other_commits(object_root: str, monke
 
     @contextmanager
     def hold(storage: ObjectStorage, key: str, what: str, **more: Any) -> Iterator[Any]:
-        """Takes leases; right after the first one of a collector there is a commit that has missed it."""
+        """Take leases; right after a collector's first one, make a commit that has missed it."""
         with hold_key(storage, key, what, **more) as lease, ExitStack() as stack:
             if key == "locks/gc.lock":
                 events.append("taken")
@@ -142,7 +142,7 @@ def test_long_commit_does_not_let_gc_block_other_commits(object_root: str, monke
         collecting(run.storage, max_wait_s=0),
     ):
         pass
-    assert events == [], "while there is one, nobody is held up"
+    assert events == [], "a collection that did not start blocks no commit"
     with collecting(run.storage):
         events.append("collects")
     assert events == ["taken", "given back", "taken", "collects", "given back"]

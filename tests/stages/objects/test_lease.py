@@ -41,7 +41,7 @@ def time() -> Time:
 
 @pytest.fixture
 def machine(object_root: str, tmp_path: Path) -> Callable[[str], ObjectStorage]:
-    """Makes the same root as another machine sees it."""
+    """Return a function that opens the same root as another machine sees it."""
     bucket, _, prefix = object_root.removeprefix("s3://").partition("/")
     return lambda name: ObjectStorage(bucket, prefix, work=tmp_path / name)
 

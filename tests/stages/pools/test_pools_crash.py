@@ -40,8 +40,10 @@ def command(root: Path) -> tuple[str, ...]:
 
 
 def units_by_seed(keys: dict[str, str]) -> dict[int, Unit]:
-    """The seed of every request that `pools` may send for these questions (key -> owner of its job) -> where its answer
-    is remembered."""
+    """Return the unit that stores the answer, by the seed of each request that `pools` may send.
+
+    `keys`: question key -> owner of its job.
+    """
     found: dict[int, Unit] = {}
     for key, job in keys.items():
         applied = [(INITIAL, 0, 0)]

@@ -186,7 +186,7 @@ def load(name: str) -> ChatTokenizer:
 
 @pytest.fixture
 def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading Qwen's vocabulary takes seconds; a tokenizer is not changed after loading."""
+    """Load each tokenizer once: reading Qwen's vocabulary takes seconds, and nothing changes a loaded tokenizer."""
     monkeypatch.setattr(ChatTokenizer, "load", load_folder)
 
 
@@ -350,7 +350,7 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
 
 
 def targets(row: dict[str, Any]) -> list[list[tuple[bool, int]]]:
-    """Runs of tokens that are targets."""
+    """Return the runs of tokens that are targets."""
     pairs = [(label != -100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True)]
     return [list(run) for is_target, run in itertools.groupby(pairs, lambda pair: pair[0]) if is_target]
 

@@ -87,7 +87,7 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u202a-\u202e\u2066-\u2
 
 
 def serving(script: Callable[[RecordedRequest], Item], **options: Any) -> AbstractContextManager[ScriptedServer]:
-    """A scripted server that answers from a thread of its own."""
+    """Return a scripted server that answers from a thread of its own."""
     return served(script, model=MODEL, max_model_len=50_000_000, **options)
 
 
@@ -110,7 +110,7 @@ def toml(text: str) -> str:
 
 
 def lay_out(folder: Path, url: str) -> Desk:
-    """A desk deep inside of a folder, so that a path with a few `..` shows in it."""
+    """Return a desk deep inside of a folder, so that a path with a few `..` shows in it."""
     desk = Desk(folder / "a" / "b" / "desk")
     desk.folder.mkdir(parents=True)
     write_byte_tokenizer(desk.folder / "tokenizer")
@@ -165,7 +165,7 @@ def reply(request: RecordedRequest) -> Item:
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, ScriptedServer, dict[str, str]]]:
-    """A finished run over all of it, its server, and what was printed by every command about it."""
+    """Yield a finished run over all of it, its server, and what every command printed about it."""
     folder = tmp_path_factory.mktemp("line")
     codec = ChatTokenizer.load(write_byte_tokenizer(folder / "codec"))
 

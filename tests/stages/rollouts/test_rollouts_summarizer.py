@@ -24,7 +24,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def summarizing(folder: Path, url: str) -> dict[str, Any]:
-    """Settings in which the agent's own model summarizes what it finds."""
+    """Return settings in which the agent's own model summarizes what it finds."""
     model = {"model": "scripted", "tokenizer": str(TOKENIZER_FOLDER), "endpoints": [{"url": url}], **FAST}
     search = {"enabled": True, "corpus": [str(corpus(folder))], "cache_folder": str(folder), "summarizer": "base"}
     return {"environment": {"search": search}, "summarizer": model}
@@ -35,7 +35,7 @@ def summaries(scripted: ScriptedServer) -> list[RecordedRequest]:
 
 
 def searching(request: RecordedRequest) -> Item:
-    """An agent that searches once; a summarizer that finds what it was asked."""
+    """Return an agent that searches once; a summarizer that finds what it was asked."""
     if "<documents>" in request.text:
         return "**Final Information**\nIt grows\non stones."
     turn = request.text.split("assistant\n")[-1]

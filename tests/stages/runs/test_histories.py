@@ -101,7 +101,7 @@ class Steps:
     num_steps: int = 0
 
     def ask(self) -> str:
-        """An answer of which no two are alike."""
+        """Return an answer of which no two are alike."""
         return f"answer {next(self.serial)}"
 
     def step(self) -> None:

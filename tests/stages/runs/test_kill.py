@@ -37,7 +37,7 @@ def at_work(pid: int) -> list[Seen]:
 
 @contextmanager
 def started(desk: Desk, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with the desk's run somewhere below it, in a session without a terminal, as a CI job has."""
+    """Yield a process with the desk's run somewhere below it, in a session without a terminal, as in a CI job."""
     with (desk.folder / "err").open("wb") as err:
         process = subprocess.Popen(
             command,
@@ -69,7 +69,7 @@ def test_killed_run_takes_down_its_server_and_programs(desk: Desk) -> None:
 
 
 def shell(desk: Desk, prefix: str = "") -> tuple[str, ...]:
-    """A shell that waits for a run rather than becoming it."""
+    """Return a shell that waits for a run rather than becoming it."""
     command = shlex.join([TREADLE, "run", "run.toml", "--run", "r", *ENDLESS])
     return ("sh", "-c", f"{prefix} {command}; true")
 

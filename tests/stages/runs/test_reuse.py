@@ -42,7 +42,7 @@ QUESTIONS = [question(number) for number in range(NUM)]
 
 
 def edited(rows: Sequence[Row], number: int, **changes: Any) -> list[Row]:
-    """The questions with another row; like its key, a question's key follows from its content."""
+    """Return the questions with another row; like its key, a question's key follows from its content."""
     key = (
         f"{rows[number]['question_key']}x" if changes.keys() & {"question", "answers"} else rows[number]["question_key"]
     )
@@ -79,7 +79,7 @@ class Twice:
 async def requests_again(
     tmp_path: Path, rows: Sequence[Row], before: Row | None = None, after: Row | None = None, root: str = ""
 ) -> int:
-    """Requests for a second result with other questions or settings, which is the same as that of a fresh run."""
+    """Return the number of requests for a result with other questions or settings; check that it equals a fresh one."""
     async with server(answer) as scripted:
         twice, fresh = Twice(root or tmp_path / "twice"), Twice(tmp_path / "fresh")
         await twice.make(scripted.url, QUESTIONS, **(before or {}))
@@ -332,7 +332,7 @@ async def test_damaged_result_is_not_reused(tmp_path: Path) -> None:
 
 
 def pool_reply(request: RecordedRequest) -> Item:
-    """The roles of `pools`; like a model's, replies follow from the request alone."""
+    """Return a reply in a role of `pools`; like a model's, it follows from the request alone."""
     seed, task = request.body.get("seed"), Agent.task_of(request)
     if task == "policy":
         return f"<think>I guess {seed}.</think><answer>\\boxed{{{seed}}}</answer>"

@@ -53,7 +53,7 @@ def rows(num: int = NUM, **changed: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def made(folder: Path) -> Iterator[tuple[Desk, str]]:
-    """A finished run."""
+    """Yield a finished run."""
     desk = Desk(folder)
     with tutor() as url:
         desk.write("questions.jsonl", *rows())

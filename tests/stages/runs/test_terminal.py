@@ -90,7 +90,7 @@ def test_closed_terminal_ends_a_helper_which_releases_its_shard(desk: Desk, slow
 
 
 def holders(desk: Desk) -> set[int]:
-    """Processes that hold a shard."""
+    """Return the processes that hold a shard."""
     run = Run.open(desk.folder / "outputs", "r")
     attempts = run.attempts(ROLLOUTS)
     shards = run.shards(ROLLOUTS, attempts[-1].journal_name)

@@ -79,7 +79,7 @@ def recorded(root: Path, turns: dict[int, Turn]) -> set[Turn]:
 
 
 def shard_holders(root: Path) -> set[int]:
-    """Processes that hold a shard."""
+    """Return the processes that hold a shard."""
     run = run_of(root)
     if run is None or not (attempts := run.attempts(ROLLOUTS)):
         return set()

@@ -50,7 +50,7 @@ def be_impatient(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The guardian's own code, in this process."""
+    """Yield the guardian's own code, in this process."""
     monkeypatch.setattr(sys, "argv", ["guardian_worker.py", str(Path(supervisor.__file__).parent), str(os.getpid())])
     monkeypatch.setattr(sys, "path", list(sys.path))
     spec = importlib.util.spec_from_file_location("guardian_worker", guardian_module._WORKER)

@@ -52,7 +52,7 @@ def test_tracebacks_contain_no_host_folder() -> None:
 
 
 def _without_namespaces(filter_end: int) -> list[str]:
-    """A prefix that runs a command as most containers do: system calls that make namespaces are refused."""
+    """Return a prefix that runs a command as most containers do: system calls that make namespaces are refused."""
     return [*openly_readable()[:-1], "--seccomp", str(filter_end), "--"]
 
 

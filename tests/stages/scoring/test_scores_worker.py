@@ -14,7 +14,7 @@ from treadle.eval.config import ScoresOptions
 
 
 def _algebra(number: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """`number` rollouts that need algebra to be found wrong or (the first) right, and one that needs none."""
+    """Return `number` rollouts that need algebra to be found wrong or (the first) right, and one that needs none."""
     questions = [question("q1", ["x+1"], "math"), question("q2", ["7"], "math")]
     hard = [rollout(f"r{n}", "q1", [("answer", f"<answer>1+x+{n}</answer>")], domain="math") for n in range(number)]
     easy = [rollout("s", "q2", [("answer", "<answer>7</answer>")], domain="math")]

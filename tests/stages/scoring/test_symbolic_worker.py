@@ -146,7 +146,7 @@ def cpu_s(pid: int) -> float:
 
 
 def cpu_s_of_ended() -> float:
-    """The same of all our children that have ended."""
+    """Return the CPU time of all our children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -55,7 +55,7 @@ async def service(index: Index | asyncio.Future[Index], **settings: Any) -> Asyn
 
 
 async def waiting(client: Client) -> int:
-    """Queries that no worker has taken yet."""
+    """Return the number of queries that no worker has taken yet."""
     lines = (await client.get("/metrics"))[1].splitlines()
     return int(float(next(line for line in lines if line.startswith("treadle_retriever_waiting_queries ")).split()[1]))
 
@@ -343,7 +343,7 @@ async def test_rebuilt_index_never_returns_cached_answers_of_the_old_one(tmp_pat
     settings = IndexSettings(corpus=(corpus,), cache_folder=tmp_path / "cache")
 
     async def ask(text: str) -> tuple[str, str]:
-        """The contents found twice for one query over a corpus of one document, and the index's fingerprint."""
+        """Return the contents found twice for one query over a corpus of one document, and the index's fingerprint."""
         corpus.write_text(json.dumps({"id": "0", "contents": f"Title\n{text}"}) + "\n")
         async with service(open_index(settings)) as client:
             (first,), (again,) = [(await client.post("/search", {"query": "red"}))[1] for _ in range(2)]

@@ -50,7 +50,7 @@ symbolic = false
 
 @contextmanager
 def retriever(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that serves the world's corpus, once its index is loaded; yields it with its port."""
+    """Yield a process that serves the world's corpus, and its port, once its index is loaded."""
     command = [TREADLE, "retriever", "serve", "--corpus", "world/corpus.jsonl", "--port", str(port)]
     env = environment(TREADLE_CACHE=str(folder / "cache"))
     with subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True) as process:
@@ -125,7 +125,7 @@ def test_killed_search_services_cost_no_rollout_and_change_no_byte(tmp_path: Pat
 
 
 def num_repeated(log: Path) -> int:
-    """Requests that reached the tutor again; those of the preflight, which every attempt makes, have seed 0."""
+    """Return the number of repeated requests to the tutor, without those of the preflight, which have seed 0."""
     whole, _, _ = log.read_bytes().rpartition(b"\n")  # the last line may be in the middle of being written
     lines = map(json.loads, whole.splitlines())
     digests = [line["digest"] for line in lines if line["event"] == "arrived" and line["seed"]]

@@ -90,7 +90,7 @@ World = tuple[dict[str, Any], str, Path]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A configuration whose models are yet to be served, the URL of a tutor that errs, and a policy to start with."""
+    """Yield a configuration whose models are not served yet, the URL of a tutor that errs, and an initial policy."""
     folder = tmp_path_factory.mktemp("world")
     files = write_world(folder, documents=100, questions=28, heldout_questions=4)
     lines = files.questions.read_text().splitlines(keepends=True)
@@ -109,7 +109,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @contextmanager
 def begun(world: World, root: Path, **models: Any) -> Iterator[Curriculum]:
-    """A run whose servers are all the tutor; what they would have loaded is remembered."""
+    """Yield a run whose servers are all the tutor; it records what they would have loaded."""
     data, url, start = world
     config = load_config(TreadleConfig, data={**data, "models": models})
     made = Curriculum(config, open_run(root, "r", config), start)

@@ -110,7 +110,7 @@ def fine_tuned(start: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
-    """A loop that was not run yet, whose servers are all the tutor; what they would have loaded is remembered."""
+    """Yield a loop that was not run yet, whose servers are all the tutor; it records what they would have loaded."""
     folder = tmp_path_factory.mktemp("world")
     files = write_world(folder, documents=100, questions=28, heldout_questions=4)
     lines = files.questions.read_text().splitlines(keepends=True)
@@ -163,7 +163,7 @@ def test_killed_iterations_resume_from_the_last_checkpoint_and_can_be_extended(l
     assert loop.served == [loop.policy("2/sft"), loop.policy("2/rl@phase-1")], "tuned and reinforced; base is the same"
     assert list(second) == [str(address) for address in flow_addresses(loop.config(2))]
     assert {name for name, record in second.items() if name.startswith("1/")} == first.keys()
-    assert all(second[name].reused for name in first), "nothing of the first iteration is made anew"
+    assert all(second[name].reused for name in first), "nothing of the first iteration is made again"
 
     loop.served.clear()
     third = loop.make(3)

@@ -301,12 +301,12 @@ def test_server_crash_within_a_stage_is_reported_and_the_retry_gets_another(flow
         tries.append(1)
         if len(tries) == 1:
             kill_servers()
-            raise StageFailed("nobody answers")
+            raise StageFailed("no answer")
         return flow._body(context)
 
     again = replace(item, stage=replace(item.stage, run=body))
     with ModelServers(flow.run, [again], notify=flow.said.append) as of_flow:
-        with pytest.raises(StageFailed, match="nobody answers"):
+        with pytest.raises(StageFailed, match="no answer"):
             run_instance(again, flow.run, servers=of_flow)
         assert flow.heard("exited with code 137 while 1/one was running; log: ")
         run_instance(again, flow.run, servers=of_flow)
@@ -401,5 +401,5 @@ def test_command_line_shares_a_server_between_the_stages_of_a_run(tmp_path: Path
     done = desk.treadle("run", "run.toml", "--run", "r").succeeded()
     assert done.err.count("starting tutor server") == 1
     scored = desk.treadle("stage", "1/scores@tutor", "--run", "r", "--force", "--json").succeeded()
-    assert scored.err.count("starting tutor server") == 1, "by itself it needs one as well, and says so beside JSON"
+    assert scored.err.count("starting tutor server") == 1, "alone it needs one too, and logs that next to the JSON"
     assert "starting" not in desk.treadle("run", "--run", "r").succeeded().err

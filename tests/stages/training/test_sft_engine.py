@@ -39,7 +39,7 @@ launch.fine_tune(launch.TrainingFolder(Path(sys.argv[2])), "a: 1\\n", launch.Eng
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An interpreter that runs the scripted engine, whatever module it is given."""
+    """Return an interpreter that runs the scripted engine, whatever module it is given."""
     path = tmp_path / "python"
     write_python(path, scripted_engine)
     return path

@@ -93,7 +93,7 @@ def rl(folder: Path) -> Training:
 
 
 def engines(process: Forked) -> tuple[list[Seen], list[Seen]]:
-    """The supervisors and the engines below a process."""
+    """Return the supervisors and the engines below a process."""
     members = family(process.pid)
     supervisors = [seen for seen in members if seen.parent == process.pid]
     return supervisors, [seen for seen in members if seen.parent in {one.pid for one in supervisors}]

@@ -113,7 +113,7 @@ def _url(address: str, path: str = "/secret") -> str:
 
 
 def _world(public: Site, private: tuple[Site, Site], *addresses: str) -> World:
-    """The public site on port 80 of its address, the private ones on 80 of all others that are named."""
+    """Return the public site on port 80 of its address, the private ones on 80 of all others that are named."""
     servers = {(PUBLIC, 80): public.port}
     return World(servers | {(address, 80): private[":" in address].port for address in addresses})
 
@@ -380,7 +380,7 @@ async def test_requests_reveal_nothing_to_a_site(public: Site) -> None:
 
 @pytest.fixture
 def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A proxy that this machine's environment names, in all ways."""
+    """Yield a proxy that this machine's environment names, in all ways."""
     with Site({"/": "through the proxy"}) as proxy:
         for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.origin)

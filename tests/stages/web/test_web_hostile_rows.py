@@ -81,7 +81,7 @@ def is_for_judge(request: RecordedRequest) -> bool:
 
 
 def reply(request: RecordedRequest) -> Item:
-    """The judge obeys any order that it finds; the agent copies a page into its answer, or answers right."""
+    """Return the reply of a judge that obeys any order, or of an agent that copies a page or answers right."""
     if is_for_judge(request):
         return judge(request.text.rpartition("<|im_end|>")[0] or request.text, gullible=True)
     asked, _, turn = request.text.partition("<|im_start|>assistant\n")

@@ -45,7 +45,7 @@ PATHS = ("/a", "/b", "/c")
 
 
 def set_up(folder: Path, url: str, web: SmallWeb) -> Desk:
-    """A desk with questions whose answers are looked up; for each search the web has the same three pages."""
+    """Return a desk with questions whose answers are looked up; for each search the web has the same three pages."""
     desk = Desk(folder)
     world = write_world(folder / "world", documents=300, questions=80, heldout_questions=5)
     rows = [json.loads(line) for line in world.questions.read_bytes().splitlines()]
@@ -61,12 +61,12 @@ def set_up(folder: Path, url: str, web: SmallWeb) -> Desk:
 
 
 def arrived(web: SmallWeb) -> Counter[str]:
-    """Queries and pages that were asked for so far, answered or not."""
+    """Count the queries and pages that were asked for so far, answered or not."""
     return Counter([*(request.query["q"] for request in web.provider.requests), *web.site.paths])
 
 
 def asked_for(run: Run) -> set[str]:
-    """The same of what a run has on record."""
+    """Return the queries and pages that a run has on record."""
     return {entry.query if isinstance(entry, SearchEntry) else urlsplit(entry.url).path for entry in recorded(run)}
 
 
@@ -146,7 +146,7 @@ def _text_of(desk: Desk, run_id: str, path: str) -> str:
 
 
 def replays(desk: Desk, folder: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Provider and site are down: two replays are the same bytes, and an unrecorded search stops the third."""
+    """Check with provider and site down: two replays are the same bytes, and an unrecorded search stops the third."""
     replay = f'environment.search.web={{mode="replay",recorded_in="{folder}"}}'
     with tutor() as url:
         stages = ("--set", 'flow.stages=["rollouts"]', "--set", f'models.tutor.endpoints=[{{url="{url}"}}]')

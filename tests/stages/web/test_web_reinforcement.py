@@ -49,7 +49,7 @@ SELECTED = Address.parse("1/selection@phase-1")
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The cache of this machine, in which records are unpacked."""
+    """Set the machine's cache, in which records are unpacked, to a folder of the test."""
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
 
 
@@ -58,7 +58,7 @@ def search_once(request: RecordedRequest) -> Item:
 
 
 def select(bench: Bench, record: StageRecord, environment: EnvironmentSettings) -> StageRecord:
-    """The stage `selection` over real rollouts, of each question one being right."""
+    """Run the stage `selection` over real rollouts, one of each question being right."""
     scores = [
         score(row["rollout_key"], row["question_key"], row["sample_index"] % 2 == 0)
         | {name: row[name] for name in ("dataset", "domain", "model", "sample_index", "calls_executed")}
@@ -88,10 +88,10 @@ def train(bench: Bench, start: Path, environment: dict[str, Any], **script: Any)
 
 
 def group_of(job_given: dict[str, Any]) -> Group:
-    """A group as an engine makes it by its job: each trajectory searches what is on record, or what is not."""
+    """Return a group as an engine makes it by its job: each trajectory searches what is on record, or what is not."""
 
     def say(context: str, seed: int) -> str:
-        asked = "moss" if seed % 2 else "what nobody asked before"
+        asked = "moss" if seed % 2 else "an unrecorded query"
         return (
             "<answer>42</answer>" if "<result>" in context.rpartition(QUESTION.text)[2] else f"<search>{asked}</search>"
         )
@@ -139,7 +139,7 @@ async def test_recorded_web_rollouts_are_selected_and_trained_on_in_the_same_run
     group = await asyncio.to_thread(group_of, job_given)
     calls = [call for made in group.trajectories for call in made.trajectory.calls]
     met = {(call.argument, call.status, call.note, call.text.partition('"context":')[2][:17]) for call in calls}
-    assert met == {("moss", "ok", "", '"Moss is green."}'), ("what nobody asked before", "empty", NOT_ON_RECORD, "")}
+    assert met == {("moss", "ok", "", '"Moss is green."}'), ("an unrecorded query", "empty", NOT_ON_RECORD, "")}
     misses = [item.web_misses for item in group.items]
     assert misses == [int(call.argument != "moss") for call in calls] and 0 < sum(misses) < 8
     rewards = group_rewards(group.items, ["42"], "math", 0.1, 0.1)

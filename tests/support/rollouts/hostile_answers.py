@@ -131,7 +131,7 @@ PLACES: dict[str, _Place] = {
 
 
 def hostile_cases() -> list[HostileCase]:
-    """The catalogue, the same each time; every case has a question of its own."""
+    """Return the catalogue, the same each time; every case has a question of its own."""
     chance = random.Random(20)
     return [
         _hostile(f"{kind} {where}", _problem(chance), payload, place)

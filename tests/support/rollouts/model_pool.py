@@ -19,7 +19,7 @@ FAST = {"backoff_base_s": 0.0, "probe_base_s": 0.001, "probe_max_s": 0.01, "outa
 
 
 def settings(*servers: ScriptedServer | str, **overrides: object) -> ModelSettings:
-    """Settings of a model with these servers, or URLs, as its endpoints; nothing in them waits for long."""
+    """Return settings of a model with these servers, or URLs, as its endpoints; nothing in them waits for long."""
     urls = [item if isinstance(item, str) else item.url for item in servers]
     endpoints = tuple(EndpointSettings(url=url) for url in urls)
     return ModelSettings.model_validate({"model": "scripted", "endpoints": endpoints, **FAST, **overrides})
@@ -52,7 +52,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def endpoint_at(url: str, max_in_flight: int) -> Endpoint:
-    """An endpoint outside of any pool, which is never asked whether it is alive."""
+    """Return an endpoint outside of any pool, which is never asked whether it is alive."""
 
     async def ask() -> None: ...
 
@@ -60,7 +60,7 @@ def endpoint_at(url: str, max_in_flight: int) -> Endpoint:
 
 
 def endless(recorded: RecordedRequest) -> str:
-    """The script of a server that answers every request."""
+    """Return the script of a server that answers every request."""
     return "ok"
 
 

@@ -146,7 +146,7 @@ class World:
         memory: CallCache | None = None,
         hints: Sequence[str] = HINTS,
     ) -> OperatorContext:
-        """A workbench on a parent, with what the models will say."""
+        """Return a workbench on a parent, with what the models will say."""
         for role, replies in (("critic", critic), ("refiner", refiner), ("policy", policy)):
             self.scripts[role] = Script(replies, self.tokenizer, self.honours_stops)
         entry = PoolEntry("key", 0, 0, "initial", None, 0, parent, "Z", Verdict(False, 0.0, "qa_f1"), 0.0)
@@ -184,5 +184,5 @@ class World:
 
 
 def environment(**keys: object) -> EnvironmentSettings:
-    """Settings of the environment."""
+    """Return settings of the environment."""
     return load_config(EnvironmentSettings, data=keys)

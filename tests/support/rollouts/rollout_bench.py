@@ -112,7 +112,7 @@ async def play(
 
 
 def settings(**keys: object) -> EnvironmentSettings:
-    """Settings of the environment."""
+    """Return settings of the environment."""
     return load_config(EnvironmentSettings, data=keys)
 
 

@@ -63,7 +63,7 @@ def instance_of(settings: Mapping[str, Any]) -> Instance:
 
 
 def role(url: str, name: str = "judge", **model: Any) -> dict[str, Any]:
-    """A model in a role, as the stage is given it."""
+    """Return a model in a role, as the stage is given it."""
     return {
         "name": name,
         "model": {"model": name, "endpoints": [{"url": url}], **FAST, **model},
@@ -72,14 +72,14 @@ def role(url: str, name: str = "judge", **model: Any) -> dict[str, Any]:
 
 
 def judged_by(judges: Mapping[str, str], options: Mapping[str, Any] | None = None, **model: Any) -> dict[str, Any]:
-    """Settings with judges of answers: name -> URL; `options` are merged into those of the stage."""
+    """Return settings with judges of answers: name -> URL; `options` are merged into those of the stage."""
     base = {"symbolic": False, "pending_retries": 0, "pending_pause_s": 0.0, "judges": {"models": list(judges)}}
     roles = {name: role(url, name, **model) for name, url in judges.items()}
     return {"options": merge(base, dict(options or {})), "judges": roles, "judge_digests": ["d"]}
 
 
 def voted_by(url: str, votes: int = 3, **options: Any) -> dict[str, Any]:
-    """Settings with a model that votes on wasted calls, and no judge of answers."""
+    """Return settings with a model that votes on wasted calls, and no judge of answers."""
     settings = judged_by({}, {"redundancy": {"model": "voter", "votes": votes}, **options})
     return {**settings, "redundancy": role(url, "voter")}
 
@@ -99,7 +99,7 @@ def asked(scripted: ScriptedServer) -> list[RecordedRequest]:
 
 
 def predicted(request: RecordedRequest) -> str:
-    """The answer that a judge is shown."""
+    """Return the answer that a judge is shown."""
     found = re.search(r"(?s)<predicted_\w+>\n(.*)\n</predicted_", request.text)
     assert found is not None
     return found[1]

@@ -73,7 +73,7 @@ def kill_when(condition: Callable[[], bool], what: str, arguments: tuple[str, ..
 
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A small demo that was killed while the untrained model answered, and run again."""
+    """Return a small demo that was killed while the untrained model answered, and run again."""
     root = tmp_path_factory.mktemp("demo")
     command = (*DEMO, "--root", str(root))
     journal = root / "runs" / "demo" / "journal" / "1" / "rollouts@base"

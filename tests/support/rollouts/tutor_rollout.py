@@ -23,7 +23,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def render(question: str, system: str = SYSTEM) -> str:
-    """The ChatML prompt of a question, open for the assistant."""
+    """Return the ChatML prompt of a question, open for the assistant."""
     return f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -51,7 +51,7 @@ def _evaluate(node: ast.AST | None) -> int:
 
 
 def run_search(texts: Mapping[str, str], query: str) -> str:
-    """The document whose title the query names."""
+    """Return the document whose title the query names."""
     return next((texts[word] for word in re.findall(r"[A-Z][a-z]+", query) if word in texts), "no results")
 
 

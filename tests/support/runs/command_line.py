@@ -74,13 +74,13 @@ class Done:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a command: ours, without what changes how it behaves."""
+    """Return the environment of a command: ours, without what changes how it behaves."""
     return {**{name: value for name, value in os.environ.items() if name not in _HIDDEN}, **more}
 
 
 @cache
 def _warm() -> subprocess.Popen[str]:
-    """The forking process; it ends with ours, by the end of its input."""
+    """Return the forking process; it ends with ours, by the end of its input."""
     script = Path(__file__).with_name("warm_treadle.py")
     return subprocess.Popen(
         [sys.executable, str(script)], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -115,7 +115,7 @@ class Desk:
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A command that is still running; its streams go to files `out` and `err`."""
+        """Yield a command that is still running; its streams go to files `out` and `err`."""
         with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
             process = subprocess.Popen(
                 [TREADLE, *arguments], cwd=self.folder, env=environment(), stdout=out, stderr=err
@@ -127,7 +127,7 @@ class Desk:
                     end_family(process)
 
     def ended(self, process: subprocess.Popen[bytes]) -> Done:
-        """The end of a started command."""
+        """Return the end of a started command."""
         code = process.wait(timeout=END_S)
         return Done(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
 
@@ -152,7 +152,7 @@ class Desk:
 
 
 def set_up(folder: Path, url: str, *, python: bool = False) -> Desk:
-    """A desk whose configuration names a server."""
+    """Return a desk whose configuration names a server."""
     folder.mkdir(exist_ok=True)
     desk = Desk(folder)
     (folder / "run.toml").write_text(CONFIG.format(url=url, python=str(python).lower()))
@@ -162,7 +162,7 @@ def set_up(folder: Path, url: str, *, python: bool = False) -> Desk:
 
 @contextmanager
 def tutor(*arguments: str) -> Iterator[str]:
-    """A tutor process; yields its URL."""
+    """Start a tutor process; yield its URL."""
     command = [TREADLE, "tutor", "--persona", "strong", *arguments]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

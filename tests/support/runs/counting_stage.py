@@ -57,7 +57,7 @@ def no_calls() -> None:
 
 
 def counting(body: Callable[[StageContext], Mapping[str, Any]] = count, **settings: Any) -> Instance:
-    """The instance `1/count`."""
+    """Return the instance `1/count`."""
     stage = Stage(name="count", version=1, settings=Settings, produces=(NUMBERS,), telemetry=(TIMES,), run=body)
     return Instance(address=Address(1, "count"), stage=stage, settings=Settings(**settings))
 

@@ -129,7 +129,7 @@ class CrashBench:
 
     @contextmanager
     def life(self, root: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A started run, of which nothing is left when a test ends in the middle of it."""
+        """Yield a started run, of which nothing is left when a test ends in the middle of it."""
         process = self.start(root, *command)
         try:
             yield process
@@ -163,7 +163,7 @@ class CrashBench:
         return self._log.stat().st_size
 
     def arrivals(self, begin: int, end: int) -> list[Arrival]:
-        """Requests of one stretch of the log, without those of the preflight, which have seed 0."""
+        """Return the requests of one part of the log, without those of the preflight, which have seed 0."""
         with self._log.open("rb") as log:
             log.seek(begin)
             whole, _, _ = log.read(end - begin).rpartition(b"\n")  # the last line may be in the middle of being written

@@ -78,7 +78,7 @@ class FailingDisk:
         return self._done(argv=arguments, file_bytes=file_bytes)
 
     def suffer(self, fault: Fault | None) -> tuple[Done, list[str]]:
-        """The whole run to its end, on a disk that fails once; returns the steps that it took as well."""
+        """Run to the end on a disk that fails once; return the steps that it took as well."""
         asked = None if fault is None else {"at": fault.at, "kind": fault.kind}
         done = self._done(argv=COMMAND, file_bytes=0, fault=asked, disk=str(self.folder), steps=str(self._steps))
         return done, self._steps.read_text().splitlines()
@@ -164,7 +164,7 @@ class Undisturbed:
 
 
 def undisturbed_run(disk: FailingDisk) -> Undisturbed:
-    """The run once, on a sound disk."""
+    """Run once, on a sound disk."""
     begin = disk.bench.log_end()
     disk.set_up()
     done, steps = disk.suffer(None)

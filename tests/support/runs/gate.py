@@ -71,7 +71,7 @@ class Gate:
 
 @contextmanager
 def gate(behind: str) -> Iterator[Gate]:
-    """A closed gate before the model at a base URL."""
+    """Yield a closed gate before the model at a base URL."""
     made = Gate(behind)
 
     class Handler(BaseHTTPRequestHandler):

@@ -48,7 +48,7 @@ class Disk:
 
 @contextmanager
 def disk(path: Path) -> Iterator[Disk]:
-    """A small disk at an empty folder, for the length of a block."""
+    """Yield a small disk at an empty folder, for the length of a block."""
     path.mkdir()
     script = f"mount -t tmpfs -o size={DISK_MIB}m none {path} && echo && exec cat"
     # It ends with our end of the pipe.

@@ -52,7 +52,7 @@ class MemoryWatch:
 
 
 def sandboxes() -> Iterator[list[int]]:
-    """The processes of each sandbox that this process has, outer ones first."""
+    """Yield the processes of each sandbox that this process has, outer ones first."""
     for guardian in children(os.getpid()):
         if "guardian_worker" in cmdline(guardian):
             for first in children(guardian):
@@ -60,7 +60,7 @@ def sandboxes() -> Iterator[list[int]]:
 
 
 def below(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     return [pid, *(one for child in children(pid) for one in below(child))]
 
 

@@ -174,7 +174,7 @@ def apart(names: list[str], outcome: dict[str, Any]) -> dict[str, dict[str, Any]
 
 
 def peak_memory_kib() -> int:
-    """The most memory that this process ever held at once."""
+    """Return the peak memory of this process."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
 

@@ -17,12 +17,12 @@ USERS = ["root", "ordinary user"] if os.geteuid() == 0 else ["ordinary user"]
 
 
 def probes_command(user: str, task: dict[str, Any]) -> list[str]:
-    """The command that does a task of `sandbox_probes` as one of the users; to be run in `TESTS`."""
+    """Return the command that does a task of `sandbox_probes` as one of the users; to be run in `TESTS`."""
     return user_command(user, "support.sandbox.sandbox_probes", task)
 
 
 def user_command(user: str, module: str, task: dict[str, Any]) -> list[str]:
-    """The command that does a task of a module as one of the users; to be run in `TESTS`."""
+    """Return the command that does a task of a module as one of the users; to be run in `TESTS`."""
     python = [sys.executable, "-m", module]
     if os.geteuid() != 0:
         return [*python, json.dumps(task)]
@@ -41,7 +41,7 @@ def report_of(user: str, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def openly_readable() -> list[str]:
-    """A prefix that shows a command the interpreter and this checkout even where only root may reach them."""
+    """Return a prefix that shows a command the interpreter and this checkout even if only root may reach them."""
     needed = [Path(path).resolve() for path in (sys.base_prefix, sys.prefix, TESTS.parent)]
     closed = {path: parent for path in needed for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001}
     arguments = [str(find_bubblewraps()[0]), "--die-with-parent", "--dev-bind", "/", "/"]

@@ -14,7 +14,7 @@ Answering = Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 
 
 def hosted(script: Answering, *, drops_stops: bool = True, model: str = "scripted") -> ScriptedServer:
-    """The service; it counts tokens as the tests' tokenizer does."""
+    """Return the service; it counts tokens as the tests' tokenizer does."""
     return ScriptedServer(
         script,
         model=model,
@@ -32,12 +32,12 @@ def turn_of(request: RecordedRequest) -> int:
 
 
 def agent_requests(server: ScriptedServer) -> list[RecordedRequest]:
-    """Requests of rollouts, without those of the preflight."""
+    """Return the requests of rollouts, without those of the preflight."""
     return [request for request in server.requests if "question" in request.text.lower()]
 
 
 def fussy(script: Answering, asked: list[str]) -> Answering:
-    """The script behind the refusals of OpenAI's newest models, in its words; `asked` notes the keys it refused."""
+    """Return a script that refuses keys with the messages of OpenAI's newest models; `asked` lists the refused keys."""
 
     def refusal(key: str, said: str) -> Fault:
         asked.append(key)

@@ -23,7 +23,7 @@ ADDRESS = Address(1, "count")
 
 
 def on_machine(root: str, folder: Path) -> Run:
-    """The run as another machine sees it."""
+    """Return the run as another machine sees it."""
     with in_environment({"TREADLE_WORK": str(folder)}):
         return Run.open(root, "r1")
 

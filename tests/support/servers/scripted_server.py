@@ -84,7 +84,7 @@ class Fault:
 
     @classmethod
     def too_long(cls, max_model_len: int = 4096) -> Fault:
-        """The 400 of vLLM for a prompt that does not fit."""
+        """Return vLLM's 400 for a prompt that does not fit."""
         return cls.status(
             400,
             f"This model's maximum context length is {max_model_len} tokens. However, your request "
@@ -339,7 +339,7 @@ class ScriptedServer:
 
 @contextlib.contextmanager
 def served(script: Script, **options: Any) -> Iterator[ScriptedServer]:
-    """A scripted server that answers from a thread of its own, for commands of the product."""
+    """Yield a scripted server that answers from a thread of its own, for commands of the product."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -204,7 +204,7 @@ class _Server(ThreadingHTTPServer):
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Number a connection."""
+        """Return number a connection."""
         self.connections += 1
         self.places[client_address] = self.connections
         return True
@@ -348,7 +348,7 @@ class Names(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The next answer for a name."""
+        """Return the next answer for a name."""
         self.asked.append(host)
         if host not in self.answers:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

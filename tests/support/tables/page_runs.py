@@ -134,7 +134,7 @@ class Scored:
 
 
 def counted_run(root: Path, name: str, models: Sequence[Scored], *, headline: tuple[str, ...] = ()) -> Run:
-    """A run whose report is about these rows of `scores`."""
+    """Return a run whose report is about these rows of `scores`."""
     run = Run.create(root, name, {}, {})
     _ask(run, sorted({row["question_key"] for model in models for row in model.rows}))
     _evaluate(run, models, headline)

@@ -82,7 +82,7 @@ class PageReader:
         return " ".join(self._texts[section].split())
 
     def table(self, section: str, title: str, *, number: int = 0) -> PageTable:
-        """A table by its caption; `number`: which one of those with that caption."""
+        """Return a table by its caption; `number`: which one of those with that caption."""
         found = [one for one in self._tables if (one.section, one.title) == (section, title)]
         assert found, [(one.section, one.title) for one in self._tables]
         return found[number]

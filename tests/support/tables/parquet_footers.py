@@ -110,7 +110,7 @@ def change_footer(path: Path, change: Callable[[Struct], None]) -> None:
 
 
 def columns_of(footer: Struct, group: int = 0) -> dict[str, Struct]:
-    """The `ColumnMetaData` of a row group, by the columns' names."""
+    """Return the `ColumnMetaData` of a row group, by the columns' names."""
     chunks = footer[4][1][1][group][1][1][1]
     return {chunk[3][1][3][1][1][0].decode(): chunk[3][1] for chunk in chunks}
 

@@ -42,7 +42,7 @@ def pool_row(
     calls: Sequence[tuple[str, str]] = (),
     **columns: Any,
 ) -> dict[str, Any]:
-    """A row of `pools` in text mode: right, initial and without calls unless `columns` say otherwise."""
+    """Return a row of `pools` in text mode: right, initial and without calls unless `columns` say otherwise."""
     made = rollout(key, question_key, parts)
     ledger = [
         {"tool": tool, "argument": "x", "status": status, "turn": turn, "result_chars": 1}

@@ -40,7 +40,7 @@ OPTIONS: Mapping[str, Any] = {
 
 
 def rl_row(key: str, **columns: Any) -> dict[str, Any]:
-    """A row of `rl_rows` for the question `question <key>?`."""
+    """Return a row of `rl_rows` for the question `question <key>?`."""
     asked = question(key, ["Oreb", "oreb"]) | {
         name: columns.pop(name) for name in ("domain", "dataset", "question") if name in columns
     }
@@ -77,7 +77,7 @@ def example_rows(number: int = 12) -> list[dict[str, Any]]:
 def run_with_rows(
     root: Path, rows: Sequence[dict[str, Any]] | None = None, questions: Sequence[dict[str, Any]] = ()
 ) -> Run:
-    """A run whose `1/selection@phase-1` holds these rows, and `1/questions` these questions."""
+    """Return a run whose `1/selection@phase-1` holds these rows, and `1/questions` these questions."""
     run = new_run(root)
     put_rows(run, "1/selection@phase-1", schemas.RL_ROWS, example_rows() if rows is None else rows)
     if questions:
@@ -86,7 +86,7 @@ def run_with_rows(
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> None:
-    """A file whose tensors, of number types of 16 bits or F32, are all zeros."""
+    """Write a file whose tensors, of number types of 16 bits or F32, are all zeros."""
     header, end = {}, 0
     for name, (dtype, shape) in tensors.items():
         begin = end
@@ -100,7 +100,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, Sequence[int]
 
 
 def write_policy(folder: Path) -> Path:
-    """A folder that looks like a small model."""
+    """Return a folder that looks like a small model."""
     write_byte_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
     write_safetensors(folder / "model.safetensors", {"embed.weight": ("BF16", (2, 3)), "norm.weight": ("BF16", (3,))})
@@ -159,6 +159,6 @@ def train(
 
 
 def workspace_of(run: Run) -> Path:
-    """The folder of the training that an attempt left behind."""
+    """Return the folder of the training that an attempt left behind."""
     (folder,) = {path.parent for path in Path(run.storage.root).rglob("job.json")}
     return folder

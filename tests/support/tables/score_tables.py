@@ -52,7 +52,7 @@ def put_tables(run: Run, address: str, rows: Mapping[str, Sequence[Mapping[str, 
 
 
 def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequence[str] = ()) -> dict[str, Any]:
-    """A row of `questions`."""
+    """Return a row of `questions`."""
     return {
         "question_key": key,
         "dataset": "world",
@@ -71,7 +71,7 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
 
 
 def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **columns: Any) -> dict[str, Any]:
-    """A row of `rollouts` with these segments, answered without calls unless `columns` say otherwise."""
+    """Return a row of `rollouts` with these segments, answered without calls unless `columns` say otherwise."""
     row: dict[str, Any] = {
         "rollout_key": key,
         "question_key": question_key,
@@ -96,7 +96,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
 
 
 def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> dict[str, Any]:
-    """A row of `scores`."""
+    """Return a row of `scores`."""
     value = None if correct is None else float(correct)
     return {
         "rollout_key": key,

@@ -56,13 +56,13 @@ TEXT_MODE: dict[str, Any] = {
 
 
 def run_with_rows(root: Path, rows: Sequence[dict[str, Any]]) -> Run:
-    """A run `test` whose `1/sft_rows` holds these rows."""
+    """Return a run `test` whose `1/sft_rows` holds these rows."""
     run = new_run(root)
     put_rows(run, "1/sft_rows", schemas.SFT_ROWS, rows)
     return run
 
 
 def table_of(root: Path, rows: Sequence[dict[str, Any]]) -> ArtifactReader:
-    """The same as a table that can be read."""
+    """Return the same rows as a table that can be read."""
     run = run_with_rows(root, rows)
     return run.rows(run.records()[0].outputs["sft_rows"])

@@ -25,7 +25,7 @@ _EMPTY: dict[str, Any] = {"string": "", "bool": False, "double": 0.0}
 
 
 def filled(table: schemas.Table, **columns: Any) -> dict[str, Any]:
-    """A row with these columns; the others are empty, or null where they may be."""
+    """Return a row with these columns; the others are empty, or null where they may be."""
     row = {}
     for field in table.schema:
         kind = str(field.type)
@@ -66,7 +66,7 @@ def segments(*parts: tuple[str, str], with_ids: bool = False) -> str:
 
 
 def agent_row(table: schemas.Table, key: str, question: str, *parts: tuple[str, str], **columns: Any) -> dict[str, Any]:
-    """A row of `rollouts` or `pools`: answered, its ledger after its segments, all calls well."""
+    """Return a row of `rollouts` or `pools`: answered, its ledger after its segments, all calls well."""
     outcomes = columns.pop("outcomes", {})
     with_ids = columns.pop("with_ids", False)
     tools = [kind for kind, _ in parts if kind in ("search", "python")]
@@ -88,7 +88,7 @@ def agent_row(table: schemas.Table, key: str, question: str, *parts: tuple[str, 
 
 
 def judgement_row(kind: str, key: str, question: str, replies: Sequence[str], **columns: Any) -> dict[str, Any]:
-    """A row of `judgements` by the judge `tutor`."""
+    """Return a row of `judgements` by the judge `tutor`."""
     fixed = {"judgement_key": f"{kind}-{key}", "kind": kind, "judge": "tutor", "status": "parsed"}
     return filled(
         schemas.JUDGEMENTS, rollout_key=key, question_key=question, replies=list(replies), **{**fixed, **columns}
@@ -96,7 +96,7 @@ def judgement_row(kind: str, key: str, question: str, replies: Sequence[str], **
 
 
 def question_row(key: str, text: str, answers: Sequence[str] = ("Ilme",), **columns: Any) -> dict[str, Any]:
-    """A row of `questions`."""
+    """Return a row of `questions`."""
     fixed = {"dataset": "world", "domain": "qa", "split": "heldout", "source_file": "world.jsonl", "source_row": 1}
     return filled(
         schemas.QUESTIONS, question_key=key, question=text, answers=list(answers), meta="{}", **{**fixed, **columns}
@@ -116,7 +116,7 @@ FAILURE = ("result", "KeyError: 'Vorna'")
 
 
 def example_run(root: Path | str) -> Run:
-    """A small run with everything in it."""
+    """Return a small run with everything in it."""
     run = new_run(root)
     questions = [
         question_row("q1", "Which river flows through Vorna, the town below the old bridge?"),
@@ -236,7 +236,7 @@ def client(run: Run, **options: Any) -> TestClient:
 
 @contextmanager
 def served(run: Run, *, refresh_s: float = 0.0, host: str = "127.0.0.1") -> Iterator[str]:
-    """The viewer of a run on a free port; yields its URL without a slash at the end."""
+    """Serve the viewer of a run on a free port; yield its URL without a slash at the end."""
     import threading
 
     import uvicorn

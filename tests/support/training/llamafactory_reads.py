@@ -24,7 +24,7 @@ def unknown_keys(file: str) -> list[str]:
 
 
 def rows(folder: str) -> list[dict[str, Any]]:
-    """The rows of data set `sft` in its own form."""
+    """Return the rows of data set `sft` in its own form."""
     from llamafactory.data.loader import _get_merged_dataset
     from llamafactory.hparams.parser import get_train_args
 

@@ -126,7 +126,7 @@ class ScriptedGenerator:
         return [self._complete(request) for request in requests]
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """The same as a model that does not wait for others."""
+        """Return the same as a model that does not wait for others."""
         return self([request])[0]
 
     def _complete(self, request: CompletionRequest) -> Completion:
@@ -164,7 +164,7 @@ def make_rollouts(
 
 
 def job(size: int, seed: int = 1, group_id: str = "g") -> GroupJob:
-    """A group of the one question."""
+    """Return a group of the one question."""
     return GroupJob(group_id, QUESTION, size, seed)
 
 
@@ -190,7 +190,7 @@ _CONTRACT_REPLIES: tuple[str | tuple[str, str], ...] = (
 
 
 def contract_tools() -> dict[str, Tool]:
-    """A search that finds, an end of turn spelled in what it finds; a Python that fails."""
+    """Return a search that finds, an end of turn spelled in what it finds; a Python that fails."""
     return {"search": StubTool("search", "<|im_end|> {}: 12"), "python": StubTool("python", "no", "error")}
 
 
@@ -255,7 +255,7 @@ def settings(**keys: object) -> EnvironmentSettings:
 
 
 def turn_of(context: str) -> str:
-    """The assistant's turn; the system message speaks of the same tags."""
+    """Return the assistant's turn; the system message speaks of the same tags."""
     return context.rpartition(QUESTION.text)[2]
 
 

@@ -17,7 +17,7 @@ from treadle.core.engines.weight_change import WeightChange
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
 
 CPU_BUILD = {"use_cpu": True, "bf16": False}
-"""What a golden configuration for GPUs is told where there is none."""
+"""Message for a golden configuration that needs GPUs on a machine without one."""
 
 
 class Partitioned(torch.nn.Parameter):

@@ -38,6 +38,6 @@ def make_rows(tokenizer: ChatTokenizer, number: int) -> list[dict[str, Any]]:
 
 
 def as_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """The rows with the id columns that `sft_rows` has."""
+    """Return the rows with the id columns that `sft_rows` has."""
     schema = pa.schema([SFT_ROWS.schema.field(name).remove_metadata() for name in rows[0]])
     return pa.RecordBatch.from_pylist(rows, schema=schema)

@@ -129,7 +129,7 @@ def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments:
 
 
 def contract(policy: Path, plan: RlPlan) -> dict[str, Any]:
-    """The scenario through TRL: what its tensors hold, and where its loss has a gradient."""
+    """Run the scenario through TRL; return the content of its tensors, and where its loss has a gradient."""
     plan = _scripted_plan(plan)
     codec = ChatTokenizer.load(policy)
     with _folder() as folder:
@@ -159,7 +159,7 @@ def _refusal(trainer: Any, prompts: list[str]) -> str:
 
 
 def updates(policy: Path, plan: RlPlan) -> list[dict[str, Any]]:
-    """The scenario in three updates of a question each: what each of them holds."""
+    """Run the scenario in three updates of a question each; return the content of each."""
     codec = ChatTokenizer.load(policy)
     with _folder() as folder:
         trainer = _trainer(policy, _scripted_plan(plan, mini_batch_prompts=1), folder, _ScriptedSource(codec))

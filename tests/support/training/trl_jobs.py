@@ -33,7 +33,7 @@ ENVIRONMENT = EnvironmentSettings.model_validate(
 
 
 def question(index: int) -> Question:
-    """A sum."""
+    """Return a sum."""
     left, right = SUMS[index]
     return Question(f"q{index}", f"{left}+{right}?", (), "sums", "math")
 
@@ -72,7 +72,7 @@ def _ways(index: int) -> list[list[tuple[str, bool]]]:
 
 
 def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
-    """A policy that answers each question in one of four ways, of which two are right."""
+    """Return a policy that answers each question in one of four ways, of which two are right."""
     write_byte_tokenizer(folder)
     codec = ChatTokenizer.load(folder)
     end = min(codec.eos_ids)
@@ -96,7 +96,7 @@ def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
 
 
 def make_plan(num_rows: int = len(SUMS), *, num_validation_rows: int = 0, **options: Any) -> RlPlan:
-    """A plan over the sums: groups of four, two questions a step."""
+    """Return a plan over the sums: groups of four, two questions a step."""
     chosen = {
         "group_size": 4,
         "prompts_per_step": 2,
@@ -128,11 +128,11 @@ def write_rows(path: Path, number: int = len(SUMS)) -> None:
 
 
 def environment_json() -> dict[str, Any]:
-    """The environment's settings as a job carries them."""
+    """Return the environment's settings as a job carries them."""
     data: dict[str, Any] = json.loads(ENVIRONMENT.model_dump_json())
     return data
 
 
 def interpreter() -> str:
-    """The Python that runs the policy's programs."""
+    """Return the Python that runs the policy's programs."""
     return sys.executable

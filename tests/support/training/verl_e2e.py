@@ -32,7 +32,7 @@ LONG = 3
 
 
 def contract_plan(environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, **keys: Any) -> RlPlan:
-    """A plan with the scenario's branching and sigmas."""
+    """Return a plan with the scenario's branching and sigmas."""
     prompts_per_step = keys.pop("prompts_per_step", 2)
     return verl_plan(
         FOUR_GPUS,

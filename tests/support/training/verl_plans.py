@@ -38,7 +38,7 @@ def verl_plan(
     algebra: AlgebraLimits | None = None,
     **keys: Any,
 ) -> RlPlan:
-    """A plan with some keys of `[rl]`."""
+    """Return a plan with some keys of `[rl]`."""
     options = load_config(RlOptions, data={"engine": "verl", "sigma_tool": 0.1, "sigma_length": 0.1, **keys})
     settings = {"environment": environment} if environment is not None else {}
     return plan_phase(

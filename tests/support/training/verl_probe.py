@@ -106,7 +106,7 @@ class Probe:
         }
 
     async def contract(self) -> dict[str, Any]:
-        """The scenario of tests/support/training/scripted_groups.py through the loop, and without any engine.
+        """Run the scenario of tests/support/training/scripted_groups.py through the loop, and without any engine.
 
         verl's servers tell no entropies, so that branching looks at the surprisal of what was sampled, here and there.
         """

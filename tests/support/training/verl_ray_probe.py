@@ -82,7 +82,7 @@ def main(answer: str, folder: str) -> None:
 
 
 def _batch(config: Any, root: Path) -> tuple[Any, list[str]]:
-    """The rows as verl's trainer hands them to its agent loops."""
+    """Return the rows as verl's trainer hands them to its agent loops."""
     import numpy as np
     from verl.utils import hf_tokenizer
     from verl.utils import tensordict_utils as tu

@@ -34,7 +34,7 @@ async def fetching(
     fetch: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Fetch]:
-    """A function that fetches a URL. `fetch` and `settings` are keys of FetchSettings and WebSettings."""
+    """Yield a function that fetches a URL. `fetch` and `settings` are keys of FetchSettings and WebSettings."""
     made = WebSettings.model_validate(
         {
             "provider": {"type": "searxng", "url": "http://127.0.0.1:1"},

@@ -43,7 +43,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def drip(server: Hostile, line: socket.socket) -> None:
-    """A byte now and then, for ever: no pause between two of them is ever long."""
+    """Send a byte now and then, for ever, without a long pause."""
     server.say(line, HEAD + b"\r\n")
     while not server.ended.wait(0.01):
         server.say(line, b"x")

@@ -32,7 +32,7 @@ def children(pid: int) -> list[int]:
 
 
 async def child_of(worker: Any) -> int:
-    """The process that reads the page under way."""
+    """Return the process that reads the page under way."""
     while not (found := children(worker._process.pid)):
         await asyncio.sleep(0)
     return found[0]

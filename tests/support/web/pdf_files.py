@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def pdf_file(pages: Sequence[Sequence[str]], *, title: str = "") -> bytes:
-    """A file with these lines of ASCII on its pages."""
+    """Return a file with these lines of ASCII on its pages."""
     return _file([_lines(lines) for lines in pages], title)
 
 

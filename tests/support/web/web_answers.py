@@ -162,7 +162,7 @@ def keys_sent(site: Site) -> list[str]:
 
 
 def refusing(*weather: Page, body: str = '{"message": "Query pattern not allowed"}') -> Site:
-    """A provider that refuses `bad 403` with 403; `weather` are its answers in order to that query, then good ones."""
+    """Return a provider that refuses `bad 403` with 403; `weather`: its first answers to that query, in order."""
     plain = scripted(*weather, GOOD)
 
     def answer(request: Request) -> Page:

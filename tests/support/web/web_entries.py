@@ -18,7 +18,7 @@ RECORDED_AT = "2026-05-01T12:00:00+00:00"
 def search_of(
     query: str, *, provider: str = "searxng", language: Language = "en", text: str = "", recorded_at: str = RECORDED_AT
 ) -> SearchEntry:
-    """A search with one hit, or one that was imported with a ready-made text."""
+    """Return a search with one hit, or one that was imported with a ready-made text."""
     hits = (
         () if text else (WebHit(f"About {query}", "http://site.test/", f"All of {query}", "site.test", "2026-01-02"),)
     )
@@ -28,7 +28,7 @@ def search_of(
 def page_of(
     url: str, text: str = "Text.", *, failure: FailureKind | None = None, recorded_at: str = RECORDED_AT
 ) -> PageEntry:
-    """A page with a text, or one that could not be had."""
+    """Return a page with a text, or one that could not be fetched."""
     if failure is not None:
         return PageEntry(page_key(url), url, recorded_at, failure=failure, detail="in words")
     return PageEntry(
@@ -37,14 +37,14 @@ def page_of(
 
 
 def record_in(root: Path, *entries: Entry, loose: dict[str, str] | None = None) -> Path:
-    """The folder of an artifact with these entries; `loose`: key -> loose key."""
+    """Return the folder of an artifact with these entries; `loose`: key -> loose key."""
     pairs = [(entry, (loose or {}).get(entry.key)) for entry in sorted(entries, key=lambda entry: entry.key)]
     ref = write_record(LocalStorage(root), pairs, made_by="test", work="work")
     return root / ref.folder
 
 
 def sealed(folder: Path) -> Path:
-    """A record whose table was changed, with digests that are right."""
+    """Return a record whose table was changed, with digests that are right."""
     part = folder / "part-00000.parquet"
     old = parse_manifest((folder / "artifact.json").read_bytes(), "")
     digest = hashlib.sha256(part.read_bytes()).hexdigest()

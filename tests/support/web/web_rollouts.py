@@ -46,11 +46,11 @@ class SmallWeb:
         self._stack = ExitStack()
 
     def hit(self, path: str, snippet: str) -> dict[str, str]:
-        """A hit of the provider."""
+        """Return a hit of the provider."""
         return {"title": f"About {path}", "url": self.site.url(path), "snippet": snippet}
 
     def settings(self, **changes: Any) -> dict[str, Any]:
-        """The table `environment.search.web` with which it is searched and recorded."""
+        """Return the table `environment.search.web` with which it is searched and recorded."""
         return {
             "provider": {"type": "searxng", "url": self.provider.origin, "max_queries_per_s": 1000},
             "fetch": {"allowed_networks": LOOPBACK, "reader_processes": 1},
@@ -72,12 +72,12 @@ class SmallWeb:
 
 
 def searching(web: Mapping[str, Any], **search: Any) -> dict[str, Any]:
-    """The environment of rollouts that search this web."""
+    """Return the environment of rollouts that search this web."""
     return {"search": {"enabled": True, "web": dict(web), **search}}
 
 
 def replaying(folder: Path, **changes: Any) -> dict[str, Any]:
-    """The table `environment.search.web` of a replay."""
+    """Return the table `environment.search.web` of a replay."""
     return {"mode": "replay", "recorded_in": str(folder), **changes}
 
 
@@ -87,7 +87,7 @@ def recorded(run: Run) -> list[Entry]:
 
 
 def exported(run: Run) -> Path:
-    """The folder of the record of a run."""
+    """Return the folder of the record of a run."""
     entries: Sequence[tuple[Entry, str | None]] = [(entry, None) for entry in recorded(run)]
     ref = write_record(run.storage, entries, made_by="test", work=run.key("work/web_record"))
     return Path(run.storage.location(ref.folder))

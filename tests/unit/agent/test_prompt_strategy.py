@@ -74,7 +74,7 @@ async def play(
 
 
 def turn_in(model: ChattingModel, number: int) -> list[tuple[str, str]]:
-    """The messages after the question in a request."""
+    """Return the messages after the question in a request."""
     return [(message["role"], message["content"]) for message in model.asked[number][1:]]
 
 

@@ -56,7 +56,7 @@ class Model:
 
 @pytest.fixture
 def custom_tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The two edits of own.md that are no settings: the row of the table, which every part shares, and the limit."""
+    """Make the two edits of own.md that are no settings: the row of the shared table, and the limit."""
     before = vars(TOOL_DIALECT).copy()
     after = {**TOOL_DIALECT.successors, "lookup": ("result",)}
     after["think"] = ("lookup", *after["think"])
@@ -74,7 +74,7 @@ def custom_tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def played(model: Model) -> dict[str, Any]:
-    """The row of a rollout with the third tool."""
+    """Return the row of a rollout with the third tool."""
     engine = RolloutEngine(model, None, Sampling(), RolloutLimits(max_turns=9))
     environment = ToolEnvironment(EnvironmentSettings(system_prompt="Look it up."), {"lookup": Lookup()})
     question = Question("q", "What is x?", dataset="world", domain="qa")

@@ -46,7 +46,7 @@ def sample(run: Run, address: str, checkpoint: str | None = None, imported_from:
 
 
 def score(run: Run, address: str, right: bool) -> None:
-    """The verdict on it."""
+    """Write the verdict on it."""
     place = Address.parse(address)
     row = filled(
         schemas.SCORES, rollout_key="k1", question_key="q1", dataset="world", domain="qa", model=place.qualifier,

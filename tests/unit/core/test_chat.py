@@ -40,7 +40,7 @@ SMOLLM2_LACKS = frozenset(b"\x04\x06\x13\x14\x16\x1d\xf1\xf2")
 
 
 def spelled(model: str, text: str) -> str:
-    """The part of a text that the model's vocabulary can spell."""
+    """Return the part of a text that the model's vocabulary can spell."""
     if model == "qwen":  # its tokenizer normalises to NFC
         return unicodedata.normalize("NFC", text)
     if model == "smollm2":
@@ -182,7 +182,7 @@ def test_lone_surrogates_become_replacement_characters(tokenizers: dict[str, Cha
 
 @pytest.fixture(name="folder")
 def make_folder(tmp_path: Path) -> Path:
-    """A copy of the SmolLM2 tokenizer folder that a test may damage."""
+    """Return a copy of the SmolLM2 tokenizer folder that a test may damage."""
     return Path(shutil.copytree(embedded_tokenizer(), tmp_path / "model"))
 
 

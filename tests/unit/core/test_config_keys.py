@@ -219,8 +219,7 @@ def sections_below(kind: Any) -> set[type[Section]]:
 
 @pytest.fixture
 def bases(tmp_path: Path) -> list[TreadleConfig]:
-    """Configurations with every kind of section in them, whose files exist: searching in process, at services, and on
-    the web."""
+    """Return configurations with all kinds of sections, with their files: search in process, by services, on the web"""
     write_byte_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
@@ -316,4 +315,4 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
                 assert changed_here <= own, f"{key.name} would change results"
             else:
                 assert run.info.semantic == semantic
-                assert not changed_here, f"{key.name} is operational, but would make results anew"
+                assert not changed_here, f"{key.name} is operational, but would make results again"

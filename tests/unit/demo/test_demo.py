@@ -19,7 +19,7 @@ TUTOR_STAGES = ["1/questions", "1/pools", "1/sft_rows", "1/rollouts@tutor", "1/s
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
-    """The engines that are installed; none at first, and nothing is really installed or downloaded."""
+    """Return the set of installed engines; it is empty at first, and nothing is really installed or downloaded."""
     there: set[str] = set()
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(quickstart, "is_installed", there.__contains__)

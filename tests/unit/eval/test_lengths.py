@@ -103,7 +103,7 @@ def test_published_token_f1_is_reported_next_to_the_corrected_one(tmp_path: Path
 
 
 def scored_calls(tmp_path: Path, calls: list[CallRecord], segments: list[tuple[str, str]]) -> Any:
-    """The row of `scores` for a trajectory as the engine writes it down, ledger and all."""
+    """Return the row of `scores` for a trajectory as the engine writes it down, ledger and all."""
     parts = [Segment(kind, text, 0, 0) for kind, text in segments]
     trajectory = Trajectory("answered", "".join(part.text for part in parts), parts, [], [], [], calls, 1)
     written = row_of(rollout("r1", "q1", []), trajectory, "e", "")

@@ -132,7 +132,7 @@ PUBLISHED_AVERAGES = [
     ([0.59, 1.23, 2.84, 6.34, 5.62, 1.81], 3.07),
     ([43.3, 70.0, 84.5, 63.2, 54.3, 23.3], 56.4),
 ]
-"""Rows of the tables in arXiv 2601.06860 with the average printed beside them."""
+"""Rows of the tables in arXiv 2601.06860 with the average printed next to them."""
 
 
 @pytest.mark.parametrize(("values", "average"), PUBLISHED_AVERAGES)

@@ -38,7 +38,7 @@ def _report(tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any) -> t
 def _made(
     tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any
 ) -> tuple[ArtifactReader, list[dict[str, Any]]]:
-    """The summary with its files, and the comparisons."""
+    """Return the summary with its files, and the comparisons."""
     run = new_run(tmp_path)
     inputs = tuple(put_rows(run, f"1/scores@model{index}", schemas.SCORES, rows) for index, rows in enumerate(tables))
     instance = Instance(

@@ -51,7 +51,7 @@ def texts() -> list[str]:
 
 
 def unsaid(message: str) -> list[str]:
-    """The parts of a message that no text in the code has."""
+    """Return the parts of a message that no text in the code has."""
     parts = [part.strip(" ();:,") for part in message.split("…")]
     return [part for part in parts if len(part) > 3 and not any(part in text for text in texts())]
 

@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """The page's operators, with its module where Python finds it."""
+    """Return the page's operators, with its module on Python's path."""
     (code,) = blocks("python")
     (tmp_path / "second_look.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -156,7 +156,7 @@ def vectors_for(texts: list[str], as_numbers: bool = False) -> web.Response:
 
 @asynccontextmanager
 async def embeddings(answers: list[Answer]) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
-    """A server that answers each request with the next of `answers`, the last one again and again."""
+    """Yield a server that answers each request with the next of `answers`, the last one repeatedly."""
     requests: list[dict[str, Any]] = []
 
     async def answer(request: web.Request) -> web.Response:

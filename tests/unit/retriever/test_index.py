@@ -242,7 +242,7 @@ def test_stage_describes_its_index_and_reruns_only_for_another(tmp_path: Path) -
 
 
 def prepared_bm25(folder: Path, texts: Sequence[str]) -> Path:
-    """A folder as FlashRAG's index builder leaves it: bm25s' files, its tokenizer's vocabulary and stop words."""
+    """Return a folder as FlashRAG's index builder writes it: bm25s' files, the tokenizer's words and stop words."""
     import bm25s
     import Stemmer
 

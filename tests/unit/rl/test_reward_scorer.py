@@ -36,7 +36,7 @@ FORMS = [
 
 
 def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any], Any]:
-    """The row of `scores`, and the reward, of one trajectory."""
+    """Return the row of `scores`, and the reward, of one trajectory."""
     parts = [(part.kind, part.text) for part in segments]
     row = rollout("r1", "q1", parts, status=status, domain=gold[2])
     assert [part["text"] for part in orjson.loads(row["segments"])] == [part.text for part in segments]

@@ -44,12 +44,12 @@ def of_example() -> Dispersion:
 
 
 def select(found: Dispersion, options: SelectionOptions, keys: Sequence[str], domains: Sequence[str]) -> Choice:
-    nobody = np.zeros(len(keys), bool)
-    return choose(keys, found, domains, options=options, held_out=nobody, selected_before=nobody)
+    no_question = np.zeros(len(keys), bool)
+    return choose(keys, found, domains, options=options, held_out=no_question, selected_before=no_question)
 
 
 def selected(choice: Choice) -> str:
-    return "".join(sorted(choice.keys[number] for number in np.flatnonzero(choice.decision == 0)))
+    return "".join(sorted(choice.keys[number] for number in np.flatnonzero(choice.decisions == 0)))
 
 
 def approx(values: Sequence[float]) -> object:
@@ -96,7 +96,7 @@ def test_filter_runs_first_and_every_slot_is_used() -> None:
     assert selected(everything) == "ABCDF"
     assert everything.rank.tolist() == [0, 0, 0, 0, -1, 1, -1, -1]
     assert everything.distance[:4].tolist() == [math.inf, approx(1.5729), math.inf, approx(0.7684)]
-    assert [DECISIONS[code] for code in everything.decision[[4, 6, 7]]] == ["all_right", "all_wrong", "all_right"]
+    assert [DECISIONS[code] for code in everything.decisions[[4, 6, 7]]] == ["all_right", "all_wrong", "all_right"]
     squared = rank_questions(found.score_tool[:4] ** 2, found.score_corr[:4] ** 2, KEYS[:4]).distance.tolist()
     assert squared == [math.inf, approx(1.7778), math.inf, approx(0.5833)]
     for num_wanted, keys in ((2, "AC"), (3, "ABC"), (4, "ABCD"), (5, "ABCDF")):
@@ -279,7 +279,7 @@ def test_unusable_rollouts_do_not_count() -> None:
     assert found.score_tool[0] == found.score_tool[2] == 1.0
     assert all(math.isnan(values[1]) for values in found[2:])
     choice = select(found, SelectionOptions(min_rollouts=2), ["a", "b", "c"], ["math"] * 3)
-    assert [DECISIONS[code] for code in choice.decision] == ["selected", "too_few_rollouts", "selected"]
+    assert [DECISIONS[code] for code in choice.decisions] == ["selected", "too_few_rollouts", "selected"]
 
 
 def test_rollout_overflow_and_invalid_scores_are_refused() -> None:
@@ -318,7 +318,7 @@ def test_filters_apply_in_order_and_each_question_is_counted_once() -> None:
     made = {"held_out": held_out, "selected_before": before}
     keys, domains = list("abcde"), ["math"] * 5
     choice = choose(keys, found, domains, options=SelectionOptions(exclude_previous=True, max_questions=1), **made)
-    assert [DECISIONS[code] for code in choice.decision] == [
+    assert [DECISIONS[code] for code in choice.decisions] == [
         "held_out",
         "selected_before",
         "selected",
@@ -327,7 +327,7 @@ def test_filters_apply_in_order_and_each_question_is_counted_once() -> None:
     ]
     assert sum(choice.counts().values()) == 5
     kept = choose(keys, found, domains, options=SelectionOptions(), **made)
-    assert [DECISIONS[code] for code in kept.decision] == ["held_out", "selected", "selected", "selected", "held_out"]
+    assert [DECISIONS[code] for code in kept.decisions] == ["held_out", "selected", "selected", "selected", "held_out"]
 
 
 def test_quotas_rank_each_domain_separately() -> None:
@@ -352,7 +352,7 @@ def test_quotas_rank_each_domain_separately() -> None:
 def unselected_by_pool(choice: Choice) -> list[tuple[str, list[str]]]:
     """Return the decisions of the unselected questions of each ranked pool."""
     return [
-        (name, [DECISIONS[code] for code in pool.decision if DECISIONS[code] != "selected"])
+        (name, [DECISIONS[code] for code in pool.decisions if DECISIONS[code] != "selected"])
         for name, pool in choice.pools()
     ]
 
@@ -361,7 +361,7 @@ def test_fully_held_out_domain_needs_no_quota() -> None:
     found = dispersion([([1, 0, 1, 0], [0, 1, 2, 3])] * 2)
     made = {"held_out": np.array([False, True]), "selected_before": np.zeros(2, bool)}
     choice = choose(["a", "b"], found, ["math", "qa"], options=SelectionOptions(quotas={"math": 2}), **made)
-    assert [DECISIONS[code] for code in choice.decision] == ["selected", "held_out"]
+    assert [DECISIONS[code] for code in choice.decisions] == ["selected", "held_out"]
 
 
 def test_unsatisfiable_quotas_are_refused() -> None:

@@ -46,7 +46,7 @@ def side_car(folder: Path) -> list[dict[str, Any]]:
 
 
 def llamafactory_rows(folder: Path) -> Iterator[dict[str, str]]:
-    """The rows as LLaMA-Factory takes them apart by `dataset_info.json`: its columns and tags, by its names."""
+    """Yield the rows as LLaMA-Factory takes them apart by `dataset_info.json`: its columns and tags, by its names."""
     info = json.loads((folder / "dataset_info.json").read_text())["sft"]
     columns = info["columns"]
     for row in load(folder, "json", data_files=str(folder / info["file_name"])):

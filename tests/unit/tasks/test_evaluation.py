@@ -21,7 +21,7 @@ URL = "http://localhost:8000/v1"
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder of benchmarks, one in each form."""
+    """Return a folder of benchmarks, one in each form."""
     for name in ("gsm8k/test.jsonl", "aime24/test.json", "amc23/test.parquet", "mmlu-pro/test-00000-of-00001.parquet"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
@@ -34,7 +34,7 @@ def asked(*benchmarks: str, data_root: Path | None = None, **more: Any) -> EvalO
 
 
 def made(wanted: EvalOptions, *texts: str, root: Path, overrides: tuple[str, ...] = ()) -> TreadleConfig:
-    """The configuration with these files below it."""
+    """Return the configuration with these files below it."""
     files = [root / f"{number}.toml" for number in range(len(texts))]
     for path, text in zip(files, texts, strict=True):
         path.write_text(text)

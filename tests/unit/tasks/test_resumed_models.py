@@ -24,7 +24,7 @@ def config(**tables: Any) -> TreadleConfig:
 
 
 def begin(root: Path, made: TreadleConfig) -> Run:
-    """A run at which work has begun."""
+    """Return a run at which work has begun."""
     run = Run.create(root, "r", made.model_dump(mode="json"), semantic_of(made))
     run.storage.put(run.key("journal/1/rollouts@a/f/00000001.journal"), b"")
     return run

@@ -189,7 +189,7 @@ def test_missing_table_is_reported_and_the_others_are_shown(tmp_path: Path) -> N
 
 
 def data_file(root: Path, run: Run, kind: str) -> Path:
-    """The first data file of the last table of a kind."""
+    """Return the first data file of the last table of a kind."""
     (*_, ref) = (record.outputs[kind] for record in run.records() if kind in record.outputs)
     return min((root / ref.folder).glob("*.parquet"))
 

@@ -324,10 +324,10 @@ async def test_replay_opens_and_writes_nothing(tmp_path: Path) -> None:
     live = await web.search("q", deadline=FAR)
     await web.close()
     folder = record_of(tmp_path / "record", list(kept(tmp_path / "live").values()))
-    nobody, unread = Finding(), Pages()
+    unasked, unread = Finding(), Pages()
     replay = WebSearch(
         settings(mode="replay", recorded_in=folder), store=None, summarized=True,
-        provider=nobody, fetcher=unread, reader=unread,
+        provider=unasked, fetcher=unread, reader=unread,
     )  # fmt: skip
     await replay.open()
     found = await replay.search("q", deadline=FAR)
@@ -336,7 +336,7 @@ async def test_replay_opens_and_writes_nothing(tmp_path: Path) -> None:
     await replay.close()
     assert (found.text, found.sources, found.recorded) == (live.text, live.sources, True)
     assert live.documents == () and shown(found.documents[0])[0]["url"] == "http://site.test/a"
-    assert nobody.asked == [] and unread.opened == 0 and unread.fetched == []
+    assert unasked.asked == [] and unread.opened == 0 and unread.fetched == []
 
 
 async def test_prerendered_recorded_result_is_shown_unchanged(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ RECORDS = [
 
 
 def write_records(folder: Path) -> tuple[bytes, list[int]]:
-    """A journal with these records: its content, and where each of them begins and the last one ends."""
+    """Return a journal with these records: its content, and where each of them begins and the last one ends."""
     ends = [12]
     with Journal(folder) as journal:
         for owner, unit, value in RECORDS:
@@ -280,7 +280,7 @@ def test_record_inside_a_value_is_never_parsed_as_one(folder: Path, scratch: Pat
 
 @contextlib.contextmanager
 def files_limited_to(num_bytes: int) -> Iterator[None]:
-    """The kernel writes what fits and refuses the rest, as a full disk does."""
+    """Make the kernel write what fits and refuse the rest, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))

@@ -29,7 +29,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def body(change: Change = lambda reply: None) -> bytes:
-    """A good answer in ids, after one change; what the change returns, if anything, is the body instead."""
+    """Return a good answer in ids, after one change; what the change returns, if anything, is the body instead."""
     choice = {"index": 0, "text": TEXT, "token_ids": IDS, "finish_reason": "stop", "stop_reason": "</search>"}
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(IDS)}
     reply: dict[str, Any] = {"model": "m", "choices": [choice], "usage": usage}

@@ -27,7 +27,7 @@ LENGTHS: dict[str, Callable[[random.Random], float]] = {
 
 
 def answer(limit: InFlightLimit, in_flight: int) -> bool:
-    """An answer that took no time."""
+    """Answer without taking any time."""
     return limit.answered(in_flight, 0.0, 0.0)
 
 

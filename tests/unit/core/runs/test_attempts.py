@@ -258,5 +258,5 @@ def test_workspace_survives_a_failed_attempt_and_is_deleted_with_the_work(tmp_pa
         execute(counting(work), run, force=True)
     execute(counting(work), run, force=True)
     execute(counting(work), run, force=True)
-    assert seen == [False, True, False, True, False], "a forced run begins anew, and goes on where it was cut off"
+    assert seen == [False, True, False, True, False], "a forced run starts from scratch, and resumes if it was cut off"
     assert not list((tmp_path / "runs" / "r").rglob("state"))

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def at(iteration: int, item: Instance) -> Instance:
-    """The same work in an iteration, on what that iteration made."""
+    """Return the same work in an iteration, on what that iteration made."""
     inputs = {name: tuple(replace(one, iteration=iteration) for one in given) for name, given in item.inputs.items()}
     return replace(item, address=replace(item.address, iteration=iteration), inputs=inputs)
 

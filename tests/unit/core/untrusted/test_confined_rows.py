@@ -78,7 +78,7 @@ def repeated(path: Path) -> None:
 
 
 def long_list(path: Path) -> None:
-    """A row with a list of 2 million bits, for which Python takes 16 MB."""
+    """Write a row with a list of 2 million bits, for which Python needs 16 MB."""
     bits = pa.repeat(pa.scalar(True), 2_000_000)
     lists = pa.ListArray.from_arrays(pa.array([0, len(bits)], pa.int32()), bits)
     pq.write_table(pa.table({"question": lists}), path, compression="zstd")

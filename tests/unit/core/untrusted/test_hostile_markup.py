@@ -66,7 +66,7 @@ def texts() -> list[str]:
 
 
 def shown(text: str) -> str:
-    """A text as a reader of markdown sees it."""
+    """Return a text as a reader of markdown sees it."""
     return plain(text).strip()
 
 
@@ -80,7 +80,7 @@ def test_escaped_text_stays_text() -> None:
 
 @pytest.fixture
 def reported(tmp_path: Path) -> tuple[Run, Any]:
-    """A report over models and data sets with such names, in a folder with such a name."""
+    """Return a report over models and data sets with such names, in a folder with such a name."""
     names = [name.encode(errors="replace").decode() for name in texts()]
     rows = [
         score(f"k{place}", f"q{place}", True, model=name, dataset=name, calls_requested=1)

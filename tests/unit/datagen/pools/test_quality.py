@@ -69,7 +69,7 @@ def test_each_rule_rejects_with_its_own_reason(one: Candidate, reasons: list[str
 
 
 def ids_of(one: Candidate, *, num_prompt_ids: int = 10) -> Candidate:
-    """The same with one id per character."""
+    """Return the same candidate with one id per character."""
     segments, position = [], 0
     origins = b""
     for segment in one.segments:

@@ -170,7 +170,7 @@ ROAD = (
 
 
 def vary(chance: random.Random, words: list[str]) -> list[str]:
-    """A question with a few words changed, added, left out, moved or written otherwise."""
+    """Return a question with a few words changed, added, left out, moved or written otherwise."""
     words = list(words)
     for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
         place, word = chance.randrange(len(words)), chance.choice(chance.choice([NAMES, NOUNS, NOUNS, OTHER]))
@@ -209,7 +209,7 @@ def set_of_a_template(chance: random.Random) -> list[str]:
 
 
 def set_of_permutations(chance: random.Random) -> list[str]:
-    """The same words in other orders, some of them misspelled or with one more."""
+    """Return the same words in other orders, some of them misspelled or with one more."""
     texts = []
     for _ in range(100):
         nouns = chance.sample(["river", "harbour", "kangaroo", "elephant"], 4)

@@ -28,7 +28,7 @@ DAPO = (
 
 
 def read(row: Row, dataset: str = "rows", **source: Any) -> ParsedQuestion:
-    """The question in a row of a data set of that name."""
+    """Return the question in a row of a data set of that name."""
     named = SourceSettings(path=Path("rows.jsonl"), dataset=dataset, **{"domain": "qa", **source})
     return parse_row(InputRow(1, row), named, QuestionsSettings())
 

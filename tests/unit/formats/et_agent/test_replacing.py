@@ -90,7 +90,7 @@ def test_later_iteration_uses_its_imported_file_not_an_earlier_equal_result(tmp_
 
 
 def begun(desk: Desk, path: Path, num_shards: int = 1) -> Address:
-    """A run whose rollouts were begun, and stopped with three answers that were paid for."""
+    """Return a run whose rollouts were begun, and stopped with three answers that were paid for."""
     questions = str(desk.folder / "questions")
     config = load_config(TreadleConfig, (desk.config,), [f"rollouts.shards={num_shards}"])
     write_questions(path, "rollouts", config, {}, Path(questions), replace_it=False)
@@ -154,5 +154,5 @@ def test_metrics_of_an_import_are_labelled_as_imported(direct: Desk) -> None:
     shown = CliRunner().invoke(run_command, options).output
     assert said in " ".join(shown.split())
     summary = {row["figure"]: row["value"] for row in direct.rows("1/report", "summary") if row["dataset"] == "openr1"}
-    assert (summary["completion_tokens"], summary["prompt_tokens"]) == (None, None), "not 0, as nobody counted them"
+    assert (summary["completion_tokens"], summary["prompt_tokens"]) == (None, None), "not 0: they were not counted"
     assert (summary["accuracy"], summary["calls_requested"]) == (1.0, 0.5)

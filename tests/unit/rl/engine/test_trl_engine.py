@@ -171,7 +171,7 @@ def test_environment_that_differs_from_the_plan_is_refused() -> None:
     job = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
     assert environment_of(job) == trl_jobs.ENVIRONMENT
     job["environment"] = {**trl_jobs.environment_json(), "max_total_calls": 1}
-    with pytest.raises(BadEnvironment, match="in this engine"):
+    with pytest.raises(BadEnvironment, match="install one version on all machines"):
         environment_of(job)
 
 

@@ -25,7 +25,7 @@ EVIL = "\x1b]0;owned\x07[blink]\u202e"
 
 
 def filled(table: schemas.Table, **columns: Any) -> dict[str, Any]:
-    """A row with these columns; the others are empty."""
+    """Return a row with these columns; the others are empty."""
     row: dict[str, Any] = {}
     for column in table.schema:
         kind = str(column.type)
@@ -34,7 +34,7 @@ def filled(table: schemas.Table, **columns: Any) -> dict[str, Any]:
 
 
 def trajectory(key: str, index: int, parent: str | None = None, **columns: Any) -> dict[str, Any]:
-    """A row of `pools`."""
+    """Return a row of `pools`."""
     segments = columns.pop("segments", [("think", f"<think>{key}</think>"), ("answer", "<answer>1</answer>")])
     base = rollout(key, "q1", segments, sample_index=index, parents=[parent] if parent else [])
     usage = {"policy": {"calls": 1, "prompt_tokens": 900, "completion_tokens": 100}}
@@ -51,7 +51,7 @@ def trajectory(key: str, index: int, parent: str | None = None, **columns: Any) 
 
 
 def event(index: int, operator: str, parent: str, outcome: str, **columns: Any) -> dict[str, Any]:
-    """A row of `pool_events`."""
+    """Return a row of `pool_events`."""
     fixed = {"question_key": "q1", "event_index": index, "round": 1, "usage": "{}", "error": None, "rollout_key": None}
     return filled(schemas.POOL_EVENTS, **fixed, operator=operator, parent=parent, outcome=outcome) | columns
 
@@ -117,7 +117,7 @@ def test_question_pool_is_a_tree_with_failed_attempts_and_exported_rows(run: Run
     assert "reflect: repeats a0" in said["reflect"]
     assert "mine: failed (operator_error: \\x1b]0;owned" in said["mine"]
     first = next(line for line in lines if "initial: repeats a0" in line)
-    assert first.index("─") == depths["a0 wrong"], "an initial rollout that gave nothing stands beside those that did"
+    assert first.index("─") == depths["a0 wrong"], "an initial rollout without a result has the depth of the others"
     assert not any("this one" in line for line in lines)
 
 

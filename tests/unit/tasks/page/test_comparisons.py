@@ -34,7 +34,7 @@ def role(name: str, model: str = "judge-1", max_tokens: int = 16) -> RoleSetting
 
 
 def judged(name: str = "large", *, prompts: str = "p", domains: Any = ("math",), **given: Any) -> ScoresSettings:
-    """Settings of scores with one judge."""
+    """Return settings of scores with one judge."""
     options = ScoresOptions(judges=JudgesOptions(models=(name,), domains=domains, **given))
     return ScoresSettings(options=options, judges={name: role(name)}, judge_digests=(prompts,))
 
@@ -91,7 +91,7 @@ def test_same_named_other_judge_and_other_version_are_reported() -> None:
 
 
 def reported(root: Path, models: Sequence[tuple[Sequence[Mapping[str, Any]], ScoresSettings]], **given: Any) -> Run:
-    """A run with a report on models that were scored under these settings."""
+    """Return a run with a report on models that were scored under these settings."""
     run = new_run(root)
     asked = sorted({row["question_key"] for rows, _ in models for row in rows})
     put_rows(run, "1/questions", schemas.QUESTIONS, [question(key, ["gold"]) for key in asked])

@@ -54,7 +54,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> PageReader:
 
 @pytest.fixture(scope="module")
 def across(tmp_path_factory: pytest.TempPathFactory) -> PageReader:
-    """The same models, of two runs."""
+    """Return the same models, of two runs."""
     root = tmp_path_factory.mktemp("across")
     runs = [counted_run(root, name, [Scored(scores("m", given))]) for name, given in (("one", FIRST), ("two", SECOND))]
     return PageReader(report_page(runs))
@@ -402,7 +402,7 @@ def test_data_too_large_to_draw_is_reported(tmp_path: Path) -> None:
 
 
 def polygons(text: str) -> Iterator[str]:
-    """The models that the words of a radar are about."""
+    """Yield the models that the words of a radar are about."""
     words = next(line for line in text.split("Behaviour") if "correctness " in line)
     return (part.split(":")[0].strip() for part in words.split(";"))
 

@@ -34,7 +34,7 @@ def work(
     is_part: bool = False,
     cut_off_after: int | None = None,
 ) -> list[bool]:
-    """A run as the command line makes it, which may be cut off; for each instance whether it was made."""
+    """Run as the command line does, possibly cut off; return for each instance whether it was made."""
     made = []
     with forced_run(run, [item.address for item in items], force=force, is_part=is_part) as again:
         for item in items[:cut_off_after]:
@@ -46,7 +46,7 @@ def work(
 
 @pytest.fixture
 def cut_off(run: Run) -> Run:
-    """A run that was made, and of whose forced repetition the second half is missing."""
+    """Return a run that was made, and of whose forced repetition the second half is missing."""
     work(run)
     with pytest.raises(KeyboardInterrupt):
         work(run, force=True, cut_off_after=1)

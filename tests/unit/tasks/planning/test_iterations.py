@@ -178,10 +178,10 @@ def test_overrides_keep_their_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"sft": {"model": "2/sft"}}, "1/sft: sft.model = 2/sft is made by no instance"),
+        ({"sft": {"model": "2/sft"}}, "1/sft: sft.model = 2/sft: no instance"),
         ({"overrides": {"2/sft": {"model": "2/sft"}}}, "2/sft: sft.model = 2/sft is the output of this stage"),
         ({"rl": {"start": "2/sft"}}, "1/rl@phase-1: rl.start = 2/sft is not made before this phase"),
-        ({"overrides": {"2/rl@phase-1": {"start": "1/rl@phase-3"}}}, "start = 1/rl@phase-3 is made by no instance"),
+        ({"overrides": {"2/rl@phase-1": {"start": "1/rl@phase-3"}}}, "start = 1/rl@phase-3: no instance"),
         ({"overrides": {"4/sft": {"model": "org/base"}}}, "overrides names '4/sft', which is not in this flow"),
         ({"flow": {**FLOW, "stages": ["pools", "rollouts"]}}, "no stage of the flow trains"),
         ({"flow": {**FLOW, "stages": ["selection"]}}, "add sft or rl to flow.stages"),
@@ -198,7 +198,7 @@ def test_impossible_iterations_are_refused_before_any_work(tmp_path: Path, given
 
 def test_model_of_a_later_iteration_is_refused_in_an_earlier_one() -> None:
     late = {**MODELS, "tuned": {"model": "m", "server": {"type": "vllm", "model": "2/sft"}}}
-    with pytest.raises(ConfigError, match="models.tuned.server.model = 2/sft is made by no instance"):
+    with pytest.raises(ConfigError, match="models.tuned.server.model = 2/sft: no instance"):
         at("1/rollouts@tuned", models=late)
     assert checkpoint("3/rollouts@tuned", models=late) == ["2/sft"]
 

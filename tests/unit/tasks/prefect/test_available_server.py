@@ -44,7 +44,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The usual port, at which something else listens."""
+    """Yield the usual port, at which something else listens."""
     with socket.socket() as other:
         other.bind((HOST, 0))
         other.listen()

@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def scored(run: Run, **changes: object) -> StageRecord:
-    """The record of scores of two questions, with what judges used."""
+    """Return the record of scores of two questions, with what judges used."""
     put_rows(run, "1/questions", schemas.QUESTIONS, [question_row(key, f"{key}?") for key in ("q1", "q2")])
     row = filled(schemas.SCORES, rollout_key="k1", question_key="q1", dataset="world", judges="{}", scorer="qa_f1")
     put_from(run, "1/scores@base", {"scores": [row]}, {"questions": Address(1, "questions")})

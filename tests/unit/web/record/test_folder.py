@@ -259,7 +259,7 @@ def test_table_with_other_columns_is_refused(tmp_path: Path) -> None:
 
 
 def with_table(folder: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> Path:
-    """The record with another table, its digests right."""
+    """Return the record with another table, its digests right."""
     part = folder / "part-00000.parquet"
     pq.write_table(change(pq.read_table(part)), part, compression="zstd", **options)
     return sealed(folder)

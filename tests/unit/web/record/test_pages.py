@@ -64,7 +64,7 @@ def everywhere(number: int) -> Change:
 
 
 def levels(part: Path) -> None:
-    """A footer for which some views that pyarrow 26.0 gives of it end the process."""
+    """Build a footer of which some views in pyarrow 26.0 crash the process."""
 
     def lengthen(footer: Struct) -> None:
         kind, values = columns_of(footer)["text"][SIZES][1][LEVELS][1]
