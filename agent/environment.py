@@ -277,7 +277,7 @@ class ToolEnvironment:
         return Observation((record,), (self._block(text),))
 
     def _block(self, text: str) -> str:
-        return result_block(text, self._settings.result_format == "spaced", self._settings.dialect)
+        return result_block(text, self._settings.dialect, spaced=self._settings.result_format == "spaced")
 
 
 def _well_formed(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from treadle.agent.dialect import TOOL_DIALECT, Dialect
+from treadle.agent.dialect import Dialect
 from treadle.agent.transcript import Codec
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
@@ -81,7 +81,7 @@ class ModelBinding:
     codec: ChatCodec | None
     sampling: Sampling
     limits: RolloutLimits
-    dialect: Dialect = TOOL_DIALECT
+    dialect: Dialect
     renderer: ChatCodec | None = None
     chat: ChatModel | None = None
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treadle.agent.call_cache import CallCache, answer_unit, call_unit
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, Dialect, Segment
+from treadle.agent.dialect import RESULT, Dialect, Segment
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
 from treadle.agent.model_types import ModelBinding
 from treadle.agent.prompt_strategy import make_prompt_strategy
@@ -72,7 +72,7 @@ class Trajectory:
     num_turns: int
     usage: Usage = field(default_factory=Usage)
 
-    def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect = TOOL_DIALECT) -> Prefix:
+    def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect) -> Prefix:
         """Return the first `num_segments` segments as a prefix to continue from.
 
         The next context is identical, id for id, to that of an uninterrupted rollout.
