@@ -60,13 +60,11 @@ class RolloutLimits:
         max_turns: Most generation calls, including those of a continued prefix.
         max_model_len: Context window of the model in tokens; None if unknown.
         max_trajectory_tokens: Longest assistant turn in tokens (ignored in text mode); None for no limit.
-        continue_unmarked: Whether another turn follows one without a call or an answer.
     """
 
     max_turns: int
     max_model_len: int | None = None
     max_trajectory_tokens: int | None = None
-    continue_unmarked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

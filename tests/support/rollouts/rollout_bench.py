@@ -98,12 +98,7 @@ async def play(
     """One rollout of `QUESTION`."""
     settings = environment or EnvironmentSettings()
     tools: dict[str, Tool] = {"search": tool or FixedTool("search"), "python": FixedTool("python")}
-    limits = RolloutLimits(
-        settings.turn_limit(additional),
-        max_model_len,
-        settings.max_trajectory_tokens,
-        settings.on_unmarked == "continue",
-    )
+    limits = RolloutLimits(settings.turn_limit(additional), max_model_len, settings.max_trajectory_tokens)
     engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits, TOOL_DIALECT)
     episode = ToolEnvironment(settings, tools, additional_calls=additional)
     return await engine.roll_out(

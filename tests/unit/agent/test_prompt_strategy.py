@@ -65,7 +65,7 @@ async def play(
     model: ChattingModel, environment: EnvironmentSettings | None = None, *, over_chat: bool = True, **limits: Any
 ) -> Trajectory:
     chosen = environment or settings(system_prompt="")
-    bounds = RolloutLimits(chosen.turn_limit(), continue_unmarked=chosen.on_unmarked == "continue", **limits)
+    bounds = RolloutLimits(chosen.turn_limit(), **limits)
     engine = RolloutEngine(
         model, None, Sampling(max_tokens=100), bounds, chat=model if over_chat else None, dialect=TOOL_DIALECT
     )
