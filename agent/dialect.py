@@ -126,13 +126,13 @@ TOOL_DIALECT = Dialect(
 """Default dialect: think, call, read the result, think, answer."""
 
 
-def cut_after_first_close(text: str, dialect: Dialect = TOOL_DIALECT) -> str:
+def cut_after_first_close(text: str, dialect: Dialect) -> str:
     """Drop everything after the first closing marker at which generation should have stopped."""
     match = dialect.closing_stops.search(text)
     return text[: match.end()] if match else text
 
 
-def parse_call(text: str, dialect: Dialect = TOOL_DIALECT) -> ParsedCall | None:
+def parse_call(text: str, dialect: Dialect) -> ParsedCall | None:
     """Return the call that ends a piece of model text, as left by `cut_after_first_close`; None if there is none.
 
     The argument is the text between the first opening marker and the closing one, stripped. Without an opening marker
@@ -147,12 +147,12 @@ def parse_call(text: str, dialect: Dialect = TOOL_DIALECT) -> ParsedCall | None:
     return None
 
 
-def is_answer(text: str, dialect: Dialect = TOOL_DIALECT) -> bool:
+def is_answer(text: str, dialect: Dialect) -> bool:
     """Return whether a piece of model text ends the rollout with an answer."""
     return text.endswith(dialect.by_name[dialect.answer].closing)
 
 
-def neutralise(text: str, dialect: Dialect = TOOL_DIALECT) -> str:
+def neutralise(text: str, dialect: Dialect) -> str:
     """Return tool output with the `<` of every known marker replaced by `&lt;`; nothing else changes.
 
     A result can then neither end its own block nor forge a call or an answer, however the text is parsed again. This
@@ -162,14 +162,14 @@ def neutralise(text: str, dialect: Dialect = TOOL_DIALECT) -> str:
     return sub_first(dialect.read_markers, text, lambda _: "&lt;")
 
 
-def result_block(text: str, spaced: bool = False, dialect: Dialect = TOOL_DIALECT) -> str:
+def result_block(text: str, dialect: Dialect, *, spaced: bool = False) -> str:
     """Wrap tool output in a result block; `spaced` puts a space before the block and newlines inside its markers."""
     tag = dialect.by_name[RESULT]
     inner = neutralise(text, dialect)
     return f" {tag.opening}\n{inner}\n{tag.closing}" if spaced else f"{tag.opening}{inner}{tag.closing}"
 
 
-def tokenise(text: str, dialect: Dialect = TOOL_DIALECT, *, model_text: bool = False) -> list[Segment]:
+def tokenise(text: str, dialect: Dialect, *, model_text: bool = False) -> list[Segment]:
     """Split text into typed segments without gaps or overlaps; `start` and `end` are in characters.
 
     Any text is accepted:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from treadle.agent.dialect import TOOL_DIALECT, Dialect
+from treadle.agent.dialect import Dialect
 from treadle.agent.environment import CallRecord
 from treadle.agent.rollout import Trajectory, Usage
 from treadle.agent.transcript import Codec, Prefix, Transcript
@@ -19,7 +19,7 @@ Piece = tuple[Literal["model", "system"], str]
 """Author and text; a system piece is one whole result block."""
 
 
-def extended(prefix: Prefix, text: str, codec: Codec | None, dialect: Dialect = TOOL_DIALECT) -> Prefix:
+def extended(prefix: Prefix, text: str, codec: Codec | None, dialect: Dialect) -> Prefix:
     """Return a prefix with model text appended; it is pending if the text ends with a call or an answer.
 
     Raises ValueError if the prefix itself ends with a call without a result, or with an answer.
@@ -41,7 +41,7 @@ def assembled(
     pieces: Iterable[Piece],
     calls: Sequence[CallRecord],
     codec: Codec | None,
-    dialect: Dialect = TOOL_DIALECT,
+    dialect: Dialect,
 ) -> Trajectory:
     """Return a trajectory assembled from pieces in order, with the prompt and the status of `parent`.
 

@@ -1,4 +1,4 @@
-"""Define the environment of a rollout: it turns model text into calls, outcomes and result blocks.
+"""Define the environment of a rollout: it reacts to each turn of the model and decides when the rollout ends.
 
 `Environment` is the interface that the rollout engine uses. `ToolEnvironment` implements it with tools and limits; a
 simulated user or a remote service can implement it elsewhere. One observation may hold several calls and several
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import orjson
 
@@ -76,6 +76,45 @@ def _option_letter(index: int) -> str:
     return (_option_letter(high - 1) if high else "") + chr(ord("A") + low)
 
 
+TurnEnd = Literal["stop", "end_of_turn", "length", "context_full", "budget", "filtered"]
+"""Why the model stopped: at a stop marker of the dialect, by itself, at `sampling.max_tokens`, at its context window,
+at the token limit of the trajectory, or because the server withheld the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTurn:
+    """One turn of the model.
+
+    Attributes:
+        text: What it wrote since the last block, or since the last stop marker that was acted on.
+        number: Number of the turn, from 0.
+        ended: Why it stopped.
+        is_empty: Whether the turn added nothing to the text.
+    """
+
+    text: str
+    number: int
+    ended: TurnEnd
+    is_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What the reaction to a turn may depend on besides the turn.
+
+    Attributes:
+        deadline: Time of the work clock (`treadle.core.work_clock`) by which the reaction must be there.
+        log: The assistant turn so far, in pieces; empty for the text of this turn alone.
+        seed: Seed of random draws.
+        budget_s: Seconds that calls may run, not counting any wait before that; see `CallContext`.
+    """
+
+    deadline: float
+    log: Sequence[str] = ()
+    seed: int = 0
+    budget_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """Ledger entry: one call, its outcome, and the number of its turn.
@@ -103,7 +142,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Reaction to one piece of model text.
+    """Reaction to one turn of the model.
 
     `blocks` are appended to the context in order and unchanged. `status` ends the rollout; with None it continues.
     """
@@ -125,7 +164,10 @@ class Observation:
 
 
 class Environment(Protocol):
-    """One episode, made per rollout: `reset`, then `step` or `replay` once per turn, then `close`."""
+    """One episode, made per rollout: `reset`, then `step` or `replay` once per turn, then `close`.
+
+    Every turn of the model is given to the environment, also one without a call.
+    """
 
     async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
         """Begin an episode, after the calls of a prefix if there are any; return the messages before the assistant
@@ -133,22 +175,10 @@ class Environment(Protocol):
         """
         ...
 
-    async def step(
-        self,
-        text: str,
-        *,
-        turn: int,
-        deadline: float,
-        log: Sequence[str] = (),
-        seed: int = 0,
-        budget_s: float | None = None,
-    ) -> Observation:
-        """React to the model text since the last block.
+    async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
+        """React to a turn of the model: continue, answer its calls, or end the rollout with a status.
 
-        `deadline` is a time of the work clock (`treadle.core.work_clock`), `log` holds the whole turn so far in pieces,
-        `seed` is for random draws of the reaction, and `budget_s` limits how long calls may run, waiting excluded; see
-        `CallContext`. Raises ToolError and ModelError only for infrastructure failures, never for a mistake of the
-        agent.
+        Raises ToolError and ModelError only for infrastructure failures, never for a mistake of the agent.
         """
         ...
 
@@ -207,29 +237,31 @@ class ToolEnvironment:
         self._route = question.search
         return opening_messages(self._settings, question)
 
-    async def step(
-        self,
-        text: str,
-        *,
-        turn: int,
-        deadline: float,
-        log: Sequence[str] = (),
-        seed: int = 0,
-        budget_s: float | None = None,
-    ) -> Observation:
-        """Run the call that ends the text, refuse it, or end the rollout."""
+    async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
+        """Run the call that ends the turn, refuse it, or end the rollout."""
+        if turn.ended != "stop":
+            return self._unmarked(turn)
         dialect = self._settings.dialect
-        call = parse_call(text, dialect)
+        call = parse_call(turn.text, dialect)
         if call is None:
-            observation = Observation(status="answered" if is_answer(text, dialect) else "no_answer")
+            observation = Observation(status="answered" if is_answer(turn.text, dialect) else "no_answer")
         elif (limit := self._limit_message(call.tool)) is not None:
-            observation = self._refuse(call, turn, limit)
+            observation = self._refuse(call, turn.number, limit)
         else:
-            told = CallContext(self._question, log or (text,), seed, budget_s, self._route)
-            outcome = await self._tools[call.tool].call(call.argument, deadline=deadline, context=told)
-            observation = self._executed(call, turn, outcome)
+            log = context.log or (turn.text,)
+            told = CallContext(self._question, log, context.seed, context.budget_s, self._route)
+            outcome = await self._tools[call.tool].call(call.argument, deadline=context.deadline, context=told)
+            observation = self._executed(call, turn.number, outcome)
         self.replay(observation)
         return observation
+
+    def _unmarked(self, turn: ModelTurn) -> Observation:
+        """React to a turn without a call or an answer."""
+        if turn.ended in ("filtered", "context_full", "budget"):
+            return Observation(status=turn.ended)
+        if self._settings.on_unmarked == "continue" and not turn.is_empty:
+            return Observation()
+        return Observation(status="length" if turn.ended == "length" else "no_answer")
 
     def replay(self, observation: Observation) -> None:
         """Count the calls of an observation."""
@@ -277,7 +309,7 @@ class ToolEnvironment:
         return Observation((record,), (self._block(text),))
 
     def _block(self, text: str) -> str:
-        return result_block(text, self._settings.result_format == "spaced", self._settings.dialect)
+        return result_block(text, self._settings.dialect, spaced=self._settings.result_format == "spaced")
 
 
 def _well_formed(text: str) -> str:

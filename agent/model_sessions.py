@@ -137,7 +137,6 @@ class ModelSession:
             max_turns=environment.turn_limit(additional_calls),
             max_model_len=self.facts.max_model_len,
             max_trajectory_tokens=environment.max_trajectory_tokens,
-            continue_unmarked=environment.on_unmarked == "continue",
         )
         return RolloutEngine(
             model=self.meter,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from treadle.agent.dialect import TOOL_DIALECT, Dialect
+from treadle.agent.dialect import Dialect
 from treadle.agent.transcript import Codec
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
@@ -60,13 +60,11 @@ class RolloutLimits:
         max_turns: Most generation calls, including those of a continued prefix.
         max_model_len: Context window of the model in tokens; None if unknown.
         max_trajectory_tokens: Longest assistant turn in tokens (ignored in text mode); None for no limit.
-        continue_unmarked: Whether another turn follows one without a call or an answer.
     """
 
     max_turns: int
     max_model_len: int | None = None
     max_trajectory_tokens: int | None = None
-    continue_unmarked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class ModelBinding:
     codec: ChatCodec | None
     sampling: Sampling
     limits: RolloutLimits
-    dialect: Dialect = TOOL_DIALECT
+    dialect: Dialect
     renderer: ChatCodec | None = None
     chat: ChatModel | None = None
 

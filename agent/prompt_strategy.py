@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from treadle.agent.dialect import RESULT, Dialect, Segment, tokenise
 from treadle.agent.model_types import ChatCodec, ChatModel, ModelBinding
@@ -21,6 +21,10 @@ CONTINUE_MESSAGE = "Go on."
 """Content of the user message that is added if the conversation would otherwise end with an assistant message."""
 
 
+TokenLimit = Literal["context_full", "budget"]
+"""Limit in tokens that truncates a turn: the context window, or the budget of the trajectory. Also a status."""
+
+
 class PromptStrategy(Protocol):
     """Strategy that builds requests from the transcript of one rollout and adds the completions to it."""
 
@@ -29,8 +33,8 @@ class PromptStrategy(Protocol):
         """Token ids before the assistant turn; empty if requests carry no ids."""
         ...
 
-    def max_new_tokens(self) -> tuple[int, str]:
-        """Return the most new tokens of the next turn, and the rollout's status if that number is below 1."""
+    def max_new_tokens(self) -> tuple[int, TokenLimit]:
+        """Return the most new tokens of the next turn, and the limit that is reached if that number is below 1."""
         ...
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
@@ -67,7 +71,7 @@ class TokenIdPrompts:
         self._transcript = transcript
         self.prompt_ids = array("i", codec.prompt_ids(messages))
 
-    def max_new_tokens(self) -> tuple[int, str]:
+    def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         used = len(self._transcript.ids)
@@ -116,7 +120,7 @@ class TextPrompts:
         self._server_chars = 0
         self.prompt_ids = array("i")
 
-    def max_new_tokens(self) -> tuple[int, str]:
+    def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most if limits.max_model_len is None else limits.max_model_len - self._context_tokens()
@@ -167,7 +171,7 @@ class ChatPrompts:
         self._counted_chars = 0
         self.prompt_ids = array("i")
 
-    def max_new_tokens(self) -> tuple[int, str]:
+    def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`. Results count towards the budget once the service has counted them."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most

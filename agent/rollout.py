@@ -14,8 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from treadle.agent.call_cache import CallCache, answer_unit, call_unit
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, Dialect, Segment
-from treadle.agent.environment import CallRecord, Environment, Observation, Question
+from treadle.agent.dialect import RESULT, Dialect, Segment
+from treadle.agent.environment import (
+    CallRecord,
+    Environment,
+    ModelTurn,
+    Observation,
+    Question,
+    StepContext,
+    TurnEnd,
+)
 from treadle.agent.model_types import ModelBinding
 from treadle.agent.prompt_strategy import make_prompt_strategy
 from treadle.agent.transcript import Codec, Prefix, Transcript, cut
@@ -72,7 +80,7 @@ class Trajectory:
     num_turns: int
     usage: Usage = field(default_factory=Usage)
 
-    def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect = TOOL_DIALECT) -> Prefix:
+    def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect) -> Prefix:
         """Return the first `num_segments` segments as a prefix to continue from.
 
         The next context is identical, id for id, to that of an uninterrupted rollout.
@@ -188,7 +196,7 @@ class Rollout:
         try:
             if self._pending:
                 self._pending = False
-                self._status = await self._act()
+                self._status = await self._react("stop")
             elif self._turn >= self._engine.limits.max_turns:
                 self._status = "max_turns"
             else:
@@ -217,20 +225,15 @@ class Rollout:
             return limit_status
         completion = await self._generate(max_new_tokens)
         was_added = self._prompt_strategy.add_completion(completion)
-        cut_short = completion.finish_reason == "length"
-        filtered = completion.finish_reason == "content_filter"
-        if not was_added and not cut_short:
-            return "filtered" if filtered else "no_answer"
-        if self._engine.dialect.closing_stops.search(self._transcript.open_text) is not None:
-            return await self._act()
-        if filtered:
-            return "filtered"
-        # Truncated by the window or the budget rather than by `sampling.max_tokens`.
-        if cut_short and max_new_tokens < self._engine.sampling.max_tokens:
-            return limit_status
-        if was_added and self._engine.limits.continue_unmarked:
-            return None
-        return "length" if cut_short else "no_answer"
+        ended: TurnEnd = "end_of_turn"
+        if self._transcript.is_at_stop:
+            ended = "stop"
+        elif completion.finish_reason == "content_filter":
+            ended = "filtered"
+        elif completion.finish_reason == "length":
+            # The window or the budget truncated the turn, unless it reached `sampling.max_tokens`.
+            ended = "length" if max_new_tokens >= self._engine.sampling.max_tokens else limit_status
+        return await self._react(ended, is_empty=not was_added)
 
     async def _generate(self, max_tokens: int) -> Completion:
         unit = answer_unit(self._turn)
@@ -254,8 +257,8 @@ class Rollout:
             usage.notes[note] = usage.notes.get(note, 0) + 1
         return completion
 
-    async def _act(self) -> str | None:
-        """Apply the environment's reaction to the model text; return a status if it ends the rollout."""
+    async def _react(self, ended: TurnEnd, *, is_empty: bool = False) -> str | None:
+        """Apply the environment's reaction to the turn; return a status if it ends the rollout."""
         unit = call_unit(self._turn)
         known = self._cache.get(unit)
         if known is not None:
@@ -263,11 +266,8 @@ class Rollout:
             self._environment.replay(observation)
         else:
             observation = await self._environment.step(
-                self._transcript.open_text,
-                turn=self._turn,
-                deadline=self._deadline,
-                log=self._transcript.log(),
-                seed=derive_seed(self._seed, self._turn, "tool"),
+                ModelTurn(self._transcript.open_text, self._turn, ended, is_empty),
+                StepContext(self._deadline, self._transcript.log(), derive_seed(self._seed, self._turn, "tool")),
             )
             observation = self._engine.without_spelled_tokens(observation)
             # Other observations follow from the cached completion.
@@ -277,7 +277,7 @@ class Rollout:
         self._usage.tool_seconds += sum(call.seconds for call in observation.calls)
         for block in observation.blocks:
             self._transcript.append_block(block)
-        if not observation.blocks:
+        if ended == "stop" and not observation.blocks:
             self._transcript.close_span()
         return observation.status
 

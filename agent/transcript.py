@@ -193,6 +193,11 @@ class Transcript:
         last = self._spans[-1] if self._spans else None
         return last.text if last is not None and last.author == "model" else ""
 
+    @property
+    def is_at_stop(self) -> bool:
+        """Whether the model text since then contains a marker at which generation stops."""
+        return self._dialect.closing_stops.search(self.open_text) is not None
+
     def append_completion(self, text: str, ids: Sequence[int] | None, completion_tokens: int, marker: str = "") -> bool:
         """Append one completion, cut after its first closing marker; return whether it added anything.
 

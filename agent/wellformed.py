@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from treadle.agent.dialect import RESULT, TEXT, TOOL_DIALECT, Dialect, Segment
+from treadle.agent.dialect import RESULT, TEXT, Dialect, Segment
 from treadle.core.answers.extraction import closing_brace
 
 FORMAT_FAULTS = {
@@ -48,7 +48,7 @@ _BOX = re.compile(r"\\boxed\s{0,8}\{")
 _THINK = "think"
 
 
-def format_faults(segments: Sequence[Segment], dialect: Dialect = TOOL_DIALECT) -> list[str]:
+def format_faults(segments: Sequence[Segment], dialect: Dialect) -> list[str]:
     """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed."""
     blocks = [segment for segment in segments if segment.kind != TEXT or not segment.text.isspace()]
     faults = _edge_faults(blocks, dialect)
@@ -59,9 +59,7 @@ def format_faults(segments: Sequence[Segment], dialect: Dialect = TOOL_DIALECT) 
     return [code for code in FORMAT_FAULTS if code in faults]
 
 
-def call_faults(
-    segments: Sequence[Segment], calls: Sequence[tuple[str, str]], dialect: Dialect = TOOL_DIALECT
-) -> list[str]:
+def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], dialect: Dialect) -> list[str]:
     """Return the codes of CALL_FAULTS that apply to the calls of a turn, in that order.
 
     `calls` are pairs (tool, status) from the ledger.

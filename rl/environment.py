@@ -58,7 +58,6 @@ class OpenEnvironment:
             max_turns=settings.turn_limit(),
             max_model_len=max_model_len,
             max_trajectory_tokens=min(bounds, default=None),
-            continue_unmarked=settings.on_unmarked == "continue",
         )
         return RolloutEngine(model, codec, sampling, limits, settings.dialect)
 

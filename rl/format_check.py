@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, Dialect, Segment
+from treadle.agent.dialect import RESULT, Dialect, Segment
 from treadle.agent.wellformed import format_faults
 
 FormatMode = Literal["strict", "loose"]
@@ -28,14 +28,12 @@ LOOSE_FAULTS = {
 _THINK = "think"
 
 
-def format_reasons(
-    segments: Sequence[Segment], mode: FormatMode = "strict", dialect: Dialect = TOOL_DIALECT
-) -> tuple[str, ...]:
+def format_reasons(segments: Sequence[Segment], dialect: Dialect, mode: FormatMode = "strict") -> tuple[str, ...]:
     """Return the codes of the rules that a turn breaks; empty if its format is good."""
     return tuple(format_faults(segments, dialect) if mode == "strict" else loose_faults(segments, dialect))
 
 
-def loose_faults(segments: Sequence[Segment], dialect: Dialect = TOOL_DIALECT) -> list[str]:
+def loose_faults(segments: Sequence[Segment], dialect: Dialect) -> list[str]:
     """Return the codes of LOOSE_FAULTS that apply, in their order.
 
     Accepts what the published program accepts: text after the answer, thoughts closed before they open, results without

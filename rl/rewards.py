@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from treadle.agent.dialect import TOOL_DIALECT, Dialect, Segment, render, tokenise
+from treadle.agent.dialect import Dialect, Segment, render, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer
@@ -57,9 +57,7 @@ class GroupItem:
     branch_depth: int = 0
 
     @classmethod
-    def from_text(
-        cls, text: str, *, status: str = _ANSWERED, dialect: Dialect = TOOL_DIALECT, **counts: int
-    ) -> GroupItem:
+    def from_text(cls, text: str, *, status: str = _ANSWERED, dialect: Dialect, **counts: int) -> GroupItem:
         """Build an item from flat text alone; every well-formed result block counts as a tool result."""
         known = {"tool_calls": 0, "model_tokens": 0, "total_tokens": 0, **counts}
         return cls(segments=tuple(tokenise(text, dialect)), status=status, **known)
@@ -144,7 +142,7 @@ def group_rewards(
     *,
     choices: Sequence[str] = (),
     checker: Checker | None = None,
-    dialect: Dialect = TOOL_DIALECT,
+    dialect: Dialect,
 ) -> list[Reward]:
     """Return the rewards of all trajectories of one question, in the order of the items, which does not affect them.
 
@@ -157,7 +155,7 @@ def group_rewards(
         if item.status == FAILED:
             return group.reward(item, "", _UNFINISHED, (), sigma_tool, sigma_length, options)
         answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
-        reasons = format_reasons(item.segments, options.format_mode, dialect)
+        reasons = format_reasons(item.segments, dialect, options.format_mode)
         return group.reward(item, answer, score, reasons, sigma_tool, sigma_length, options)
 
     return _fill_unscored([reward(item) for item in items])

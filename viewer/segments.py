@@ -70,7 +70,7 @@ class ShownSegment:
 
 def segments_of_text(text: str) -> list[dict[str, Any]]:
     """Split the text of a turn into segments; used if only the text was stored."""
-    return [{"kind": one.kind, "text": one.text, "start": 0, "end": 0} for one in tokenise(text)]
+    return [{"kind": one.kind, "text": one.text, "start": 0, "end": 0} for one in tokenise(text, TOOL_DIALECT)]
 
 
 def pieces_of(

@@ -58,10 +58,16 @@ Measurement = Callable[..., dict[str, Any]]
 """Function that runs in a process of its own, given a folder and further arguments; returns its measurements."""
 
 
+def this_module() -> list[str]:
+    """Return the command that runs the module of this process again, whether it was started by name or by path."""
+    spec = sys.modules["__main__"].__spec__
+    return [sys.executable, *(["-m", spec.name] if spec else sys.argv[:1])]
+
+
 def start_child(name: str, folder: Path, *arguments: Any) -> subprocess.Popen[str]:
     """Start a measurement of this command in a new process."""
     call = json.dumps([name, str(folder), *arguments])
-    return subprocess.Popen([sys.executable, sys.argv[0], "--child", call], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([*this_module(), "--child", call], stdout=subprocess.PIPE, text=True)
 
 
 def measure(name: str, folder: Path, *arguments: Any) -> dict[str, Any]:

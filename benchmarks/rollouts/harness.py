@@ -36,6 +36,7 @@ import aiohttp
 import orjson
 
 from benchmarks.parts import stub_server, stub_tools
+from benchmarks.parts.measuring import this_module
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
@@ -281,8 +282,8 @@ def main() -> None:
     with stub(options.delay) as url:
         for _ in range(options.repeat):
             for mode, measured in results.items():
-                arguments = [word for word in sys.argv if word != "--json"]
-                command = [sys.executable, *arguments, "--child", mode, url]
+                arguments = [word for word in sys.argv[1:] if word != "--json"]
+                command = [*this_module(), *arguments, "--child", mode, url]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 measured.append(json.loads(done.stdout.splitlines()[-1]))
     if options.json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, Dialect, Segment
+from treadle.agent.dialect import RESULT, Dialect, Segment
 from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
 
 REASONS = {
@@ -48,9 +48,7 @@ class Candidate:
     origins: bytes = b""
 
 
-def reasons_against(
-    candidate: Candidate, *, cutoff_tokens: int, num_end_ids: int, dialect: Dialect = TOOL_DIALECT
-) -> list[str]:
+def reasons_against(candidate: Candidate, *, cutoff_tokens: int, num_end_ids: int, dialect: Dialect) -> list[str]:
     """Return the codes of all rules that a trajectory breaks, in the order of REASONS; empty if it may be trained on.
 
     `num_end_ids`: number of ids that end a turn and count towards the cut-off. In text mode the length is unknown and

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, TEXT, TOOL_DIALECT, Dialect, Segment, render, tokenise
+from treadle.agent.dialect import RESULT, TEXT, Dialect, Segment, render, tokenise
 from treadle.agent.transcript import ORIGIN_REENCODED, Codec
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -35,7 +35,7 @@ def repair_turn(
     ids: Sequence[int],
     origins: Sequence[int],
     codec: Codec | None,
-    dialect: Dialect = TOOL_DIALECT,
+    dialect: Dialect,
 ) -> RepairedTurn | None:
     """Return the repaired turn; None if no span needs a repair. In text mode there are no ids and no codec."""
     repaired_turn = RepairedTurn([], [], [])

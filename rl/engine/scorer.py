@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 
-from treadle.agent.dialect import TOOL_DIALECT, Dialect
+from treadle.agent.dialect import Dialect
 from treadle.agent.environment import Question
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.symbolic import SymbolicChecker
@@ -18,7 +18,7 @@ from treadle.rl.training.plan import RlPlan
 class GroupScorer:
     """Scorer of groups, with the plan's reward options and the answer rule of the stage `scores`. Thread-safe."""
 
-    def __init__(self, plan: RlPlan, checker: Checker | None, dialect: Dialect = TOOL_DIALECT) -> None:
+    def __init__(self, plan: RlPlan, checker: Checker | None, dialect: Dialect) -> None:
         """Use `checker` for computer algebra (None if the plan does not use it) and the environment's `dialect`."""
         self._plan = plan
         self._checker = checker
@@ -41,7 +41,7 @@ class GroupScorer:
 
 
 @contextlib.contextmanager
-def open_scorer(plan: RlPlan, dialect: Dialect = TOOL_DIALECT) -> Iterator[GroupScorer]:
+def open_scorer(plan: RlPlan, dialect: Dialect) -> Iterator[GroupScorer]:
     """Yield the plan's scorer, with computer algebra in confined processes if the plan uses it.
 
     Raises ConfigError if computer algebra is not installed.

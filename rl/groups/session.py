@@ -8,9 +8,9 @@ docs/behaviour/group-rollouts.md, part "Infrastructure and time".
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from treadle.agent.environment import CallRecord, Environment, Observation, Question
+from treadle.agent.environment import CallRecord, Environment, ModelTurn, Observation, Question, StepContext
 from treadle.agent.model_types import CompletionModel
 from treadle.agent.rollout import Rollout
 from treadle.agent.transcript import ORIGIN_SAMPLED
@@ -35,27 +35,17 @@ class TimedEnvironment:
         """Reset the environment; see `Environment`."""
         return await self._environment.reset(question, history)
 
-    async def step(
-        self,
-        text: str,
-        *,
-        turn: int,
-        deadline: float,
-        log: Sequence[str] = (),
-        seed: int = 0,
-        budget_s: float | None = None,
-    ) -> Observation:
+    async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Run one step; see `Environment`.
 
         Calls run at most for the time that is left; calls that cannot report their duration have that time as their
         deadline.
         """
-        left_s = self.time_left_s if budget_s is None else min(budget_s, self.time_left_s)
+        left_s = self.time_left_s if context.budget_s is None else min(context.budget_s, self.time_left_s)
         with timed_work() as clock:
             began = clock.time()
-            observation = await self._environment.step(
-                text, turn=turn, deadline=min(deadline, began + left_s), log=log, seed=seed, budget_s=left_s
-            )
+            deadline = min(context.deadline, began + left_s)
+            observation = await self._environment.step(turn, replace(context, deadline=deadline, budget_s=left_s))
             # The work clock stops while infrastructure holds a call up, so it bounds the recorded durations.
             self.time_left_s -= min(sum(call.seconds for call in observation.calls), clock.time() - began)
         return observation

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import Dialect
 from treadle.agent.environment import Question
 from treadle.core.errors import EngineError
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
@@ -30,7 +32,7 @@ def compute_score(
     `job` is the path of the training's job, set in the overrides. Raises EngineError if the plan rewards efficiency,
     and DataError for an unknown `data_source`.
     """
-    plan, scorer = _opened(job)
+    plan, scorer, dialect = _opened(job)
     if extra_info.get("split") != VALIDATION and (plan.options.sigma_tool or plan.options.sigma_length):
         raise EngineError(
             "a trajectory has no reward: calls and length are compared within a group, which only the agent loop "
@@ -38,15 +40,18 @@ def compute_score(
         )
     choices = tuple(extra_info.get("choices") or ())
     question = Question(str(extra_info.get("id", "")), "", choices, scorer=domain_of(data_source))
-    (reward,) = scorer.rewards([GroupItem.from_text(solution_str)], question, list(ground_truth), (0.0, 0.0))
+    item = GroupItem.from_text(solution_str, dialect=dialect)
+    (reward,) = scorer.rewards([item], question, list(ground_truth), (0.0, 0.0))
     return {"score": reward.reward, "acc": reward.correctness, "f_format": reward.f_format}
 
 
 @functools.cache
-def _opened(job: str) -> tuple[RlPlan, GroupScorer]:
+def _opened(job: str) -> tuple[RlPlan, GroupScorer, Dialect]:
     """Open the plan's scorer for the lifetime of this process; its worker processes end with it."""
-    plan = RlPlan.from_json(json.dumps(json.loads(Path(job).read_text(encoding="utf-8"))["plan"]))
-    return plan, _OPEN.enter_context(open_scorer(plan))
+    described = json.loads(Path(job).read_text(encoding="utf-8"))
+    plan = RlPlan.from_json(json.dumps(described["plan"]))
+    dialect = EnvironmentSettings.model_validate(described["environment"]).dialect
+    return plan, _OPEN.enter_context(open_scorer(plan, dialect)), dialect
 
 
 _OPEN = contextlib.ExitStack()

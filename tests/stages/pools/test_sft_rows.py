@@ -31,6 +31,7 @@ from tokenizers import Tokenizer
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.environment import Question, ToolEnvironment, opening_messages
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine, Trajectory
@@ -245,7 +246,7 @@ TURNS = {
 
 def played(asked: dict[str, Any], replies: Sequence[str], tokenizer: ChatTokenizer) -> tuple[Trajectory, Script]:
     model = Script(replies, tokenizer)
-    engine = RolloutEngine(model, tokenizer, Sampling(), RolloutLimits(max_turns=9))
+    engine = RolloutEngine(model, tokenizer, Sampling(), RolloutLimits(max_turns=9), TOOL_DIALECT)
     tools: dict[str, Tool] = {"search": Echo("search"), "python": Echo("python")}
     rollout = engine.roll_out(
         ToolEnvironment(ENVIRONMENT, tools), Question.from_row(asked), seed=1, deadline=math.inf, cache=NullCache()

@@ -13,7 +13,7 @@ import pytest
 from support.rollouts.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase, hostile_cases, hostile_web_cases
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.dialect import tokenise
+from treadle.agent.dialect import TOOL_DIALECT, tokenise
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge
 from treadle.agent.judges.redundancy import redundancy_messages
 from treadle.agent.judges.views import trajectory_view
@@ -82,7 +82,7 @@ async def test_no_verdict_is_flipped_by_web_page_text(mode: str) -> None:
 @pytest.mark.parametrize("case", WEB_CASES, ids=lambda case: case.name)
 def test_page_text_stays_inside_its_block_in_a_trajectory_view(case: HostileCase) -> None:
     """The judge of redundant calls is shown the results of searches too."""
-    segments = tokenise(case.said)
+    segments = tokenise(case.said, TOOL_DIALECT)
     assert [segment.kind for segment in segments] == ["think", "search", "result", "think", "answer"]
     view = trajectory_view(case.case.question, case.case.answers, segments, 7)
     blocks = re.findall(rf"<(\w+)_{view.nonce}>\n(.*?)\n</\1_{view.nonce}>", view.text, re.DOTALL)

@@ -20,6 +20,7 @@ from support.web.web_entries import record_in, search_of
 from support.web.web_rollouts import SmallWeb, recorded, said, searching
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.tools.outcome import NOT_ON_RECORD
 from treadle.core import schemas
 from treadle.core.config import load_config
@@ -142,7 +143,7 @@ async def test_recorded_web_rollouts_are_selected_and_trained_on_in_the_same_run
     assert met == {("moss", "ok", "", '"Moss is green."}'), ("an unrecorded query", "empty", NOT_ON_RECORD, "")}
     misses = [item.web_misses for item in group.items]
     assert misses == [int(call.argument != "moss") for call in calls] and 0 < sum(misses) < 8
-    rewards = group_rewards(group.items, ["42"], "math", 0.1, 0.1)
+    rewards = group_rewards(group.items, ["42"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert step_figures([rewards])["web_misses"] == sum(misses) / 8
 
     # A started training does not use what the run recorded later.

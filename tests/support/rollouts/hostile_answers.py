@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from treadle.agent.dialect import result_block, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, result_block, tokenise
 from treadle.agent.judges.base import Case
 from treadle.agent.judges.views import answer_view
 from treadle.core.answers.extraction import extract_prediction
@@ -174,7 +174,7 @@ def _web_case(name: str, problem: Problem, payload: Payload, place: str) -> Host
     def turn(shown: str) -> str:
         lines = web_result(shown)
         # As a model copies it out of its context.
-        seen = result_block(lines)
+        seen = result_block(lines, TOOL_DIALECT)
         return f"<think>Sum.</think><search>lamps</search>{seen}<think>So.</think>{answers[place](seen[8:-9])}"
 
     clean = _case(problem, _predicted(turn("A lamp.")), seed=7)
@@ -208,5 +208,5 @@ def _hostile(name: str, problem: Problem, payload: Payload, place: _Place) -> Ho
 
 
 def _predicted(said: str) -> str:
-    segments = tokenise(said)
+    segments = tokenise(said, TOOL_DIALECT)
     return extract_prediction([{"kind": one.kind, "text": one.text} for one in segments])

@@ -174,9 +174,7 @@ class World:
 
     async def _play(self, model: Script, prefix: Prefix | None, seed: int, memory: CallCache) -> Trajectory:
         more = 0 if prefix is None else self.settings.continuation_calls
-        limits = RolloutLimits(
-            self.settings.turn_limit(more), continue_unmarked=self.settings.on_unmarked == "continue"
-        )
+        limits = RolloutLimits(self.settings.turn_limit(more))
         engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.dialect)
         tools: dict[str, Tool] = dict(self.tools)
         episode = ToolEnvironment(self.settings, tools, additional_calls=more)

@@ -10,7 +10,7 @@ from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import CallCache, NullCache
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import render
+from treadle.agent.dialect import TOOL_DIALECT, render
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine, Trajectory
@@ -98,13 +98,8 @@ async def play(
     """One rollout of `QUESTION`."""
     settings = environment or EnvironmentSettings()
     tools: dict[str, Tool] = {"search": tool or FixedTool("search"), "python": FixedTool("python")}
-    limits = RolloutLimits(
-        settings.turn_limit(additional),
-        max_model_len,
-        settings.max_trajectory_tokens,
-        settings.on_unmarked == "continue",
-    )
-    engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits)
+    limits = RolloutLimits(settings.turn_limit(additional), max_model_len, settings.max_trajectory_tokens)
+    engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits, TOOL_DIALECT)
     episode = ToolEnvironment(settings, tools, additional_calls=additional)
     return await engine.roll_out(
         episode, QUESTION, seed=7, deadline=deadline, cache=cache or NullCache(), prefix=prefix

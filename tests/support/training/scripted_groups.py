@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.environment import Question
 from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
@@ -221,7 +222,7 @@ def contract_facts(groups: Sequence[Group], codec: ChatCodec) -> list[dict[str, 
 
 
 def _contract_group(group: Group, codec: ChatCodec) -> dict[str, Any]:
-    rewards = group_rewards(group.items, CONTRACT_GOLD, CONTRACT_DOMAIN, *CONTRACT_SIGMAS)
+    rewards = group_rewards(group.items, CONTRACT_GOLD, CONTRACT_DOMAIN, *CONTRACT_SIGMAS, dialect=TOOL_DIALECT)
     advantages = group_advantages([reward.reward for reward in rewards])
     trajectories = [
         {

@@ -20,6 +20,7 @@ from scripted_groups import CONTRACT_JOBS, contract_generator, contract_rollouts
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.environment import Question
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
@@ -112,7 +113,7 @@ class _ScriptedSource:
     def step(self, step: int, rows: list[Row], first: int) -> list[ScoredGroup]:
         """All of them, whatever is asked."""
         return [
-            ScoredGroup(group, group_rewards(group.items, row.answers, "math", 0.1, 0.1))
+            ScoredGroup(group, group_rewards(group.items, row.answers, "math", 0.1, 0.1, dialect=TOOL_DIALECT))
             for group, row in zip(self.made, rows, strict=True)
         ]
 

@@ -28,6 +28,7 @@ from support.training.scripted_groups import (
 from support.training.stub_verl import StubClient, caller
 from support.training.verl_plans import loop_fields
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.environment import Question
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
@@ -201,10 +202,13 @@ class Probe:
                 f"{'<think>t</think>' if formed else ''}<answer>\\boxed{{{answer}}}</answer>",
                 tool_calls=calls,
                 model_tokens=length,
+                dialect=TOOL_DIALECT,
             )
             for answer, calls, length, formed in EXAMPLE_A
         ]
-        rewards = torch.tensor([[reward.reward] for reward in group_rewards(items, ["12"], "math", 0.1, 0.1)])
+        rewards = torch.tensor(
+            [[reward.reward] for reward in group_rewards(items, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)]
+        )
         advantages, _ = compute_grpo_outcome_advantage(rewards, torch.ones(6, 1), np.array(["u"] * 6))
         return [float(value) for value in advantages[:, 0]]
 
@@ -251,7 +255,7 @@ class CallsHost(LoopHost):
     def _calls(sample: Any, group: Any) -> Any:
         from dataclasses import replace
 
-        rewards = group_rewards(group.items, sample.answers, sample.question.domain, 0.0, 0.0)
+        rewards = group_rewards(group.items, sample.answers, sample.question.domain, 0.0, 0.0, dialect=TOOL_DIALECT)
         mean = sum(reward.tool_calls for reward in rewards) / len(rewards)
         return [replace(reward, reward=mean - reward.tool_calls) for reward in rewards]
 

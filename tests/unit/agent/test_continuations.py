@@ -24,7 +24,7 @@ from support.rollouts.rollout_bench import (
     settings,
 )
 
-from treadle.agent.dialect import render
+from treadle.agent.dialect import TOOL_DIALECT, render
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.types import CompletionRequest
@@ -76,7 +76,7 @@ def test_continuation_has_the_same_context_ids_as_an_unbroken_rollout(
     check_invariants(whole, tokenizer)
     contexts = [request.prompt for request in model.requests]
     for number in range(len(whole.segments) + 1):
-        prefix = whole.prefix(number, tokenizer)
+        prefix = whole.prefix(number, tokenizer, TOOL_DIALECT)
         begun = ScriptedModel(reply, tokenizer, overrun)
         tool = FixedTool("search")
         continued = asyncio.run(play(begun, tokenizer, prefix=prefix, tool=tool))
@@ -104,7 +104,7 @@ async def test_continuation_counts_its_prefix_and_gets_an_extra_call_allowance(t
         ScriptedModel([SEARCH, SEARCH, SEARCH], tokenizer),
         tokenizer,
         environment=environment,
-        prefix=whole.prefix(3, tokenizer),
+        prefix=whole.prefix(3, tokenizer, TOOL_DIALECT),
         additional=1,
         tool=tool,
     )
@@ -115,7 +115,7 @@ async def test_continuation_counts_its_prefix_and_gets_an_extra_call_allowance(t
 
 async def test_open_block_in_a_prefix_is_closed_by_the_continuation(tokenizer: ChatTokenizer) -> None:
     whole = await play(ScriptedModel([("<think>half", "length")], tokenizer), tokenizer)
-    prefix = whole.prefix(1, tokenizer)
+    prefix = whole.prefix(1, tokenizer, TOOL_DIALECT)
     continued = await play(ScriptedModel([" more</think><answer>x</answer>"], tokenizer), tokenizer, prefix=prefix)
     assert [(segment.kind, segment.text) for segment in continued.segments] == [
         ("think", "<think>half more</think>"),
@@ -149,7 +149,7 @@ async def test_tool_receives_the_whole_turn_so_far_even_in_a_continuation(tokeni
     kinds = [segment.kind for segment in whole.segments]
     for num_segments, left in ((2, 1), (3, 1), (5, 2), (6, 2)):
         tool = ListeningTool()
-        prefix = whole.prefix(num_segments, tokenizer)
+        prefix = whole.prefix(num_segments, tokenizer, TOOL_DIALECT)
         again = await play(ScriptedModel(turns[left:], tokenizer), tokenizer, tool=tool, prefix=prefix)
         assert [segment.kind for segment in again.segments] == kinds
         assert tool.told[-1] == second and tool.told[:-1] == [first] * (num_segments == 2)

@@ -65,8 +65,10 @@ async def play(
     model: ChattingModel, environment: EnvironmentSettings | None = None, *, over_chat: bool = True, **limits: Any
 ) -> Trajectory:
     chosen = environment or settings(system_prompt="")
-    bounds = RolloutLimits(chosen.turn_limit(), continue_unmarked=chosen.on_unmarked == "continue", **limits)
-    engine = RolloutEngine(model, None, Sampling(max_tokens=100), bounds, chat=model if over_chat else None)
+    bounds = RolloutLimits(chosen.turn_limit(), **limits)
+    engine = RolloutEngine(
+        model, None, Sampling(max_tokens=100), bounds, chat=model if over_chat else None, dialect=TOOL_DIALECT
+    )
     tools = {"search": FixedTool("search"), "python": FixedTool("python")}
     return await engine.roll_out(
         ToolEnvironment(chosen, tools), QUESTION, seed=7, deadline=float("inf"), cache=NullCache()
@@ -102,7 +104,7 @@ def test_result_text_is_never_sent_as_assistant_and_never_lost(pieces: list[tupl
         if by_model:
             transcript.insert(text)
         else:
-            transcript.append_block(result_block(text))
+            transcript.append_block(result_block(text, TOOL_DIALECT))
     messages = conversation(OPENING, transcript.segments())
     assert messages[:2] == OPENING and messages[-1]["role"] == "user"
     turn = messages[2:]

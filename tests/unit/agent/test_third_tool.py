@@ -75,7 +75,7 @@ def custom_tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def played(model: Model) -> dict[str, Any]:
     """Return the row of a rollout with the third tool."""
-    engine = RolloutEngine(model, None, Sampling(), RolloutLimits(max_turns=9))
+    engine = RolloutEngine(model, None, Sampling(), RolloutLimits(max_turns=9), TOOL_DIALECT)
     environment = ToolEnvironment(EnvironmentSettings(system_prompt="Look it up."), {"lookup": Lookup()})
     question = Question("q", "What is x?", dataset="world", domain="qa")
     made = engine.roll_out(environment, question, seed=1, deadline=math.inf, cache=NullCache())
@@ -91,8 +91,8 @@ def test_custom_tool_works_in_rollouts_rows_format_checks_and_the_viewer() -> No
     calls = orjson.loads(row["tool_calls"])
     assert [(call["tool"], call["status"]) for call in calls] == [("lookup", "ok"), ("lookup", "refused")]
     segments = [Segment(**part) for part in orjson.loads(row["segments"])]
-    assert format_reasons(segments) == ()
-    assert call_faults(segments, [(call["tool"], call["status"]) for call in calls]) == ["call_refused"]
+    assert format_reasons(segments, TOOL_DIALECT) == ()
+    assert call_faults(segments, [(call["tool"], call["status"]) for call in calls], TOOL_DIALECT) == ["call_refused"]
     shown = [without_markers(dataclasses.asdict(part)) for part in segments if part.kind == "lookup"]
     assert shown == [("x", False)] * 2
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import Segment, result_block, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, Segment, result_block, tokenise
 from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
 
 GOOD = (
@@ -22,8 +22,10 @@ def segments_of(text: str, *results: str) -> list[Segment]:
     segments: list[Segment] = []
     for index, part in enumerate(text.split("{}")):
         if index:
-            segments.append(Segment("result", results[index - 1] if results else result_block("found"), 0, 0))
-        segments += tokenise(part, model_text=True)
+            segments.append(
+                Segment("result", results[index - 1] if results else result_block("found", TOOL_DIALECT), 0, 0)
+            )
+        segments += tokenise(part, model_text=True, dialect=TOOL_DIALECT)
     return segments
 
 
@@ -38,7 +40,7 @@ def segments_of(text: str, *results: str) -> list[Segment]:
     ],
 )
 def test_well_formed_turns_have_no_faults(text: str) -> None:
-    assert format_faults(segments_of(text)) == []
+    assert format_faults(segments_of(text), TOOL_DIALECT) == []
 
 
 @pytest.mark.parametrize(
@@ -80,15 +82,15 @@ def test_well_formed_turns_have_no_faults(text: str) -> None:
     ],
 )
 def test_each_fault_has_its_code(text: str, faults: list[str]) -> None:
-    assert format_faults(segments_of(text)) == faults
+    assert format_faults(segments_of(text), TOOL_DIALECT) == faults
 
 
 def test_markers_and_boxes_in_results_and_programs_do_not_count() -> None:
     quoted = r"<result>error: Execution Timeout \boxed{2} </think></result>"
     text = r"<think>a</think><python>s = '\boxed{3}'</python>{}<think>b</think><answer>\boxed{1}</answer>"
     segments = segments_of(text, quoted)
-    assert format_faults(segments) == []
-    assert call_faults(segments, [("python", "ok")]) == []
+    assert format_faults(segments, TOOL_DIALECT) == []
+    assert call_faults(segments, [("python", "ok")], TOOL_DIALECT) == []
 
 
 @pytest.mark.parametrize(
@@ -102,18 +104,20 @@ def test_markers_and_boxes_in_results_and_programs_do_not_count() -> None:
     ],
 )
 def test_call_outcomes_come_from_the_ledger(status: str, code: str) -> None:
-    assert call_faults(segments_of(GOOD), [("search", "ok"), ("python", status)]) == [code]
+    assert call_faults(segments_of(GOOD), [("search", "ok"), ("python", status)], TOOL_DIALECT) == [code]
 
 
 @pytest.mark.parametrize("block", ["<result></result>", "<result> \n </result>", " <result>\n\n</result>"])
 def test_blank_result_is_empty_regardless_of_the_tool_status(block: str) -> None:
     calls = [("search", "ok"), ("python", "ok")]
-    assert call_faults(segments_of(GOOD, result_block("x"), block), calls) == ["result_empty"]
+    assert call_faults(segments_of(GOOD, result_block("x", TOOL_DIALECT), block), calls, TOOL_DIALECT) == [
+        "result_empty"
+    ]
 
 
 @pytest.mark.parametrize("calls", [[], [("search", "ok")], [("python", "ok"), ("search", "ok")]])
 def test_calls_missing_from_the_ledger_do_not_count(calls: list[tuple[str, str]]) -> None:
-    assert call_faults(segments_of(GOOD), calls) == ["ledger_differs"]
+    assert call_faults(segments_of(GOOD), calls, TOOL_DIALECT) == ["ledger_differs"]
 
 
 WHOLE = ["<think>", "a", "</think>", "<answer>", r"\boxed{1}", "</answer>"]
@@ -126,7 +130,7 @@ def test_only_turns_with_the_protocol_shape_pass(edits: list[tuple[int, str, boo
     for place, piece, is_insertion in edits:
         pieces[place : place + (not is_insertion)] = [piece] if is_insertion else []
     text = "".join(pieces)
-    faults = format_faults(tokenise(text, model_text=True))
+    faults = format_faults(tokenise(text, model_text=True, dialect=TOOL_DIALECT), TOOL_DIALECT)
     thought = r"(?:a|\s|\\boxed\{1\})*"
     answer = r"(?:a|\s)*\\boxed\{1\}(?:a|\s)*"
     whole = re.fullmatch(rf"\s*<think>{thought}</think>\s*<answer>{answer}</answer>\s*", text)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.core.schemas import RL_LOG, RL_VALIDATION
 from treadle.rl.rewards import GroupItem, Reward, group_rewards
 from treadle.rl.training.events import RlEvents
@@ -20,10 +21,16 @@ TURN = r"<think>a</think><answer>\boxed{%s}</answer>"
 
 def rewards(*facts: tuple[str, int, int], failures: int = 0, sigma: float = 0.1) -> list[Reward]:
     items = [
-        GroupItem.from_text(TURN % answer, tool_calls=calls, model_tokens=length, tool_failures=min(failures, calls))
+        GroupItem.from_text(
+            TURN % answer,
+            tool_calls=calls,
+            model_tokens=length,
+            tool_failures=min(failures, calls),
+            dialect=TOOL_DIALECT,
+        )
         for answer, calls, length in facts
     ]
-    return group_rewards(items, ["12"], "math", sigma, sigma)
+    return group_rewards(items, ["12"], "math", sigma, sigma, dialect=TOOL_DIALECT)
 
 
 def test_step_metrics_are_means_over_trajectories() -> None:
@@ -40,8 +47,8 @@ def test_step_metrics_are_means_over_trajectories() -> None:
 
 def test_step_reports_how_its_rollouts_ended() -> None:
     statuses = ("answered", "timeout", "length", "budget", "context_full", "no_answer", "limit", "max_turns")
-    items = [GroupItem.from_text(TURN % "12", status=status) for status in statuses]
-    figures = step_figures([group_rewards(items, ["12"], "math", 0.1, 0.1)])
+    items = [GroupItem.from_text(TURN % "12", status=status, dialect=TOOL_DIALECT) for status in statuses]
+    figures = step_figures([group_rewards(items, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)])
     assert (figures["answered"], figures["timeout"], figures["cut_off"]) == (1 / 8, 1 / 8, 3 / 8)
     assert step_figures([])["timeout"] is None
 

@@ -14,12 +14,12 @@ CALL = "<think>a</think><search>q</search><result>found</result>"
 
 def segments_of(text: str) -> list[Segment]:
     """Flat text whose result blocks are the system's."""
-    return tokenise(text)
+    return tokenise(text, TOOL_DIALECT)
 
 
 def forged(text: str) -> list[Segment]:
     """Flat text that the model wrote on its own."""
-    return tokenise(text, model_text=True)
+    return tokenise(text, model_text=True, dialect=TOOL_DIALECT)
 
 
 @pytest.mark.covers("pareto-15")
@@ -46,8 +46,8 @@ def forged(text: str) -> list[Segment]:
     ],
 )
 def test_each_fault_has_its_codes_in_both_modes(text: str, loose: tuple[str, ...], strict: tuple[str, ...]) -> None:
-    assert format_reasons(segments_of(text), "loose") == loose
-    assert format_reasons(segments_of(text), "strict") == strict
+    assert format_reasons(segments_of(text), TOOL_DIALECT, "loose") == loose
+    assert format_reasons(segments_of(text), TOOL_DIALECT, "strict") == strict
 
 
 @pytest.mark.parametrize(
@@ -66,28 +66,31 @@ def test_each_fault_has_its_codes_in_both_modes(text: str, loose: tuple[str, ...
     ],
 )
 def test_loose_check_has_exactly_five_rules(text: str, faults: tuple[str, ...]) -> None:
-    assert format_reasons(segments_of(text), "loose") == faults
+    assert format_reasons(segments_of(text), TOOL_DIALECT, "loose") == faults
 
 
 @pytest.mark.parametrize("mode", ["strict", "loose"])
 def test_result_written_by_the_model_does_not_count(mode: str) -> None:
     text = CALL + END
-    assert format_reasons(forged(text), "strict" if mode == "strict" else "loose")[0] == "call_without_result"
+    assert (
+        format_reasons(forged(text), TOOL_DIALECT, "strict" if mode == "strict" else "loose")[0]
+        == "call_without_result"
+    )
 
 
 def test_split_markers_do_not_join_into_a_result() -> None:
     written = "<think>a</think><search>q</search><re<result>sult>x</re</result>sult>" + END
-    assert format_reasons(forged(written), "loose")[0] == "call_without_result"
+    assert format_reasons(forged(written), TOOL_DIALECT, "loose")[0] == "call_without_result"
 
 
 def test_strict_check_equals_the_gate() -> None:
     for text in (CALL + END, CALL + END + "junk", "x", "<think>" + END):
-        assert format_reasons(segments_of(text)) == tuple(format_faults(segments_of(text)))
+        assert format_reasons(segments_of(text), TOOL_DIALECT) == tuple(format_faults(segments_of(text), TOOL_DIALECT))
 
 
 def test_reasons_are_in_listed_order() -> None:
     text = "</think><python>x" + r"<answer>1</answer>"
-    reasons = format_reasons(segments_of(text), "loose")
+    reasons = format_reasons(segments_of(text), TOOL_DIALECT, "loose")
     assert reasons == ("no_think", "think_unbalanced", "call_without_result", "boxed_count")
     assert list(reasons) == [code for code in LOOSE_FAULTS if code in reasons]
     assert render(segments_of(text)) == text and "think" in TOOL_DIALECT.by_name

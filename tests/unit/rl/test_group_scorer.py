@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.training.verl_plans import verl_plan
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.environment import Question
 from treadle.core import engines
 from treadle.core.errors import ConfigError
@@ -17,7 +18,7 @@ from treadle.rl.rewards import GroupItem
 from treadle.rl.training.plan import RlPlan
 
 LOCKS = Path(engines.__file__).with_name("locks")
-SUM = GroupItem.from_text(r"<think>a</think><answer>\boxed{x+1}</answer>")
+SUM = GroupItem.from_text(r"<think>a</think><answer>\boxed{x+1}</answer>", dialect=TOOL_DIALECT)
 
 
 def test_environment_without_algebra_is_refused_with_the_install_command(
@@ -27,13 +28,13 @@ def test_environment_without_algebra_is_refused_with_the_install_command(
     plan = verl_plan(algebra=AlgebraLimits())
     with pytest.raises(ConfigError, match=r"environment of verl has no math-verify; run `treadle env install verl`"):
         require_algebra(plan)
-    with pytest.raises(ConfigError, match="math-verify"), open_scorer(plan):
+    with pytest.raises(ConfigError, match="math-verify"), open_scorer(plan, TOOL_DIALECT):
         pass
     require_algebra(verl_plan())
 
 
 def test_answers_that_need_algebra_are_unequal_without_it() -> None:
-    with open_scorer(verl_plan()) as scorer:
+    with open_scorer(verl_plan(), TOOL_DIALECT) as scorer:
         (reward,) = scorer.rewards([SUM], Question("q", "?", domain="math"), ["1+x"], (0.0, 0.0))
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from parity.et_agent.rewards import legacy_correctness
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.rl.rewards import GroupItem, group_rewards
 
 
 def correctness(text: str, gold: list[str], domain: str) -> float:
-    (reward,) = group_rewards([GroupItem.from_text(text)], gold, domain, 0, 0)
+    (reward,) = group_rewards(
+        [GroupItem.from_text(text, dialect=TOOL_DIALECT)], gold, domain, 0, 0, dialect=TOOL_DIALECT
+    )
     return reward.correctness
 
 

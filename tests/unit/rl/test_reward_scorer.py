@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.score_tables import rollout
 
-from treadle.agent.dialect import Segment, result_block, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, Segment, result_block, tokenise
 from treadle.agent.rollout import STATUSES
 from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.scores import scored_row
@@ -41,7 +41,7 @@ def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any
     row = rollout("r1", "q1", parts, status=status, domain=gold[2])
     assert [part["text"] for part in orjson.loads(row["segments"])] == [part.text for part in segments]
     item = GroupItem(segments=tuple(segments), tool_calls=2, model_tokens=9, total_tokens=9, status=status)
-    (reward,) = group_rewards([item], gold[0], gold[2], 0.1, 0.1, choices=gold[1])
+    (reward,) = group_rewards([item], gold[0], gold[2], 0.1, 0.1, choices=gold[1], dialect=TOOL_DIALECT)
     answer = Answer.of(row | {"num_agent_ids": 0}, Gold(*gold))
     return scored_row(answer, rule_score(answer, None, 0.8)), reward
 
@@ -57,10 +57,10 @@ def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any
 def test_reward_and_scores_agree_on_every_text(
     gold: Any, form: str, answer: str, status: str, with_result: bool
 ) -> None:
-    segments = tokenise(form % answer.replace("%", ""), model_text=True)
+    segments = tokenise(form % answer.replace("%", ""), model_text=True, dialect=TOOL_DIALECT)
     if with_result:
-        quoted = result_block(r"<answer>\boxed{12}</answer>")
-        segments = [*tokenise("<search>q</search>"), Segment("result", quoted, 0, 0), *segments]
+        quoted = result_block(r"<answer>\boxed{12}</answer>", TOOL_DIALECT)
+        segments = [*tokenise("<search>q</search>", TOOL_DIALECT), Segment("result", quoted, 0, 0), *segments]
     row, reward = both(segments, status, gold)
     assert (row["score"], row["prediction"], row["scorer"]) == (reward.correctness, reward.answer, reward.scorer)
 
@@ -68,12 +68,14 @@ def test_reward_and_scores_agree_on_every_text(
 @pytest.mark.covers("pareto-34")
 def test_validation_and_training_report_the_same_correctness_for_the_same_text() -> None:
     items = [
-        GroupItem.from_text(FORMS[0] % answer, tool_calls=calls, model_tokens=length)
+        GroupItem.from_text(FORMS[0] % answer, tool_calls=calls, model_tokens=length, dialect=TOOL_DIALECT)
         for answer, calls, length in (("Eiffel Tower", 0, 10), ("tower", 3, 40), ("Louvre", 9, 90))
     ]
     gold = ("Eiffel Tower",)
-    training = group_rewards(items, gold, "qa", 0.5, 0.5, RewardOptions(scale=1.0, flat_penalty=True))
-    alone = [group_rewards([item], gold, "qa", 0.0, 0.0)[0] for item in items]
+    training = group_rewards(
+        items, gold, "qa", 0.5, 0.5, RewardOptions(scale=1.0, flat_penalty=True), dialect=TOOL_DIALECT
+    )
+    alone = [group_rewards([item], gold, "qa", 0.0, 0.0, dialect=TOOL_DIALECT)[0] for item in items]
     assert [reward.correctness for reward in alone] == [reward.correctness for reward in training]
     assert [reward.format_ok for reward in alone] == [reward.format_ok for reward in training]
     figures = validation_figures(alone, ["qa"] * 3)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import Segment, result_block, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, Segment, result_block, tokenise
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.groups.advantages import group_advantages
@@ -25,7 +25,9 @@ CLOSE = {"abs": 5e-4}
 
 
 def item(answer: str, calls: int, length: int, *, form: str = GOOD) -> GroupItem:
-    return GroupItem.from_text(form % answer, tool_calls=calls, model_tokens=length, total_tokens=2 * length)
+    return GroupItem.from_text(
+        form % answer, tool_calls=calls, model_tokens=length, total_tokens=2 * length, dialect=TOOL_DIALECT
+    )
 
 
 EXAMPLE_A = [
@@ -46,7 +48,10 @@ EXAMPLE_B = [
 
 def rewards_of(items: list[GroupItem], sigma_tool: float, sigma_length: float, scale: float = 2.0) -> list[float]:
     options = RewardOptions(scale=scale)
-    return [reward.reward for reward in group_rewards(items, ["12"], "math", sigma_tool, sigma_length, options)]
+    return [
+        reward.reward
+        for reward in group_rewards(items, ["12"], "math", sigma_tool, sigma_length, options, dialect=TOOL_DIALECT)
+    ]
 
 
 @pytest.mark.covers("pareto-13")
@@ -68,7 +73,7 @@ def test_math_group_has_its_worked_rewards(
 
 @pytest.mark.covers("pareto-13")
 def test_math_group_has_its_worked_components() -> None:
-    rewards = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1)
+    rewards = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert [reward.f_tool for reward in rewards] == pytest.approx([1.05, 0.95, 1.0997, 1, 1, 0.9003], **CLOSE)
     assert [reward.f_len for reward in rewards] == pytest.approx([1.0393, 0.9528, 1.0786, 1, 1, 0.9293], **CLOSE)
     assert [reward.f_format for reward in rewards] == [0, 0, 0, 0, -1, -1]
@@ -106,7 +111,7 @@ def test_engine_epsilon_changes_the_fourth_digit() -> None:
 @pytest.mark.covers("pareto-13")
 def test_qa_group_has_its_worked_rewards() -> None:
     # F1 of the second: 2 of 4 predicted tokens, 2 of 2 of the gold answer "Eiffel Tower".
-    rewards = group_rewards(EXAMPLE_B, ["blue Eiffel Tower", "Eiffel Tower"], "qa", 0.2, 0.1)
+    rewards = group_rewards(EXAMPLE_B, ["blue Eiffel Tower", "Eiffel Tower"], "qa", 0.2, 0.1, dialect=TOOL_DIALECT)
     assert [reward.correctness for reward in rewards] == pytest.approx([1, 2 / 3, 0, 1])
     assert [reward.reward for reward in rewards] == pytest.approx([1.0, 0.5351, 0, 0.0997], **CLOSE)
     assert {reward.f_len for reward in rewards} == {1.0}
@@ -114,34 +119,38 @@ def test_qa_group_has_its_worked_rewards() -> None:
 
 @pytest.mark.covers("pareto-13")
 def test_permuting_a_group_permutes_its_rewards_exactly() -> None:
-    usual = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1)
+    usual = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     for order in itertools.permutations(range(len(EXAMPLE_A))):
-        assert group_rewards([EXAMPLE_A[i] for i in order], ["12"], "math", 0.1, 0.1) == [usual[i] for i in order]
+        assert group_rewards([EXAMPLE_A[i] for i in order], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT) == [
+            usual[i] for i in order
+        ]
 
 
 @pytest.mark.covers("pareto-13")
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0, 3.0])
 def test_equal_lengths_give_half_the_scale(scale: float) -> None:
     items = [item("12", calls, 77) for calls in (0, 3, 9)]
-    rewards = group_rewards(items, ["12"], "math", 0.1, 5.0, RewardOptions(scale=scale))
+    rewards = group_rewards(items, ["12"], "math", 0.1, 5.0, RewardOptions(scale=scale), dialect=TOOL_DIALECT)
     assert [reward.f_len for reward in rewards] == [scale / 2] * 3
 
 
 @pytest.mark.covers("pareto-13")
 def test_reward_without_sigmas_is_correctness_and_format() -> None:
-    for reward in group_rewards(EXAMPLE_A, ["12"], "math", 0.0, 0.0):
+    for reward in group_rewards(EXAMPLE_A, ["12"], "math", 0.0, 0.0, dialect=TOOL_DIALECT):
         assert reward.reward == reward.correctness + reward.f_format
 
 
 def test_length_counts_model_tokens_unless_results_are_included() -> None:
-    of_all = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(length_scope="all"))
+    of_all = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(length_scope="all"), dialect=TOOL_DIALECT)
     assert [reward.length for reward in of_all] == [400, 840, 200, 600, 600, 960]
     longer = [replace(EXAMPLE_A[0], total_tokens=10**6), *EXAMPLE_A[1:]]
     assert rewards_of(longer, 0.1, 0.1) == rewards_of(EXAMPLE_A, 0.1, 0.1)
 
 
 def test_flat_penalty_removes_all_reward_of_a_malformed_correct_answer() -> None:
-    flat = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(flat_penalty=True, format_penalty=0.5))
+    flat = group_rewards(
+        EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(flat_penalty=True, format_penalty=0.5), dialect=TOOL_DIALECT
+    )
     assert [reward.reward for reward in flat] == pytest.approx([1.0913, 0.9052, 0, 1, -0.5, -0.5], **CLOSE)
     assert flat[4].correctness == 1
 
@@ -157,17 +166,17 @@ def test_small_group_advantages() -> None:
 
 def test_lost_trajectory_changes_no_sibling_and_has_no_gradient() -> None:
     lost = replace(item("12", 50, 9_999), status="failed")
-    with_lost = group_rewards([lost, *EXAMPLE_A], ["12"], "math", 0.1, 0.1)
-    assert with_lost[1:] == group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1)
+    with_lost = group_rewards([lost, *EXAMPLE_A], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
+    assert with_lost[1:] == group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert not with_lost[0].scored and not with_lost[0].format_ok and with_lost[0].correctness == 0
     assert group_advantages([reward.reward for reward in with_lost])[0] == pytest.approx(0, abs=1e-12)
-    nothing = group_rewards([lost, lost], ["12"], "math", 0.1, 0.1)
+    nothing = group_rewards([lost, lost], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert [(reward.reward, reward.scored) for reward in nothing] == [(0.0, False)] * 2
 
 
 @pytest.mark.parametrize("status", ["no_answer", "limit", "max_turns", "context_full", "length", "timeout", "budget"])
 def test_only_a_rollout_that_ends_with_its_answer_can_be_correct(status: str) -> None:
-    (reward,) = group_rewards([replace(EXAMPLE_A[0], status=status)], ["12"], "math", 0.1, 0.1)
+    (reward,) = group_rewards([replace(EXAMPLE_A[0], status=status)], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert (reward.correctness, reward.scorer, reward.answer, reward.scored) == (0.0, "status", "12", True)
 
 
@@ -182,7 +191,7 @@ def test_only_a_rollout_that_ends_with_its_answer_can_be_correct(status: str) ->
     ],
 )
 def test_text_answers_earn_their_token_f1(answer: str, gold: list[str], f1: float) -> None:
-    (reward,) = group_rewards([item(answer, 0, 5)], gold, "qa", 0.1, 0.1)
+    (reward,) = group_rewards([item(answer, 0, 5)], gold, "qa", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert reward.correctness == pytest.approx(f1, **CLOSE)
 
 
@@ -198,25 +207,29 @@ def test_text_answers_earn_their_token_f1(answer: str, gold: list[str], f1: floa
     ],
 )
 def test_math_answers_are_equal_by_value(answer: str, gold: str) -> None:
-    assert [reward.correctness for reward in group_rewards([item(answer, 0, 5)], [gold], "math", 0, 0)] == [1.0]
+    assert [
+        reward.correctness for reward in group_rewards([item(answer, 0, 5)], [gold], "math", 0, 0, dialect=TOOL_DIALECT)
+    ] == [1.0]
 
 
 @pytest.mark.covers("pareto-17")
 def test_box_after_the_answer_does_not_replace_it() -> None:
     text = r"<think>a</think><answer>\boxed{12}</answer> or rather \boxed{13}"
-    (reward,) = group_rewards([GroupItem.from_text(text)], ["12"], "math", 0, 0)
+    (reward,) = group_rewards(
+        [GroupItem.from_text(text, dialect=TOOL_DIALECT)], ["12"], "math", 0, 0, dialect=TOOL_DIALECT
+    )
     assert (reward.answer, reward.correctness) == ("12", 1.0)
 
 
 def test_any_gold_answer_and_the_question_choices_count() -> None:
-    assert group_rewards([item("7", 0, 1)], ["12", "7"], "math", 0, 0)[0].correctness == 1
-    (reward,) = group_rewards([item("B", 0, 1)], ["Rome"], "qa", 0, 0, choices=["Oslo", "Rome"])
+    assert group_rewards([item("7", 0, 1)], ["12", "7"], "math", 0, 0, dialect=TOOL_DIALECT)[0].correctness == 1
+    (reward,) = group_rewards([item("B", 0, 1)], ["Rome"], "qa", 0, 0, choices=["Oslo", "Rome"], dialect=TOOL_DIALECT)
     assert (reward.correctness, reward.scorer) == (1.0, "choice")
 
 
 def test_unknown_domain_is_refused() -> None:
     with pytest.raises(ConfigError, match="domain 'law' has no scorer"):
-        group_rewards([item("7", 0, 1)], ["7"], "law", 0, 0)
+        group_rewards([item("7", 0, 1)], ["7"], "law", 0, 0, dialect=TOOL_DIALECT)
 
 
 class NoAlgebra:
@@ -226,7 +239,7 @@ class NoAlgebra:
 
 def test_incomparable_answer_is_an_error_not_a_wrong_answer() -> None:
     with pytest.raises(EngineError, match="could not be compared .*: out of memory"):
-        group_rewards([item("x+1", 0, 1)], ["1+x"], "math", 0, 0, checker=NoAlgebra())
+        group_rewards([item("x+1", 0, 1)], ["1+x"], "math", 0, 0, checker=NoAlgebra(), dialect=TOOL_DIALECT)
 
 
 @pytest.mark.covers("pareto-18")
@@ -239,16 +252,16 @@ def test_markers_quoted_in_a_result_change_neither_calls_nor_format(mode: str) -
 
     def turn(result: str) -> GroupItem:
         segments = (
-            *tokenise("<think>a</think><search>q</search>", model_text=True),
+            *tokenise("<think>a</think><search>q</search>", model_text=True, dialect=TOOL_DIALECT),
             Segment("result", result, 0, 0),
-            *tokenise(r"<think>b</think><answer>\boxed{12}</answer>", model_text=True),
+            *tokenise(r"<think>b</think><answer>\boxed{12}</answer>", model_text=True, dialect=TOOL_DIALECT),
         )
         return GroupItem(segments=segments, tool_calls=1, model_tokens=9, total_tokens=19, status="answered")
 
-    plain = group_rewards([turn("<result>found</result>")], ["12"], "math", 0.1, 0.1, options)
+    plain = group_rewards([turn("<result>found</result>")], ["12"], "math", 0.1, 0.1, options, dialect=TOOL_DIALECT)
     assert plain[0].format_ok and plain[0].tool_calls == 1 and plain[0].correctness == 1
-    for result in (f"<result>{quoted}</result>", result_block(quoted)):
-        assert group_rewards([turn(result)], ["12"], "math", 0.1, 0.1, options) == plain
+    for result in (f"<result>{quoted}</result>", result_block(quoted, TOOL_DIALECT)):
+        assert group_rewards([turn(result)], ["12"], "math", 0.1, 0.1, options, dialect=TOOL_DIALECT) == plain
 
 
 HOSTILE = [
@@ -288,7 +301,7 @@ def test_hostile_answers_are_wrong_answers(
         with monkeypatch.context() as patched:
             for name in ("eval", "exec", "compile"):
                 patched.setattr(f"builtins.{name}", refuse)
-            hostile, usual = group_rewards(items, ["12"], domain, 1e6, 1e6, options)
+            hostile, usual = group_rewards(items, ["12"], domain, 1e6, 1e6, options, dialect=TOOL_DIALECT)
         assert hostile.correctness == 0.0 and hostile.reward in (0.0, -1.0)
         assert math.isfinite(usual.reward) and usual.correctness == 1.0
 
@@ -308,7 +321,9 @@ def test_factors_stay_within_the_scale_and_reward_efficiency(
         item("12" if right else "7", calls, length, form=GOOD if formed else BAD)
         for calls, length, right, formed in facts
     ]
-    rewards = group_rewards(items, ["12"], "math", sigma_tool, sigma_length, RewardOptions(scale=scale))
+    rewards = group_rewards(
+        items, ["12"], "math", sigma_tool, sigma_length, RewardOptions(scale=scale), dialect=TOOL_DIALECT
+    )
     for reward in rewards:
         assert 0 < reward.f_tool < scale or math.isclose(reward.f_tool, scale)
         assert 0 < reward.f_len < scale or math.isclose(reward.f_len, scale)
@@ -322,9 +337,11 @@ def test_factors_stay_within_the_scale_and_reward_efficiency(
 def test_items_and_rewards_round_trip_as_json() -> None:
     whole = replace(EXAMPLE_A[0], session=3, branch_parent=1, branch_depth=2, tool_failures=1)
     again = GroupItem.from_json(orjson.loads(orjson.dumps(whole.as_json())))
-    assert group_rewards([again], ["12"], "math", 0.1, 0.1) == group_rewards([whole], ["12"], "math", 0.1, 0.1)
+    assert group_rewards([again], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT) == group_rewards(
+        [whole], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT
+    )
     assert (again.text, again.session, again.branch_parent, again.branch_depth) == (whole.text, 3, 1, 2)
-    (reward,) = group_rewards([whole], ["12"], "math", 0.1, 0.1)
+    (reward,) = group_rewards([whole], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     stored = orjson.loads(orjson.dumps(reward.as_json()))
     assert Reward(**{**stored, "format_reasons": tuple(stored["format_reasons"])}) == reward
 

@@ -13,6 +13,7 @@ from support.tables.rl_tables import write_policy, write_safetensors
 from support.tables.score_tables import question
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.environment import Question
 from treadle.agent.rollout import Trajectory
 from treadle.core.engines.events import EventFile, mark_complete
@@ -258,10 +259,14 @@ def test_dumped_step_becomes_table_rows_and_replaces_an_earlier_one(tmp_path: Pa
     asked = Question("q", "Who founded Oreb?", dataset="world", domain="qa")
     group = Group("g", asked, [trajectory(0, WELL), trajectory(1, "<think>", "failed")])
     items = [
-        GroupItem.from_text(WELL, tool_calls=0, model_tokens=2, total_tokens=3, status="answered"),
-        GroupItem.from_text("<think>", tool_calls=0, model_tokens=2, total_tokens=3, status="failed"),
+        GroupItem.from_text(
+            WELL, tool_calls=0, model_tokens=2, total_tokens=3, status="answered", dialect=TOOL_DIALECT
+        ),
+        GroupItem.from_text(
+            "<think>", tool_calls=0, model_tokens=2, total_tokens=3, status="failed", dialect=TOOL_DIALECT
+        ),
     ]
-    rewards = group_rewards(items, ["Oreb"], "qa", 0.1, 0.1)
+    rewards = group_rewards(items, ["Oreb"], "qa", 0.1, 0.1, dialect=TOOL_DIALECT)
     write_step(tmp_path / "dump", 2, [group, group], [rewards, rewards])
     write_step(tmp_path / "dump", 2, [group], [rewards])
     write_step(tmp_path / "dump", 11, [group], [rewards])

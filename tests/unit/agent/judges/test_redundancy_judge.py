@@ -13,7 +13,7 @@ from support.sandbox.memories import Remembering
 from support.servers.scripted_server import Fault, Item, Reply, ScriptedServer
 
 from treadle.agent.call_cache import CallCache, NullCache
-from treadle.agent.dialect import Segment, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, Segment, tokenise
 from treadle.agent.judges import redundancy
 from treadle.agent.judges.redundancy import (
     SEGMENT_CHARS,
@@ -28,7 +28,7 @@ from treadle.agent.role import Reply as Said
 from treadle.core.errors import EndpointUnavailable
 
 TEXT = "<think>a</think><search>q</search><result>found</result><think>b</think><answer>7</answer>"
-COURSE = VoteCase("How many?", ("7",), tuple(tokenise(TEXT)), 5, "question-1", FAR)
+COURSE = VoteCase("How many?", ("7",), tuple(tokenise(TEXT, TOOL_DIALECT)), 5, "question-1", FAR)
 
 
 @asynccontextmanager
@@ -99,7 +99,7 @@ async def test_cached_votes_are_not_requested_again() -> None:
 
 async def test_long_parts_keep_head_and_tail() -> None:
     long = "HEAD " + "x" * 50_000 + " MIDDLE " + "x" * 50_000 + " TAIL"
-    vote_case = replace(COURSE, segments=tuple(tokenise(TEXT.replace("found", long))))
+    vote_case = replace(COURSE, segments=tuple(tokenise(TEXT.replace("found", long), TOOL_DIALECT)))
     async with voting("no", votes=1) as (judge, server):
         await judge.vote(vote_case, NullCache())
         (shown,) = (request.text for request in server.requests)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rollouts.judge_bench import CASE
 
-from treadle.agent.dialect import tokenise
+from treadle.agent.dialect import TOOL_DIALECT, tokenise
 from treadle.agent.judges.views import (
     MAX_QUESTION_CHARS,
     MAX_SEGMENT_CHARS,
@@ -93,7 +93,7 @@ def test_long_questions_keep_head_and_tail() -> None:
 
 def test_trajectory_is_shown_segment_by_segment() -> None:
     said = "<think>a</think><search>b</search><result>" + "r" * 3000 + "</result>so<answer>c</answer>"
-    view = trajectory_view("q", ["g"], tokenise(said), 1)
+    view = trajectory_view("q", ["g"], tokenise(said, TOOL_DIALECT), 1)
     names = re.findall(rf"<(\w+)_{view.nonce}>", view.text)
     assert names == ["question", "gold", "think", "search", "result", "text", "answer"]
     assert f"<search_{view.nonce}>\nb\n</search_{view.nonce}>" in view.text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Observation, Question, ToolEnvironment
+from treadle.agent.environment import ModelTurn, Observation, Question, StepContext, ToolEnvironment
 from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext
 from treadle.agent.tools.search import CORPUS_TOO_SLOW, NO_HIT, SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
@@ -218,7 +218,7 @@ async def test_call_gets_the_question_route_and_its_sources_survive_the_journal(
     episode = ToolEnvironment(EnvironmentSettings(), {"search": tool})
     await episode.reset(Question("k", "Who?", search="both"))
     async with tool:
-        observation = await episode.step("<search>q</search>", turn=0, deadline=FAR)
+        observation = await episode.step(ModelTurn("<search>q</search>", 0, "stop"), StepContext(FAR))
     assert observation.blocks == ("<result>Corpus\nlocal text\n\nweb text</result>",)
     assert observation.calls[0].sources == ("s", "p")
     assert Observation.from_json(observation.to_json()) == observation

@@ -44,7 +44,7 @@ SPELLINGS = {
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_no_marker_lookalike_remains_in_a_result(spelling: str) -> None:
     text = SPELLINGS[spelling]
-    safe = neutralise(f"a {text} b")
+    safe = neutralise(f"a {text} b", TOOL_DIALECT)
     assert safe.startswith("a &lt;") and safe.endswith(f"{text[1:]} b")
 
 
@@ -79,13 +79,13 @@ def test_no_known_token_lookalike_remains_in_a_page(text: str) -> None:
      "\u0e44\u0e17\u0e22", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "result>", "x</results>"],
 )  # fmt: skip
 def test_other_text_is_not_changed(text: str) -> None:
-    assert neutralise(text) == text and without_known_tokens(text) == text
+    assert neutralise(text, TOOL_DIALECT) == text and without_known_tokens(text) == text
 
 
 @given(st.text(alphabet="<>/results\u00ad\uff1c\uff1e\u200b\u0301\u4e2d a", max_size=40))
 def test_neutralise_changes_only_markers_and_leaves_none(text: str) -> None:
-    safe = neutralise(text)
-    assert neutralise(safe) == safe
+    safe = neutralise(text, TOOL_DIALECT)
+    assert neutralise(safe, TOOL_DIALECT) == safe
     assert len(safe) == len(text) + 3 * (safe.count("&lt;") - text.count("&lt;"))
     assert sub_first(TOOL_DIALECT.read_markers, safe, lambda _: "!") == safe
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from treadle.agent.dialect import render, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, render, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.untrusted.sanitize import SanitizingFormatter, sanitize, sanitized_json
 
@@ -35,6 +35,6 @@ def test_log_line_cannot_be_forged_or_drive_a_terminal() -> None:
 def test_many_markers_are_scanned_in_one_pass(marker: str) -> None:
     """Searching for the closing marker again at each one would take minutes."""
     text = marker * (300_000 // len(marker))
-    segments = tokenise(text, model_text=True)
+    segments = tokenise(text, model_text=True, dialect=TOOL_DIALECT)
     assert render(segments) == text
     assert extract_prediction([{"kind": segment.kind, "text": segment.text} for segment in segments]) == ""

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
 
-from treadle.agent.dialect import Segment, render, tokenise
+from treadle.agent.dialect import TOOL_DIALECT, Segment, render, tokenise
 from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM
 from treadle.agent.wellformed import format_faults
 from treadle.core.chat import ChatTokenizer
@@ -32,7 +32,7 @@ def text_segments(text: str, *results: str) -> list[Segment]:
     for index, part in enumerate(text.split("{}")):
         if index:
             segments.append(Segment("result", f"<result>{results[index - 1] if results else 'found'}</result>", 0, 0))
-        segments += [Segment(one.kind, one.text, 0, 0) for one in tokenise(part, model_text=True)]
+        segments += [Segment(one.kind, one.text, 0, 0) for one in tokenise(part, model_text=True, dialect=TOOL_DIALECT)]
     return segments
 
 
@@ -64,7 +64,7 @@ def candidate(text: str = RIGHT, *results: str, **columns: Any) -> Candidate:
     ],
 )
 def test_each_rule_rejects_with_its_own_reason(one: Candidate, reasons: list[str]) -> None:
-    assert reasons_against(one, **ROOM) == reasons
+    assert reasons_against(one, dialect=TOOL_DIALECT, **ROOM) == reasons
     assert set(reasons) <= set(REASONS)
 
 
@@ -84,9 +84,9 @@ def ids_of(one: Candidate, *, num_prompt_ids: int = 10) -> Candidate:
 def test_length_counts_prompt_turn_and_end_of_turn() -> None:
     one = ids_of(candidate())
     length = 10 + one.num_output_ids + 2
-    assert reasons_against(one, cutoff_tokens=length, num_end_ids=2) == []
-    assert reasons_against(one, cutoff_tokens=length - 1, num_end_ids=2) == ["too_long"]
-    assert reasons_against(candidate(), cutoff_tokens=1, num_end_ids=2) == []
+    assert reasons_against(one, cutoff_tokens=length, num_end_ids=2, dialect=TOOL_DIALECT) == []
+    assert reasons_against(one, cutoff_tokens=length - 1, num_end_ids=2, dialect=TOOL_DIALECT) == ["too_long"]
+    assert reasons_against(candidate(), cutoff_tokens=1, num_end_ids=2, dialect=TOOL_DIALECT) == []
 
 
 @pytest.mark.parametrize("change", ["origin_of_result", "origin_of_text", "short", "gap", "no_prompt"])
@@ -105,7 +105,7 @@ def test_ids_that_do_not_fit_the_segments_are_refused(change: str) -> None:
     else:
         prompt = 0
     changed = Candidate(one.status, one.correct, segments, one.calls, prompt, count, bytes(origins))
-    assert reasons_against(changed, cutoff_tokens=10_000, num_end_ids=2) == ["ids_differ"]
+    assert reasons_against(changed, cutoff_tokens=10_000, num_end_ids=2, dialect=TOOL_DIALECT) == ["ids_differ"]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_ids_that_do_not_fit_the_segments_are_refused(change: str) -> None:
 )  # fmt: skip
 def test_thought_markers_are_repaired(text: str, repaired_turn: str) -> None:
     segments = text_segments(text)
-    assert format_faults(segments)
-    made = repair_turn(segments, [], [], None)
+    assert format_faults(segments, TOOL_DIALECT)
+    made = repair_turn(segments, [], [], None, TOOL_DIALECT)
     assert made is not None
     assert made.text == render(text_segments(repaired_turn))
-    assert format_faults(made.segments) == []
+    assert format_faults(made.segments, TOOL_DIALECT) == []
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_thought_markers_are_repaired(text: str, repaired_turn: str) -> None:
     ],
 )
 def test_unrepairable_or_valid_turns_are_unchanged(text: str) -> None:
-    assert repair_turn(text_segments(text), [], [], None) is None
+    assert repair_turn(text_segments(text), [], [], None, TOOL_DIALECT) is None
 
 
 @cache
@@ -165,7 +165,7 @@ def encoded(text: str, *results: str) -> tuple[list[Segment], list[int], list[in
             segments.append(Segment("result", qwen().decode(block), len(ids), len(ids) + len(block)))
             ids, origins = ids + block, origins + [ORIGIN_SYSTEM] * len(block)
         new = qwen().encode(part)
-        pieces = tokenise(part, model_text=True)
+        pieces = tokenise(part, model_text=True, dialect=TOOL_DIALECT)
         ends = [*qwen().counts_before(new, part, [piece.end for piece in pieces[:-1]]), len(new)]
         for piece, start, end in zip(pieces, [0, *ends[:-1]], ends, strict=True):
             segments.append(Segment(piece.kind, piece.text, len(ids) + start, len(ids) + end))
@@ -180,7 +180,7 @@ def test_repair_leaves_other_spans_unchanged_id_for_id() -> None:
         r"<search>q</search>{}so it is<python>1</python>{}<think>c</think><answer>\boxed{1}</answer>"
     )
     segments, ids, origins = encoded(text, "found", "1")
-    repaired_turn = repair_turn(segments, ids, origins, qwen())
+    repaired_turn = repair_turn(segments, ids, origins, qwen(), TOOL_DIALECT)
     assert repaired_turn is not None
     assert repaired_turn.text == render(segments).replace("so it is", "<think>so it is</think>")
     assert qwen().decode(repaired_turn.ids) == repaired_turn.text
@@ -193,7 +193,7 @@ def test_repair_leaves_other_spans_unchanged_id_for_id() -> None:
     one = Candidate("answered", True, repaired_turn.segments, [("search", "ok"), ("python", "ok")],
         5, len(repaired_turn.ids),
                     bytes(repaired_turn.origins))  # fmt: skip
-    assert reasons_against(one, cutoff_tokens=10_000, num_end_ids=2) == []
+    assert reasons_against(one, cutoff_tokens=10_000, num_end_ids=2, dialect=TOOL_DIALECT) == []
 
 
 def dealt(counts: list[int], limit: int) -> list[int]:

@@ -18,7 +18,7 @@ FRAGMENTS = ["a", " ", "\n", "#", "####", "Step", " 1:", "\\", "\u2028", "\u200b
 
 
 def test_step_ends_with_its_result_and_the_rest_is_the_last_one() -> None:
-    steps = steps_of(tokenise(FIRST + SECOND + LAST))
+    steps = steps_of(tokenise(FIRST + SECOND + LAST, TOOL_DIALECT))
     assert [step.text for step in steps] == [FIRST, SECOND, LAST]
     assert [step.has_result for step in steps] == [True, True, False]
     assert [(step.first_segment, step.end_segment) for step in steps] == [(0, 3), (3, 9), (9, 11)]
@@ -36,13 +36,13 @@ def test_step_ends_with_its_result_and_the_rest_is_the_last_one() -> None:
     ],
 )
 def test_whitespace_alone_is_not_a_step(text: str, number: int) -> None:
-    assert len(steps_of(tokenise(text))) == number
+    assert len(steps_of(tokenise(text, TOOL_DIALECT))) == number
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=40))
 def test_steps_cover_their_segments_in_order(fragments: list[str]) -> None:
-    segments = tokenise("".join(fragments))
+    segments = tokenise("".join(fragments), TOOL_DIALECT)
     steps = steps_of(segments)
     position = 0
     for step in steps:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.training.verl_plans import verl_plan
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError
@@ -49,8 +50,8 @@ class Bench:
 
     def group(self, step: int, name: str, texts: list[str], *, validation: bool = False) -> None:
         """Write what a worker leaves of one group."""
-        items = [GroupItem.from_text(text, model_tokens=10) for text in texts]
-        rewards = group_rewards(items, ["12"], "math", 0.1, 0.1)
+        items = [GroupItem.from_text(text, model_tokens=10, dialect=TOOL_DIALECT) for text in texts]
+        rewards = group_rewards(items, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
         lines = [
             {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
             for at, reward in enumerate(rewards)

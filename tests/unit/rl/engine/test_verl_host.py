@@ -18,6 +18,7 @@ from support.training.stub_verl import Script, StubClient, StubOutput, caller
 from support.training.verl_plans import loop_fields, verl_plan
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.environment import opening_messages
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import DataError, EngineError
@@ -65,7 +66,7 @@ async def gather(host: LoopHost, sample: Sample, client: StubClient, size: int) 
 
 
 def mean_minus_own_calls(sample: Sample, group: Group) -> Sequence[Reward]:
-    rewards = group_rewards(group.items, sample.answers, sample.question.domain, 0.0, 0.0)
+    rewards = group_rewards(group.items, sample.answers, sample.question.domain, 0.0, 0.0, dialect=TOOL_DIALECT)
     mean = sum(reward.tool_calls for reward in rewards) / len(rewards)
     return [replace(reward, reward=mean - reward.tool_calls) for reward in rewards]
 
@@ -266,7 +267,8 @@ def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None
 
 def reward_job(tmp_path: Path, **keys: Any) -> str:
     path = tmp_path / "job.json"
-    path.write_bytes(orjson.dumps({"plan": json.loads(verl_plan(**keys).to_json())}))
+    job = {"plan": json.loads(verl_plan(**keys).to_json()), "environment": {}}
+    path.write_bytes(orjson.dumps(job))
     return str(path)
 
 

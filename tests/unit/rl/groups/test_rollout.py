@@ -25,6 +25,7 @@ from support.training.scripted_groups import (
     turn_of,
 )
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
@@ -235,7 +236,7 @@ async def test_results_do_not_affect_lengths_or_rewards() -> None:
         model, tool = ScriptedGenerator(codec, reply), StubTool("search", result)
         rollouts = make_rollouts(model, codec, branching=ALONE, tools=[tool])
         (group,) = await roll_out_groups(rollouts, [job(8)])
-        return group_rewards(group.items, ["1"], "math", 0.1, 0.1), [
+        return group_rewards(group.items, ["1"], "math", 0.1, 0.1, dialect=TOOL_DIALECT), [
             len(made.completion_ids) for made in group.trajectories
         ]
 

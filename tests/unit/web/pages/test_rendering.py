@@ -154,8 +154,8 @@ def _assert_harmless(text: str) -> None:
     assert without_known_tokens(text) == text, "no control token can be spelled"
     assert "\x1b" not in text
     assert "\u202e" not in text
-    block = result_block(text)
-    assert [segment.kind for segment in tokenise(block)] == [RESULT]
+    block = result_block(text, TOOL_DIALECT)
+    assert [segment.kind for segment in tokenise(block, TOOL_DIALECT)] == [RESULT]
     tag = TOOL_DIALECT.by_name[RESULT]
     assert TOOL_DIALECT.markers.search(block, len(tag.opening), len(block) - len(tag.closing)) is None
 
