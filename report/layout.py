@@ -6,11 +6,12 @@ three decimals; the page shows per cent with one decimal.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.core.figures import Figures, plain
+from treadle.core.figures import Figures
 from treadle.eval.averages import ALL, AVERAGES, EVERY, headline_datasets
 from treadle.eval.metrics import PASS_AT, figures_in, heading_of, is_figure, is_share, needs, title_of
 
@@ -23,11 +24,9 @@ def _header(*before: str, figures: Sequence[str], with_interval: Collection[str]
 
 
 HEADLINE = _header("model", "data set", "rollouts", figures=figures_in("headline"), with_interval=_INTERVALS)
-BEHAVIOUR = _header("model", "data set", figures=figures_in("behaviour"))
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 NUM_NAMES = 2
 """Number of leading columns with names, which are left-aligned; numbers are right-aligned."""
-AGREEMENT = ("model", "data set", "judged by all", "agreement", "kappa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,20 +191,30 @@ def rollouts_cell(line: SummaryLine) -> str:
     return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
 
 
-def headline_cells(line: SummaryLine) -> list[str]:
-    """Return the cells of one line, in the order of HEADLINE."""
-    cells = [
-        short_interval_cell(line, name)
-        if name == "score"
-        else figure_cell(line, name, with_interval=name in _INTERVALS)
-        for name in figures_in("headline")
-    ]
-    return [plain(line.model), plain(line.dataset), rollouts_cell(line), *cells]
+def headline_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the table of the headline figures."""
+    rows = (
+        (
+            line.model,
+            line.dataset,
+            rollouts_cell(line),
+            *(
+                short_interval_cell(line, name)
+                if name == "score"
+                else figure_cell(line, name, with_interval=name in _INTERVALS)
+                for name in figures_in("headline")
+            ),
+        )
+        for line in given
+    )
+    return Figures("", HEADLINE, tuple(rows), num_names=NUM_NAMES)
 
 
-def behaviour_cells(line: SummaryLine) -> list[str]:
-    """Return the cells of one line, in the order of BEHAVIOUR. Undecided votes are shown with the share."""
-    return [plain(line.model), plain(line.dataset), *(figure_cell(line, name) for name in figures_in("behaviour"))]
+def behaviour_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the table of behaviour figures. Undecided votes are shown with the share."""
+    names = figures_in("behaviour")
+    rows = ((line.model, line.dataset, *(figure_cell(line, name) for name in names)) for line in given)
+    return Figures("Behaviour", _header("model", "data set", figures=names), tuple(rows), num_names=NUM_NAMES)
 
 
 def pass_names(given: Iterable[SummaryLine]) -> list[str]:
@@ -214,15 +223,15 @@ def pass_names(given: Iterable[SummaryLine]) -> list[str]:
     return sorted(found, key=lambda name: int(name.removeprefix(PASS_AT)))
 
 
-def pass_at_k_table(given: Iterable[SummaryLine]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of pass@k with intervals, for the lines that have any."""
+def pass_at_k_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the table of pass@k with intervals, of the lines that have any."""
     lines = [line for line in given if pass_names([line])]
     names = pass_names(lines)
-    body = [
-        [plain(line.model), plain(line.dataset), *(figure_cell(line, name, with_interval=True) for name in names)]
-        for line in lines
-    ]
-    return ["model", "data set", *(f"{name} [95 %]" for name in names)], body
+    rows = (
+        (line.model, line.dataset, *(figure_cell(line, name, with_interval=True) for name in names)) for line in lines
+    )
+    header = ("model", "data set", *(f"{name} [95 %]" for name in names))
+    return Figures("pass@k", header, tuple(rows), num_names=NUM_NAMES)
 
 
 def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: bool = False) -> Figures:
@@ -239,48 +248,42 @@ def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: boo
     return Figures(title, ("figure", *lines), rows)
 
 
-def agreement_rows(given: Iterable[SummaryLine]) -> list[list[str]]:
-    """Return the rows of AGREEMENT: agreement of several judges on answers for which all of them have a verdict."""
-    return [
-        [
-            plain(line.model),
-            plain(line.dataset),
-            f"{line.value('num_judged_jointly') or 0:,.0f}",
+def agreement_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the agreement of several judges on answers for which all of them have a verdict."""
+    rows = (
+        (
+            line.model,
+            line.dataset,
+            int(line.value("num_judged_jointly") or 0),
             *("-" if (value := line.value(name)) is None else fixed(value, 3) for name in _AGREEMENT),
-        ]
+        )
         for line in given
         if "num_judged_jointly" in line.figures
-    ]
+    )
+    header = ("model", "data set", "judged by all", "agreement", "kappa")
+    return Figures("Agreement of the judges", header, tuple(rows), num_names=NUM_NAMES)
 
 
 _AGREEMENT = ("judge_agreement", "judge_kappa")
 
 
-def comparison_cells(row: Mapping[str, Any]) -> list[str]:
+def comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of one row of `comparisons`, in the order of COMPARISON."""
     is_of_questions = row["figure"] == "score" and row["method"] != "combined"
-    return [
-        plain(row["dataset"]),
+    return (
+        row["dataset"],
         heading_of(row["figure"]),
         f"{row['num_questions']:,}" + (f" ({row['num_dropped']:,} left out)" if row["num_dropped"] else ""),
         *compared_texts(row),
         p_text(row["p_adjusted"]),
         f"{len(row['gained']):,}, {len(row['lost']):,}" if is_of_questions else "",
-    ]
+    )
 
 
-def count_table(given: Iterable[SummaryLine], what: str) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of rollout counts by one property, such as `status`; the most frequent value first."""
-    counts = [(plain(line.model), plain(line.dataset), line.counts(what)) for line in given]
-    totals: dict[str, int] = {}
-    for _, _, numbers in counts:
-        for name, count in numbers.items():
-            totals[name] = totals.get(name, 0) + count
+def count_table(given: Iterable[SummaryLine], what: str) -> Figures:
+    """Return the table of rollout counts by one property, such as `status`; the most frequent value first."""
+    counts = [(line.model, line.dataset, line.counts(what)) for line in given]
+    totals = sum((Counter(numbers) for _, _, numbers in counts), Counter[str]())
     order = sorted(totals, key=lambda name: (-totals[name], name))
-    body = [[model, dataset, *(f"{numbers.get(name, 0):,}" for name in order)] for model, dataset, numbers in counts]
-    return ["model", "data set", *order], body
-
-
-def widths(table: Sequence[Sequence[str]]) -> list[int]:
-    """Return the width of each column in characters."""
-    return [max(len(row[index]) for row in table) for index in range(len(table[0]))]
+    rows = ((model, dataset, *(numbers.get(name, 0) for name in order)) for model, dataset, numbers in counts)
+    return Figures("", ("model", "data set", *order), tuple(rows), num_names=NUM_NAMES)

@@ -14,7 +14,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.report.layout import HEADLINE, headline_cells, summary_lines
+from treadle.report.layout import headline_table, summary_lines
 from treadle.tasks.page.cost import role_usages, seconds_of, usage_table
 from treadle.tasks.page.sources import PageRun
 from treadle.tasks.progress_tracker import duration
@@ -56,7 +56,7 @@ def stage_card(record: StageRecord, run: Run) -> StageCard:
     if (summary := record.outputs.get("summary")) is None:
         return StageCard("\n".join(lines), [])
     lines += map(escape, imported_lines(record, run))
-    rows = [dict(zip(HEADLINE, headline_cells(line), strict=True)) for line in summary_lines(run.rows(summary).rows())]
+    rows = headline_table(summary_lines(run.rows(summary).rows())).as_dicts()
     return StageCard("\n".join(lines), rows, _links(run.storage.location(summary.folder)))
 
 

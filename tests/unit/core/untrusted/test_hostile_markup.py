@@ -23,8 +23,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
-from treadle.report.layout import plain
-from treadle.report.markdown import escape
+from treadle.core.figures import escape, plain
 from treadle.report.stage import REPORT
 from treadle.report.terminal import summary_table
 from treadle.tasks.prefect.stage_card import stage_card

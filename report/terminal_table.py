@@ -1,0 +1,62 @@
+"""Render tables in a terminal, with names and model text as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from treadle.core.figures import Cell, Figures, cell_text, plain
+from treadle.core.untrusted.sanitize import one_line, sanitize
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GAP = 2
+"""Spaces between columns."""
+
+
+def terminal_table(
+    table: Figures,
+    *,
+    unwrapped: Collection[int] = (),
+    columns: Sequence[int] | None = None,
+    styles: Mapping[str, str] | None = None,
+    gap: int = GAP,
+    header_style: str = "bold",
+) -> Table:
+    """Return a table for `rich`, with its note as the caption. A row of one cell is a heading of the rows below it.
+
+    `unwrapped`: columns that are kept on one line; `columns`: those that are shown, if not all; `styles`: cell -> its
+    style.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(
+        title=Text(_line(table.title)) if table.title else None,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, gap, 0, 0),
+        header_style=header_style,
+        caption=Text(sanitize(table.note)) if table.note else None,
+    )
+    kept = range(len(table.header)) if columns is None else columns
+    for index in kept:
+        shown.add_column(
+            Text(_line(table.header[index])),
+            justify="left" if table.is_text(index) else "right",
+            no_wrap=index in unwrapped,
+            overflow="fold",
+        )
+    for row in table.rows:
+        bold = "bold" if len(row) == 1 < len(table.header) else ""
+        cells = [row[index] for index in kept if index < len(row)]
+        shown.add_row(*(Text(_line(cell), style=(styles or {}).get(str(cell), bold)) for cell in cells))
+    return shown
+
+
+def _line(cell: Cell) -> str:
+    """Return a cell on one line; spaces before it indent it."""
+    text = cell_text(cell) if isinstance(cell, int) else cell
+    return " " * (len(text) - len(text.lstrip(" "))) + plain(one_line(text))
