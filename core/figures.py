@@ -9,7 +9,7 @@ from typing import Any
 
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_]))")
 _NUMBER = r"[-+]?[\d.,]+"
-_HARMLESS = re.compile(
+_INTERVAL = re.compile(
     rf"(?:{_NUMBER} \[{_NUMBER}, {_NUMBER}\]|[A-Za-z0-9@ /]+ \[95 %\]|< [\d.]+)(?: \([\d,]+ open\))?"
 )
 """Numbers with intervals and their headings, which are no markup."""
@@ -82,7 +82,7 @@ def render_table(table: Figures) -> str:
 
 
 def _escaped(cell: str) -> str:
-    return cell if _HARMLESS.fullmatch(cell) else escape(cell)
+    return cell if _INTERVAL.fullmatch(cell) else escape(cell)
 
 
 def _line(row: Sequence[str], width: Sequence[int], num_names: int) -> str:

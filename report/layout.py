@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.core.figures import Figures
+from treadle.core.figures import Cell, Figures
 from treadle.eval.averages import ALL, AVERAGES, EVERY, headline_datasets
 from treadle.eval.metrics import PASS_AT, figures_in, heading_of, is_figure, is_share, needs, title_of
 
@@ -250,7 +250,7 @@ def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: boo
 
 def agreement_table(given: Iterable[SummaryLine]) -> Figures:
     """Return the agreement of several judges on answers for which all of them have a verdict."""
-    rows = (
+    rows: Iterable[tuple[Cell, ...]] = (
         (
             line.model,
             line.dataset,
@@ -285,5 +285,7 @@ def count_table(given: Iterable[SummaryLine], what: str) -> Figures:
     counts = [(line.model, line.dataset, line.counts(what)) for line in given]
     totals = sum((Counter(numbers) for _, _, numbers in counts), Counter[str]())
     order = sorted(totals, key=lambda name: (-totals[name], name))
-    rows = ((model, dataset, *(numbers.get(name, 0) for name in order)) for model, dataset, numbers in counts)
+    rows: Iterable[tuple[Cell, ...]] = (
+        (model, dataset, *(numbers.get(name, 0) for name in order)) for model, dataset, numbers in counts
+    )
     return Figures("", ("model", "data set", *order), tuple(rows), num_names=NUM_NAMES)

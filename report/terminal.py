@@ -88,13 +88,13 @@ def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
         return None
     main = [main_line(lines) for lines in by_model(given).values()]
     table, agreement = count_table(main, "scorer"), agreement_table(main)
-    header, rows = table.header, table.rows
-    if agreement.rows:
-        of_model = {row[0]: row[NUM_NAMES:] for row in agreement.rows}
-        added = agreement.header[NUM_NAMES:]
-        header = (*header, *added)
-        rows = tuple((*row, *of_model.get(row[0], ("-",) * len(added))) for row in rows)
-    return _table(Figures("Who decided", header, rows, num_names=NUM_NAMES))
+    if not agreement.rows:
+        return _table(replace(table, title="Who decided"))
+    of_model = {row[0]: row[NUM_NAMES:] for row in agreement.rows}
+    header = (*table.header, *agreement.header[NUM_NAMES:])
+    none = ("-",) * len(agreement.header[NUM_NAMES:])
+    body = tuple((*row, *of_model.get(row[0], none)) for row in table.rows)
+    return _table(Figures("Who decided", header, body, num_names=NUM_NAMES))
 
 
 def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

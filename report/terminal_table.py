@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from treadle.core.figures import Cell, Figures, cell_text, plain
-from treadle.core.untrusted.sanitize import one_line, sanitize
+from treadle.core.figures import Figures, cell_text, plain
+from treadle.core.untrusted.sanitize import sanitize
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +33,7 @@ def terminal_table(
     from rich.text import Text
 
     shown = Table(
-        title=Text(_line(table.title)) if table.title else None,
+        title=Text(plain(table.title)) if table.title else None,
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -44,7 +44,7 @@ def terminal_table(
     kept = range(len(table.header)) if columns is None else columns
     for index in kept:
         shown.add_column(
-            Text(_line(table.header[index])),
+            Text(plain(table.header[index])),
             justify="left" if table.is_text(index) else "right",
             no_wrap=index in unwrapped,
             overflow="fold",
@@ -52,11 +52,5 @@ def terminal_table(
     for row in table.rows:
         bold = "bold" if len(row) == 1 < len(table.header) else ""
         cells = [row[index] for index in kept if index < len(row)]
-        shown.add_row(*(Text(_line(cell), style=(styles or {}).get(str(cell), bold)) for cell in cells))
+        shown.add_row(*(Text(cell_text(cell), style=(styles or {}).get(str(cell), bold)) for cell in cells))
     return shown
-
-
-def _line(cell: Cell) -> str:
-    """Return a cell on one line; spaces before it indent it."""
-    text = cell_text(cell) if isinstance(cell, int) else cell
-    return " " * (len(text) - len(text.lstrip(" "))) + plain(one_line(text))

@@ -15,6 +15,7 @@ from support.tables.score_tables import new_run, put_rows, question, rollout, sc
 from treadle.cli.commands.export import REPORT_FORMATS
 from treadle.core import schemas
 from treadle.core.errors import ConfigError
+from treadle.core.figures import escape
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
@@ -25,7 +26,6 @@ from treadle.eval.scores import SCORES
 from treadle.eval.statistics import holm
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
-from treadle.core.figures import escape
 from treadle.report.stage import REPORT, as_csv
 from treadle.report.terminal import comparison_table, judges_table, summary_table
 from treadle.tasks.exchange.report_export import format_by_name, report_content
