@@ -7,7 +7,7 @@ three decimals; the page shows per cent with one decimal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,6 @@ from treadle.eval.metrics import PASS_AT, figures_in, heading_of, is_figure, is_
 
 _INTERVALS = ("accuracy", "score")
 """Headline columns that show an interval."""
-
-
-def _header(*before: str, figures: Sequence[str], with_interval: Collection[str] = ()) -> tuple[str, ...]:
-    return (*before, *(f"{heading_of(name)} [95 %]" if name in with_interval else heading_of(name) for name in figures))
-
-
-HEADLINE = _header("model", "data set", "rollouts", figures=figures_in("headline"), with_interval=_INTERVALS)
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 NUM_NAMES = 2
 """Number of leading columns with names, which are left-aligned; numbers are right-aligned."""
@@ -191,30 +184,31 @@ def rollouts_cell(line: SummaryLine) -> str:
     return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
 
 
+def _table(
+    header: Iterable[str], given: Iterable[SummaryLine], cells: Callable[[SummaryLine], Iterable[Cell]]
+) -> Figures:
+    """Return a table with a row per line: its model and data set, then its cells."""
+    rows = tuple((line.model, line.dataset, *cells(line)) for line in given)
+    return Figures("", ("model", "data set", *header), rows, num_names=NUM_NAMES)
+
+
 def headline_table(given: Iterable[SummaryLine]) -> Figures:
     """Return the table of the headline figures."""
-    rows = (
-        (
-            line.model,
-            line.dataset,
-            rollouts_cell(line),
-            *(
-                short_interval_cell(line, name)
-                if name == "score"
-                else figure_cell(line, name, with_interval=name in _INTERVALS)
-                for name in figures_in("headline")
-            ),
-        )
-        for line in given
-    )
-    return Figures("", HEADLINE, tuple(rows), num_names=NUM_NAMES)
+    names = figures_in("headline")
+
+    def cell(line: SummaryLine, name: str) -> str:
+        if name == "score":
+            return short_interval_cell(line, name)
+        return figure_cell(line, name, with_interval=name in _INTERVALS)
+
+    header = (f"{heading_of(name)} [95 %]" if name in _INTERVALS else heading_of(name) for name in names)
+    return _table(("rollouts", *header), given, lambda line: (rollouts_cell(line), *(cell(line, n) for n in names)))
 
 
 def behaviour_table(given: Iterable[SummaryLine]) -> Figures:
     """Return the table of behaviour figures. Undecided votes are shown with the share."""
     names = figures_in("behaviour")
-    rows = ((line.model, line.dataset, *(figure_cell(line, name) for name in names)) for line in given)
-    return Figures("Behaviour", _header("model", "data set", figures=names), tuple(rows), num_names=NUM_NAMES)
+    return _table(map(heading_of, names), given, lambda line: (figure_cell(line, name) for name in names))
 
 
 def pass_names(given: Iterable[SummaryLine]) -> list[str]:
@@ -227,11 +221,8 @@ def pass_at_k_table(given: Iterable[SummaryLine]) -> Figures:
     """Return the table of pass@k with intervals, of the lines that have any."""
     lines = [line for line in given if pass_names([line])]
     names = pass_names(lines)
-    rows = (
-        (line.model, line.dataset, *(figure_cell(line, name, with_interval=True) for name in names)) for line in lines
-    )
-    header = ("model", "data set", *(f"{name} [95 %]" for name in names))
-    return Figures("pass@k", header, tuple(rows), num_names=NUM_NAMES)
+    header = (f"{name} [95 %]" for name in names)
+    return _table(header, lines, lambda line: (figure_cell(line, name, with_interval=True) for name in names))
 
 
 def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: bool = False) -> Figures:
@@ -250,18 +241,14 @@ def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: boo
 
 def agreement_table(given: Iterable[SummaryLine]) -> Figures:
     """Return the agreement of several judges on answers for which all of them have a verdict."""
-    rows: Iterable[tuple[Cell, ...]] = (
-        (
-            line.model,
-            line.dataset,
-            int(line.value("num_judged_jointly") or 0),
-            *("-" if (value := line.value(name)) is None else fixed(value, 3) for name in _AGREEMENT),
-        )
-        for line in given
-        if "num_judged_jointly" in line.figures
-    )
-    header = ("model", "data set", "judged by all", "agreement", "kappa")
-    return Figures("Agreement of the judges", header, tuple(rows), num_names=NUM_NAMES)
+
+    def cells(line: SummaryLine) -> tuple[Cell, ...]:
+        values = (line.value(name) for name in _AGREEMENT)
+        shared = int(line.value("num_judged_jointly") or 0)
+        return shared, *("-" if value is None else fixed(value, 3) for value in values)
+
+    lines = (line for line in given if "num_judged_jointly" in line.figures)
+    return _table(("judged by all", "agreement", "kappa"), lines, cells)
 
 
 _AGREEMENT = ("judge_agreement", "judge_kappa")
@@ -282,10 +269,12 @@ def comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def count_table(given: Iterable[SummaryLine], what: str) -> Figures:
     """Return the table of rollout counts by one property, such as `status`; the most frequent value first."""
-    counts = [(line.model, line.dataset, line.counts(what)) for line in given]
-    totals = sum((Counter(numbers) for _, _, numbers in counts), Counter[str]())
+    lines = list(given)
+    totals = sum((Counter(line.counts(what)) for line in lines), Counter[str]())
     order = sorted(totals, key=lambda name: (-totals[name], name))
-    rows: Iterable[tuple[Cell, ...]] = (
-        (model, dataset, *(numbers.get(name, 0) for name in order)) for model, dataset, numbers in counts
-    )
-    return Figures("", ("model", "data set", *order), tuple(rows), num_names=NUM_NAMES)
+
+    def cells(line: SummaryLine) -> list[int]:
+        counts = line.counts(what)
+        return [counts.get(name, 0) for name in order]
+
+    return _table(order, lines, cells)

@@ -137,6 +137,6 @@ def _judged(given: Sequence[SummaryLine]) -> Iterator[str]:
     yield "Answers that judges were asked about, by result:"
     yield render_table(count_table(given, "judge_status"))
     if (table := agreement_table(given)).rows:
-        yield f"{table.title}:"
+        yield "Agreement of the judges:"
         yield render_table(table)
         yield _AGREEMENT_EXPLANATION.rstrip()
