@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from treadle.core.figures import Cell, Figures, render_table
+from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.pools.quality import REASONS
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW
 
@@ -169,7 +170,7 @@ def render_report(tally: SftRowsTally) -> str:
             ],
         ),
         "## Data sets",
-        _table(("data set", "rows"), sorted(tally.datasets.items())),
+        _table(("data set", "rows"), [(one_line(name), count) for name, count in sorted(tally.datasets.items())]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -179,7 +180,7 @@ def _operator_cells(name: str, one: OperatorTally) -> tuple[Cell, ...]:
         f"{calls / one.edited:.2f}" if one.edited else "-" for calls in (one.calls_before, one.calls_after)
     )
     turned = one.corrected if one.edited else "-"
-    return (name, one.trajectories, one.accepted, turned, one.rows, before, after)
+    return (one_line(name), one.trajectories, one.accepted, turned, one.rows, before, after)
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[Cell, ...]]) -> str:
