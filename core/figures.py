@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_]))")
+_NUMBER = r"[-+]?[\d.,]+"
+_INTERVAL = re.compile(
+    rf"(?:{_NUMBER} \[{_NUMBER}, {_NUMBER}\]|[A-Za-z0-9@ /]+ \[95 %\]|< [\d.]+)(?: \([\d,]+ open\))?"
+)
+"""Numbers with intervals and their headings, which are no markup."""
 
 Cell = str | int
 """Cell of a table: a count as an integer, anything else as the text to show."""
@@ -14,13 +20,24 @@ Cell = str | int
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A table of figures. The first column holds names; the others are right-aligned."""
+    """A table of figures. The first `num_names` columns hold names; columns of numbers are right-aligned."""
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     """One sentence below the table."""
+    num_names: int = 1
+
+    def is_text(self, column: int) -> bool:
+        """Return whether a column holds words, which are left-aligned, rather than numbers."""
+        cells = (row[column] for row in self.rows if column < len(row))
+        return column < self.num_names or any(isinstance(cell, str) and cell[:1].isalpha() for cell in cells)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Return the rows for JSON, with the columns' headings as keys."""
+        rows = ([cell if isinstance(cell, int) else plain(cell) for cell in row] for row in self.rows)
+        return [dict(zip(self.header, row, strict=True)) for row in rows]
 
 
 def plain(text: str) -> str:
@@ -49,15 +66,26 @@ def render_figures(tables: Sequence[Figures], *, level: int = 2) -> str:
 
 
 def _render(table: Figures, level: int) -> str:
-    body = [[escape(cell_text(cell)) for cell in row] for row in table.rows]
-    cells = [[escape(name) for name in table.header], *body]
-    width = [max(3, *(len(row[index]) for row in cells)) for index in range(len(table.header))]
-    ruler = ["-" * width[0], *("-" * (size - 1) + ":" for size in width[1:])]
-    lines = [_line(cells[0], width), f"| {' | '.join(ruler)} |", *(_line(row, width) for row in cells[1:])]
-    note = ["", escape(table.note)] if table.note else []
-    return "\n".join([f"{'#' * level} {escape(table.title)}", "", *lines, *note])
+    note = f"\n\n{escape(table.note)}" if table.note else ""
+    return f"{'#' * level} {escape(table.title)}\n\n{render_table(table)}{note}"
 
 
-def _line(row: Sequence[str], width: Sequence[int]) -> str:
-    padded = [row[0].ljust(width[0]), *(cell.rjust(size) for cell, size in zip(row[1:], width[1:], strict=True))]
+def render_table(table: Figures) -> str:
+    """Render a table as markdown with aligned columns, without its title and note; `None.` if it has no rows."""
+    if not table.rows:
+        return "None."
+    cells = [[_escaped(cell_text(cell)) for cell in row] for row in (table.header, *table.rows)]
+    width = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    names = table.num_names
+    ruler = ["-" * size if index < names else "-" * (size - 1) + ":" for index, size in enumerate(width)]
+    return "\n".join(_line(row, width, names) for row in (cells[0], ruler, *cells[1:]))
+
+
+def _escaped(cell: str) -> str:
+    return cell if _INTERVAL.fullmatch(cell) else escape(cell)
+
+
+def _line(row: Sequence[str], width: Sequence[int], num_names: int) -> str:
+    sized = enumerate(zip(row, width, strict=True))
+    padded = (cell.ljust(size) if index < num_names else cell.rjust(size) for index, (cell, size) in sized)
     return f"| {' | '.join(padded)} |"

@@ -6,28 +6,20 @@ three decimals; the page shows per cent with one decimal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.core.figures import Figures, plain
+from treadle.core.figures import Cell, Figures
 from treadle.eval.averages import ALL, AVERAGES, EVERY, headline_datasets
 from treadle.eval.metrics import PASS_AT, figures_in, heading_of, is_figure, is_share, needs, title_of
 
 _INTERVALS = ("accuracy", "score")
 """Headline columns that show an interval."""
-
-
-def _header(*before: str, figures: Sequence[str], with_interval: Collection[str] = ()) -> tuple[str, ...]:
-    return (*before, *(f"{heading_of(name)} [95 %]" if name in with_interval else heading_of(name) for name in figures))
-
-
-HEADLINE = _header("model", "data set", "rollouts", figures=figures_in("headline"), with_interval=_INTERVALS)
-BEHAVIOUR = _header("model", "data set", figures=figures_in("behaviour"))
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 NUM_NAMES = 2
 """Number of leading columns with names, which are left-aligned; numbers are right-aligned."""
-AGREEMENT = ("model", "data set", "judged by all", "agreement", "kappa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,20 +184,31 @@ def rollouts_cell(line: SummaryLine) -> str:
     return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
 
 
-def headline_cells(line: SummaryLine) -> list[str]:
-    """Return the cells of one line, in the order of HEADLINE."""
-    cells = [
-        short_interval_cell(line, name)
-        if name == "score"
-        else figure_cell(line, name, with_interval=name in _INTERVALS)
-        for name in figures_in("headline")
-    ]
-    return [plain(line.model), plain(line.dataset), rollouts_cell(line), *cells]
+def _table(
+    header: Iterable[str], given: Iterable[SummaryLine], cells: Callable[[SummaryLine], Iterable[Cell]]
+) -> Figures:
+    """Return a table with a row per line: its model and data set, then its cells."""
+    rows = tuple((line.model, line.dataset, *cells(line)) for line in given)
+    return Figures("", ("model", "data set", *header), rows, num_names=NUM_NAMES)
 
 
-def behaviour_cells(line: SummaryLine) -> list[str]:
-    """Return the cells of one line, in the order of BEHAVIOUR. Undecided votes are shown with the share."""
-    return [plain(line.model), plain(line.dataset), *(figure_cell(line, name) for name in figures_in("behaviour"))]
+def headline_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the table of the headline figures."""
+    names = figures_in("headline")
+
+    def cell(line: SummaryLine, name: str) -> str:
+        if name == "score":
+            return short_interval_cell(line, name)
+        return figure_cell(line, name, with_interval=name in _INTERVALS)
+
+    header = (f"{heading_of(name)} [95 %]" if name in _INTERVALS else heading_of(name) for name in names)
+    return _table(("rollouts", *header), given, lambda line: (rollouts_cell(line), *(cell(line, n) for n in names)))
+
+
+def behaviour_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the table of behaviour figures. Undecided votes are shown with the share."""
+    names = figures_in("behaviour")
+    return _table(map(heading_of, names), given, lambda line: (figure_cell(line, name) for name in names))
 
 
 def pass_names(given: Iterable[SummaryLine]) -> list[str]:
@@ -214,15 +217,12 @@ def pass_names(given: Iterable[SummaryLine]) -> list[str]:
     return sorted(found, key=lambda name: int(name.removeprefix(PASS_AT)))
 
 
-def pass_at_k_table(given: Iterable[SummaryLine]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of pass@k with intervals, for the lines that have any."""
+def pass_at_k_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the table of pass@k with intervals, of the lines that have any."""
     lines = [line for line in given if pass_names([line])]
     names = pass_names(lines)
-    body = [
-        [plain(line.model), plain(line.dataset), *(figure_cell(line, name, with_interval=True) for name in names)]
-        for line in lines
-    ]
-    return ["model", "data set", *(f"{name} [95 %]" for name in names)], body
+    header = (f"{name} [95 %]" for name in names)
+    return _table(header, lines, lambda line: (figure_cell(line, name, with_interval=True) for name in names))
 
 
 def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: bool = False) -> Figures:
@@ -239,48 +239,42 @@ def all_figures(title: str, lines: Mapping[str, SummaryLine], *, in_percent: boo
     return Figures(title, ("figure", *lines), rows)
 
 
-def agreement_rows(given: Iterable[SummaryLine]) -> list[list[str]]:
-    """Return the rows of AGREEMENT: agreement of several judges on answers for which all of them have a verdict."""
-    return [
-        [
-            plain(line.model),
-            plain(line.dataset),
-            f"{line.value('num_judged_jointly') or 0:,.0f}",
-            *("-" if (value := line.value(name)) is None else fixed(value, 3) for name in _AGREEMENT),
-        ]
-        for line in given
-        if "num_judged_jointly" in line.figures
-    ]
+def agreement_table(given: Iterable[SummaryLine]) -> Figures:
+    """Return the agreement of several judges on answers for which all of them have a verdict."""
+
+    def cells(line: SummaryLine) -> tuple[Cell, ...]:
+        values = (line.value(name) for name in _AGREEMENT)
+        shared = int(line.value("num_judged_jointly") or 0)
+        return shared, *("-" if value is None else fixed(value, 3) for value in values)
+
+    lines = (line for line in given if "num_judged_jointly" in line.figures)
+    return _table(("judged by all", "agreement", "kappa"), lines, cells)
 
 
 _AGREEMENT = ("judge_agreement", "judge_kappa")
 
 
-def comparison_cells(row: Mapping[str, Any]) -> list[str]:
+def comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of one row of `comparisons`, in the order of COMPARISON."""
     is_of_questions = row["figure"] == "score" and row["method"] != "combined"
-    return [
-        plain(row["dataset"]),
+    return (
+        row["dataset"],
         heading_of(row["figure"]),
         f"{row['num_questions']:,}" + (f" ({row['num_dropped']:,} left out)" if row["num_dropped"] else ""),
         *compared_texts(row),
         p_text(row["p_adjusted"]),
         f"{len(row['gained']):,}, {len(row['lost']):,}" if is_of_questions else "",
-    ]
+    )
 
 
-def count_table(given: Iterable[SummaryLine], what: str) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of rollout counts by one property, such as `status`; the most frequent value first."""
-    counts = [(plain(line.model), plain(line.dataset), line.counts(what)) for line in given]
-    totals: dict[str, int] = {}
-    for _, _, numbers in counts:
-        for name, count in numbers.items():
-            totals[name] = totals.get(name, 0) + count
+def count_table(given: Iterable[SummaryLine], what: str) -> Figures:
+    """Return the table of rollout counts by one property, such as `status`; the most frequent value first."""
+    lines = list(given)
+    totals = sum((Counter(line.counts(what)) for line in lines), Counter[str]())
     order = sorted(totals, key=lambda name: (-totals[name], name))
-    body = [[model, dataset, *(f"{numbers.get(name, 0):,}" for name in order)] for model, dataset, numbers in counts]
-    return ["model", "data set", *order], body
 
+    def cells(line: SummaryLine) -> list[int]:
+        counts = line.counts(what)
+        return [counts.get(name, 0) for name in order]
 
-def widths(table: Sequence[Sequence[str]]) -> list[int]:
-    """Return the width of each column in characters."""
-    return [max(len(row[index]) for row in table) for index in range(len(table[0]))]
+    return _table(order, lines, cells)

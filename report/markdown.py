@@ -6,27 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from treadle.core.figures import cell_text, escape
+from treadle.core.figures import Figures, escape, render_table
 from treadle.eval.averages import ALL, EVERY
 from treadle.eval.config import ReportSettings
 from treadle.report.layout import (
-    AGREEMENT,
-    BEHAVIOUR,
     COMPARISON,
-    HEADLINE,
     NUM_NAMES,
     SummaryLine,
-    agreement_rows,
+    agreement_table,
     all_figures,
-    behaviour_cells,
+    behaviour_table,
     by_model,
     comparison_cells,
     count_table,
-    headline_cells,
+    headline_table,
     members,
     pass_at_k_table,
     summary_lines,
-    widths,
 )
 
 Row = Mapping[str, Any]
@@ -68,29 +64,28 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
     given = summary_lines(rows)
     parts = [
         f"# {escape(settings.title)}",
-        render_table(HEADLINE, [headline_cells(line) for line in given]),
+        render_table(headline_table(given)),
         _HEADLINE_EXPLANATION + _averages(given, settings),
         *_passes(given),
         "## Behaviour",
-        render_table(BEHAVIOUR, [behaviour_cells(line) for line in given]),
+        render_table(behaviour_table(given)),
         _BEHAVIOUR_EXPLANATION.rstrip(),
         *_comparisons(comparisons),
         "## All figures [95 %]",
         *_all_figures(given),
         "## How rollouts ended",
-        _counts(given, "status"),
+        render_table(count_table(given, "status")),
         "## Who decided",
-        _counts(given, "scorer"),
+        render_table(count_table(given, "scorer")),
         *_judged(given),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _passes(given: Sequence[SummaryLine]) -> Iterator[str]:
-    header, body = pass_at_k_table(given)
-    if body:
+    if (table := pass_at_k_table(given)).rows:
         yield "## pass@k"
-        yield render_table(header, body)
+        yield render_table(table)
         yield "- **pass@k**: probability that at least one of k rollouts of a question is right."
 
 
@@ -118,8 +113,7 @@ def _all_figures(given: Sequence[SummaryLine]) -> Iterator[str]:
     for name in dict.fromkeys(line.dataset for line in given):
         table = all_figures(name, {line.model: line for line in given if line.dataset == name})
         yield f"### {escape(table.title)}"
-        header, body = [escape(cell) for cell in table.header], [list(map(cell_text, row)) for row in table.rows]
-        yield render_table(header, body, num_names=1)
+        yield render_table(table)
     yield "- **F1 as published**: with punctuation kept, to compare with published tables."
 
 
@@ -130,15 +124,10 @@ def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
     for (first, second), group in groupby(comparisons, key=lambda row: (row["first"], row["second"])):
         rows = list(group)
         yield f"First {escape(first)}, second {escape(second)}:"
-        yield render_table(COMPARISON, [comparison_cells(row) for row in rows])
+        yield render_table(Figures("", COMPARISON, tuple(map(comparison_cells, rows)), num_names=NUM_NAMES))
         for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
             yield f"Not directly comparable: {escape(note)}."
     yield _COMPARISON_EXPLANATION.rstrip()
-
-
-def _counts(given: Sequence[SummaryLine], what: str) -> str:
-    header, body = count_table(given, what)
-    return render_table([escape(name) for name in header], body)
 
 
 def _judged(given: Sequence[SummaryLine]) -> Iterator[str]:
@@ -146,26 +135,8 @@ def _judged(given: Sequence[SummaryLine]) -> Iterator[str]:
         yield "No judge was used: rules decided P."
         return
     yield "Answers that judges were asked about, by result:"
-    yield _counts(given, "judge_status")
-    if body := agreement_rows(given):
+    yield render_table(count_table(given, "judge_status"))
+    if (table := agreement_table(given)).rows:
         yield "Agreement of the judges:"
-        yield render_table(AGREEMENT, body)
+        yield render_table(table)
         yield _AGREEMENT_EXPLANATION.rstrip()
-
-
-def render_table(header: Sequence[str], body: Sequence[Sequence[str]], *, num_names: int = NUM_NAMES) -> str:
-    """Render a pipe table with aligned columns. The first `num_names` columns hold names, which are escaped."""
-    escaped = [[escape(cell) if index < num_names else cell for index, cell in enumerate(row)] for row in body]
-    cells = [list(header), *escaped]
-    width = [max(size, 3) for size in widths(cells)]
-    lines = [_line(row, width, num_names) for row in cells]
-    ruler = ["-" * size if index < num_names else "-" * (size - 1) + ":" for index, size in enumerate(width)]
-    return "\n".join([lines[0], _line(ruler, width, num_names), *lines[1:]])
-
-
-def _line(cells: Sequence[str], width: Sequence[int], num_names: int) -> str:
-    padded = [
-        cell.ljust(size) if index < num_names else cell.rjust(size)
-        for index, (cell, size) in enumerate(zip(cells, width, strict=True))
-    ]
-    return f"| {' | '.join(padded)} |"

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from treadle.core.figures import plain
-from treadle.core.untrusted.sanitize import sanitize
+from treadle.core.figures import Figures
 from treadle.eval.averages import EVERY
 from treadle.eval.metrics import FIGURES, figures_in, heading_of
 from treadle.report.layout import (
-    AGREEMENT,
     COMPARISON,
-    HEADLINE,
     NUM_NAMES,
     SummaryLine,
-    agreement_rows,
+    agreement_table,
     by_model,
     comparison_cells,
     count_table,
     datasets_of,
     figure_cell,
-    headline_cells,
+    headline_table,
     main_dataset,
     main_line,
     rollouts_cell,
     short_interval_cell,
     summary_lines,
 )
+from treadle.report.terminal_table import terminal_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,36 +49,36 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
     """
     given = summary_lines(rows)
     if width is None or width >= MIN_FULL_WIDTH:
-        return _table(HEADLINE, [headline_cells(line) for line in given], title, caption=_caption(given))
-    body: list[Sequence[str]] = []
+        return _table(replace(headline_table(given), title=title or "", note=_caption(given)))
+    body: list[tuple[str, ...]] = []
     for model, of_model in groupby(given, key=lambda line: line.model):
         body.append((model,))
-        body += [_narrow_cells(line) for line in of_model]
+        body += map(_narrow_cells, of_model)
     headings = [_NARROW.get(name, heading_of(name)) for name in _narrow_figures()]
-    return _table(("data set", "n", *headings), body, title, narrow=True, caption=_caption(given))
+    return _table(Figures(title or "", ("data set", "n", *headings), tuple(body), _caption(given)))
 
 
-def _caption(given: Iterable[SummaryLine]) -> str | None:
+def _caption(given: Iterable[SummaryLine]) -> str:
     """Return a note on what the averages cover, if they skip data sets or differ between models."""
     lines = list(given)
     asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
     over = [_AVERAGES_NOTE] if any(line.dataset == EVERY for line in lines) else []
-    return "\n".join([*over, *([_DIFFERENT_DATASETS] if len(asked) > 1 else [])]) or None
+    return "\n".join([*over, *([_DIFFERENT_DATASETS] if len(asked) > 1 else [])])
 
 
 def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Return a table of the main comparisons: each pair on the average over data sets, or on its only data set."""
-    body: list[Sequence[str]] = []
+    body: list[tuple[str, ...]] = []
     notes: dict[str, None] = {}
     for (first, second), of_pair in groupby(rows, key=lambda row: (row["first"], row["second"])):
         body.append((f"{first}, then {second}",))
         for row in main_comparisons(list(of_pair)):
             dataset, figure, _, *numbers, _ = comparison_cells(row)
-            body.append([f"  {dataset}", figure, *numbers])
+            body.append((f"  {dataset}", figure, *numbers))
             if row["note"]:
                 notes[f"{first}, then {second}: {row['note']}"] = None
     header = ("compared", *COMPARISON[1:2], *COMPARISON[3:7])
-    return _table(header, body, None, narrow=True, caption="\n".join(notes) or None)
+    return _table(Figures("", header, tuple(body), "\n".join(notes)))
 
 
 def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
@@ -88,12 +87,14 @@ def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
     if not any(line.counts("judge_status") for line in given):
         return None
     main = [main_line(lines) for lines in by_model(given).values()]
-    header, body = count_table(main, "scorer")
-    agreements = {row[0]: row[2:] for row in agreement_rows(main)}
-    if agreements:
-        header = [*header, *AGREEMENT[2:]]
-        body = [[*row, *agreements.get(row[0], ["-"] * len(AGREEMENT[2:]))] for row in body]
-    return _table(header, body, "Who decided")
+    table, agreement = count_table(main, "scorer"), agreement_table(main)
+    if not agreement.rows:
+        return _table(replace(table, title="Who decided"))
+    of_model = {row[0]: row[NUM_NAMES:] for row in agreement.rows}
+    header = (*table.header, *agreement.header[NUM_NAMES:])
+    none = ("-",) * len(agreement.header[NUM_NAMES:])
+    body = tuple((*row, *of_model.get(row[0], none)) for row in table.rows)
+    return _table(Figures("Who decided", header, body, num_names=NUM_NAMES))
 
 
 def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -102,39 +103,16 @@ def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str,
     return [row for row in rows if (row["figure"] == "score" if main is None else row["dataset"] == main)]
 
 
-def _table(
-    header: Sequence[str],
-    body: Sequence[Sequence[str]],
-    title: str | None,
-    *,
-    narrow: bool = False,
-    caption: str | None = None,
-) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=None if title is None else Text(plain(title)),
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        caption=None if caption is None else Text(sanitize(caption)),
-    )
-    for index, name in enumerate(header):
-        is_name = index < (1 if narrow else NUM_NAMES)
-        table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
-    for cells in body:
-        is_heading = len(cells) == 1
-        table.add_row(*(Text(plain(cell), style="bold" if is_heading else "") for cell in cells))
-    return table
+def _table(table: Figures) -> Table:
+    return terminal_table(table, unwrapped=range(table.num_names, len(table.header)))
 
 
 def _narrow_figures() -> tuple[str, ...]:
     return tuple(name for name in FIGURES if name in (*figures_in("headline"), "tool_use"))
 
 
-def _narrow_cells(line: SummaryLine) -> list[str]:
+def _narrow_cells(line: SummaryLine) -> tuple[str, ...]:
     cells = [
         short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in _narrow_figures()
     ]
-    return [f"  {line.dataset}", rollouts_cell(line).replace(" unscored", ""), *cells]
+    return f"  {line.dataset}", rollouts_cell(line).replace(" unscored", ""), *cells

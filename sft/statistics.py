@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from treadle.core.figures import Figures, render_table
 from treadle.core.untrusted.sanitize import one_line
 from treadle.sft.selection import RowSelection
 
@@ -119,22 +119,18 @@ def render_statistics(statistics: RowStatistics, selection: RowSelection) -> str
         f"{overall.target_tokens:,} of them targets ({overall.target_share:.1%}). Left out: {left_out['too_long']:,} "
         f"longer than the cut-off, {left_out['text_mode']:,} without token ids, {left_out['over_limit']:,} over the "
         f"limit of rows. Rows whose results are targets too: {statistics.num_unmasked():,}.",
-        _table(groups[:_GROUPS_SHOWN]),
+        render_table(_figures(groups[:_GROUPS_SHOWN])),
     ]
     if len(groups) > _GROUPS_SHOWN:
         parts.append(f"{len(groups) - _GROUPS_SHOWN:,} further groups are not shown.")
     return "\n\n".join(parts) + "\n"
 
 
-def _table(groups: Sequence[RowGroup]) -> str:
+def _figures(groups: Sequence[RowGroup]) -> Figures:
     header = ("", "rows", "tokens", "median", "95 %", "longest", "targets")
-    lines = [header, ("---", *["---:"] * 6)]
+    rows = []
     for group in groups:
-        name = group.name if group.kind == "all" else f"{group.kind} {_escaped(group.name)}"
+        name = group.name if group.kind == "all" else f"{group.kind} {one_line(group.name)}"
         numbers = (group.num_rows, group.tokens, group.median_tokens, group.p95_tokens, group.longest)
-        lines.append((name, *(f"{number:,.0f}" for number in numbers), f"{group.target_share:.1%}"))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _escaped(cell: str) -> str:
-    return re.sub(r"([|\\<>*_`\[\]&])", r"\\\1", one_line(cell))
+        rows.append((name, *(f"{number:,.0f}" for number in numbers), f"{group.target_share:.1%}"))
+    return Figures("", header, tuple(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from treadle.cli.options import json_option, root_option, say
 from treadle.core.untrusted.sanitize import one_line, sanitized_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from treadle.tasks.inspection.run_diff import Change, FigureChange, InstanceDiff, RunDiff
 
@@ -73,33 +73,28 @@ def _show(found: RunDiff) -> None:
     click.echo(f"{num_same:,} of {len(found.instances):,} results are the same, byte for byte")
 
 
-def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> RenderableType:
+    from treadle.core.figures import Figures
+    from treadle.report.terminal_table import terminal_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=Text(one_line(title)), title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+    cells = tuple(tuple(map(one_line, row)) for row in rows)
+    return terminal_table(Figures(one_line(title), tuple(header), cells, note, num_names=len(header)))
 
 
-def _changes(title: str, found: RunDiff, changes: Sequence[Change]) -> Table:
-    table = _table(title, "key", found.first, found.second)
-    for change in changes:
-        table.add_row(one_line(change.name), _text(change.first), _text(change.second))
-    return table
+def _changes(title: str, found: RunDiff, changes: Sequence[Change]) -> RenderableType:
+    rows = ((change.name, _text(change.first), _text(change.second)) for change in changes)
+    return _table(title, ("key", found.first, found.second), rows)
 
 
-def _instances(found: RunDiff, different: Sequence[InstanceDiff]) -> Table:
-    table = _table("results that differ", "instance", "rows", "because")
-    for item in different:
-        rows = [
-            f"{one.kind} {_count(one.first_rows)} -> {_count(one.second_rows)}"
-            for one in item.tables
-            if not one.is_same
-        ]
-        table.add_row(item.address, ", ".join(rows), one_line(_why(found, item)))
-    return table
+def _instances(found: RunDiff, different: Sequence[InstanceDiff]) -> RenderableType:
+    rows = ((item.address, _rows(item), _why(found, item)) for item in different)
+    return _table("results that differ", ("instance", "rows", "because"), rows)
+
+
+def _rows(item: InstanceDiff) -> str:
+    return ", ".join(
+        f"{one.kind} {_count(one.first_rows)} -> {_count(one.second_rows)}" for one in item.tables if not one.is_same
+    )
 
 
 def _count(rows: int | None) -> str:
@@ -124,16 +119,15 @@ def _cause(found: RunDiff, item: InstanceDiff) -> str:
     return "; ".join(reasons) or "same settings and inputs: a model or a service answered differently"
 
 
-def _figures(found: RunDiff) -> Table:
-    table = _table("figures that differ", "report", "model", "data set", "figure", found.first, found.second, "change")
+def _figures(found: RunDiff) -> RenderableType:
+    header = ("report", "model", "data set", "figure", found.first, found.second, "change")
     shown = sorted(found.figures, key=_weight)
+    rows = []
     for one in shown[:_SHOWN_FIGURES]:
         change = "" if one.difference is None else f"{one.difference:+.4g}"
-        cells = (one.address, one.model, one.dataset, one.figure, _number(one.first), _number(one.second), change)
-        table.add_row(*map(one_line, cells))
-    if len(shown) > _SHOWN_FIGURES:
-        table.caption = f"and {len(shown) - _SHOWN_FIGURES:,} more; --json has all"
-    return table
+        rows.append((one.address, one.model, one.dataset, one.figure, _number(one.first), _number(one.second), change))
+    more = len(shown) - _SHOWN_FIGURES
+    return _table("figures that differ", header, rows, f"and {more:,} more; --json has all" if more > 0 else "")
 
 
 def _weight(figure: FigureChange) -> tuple[bool, bool, float, str]:

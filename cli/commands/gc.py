@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.cli.options import json_option, root_option, say
-from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
+from treadle.core.untrusted.sanitize import one_line, sanitized_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,20 +78,22 @@ def size_text(num_bytes: float) -> str:
 
 
 def _show(plan: CollectionPlan, summary: str) -> None:
-    from rich.table import Table
-
     from treadle.cli.views.tables import console
+    from treadle.core.figures import Figures
+    from treadle.report.terminal_table import terminal_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("what", no_wrap=True)
-    table.add_column("where", overflow="fold")
-    table.add_column("because", overflow="fold")
-    for item in plan.garbage[:_SHOWN]:
-        where = f"{item.key} (on this machine)" if item.here else item.key
-        table.add_row(size_text(item.num_bytes), item.what, sanitize(where), one_line(item.why))
-    if plan.garbage:
-        console().print(table)
+    rows = tuple(
+        (
+            size_text(item.num_bytes),
+            item.what,
+            f"{item.key} (on this machine)" if item.here else item.key,
+            one_line(item.why),
+        )
+        for item in plan.garbage[:_SHOWN]
+    )
+    if rows:
+        table = Figures("", ("size", "what", "where", "because"), rows, num_names=0)
+        console().print(terminal_table(table, unwrapped=(0, 1)))
     rest = plan.garbage[_SHOWN:]
     if rest:
         click.echo(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from treadle.core.figures import Figures, cell_text, money
 from treadle.core.untrusted.sanitize import one_line
+from treadle.report.terminal_table import GAP, terminal_table
 from treadle.tasks.estimate.figures import Estimate
 from treadle.tasks.summaries.stage_report import StageReport
 
@@ -79,13 +79,11 @@ class _Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         kept: Sequence[int] = range(len(self.figures.header))
-        gap = _GAP if _width(self.figures, kept) + _GAP * len(kept) <= options.max_width else 1
+        gap = GAP if _width(self.figures, kept) + GAP * len(kept) <= options.max_width else 1
         if _width(self.figures, kept) + gap * len(kept) > options.max_width:
             kept = [index for index in kept if any(row[index] not in (0, "-") for row in self.figures.rows)]
-        yield _table(self.figures, kept, gap)
-
-
-_GAP = 2
+        table = replace(self.figures, title="", note="")
+        yield terminal_table(table, unwrapped=(0,), columns=kept, gap=gap, header_style="dim")
 
 
 def _width(figures: Figures, kept: Sequence[int]) -> int:
@@ -94,14 +92,3 @@ def _width(figures: Figures, kept: Sequence[int]) -> int:
         max([*map(len, figures.header[index].split()), *(len(cell_text(row[index])) for row in figures.rows)])
         for index in kept
     )
-
-
-def _table(figures: Figures, kept: Sequence[int], gap: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
-    for index in kept:
-        is_name = index == 0 or all(cell_text(row[index])[:1].isalpha() for row in figures.rows)
-        heading = Text(one_line(figures.header[index]))
-        table.add_column(heading, justify="left" if is_name else "right", overflow="fold", no_wrap=index == 0)
-    for row in figures.rows:
-        table.add_row(*(Text(cell_text(row[index])) for index in kept))
-    return table

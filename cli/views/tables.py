@@ -12,11 +12,13 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from treadle.core.figures import Figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import InstanceStatus, StageRecord
 from treadle.core.runs.retry import num_with_status
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line, sanitize
+from treadle.report.terminal_table import terminal_table
 from treadle.tasks.inspection.overview import RunOverview
 from treadle.tasks.planning.plan import PlannedStep
 
@@ -45,30 +47,25 @@ def run_options(run_id: str, root: str | Path) -> str:
 
 def plan_table(steps: Sequence[PlannedStep]) -> Table:
     """Render what would happen to each instance, and why."""
-    table = _table()
-    table.add_column("instance", no_wrap=True, overflow="fold")
-    table.add_column("would", no_wrap=True)
-    table.add_column("because", overflow="fold")
-    for step in steps:
-        table.add_row(step.address, Text(step.action, style=_ACTION_STYLES.get(step.action, "")), one_line(step.why))
-    return table
+    rows = tuple((step.address, step.action, one_line(step.why)) for step in steps)
+    table = Figures("", ("instance", "would", "because"), rows, num_names=3)
+    return terminal_table(table, unwrapped=(0, 1), styles=_ACTION_STYLES)
 
 
 def runs_table(runs: Sequence[RunOverview], now: datetime) -> Table:
     """Render one line per run of a root."""
-    table = _table()
-    table.add_column("run", overflow="fold")
-    for name in ("state", "done", "made", "last change"):
-        table.add_column(name, no_wrap=True)
-    for run in runs:
-        table.add_row(
+    rows = tuple(
+        (
             run.run_id,
-            Text(run.state, style=_STATE_STYLES.get(run.state, "")),
+            run.state,
             f"{run.num_completed} of {run.num_instances}",
             _age(run.created_at, now),
             _age(run.changed_at, now),
         )
-    return table
+        for run in runs
+    )
+    table = Figures("", ("run", "state", "done", "made", "last change"), rows, num_names=5)
+    return terminal_table(table, unwrapped=range(1, 5), styles=_STATE_STYLES)
 
 
 def _age(time: str | None, now: datetime) -> str:
@@ -82,27 +79,22 @@ def _age(time: str | None, now: datetime) -> str:
     return "just now" if seconds < 60 else "1 min ago"
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
 def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) -> Group:
     """Render one line per instance, then errors and how to continue; `forced`: a forced run was interrupted."""
-    table = _table()
-    table.title, table.title_justify = f"run {run.run_id}", "left"
-    table.add_column("instance", no_wrap=True, overflow="fold")
-    table.add_column("state", no_wrap=True)
-    table.add_column("attempts", justify="right", no_wrap=True)
-    table.add_column("last change (UTC)", no_wrap=True)
-    table.add_column("rows", overflow="fold")
-    for status in statuses:
-        table.add_row(
+    rows = tuple(
+        (
             status.address,
-            Text(_state_text(status), style=_STATE_STYLES.get(status.state, "")),
-            str(status.num_attempts),
+            _state_text(status),
+            status.num_attempts,
             (status.finished_at or status.started_at or "")[:19].replace("T", " "),
             _rows_text(status),
         )
+        for status in statuses
+    )
+    header = ("instance", "state", "attempts", "last change (UTC)", "rows")
+    styles = {_state_text(status): _STATE_STYLES.get(status.state, "") for status in statuses}
+    figures = Figures(f"run {run.run_id}", header, rows, num_names=len(header))
+    table = terminal_table(figures, unwrapped=range(4), styles=styles)
     return Group(table, *_troubles(run, statuses), *_cut_off(run, statuses, forced))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from treadle.core.figures import Cell, Figures, render_table
+from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.pools.quality import REASONS
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW
 
@@ -146,14 +147,14 @@ def render_report(tally: SftRowsTally) -> str:
         _table(
             ("reason", "first", "applies", "meaning"),
             [
-                (code, f"{tally.reasons[code]:,}", f"{tally.rules[code]:,}", meaning)
+                (code, tally.reasons[code], tally.rules[code], meaning)
                 for code, meaning in REASONS.items()
                 if tally.rules[code]
             ],
         ),
         "`first`: trajectories counted under this reason; `applies`: all to which it applies.",
         "## Accepted but not selected",
-        _table(("why", "trajectories"), [(code, f"{tally.left_out[code]:,}") for code in DECISIONS[ROW + 1 :]]),
+        _table(("why", "trajectories"), [(code, tally.left_out[code]) for code in DECISIONS[ROW + 1 :]]),
         "## Operators",
         _table(
             ("operator", "trajectories", "accepted", "wrong to right", "rows", "calls of parents", "calls"),
@@ -164,35 +165,26 @@ def render_report(tally: SftRowsTally) -> str:
         _table(
             ("calls", "initial rollouts", "rows"),
             [
-                (str(calls), f"{tally.calls_initial[calls]:,}", f"{tally.calls_rows[calls]:,}")
+                (str(calls), tally.calls_initial[calls], tally.calls_rows[calls])
                 for calls in sorted({*tally.calls_initial, *tally.calls_rows})
             ],
         ),
         "## Data sets",
-        _table(
-            ("data set", "rows"), [(_escaped(name), f"{count:,}") for name, count in sorted(tally.datasets.items())]
-        ),
+        _table(("data set", "rows"), [(one_line(name), count) for name, count in sorted(tally.datasets.items())]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _operator_cells(name: str, one: OperatorTally) -> tuple[str, ...]:
+def _operator_cells(name: str, one: OperatorTally) -> tuple[Cell, ...]:
     before, after = (
         f"{calls / one.edited:.2f}" if one.edited else "-" for calls in (one.calls_before, one.calls_after)
     )
-    turned = f"{one.corrected:,}" if one.edited else "-"
-    return (_escaped(name), f"{one.trajectories:,}", f"{one.accepted:,}", turned, f"{one.rows:,}", before, after)
+    turned = one.corrected if one.edited else "-"
+    return (one_line(name), one.trajectories, one.accepted, turned, one.rows, before, after)
 
 
-def _table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    rows = list(body)
-    if not rows:
-        return "None."
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
-
-
-def _escaped(cell: str) -> str:
-    return re.sub(r"([|\\<>*\[\]&])", r"\\\1", " ".join(cell.split()))
+def _table(header: tuple[str, ...], rows: Iterable[tuple[Cell, ...]]) -> str:
+    return render_table(Figures("", header, tuple(rows)))
 
 
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:

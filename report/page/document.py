@@ -160,20 +160,14 @@ def _tiles(tiles: Sequence[Tile]) -> dict[str, Any]:
 
 def _table(figures: Figures) -> dict[str, Any]:
     columns = range(len(figures.header))
-    is_text = [index == 0 or _is_text([row[index] for row in figures.rows]) for index in columns]
     return {
         "title": plain(figures.title),
         "header": [plain(one_line(name)) for name in figures.header],
         "rows": [[cell_text(cell) for cell in row] for row in figures.rows],
         "is_long": [any(len(cell_text(row[index])) > _LONG_CELL for row in figures.rows) for index in columns],
-        "is_text": is_text,
+        "is_text": list(map(figures.is_text, columns)),
         "note": plain(figures.note),
     }
-
-
-def _is_text(cells: Sequence[str | int]) -> bool:
-    """Return whether a column holds words, which are left-aligned, rather than numbers."""
-    return any(isinstance(cell, str) and cell[:1].isalpha() for cell in cells)
 
 
 @cache

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from treadle.core.figures import escape, render_figures
+from treadle.core.figures import Figures, escape, render_figures, render_table
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
-from treadle.core.store.artifacts import ArtifactRef
-from treadle.report.layout import HEADLINE, headline_cells, summary_lines
+from treadle.report.layout import headline_table, summary_lines
 from treadle.tasks.page.cost import role_usages, seconds_of, usage_table
 from treadle.tasks.page.sources import PageRun
 from treadle.tasks.progress_tracker import duration
@@ -40,10 +39,7 @@ class StageCard:
 def stage_card(record: StageRecord, run: Run) -> StageCard:
     """Return inputs, outputs, usage and metrics of a finished stage as markdown, with digests; and its main table."""
     lines = [f"**{record.address}** of run `{run.run_id}`, {_made(record, run)}", ""]
-    lines += ["| read or made | of | rows | digest |", "|---|---|---|---|"]
-    read = [(kind, ref) for kind, refs in sorted(record.inputs.items()) for ref in refs]
-    lines += [_row(f"read {kind}", ref.address, ref.artifact) for kind, ref in read]
-    lines += [_row(f"made {kind}", record.address, ref) for kind, ref in sorted(record.outputs.items())]
+    lines.append(render_table(_artifacts(record)))
     report = stage_report(record, run)
     lines += ["", report.markdown()] if report is not None else _metrics(record.metrics)
     if report is None or not any("sampled tokens" in table.header for table in report.figures):
@@ -56,12 +52,15 @@ def stage_card(record: StageRecord, run: Run) -> StageCard:
     if (summary := record.outputs.get("summary")) is None:
         return StageCard("\n".join(lines), [])
     lines += map(escape, imported_lines(record, run))
-    rows = [dict(zip(HEADLINE, headline_cells(line), strict=True)) for line in summary_lines(run.rows(summary).rows())]
+    rows = headline_table(summary_lines(run.rows(summary).rows())).as_dicts()
     return StageCard("\n".join(lines), rows, _links(run.storage.location(summary.folder)))
 
 
-def _row(what: str, address: str, ref: ArtifactRef) -> str:
-    return f"| {escape(what)} | {escape(address)} | {ref.num_rows:,} | `{ref.digest}` |"
+def _artifacts(record: StageRecord) -> Figures:
+    read = [(f"read {kind}", ref.address, ref.artifact) for kind, refs in sorted(record.inputs.items()) for ref in refs]
+    made = [(f"made {kind}", record.address, ref) for kind, ref in sorted(record.outputs.items())]
+    rows = tuple((what, address, ref.num_rows, ref.digest) for what, address, ref in (*read, *made))
+    return Figures("", ("read or made", "of", "rows", "digest"), rows, num_names=2)
 
 
 def _used(record: StageRecord, run: Run) -> list[str]:
@@ -120,8 +119,8 @@ def _link(location: str) -> str:
 
 
 def _metrics(metrics: Mapping[str, Any]) -> list[str]:
-    rows = [f"| {escape(name)} | {_plain(value)} |" for name, value in _flat(metrics)]
-    return ["", "| metric | value |", "|---|---|", *rows]
+    rows = tuple((name, _plain(value)) for name, value in _flat(metrics))
+    return ["", render_table(Figures("", ("metric", "value"), rows))] if rows else []
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -134,4 +133,4 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else escape(str(value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -15,7 +15,7 @@ from treadle.agent.rollout_report import rollout_warnings
 from treadle.agent.rollout_settings import selected_questions
 from treadle.core.config import load_config
 from treadle.core.errors import ArtifactError, ConfigError
-from treadle.core.figures import Figures, escape, money, plain, render_figures
+from treadle.core.figures import Figures, escape, money, render_figures
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
@@ -46,10 +46,7 @@ class StageReport:
     def main_rows(self) -> list[dict[str, Any]]:
         """Return rows for a page that sorts and filters them: the table of operators, or the training steps."""
         table = next((one for one in self.figures if one.header[0] == "operator"), None)
-        if table is None:
-            return self.steps
-        rows = ([one if isinstance(one, int) else plain(one) for one in row] for row in table.rows)
-        return [dict(zip(table.header, row, strict=True)) for row in rows]
+        return self.steps if table is None else table.as_dicts()
 
     def markdown(self) -> str:
         """Return the whole report as markdown."""

@@ -15,6 +15,7 @@ from support.tables.score_tables import new_run, put_rows, score
 from treadle.cli.commands.export import REPORT_FORMATS
 from treadle.core import schemas
 from treadle.core.errors import ConfigError
+from treadle.core.figures import escape
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
@@ -24,7 +25,6 @@ from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
-from treadle.report.markdown import escape
 from treadle.report.stage import REPORT, as_csv
 from treadle.report.terminal import comparison_table, judges_table, summary_table
 from treadle.tasks.exchange.report_export import format_by_name, report_content
@@ -423,7 +423,7 @@ def test_differences_have_as_many_digits_as_needed() -> None:
             "second_value": second, "difference": second - first, "low": low, "high": high, "method": "bootstrap",
             "p_adjusted": 0.001, "gained": [], "lost": [],
         }  # fmt: skip
-        return comparison_cells(row)[3:6]
+        return list(comparison_cells(row)[3:6])
 
     assert shown(1.249, 1.212, -0.049, -0.020) == ["1.249", "1.212", "-0.037 [-0.049, -0.020]"]
     assert shown(1_400.0, 1_150.0, -300.0, -200.04) == ["1,400.0", "1,150.0", "-250.0 [-300.0, -200.0]"]

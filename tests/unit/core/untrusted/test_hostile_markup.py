@@ -18,13 +18,12 @@ from support.tables.score_tables import new_run, put_rows, score
 from treadle.cli.terminal import TerminalProgress
 from treadle.core import schemas
 from treadle.core.errors import RunError, TreadleError
+from treadle.core.figures import escape, plain
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
-from treadle.report.layout import plain
-from treadle.report.markdown import escape
 from treadle.report.stage import REPORT
 from treadle.report.terminal import summary_table
 from treadle.tasks.prefect.stage_card import stage_card
