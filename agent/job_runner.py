@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from treadle.core.errors import JobsPending, ModelError, StageFailed, ToolError, TreadleError
+from treadle.agent.metering import TokenBudget
+from treadle.agent.model_sessions import ModelSessions
+from treadle.core.errors import EndpointUnavailable, JobsPending, ModelError, StageFailed, ToolError, TreadleError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import StageContext, WorkResult
 
@@ -113,6 +116,18 @@ class JobRunner(Generic[T_Job]):
         self._run_job = run_job
         self._noun = noun
         self.last = PassResult()
+
+    @asynccontextmanager
+    async def sessions(self, context: StageContext, budget: TokenBudget) -> AsyncIterator[ModelSessions]:
+        """Open model sessions; if failures are accepted, an unreachable endpoint leaves the open jobs pending."""
+        try:
+            async with ModelSessions(budget) as sessions:
+                yield sessions
+        except EndpointUnavailable as error:
+            if not context.accept_failures:
+                raise
+            # `check_pending` checks the share of the jobs that are still pending.
+            self.last.first = self.last.first or str(error)
 
     async def work(self, num_open: int) -> None:
         """Run passes over the unfinished jobs until no retryable error is left, or `pending_retries` is exhausted."""

@@ -22,7 +22,7 @@ from treadle.agent.environment import CallRecord, Question, ToolEnvironment
 from treadle.agent.job_runner import JobRunner, check_pending, raise_no_output, start_progress
 from treadle.agent.jobs import QuestionJob, job_key, shared_digest, unique_jobs
 from treadle.agent.metering import TokenBudget
-from treadle.agent.model_sessions import ModelSessions, check_api, load_tokenizer
+from treadle.agent.model_sessions import check_api, load_tokenizer
 from treadle.agent.rollout import STATUSES, RolloutEngine, Trajectory, rare_collections
 from treadle.agent.rollout_report import ODD, unreadable_output_warnings
 from treadle.agent.rollout_settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
@@ -30,10 +30,7 @@ from treadle.agent.rows import FAILED, failed_row, head_of_row, question_content
 from treadle.agent.tools.outcome import Tool
 from treadle.agent.tools.toolbox import sandbox_facts
 from treadle.core import steady_loop
-from treadle.core.errors import (
-    EndpointUnavailable,
-    StageFailed,
-)
+from treadle.core.errors import StageFailed
 from treadle.core.llm.types import Completion
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
 from treadle.core.schemas import ROLLOUT_TELEMETRY
@@ -85,27 +82,22 @@ class RolloutsRun:
         tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
         self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._started = asyncio.get_running_loop().time()
-        try:
-            async with ModelSessions(self._budget) as sessions:
-                policy = await sessions.model(settings.model_name, settings.model, settings.tokenizer_digest)
-                summarizer = None
-                if settings.environment.summarizer is not None and settings.summarizer is not None:
-                    summarizer = await sessions.model(
-                        settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
-                    )
-                self._tools = await sessions.tools(settings.environment, summarizer, self._context.store)
-                self._sandbox_facts = sandbox_facts(settings.environment)
-                policy.check_token_ids()
-                if policy.codec is None:
-                    self._tokenizer_digest = ""
-                if self._budget.is_limited:
-                    self._count_earlier()
-                self._engine = policy.engine(settings.environment, self._options.sampling, role=self._options.role)
-                await self._job_runner.work(num_open)
-        except EndpointUnavailable as error:
-            if not self._context.accept_failures:
-                raise
-            self._job_runner.last.first = self._job_runner.last.first or str(error)
+        async with self._job_runner.sessions(self._context, self._budget) as sessions:
+            policy = await sessions.model(settings.model_name, settings.model, settings.tokenizer_digest)
+            summarizer = None
+            if settings.environment.summarizer is not None and settings.summarizer is not None:
+                summarizer = await sessions.model(
+                    settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
+                )
+            self._tools = await sessions.tools(settings.environment, summarizer, self._context.store)
+            self._sandbox_facts = sandbox_facts(settings.environment)
+            policy.check_token_ids()
+            if policy.codec is None:
+                self._tokenizer_digest = ""
+            if self._budget.is_limited:
+                self._count_earlier()
+            self._engine = policy.engine(settings.environment, self._options.sampling, role=self._options.role)
+            await self._job_runner.work(num_open)
 
     def _count_earlier(self) -> None:
         """Charge the budget with the usage of earlier attempts, including rollouts that were interrupted."""

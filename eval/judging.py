@@ -28,7 +28,7 @@ from treadle.agent.role_settings import RoleSettings
 from treadle.core import steady_loop
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json
-from treadle.core.errors import ArtifactError, ContextTooLong, EndpointUnavailable
+from treadle.core.errors import ArtifactError, ContextTooLong
 from treadle.core.runs.stage import StageContext, WorkResult
 from treadle.core.schemas import JUDGEMENTS
 from treadle.core.work_clock import timed_work
@@ -87,17 +87,11 @@ class Judging:
         num_open = start_progress(self._context, self._all(), NOUN)
         if not num_open:
             return WorkResult()
-        try:
-            async with ModelSessions(self._budget) as sessions:
-                await self._open_models(sessions)
-                if self._budget.is_limited:
-                    self._count_finished()
-                await self._job_runner.work(num_open)
-        except EndpointUnavailable as error:
-            if not self._context.accept_failures:
-                raise
-            # Judgements that are still pending count as missing; `check_pending` checks their share.
-            self._job_runner.last.first = self._job_runner.last.first or str(error)
+        async with self._job_runner.sessions(self._context, self._budget) as sessions:
+            await self._open_models(sessions)
+            if self._budget.is_limited:
+                self._count_finished()
+            await self._job_runner.work(num_open)
         return self._job_runner.work_result({})
 
     def check_pending(self) -> int:

@@ -23,7 +23,7 @@ from treadle.agent.jobs import QuestionJob, job_key, shared_digest
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
 from treadle.agent.metering import Meter, TokenBudget
-from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
+from treadle.agent.model_sessions import ModelSession, check_api, load_tokenizer
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
 from treadle.agent.rollout_settings import JOB_COLUMNS, selected_questions
@@ -31,7 +31,6 @@ from treadle.agent.rows import telemetry_of
 from treadle.agent.tools.outcome import Tool
 from treadle.agent.tools.toolbox import sandbox_facts
 from treadle.core import schemas, steady_loop
-from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
@@ -89,25 +88,20 @@ class PoolsRun:
         settings = self._settings
         for name, role in settings.roles.items():
             check_api(name, role.name, role.model)
-        try:
-            async with ModelSessions(self._budget) as sessions:
-                models: dict[str, ModelSession] = {}
-                servers = self._found["servers"] = {}
-                for name, role in settings.roles.items():
-                    models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
-                    servers[name] = asdict(models[name].facts)
-                tools = await sessions.tools(settings.environment, models.get("summarizer"), self._context.store)
-                self._found["sandbox"] = sandbox_facts(settings.environment)
-                models["policy"].check_token_ids()
-                if self._budget.is_limited:
-                    self._count_finished()
-                async with self._judge(models) as judge:
-                    self._pool_context = self._make_pool_context(models, tools, judge)
-                    await self._job_runner.work(num_open)
-        except EndpointUnavailable as error:
-            if not self._context.accept_failures:
-                raise
-            self._job_runner.last.first = self._job_runner.last.first or str(error)
+        async with self._job_runner.sessions(self._context, self._budget) as sessions:
+            models: dict[str, ModelSession] = {}
+            servers = self._found["servers"] = {}
+            for name, role in settings.roles.items():
+                models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
+                servers[name] = asdict(models[name].facts)
+            tools = await sessions.tools(settings.environment, models.get("summarizer"), self._context.store)
+            self._found["sandbox"] = sandbox_facts(settings.environment)
+            models["policy"].check_token_ids()
+            if self._budget.is_limited:
+                self._count_finished()
+            async with self._judge(models) as judge:
+                self._pool_context = self._make_pool_context(models, tools, judge)
+                await self._job_runner.work(num_open)
 
     def _make_pool_context(
         self, models: Mapping[str, ModelSession], tools: Mapping[str, Tool], judge: Judge
