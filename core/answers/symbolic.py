@@ -65,7 +65,7 @@ class SymbolicChecker:
         with self._lock:
             workers, self._all = self._all, set()
         for worker in workers:
-            worker.stop()
+            worker.close()
         if self.undecided:
             causes = ", ".join(f"{cause} {count:,}" for cause, count in self.undecided.most_common())
             _log.warning(
@@ -97,7 +97,7 @@ class SymbolicChecker:
             try:
                 if worker is None or worker.num_requests >= (1 if needs_fresh else MAX_REQUESTS):
                     worker = self._replace(worker)
-                verdict = worker.ask(prediction, gold)
+                verdict = worker.compare(prediction, gold)
                 is_first = worker.num_requests == 1
             finally:
                 if worker is not None and (verdict is None or not worker.is_usable or verdict.cause == "memory"):
@@ -116,55 +116,39 @@ class SymbolicChecker:
             self._discard(old)
         if self._start_failure is not None:
             raise self._start_failure
-        worker = _Worker(self.limit_s, self.memory_mib)
-        with self._lock:
-            self._all.add(worker)
+        worker = None
         try:
+            worker = _Worker(self.limit_s, self.memory_mib)
+            with self._lock:
+                self._all.add(worker)
             worker.wait_ready()
-        except EngineError as error:
-            self._discard(worker)
+        except WorkerNotStarted as error:
+            if worker is not None:
+                self._discard(worker)
             self._failed_starts += 1
+            failure = EngineError(f"the symbolic worker process did not start: {error}")
             if self._failed_starts >= MAX_FAILED_STARTS:
-                self._start_failure = error
-            raise
+                self._start_failure = failure
+            raise failure from error
         self._failed_starts = 0
         return worker
 
     def _discard(self, worker: _Worker) -> None:
         with self._lock:
             self._all.discard(worker)
-        worker.stop()
+        worker.close()
 
 
-class _Worker:
-    """Worker process. Once `is_usable` is False, it must be stopped."""
-
+class _Worker(WorkerProcess):
     def __init__(self, limit_s: float, memory_mib: int) -> None:
-        self.limit_s = limit_s
-        self.num_requests = 0
-        try:
-            self.process = WorkerProcess("treadle.core.answers.symbolic_worker", str(limit_s), str(memory_mib))
-        except WorkerNotStarted as error:
-            raise EngineError(f"the symbolic worker process did not start: {error}") from error
+        super().__init__("treadle.core.answers.symbolic_worker", str(limit_s), str(memory_mib))
+        self._limit_s = limit_s
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the process can compare more."""
-        return self.process.is_usable
-
-    def wait_ready(self) -> None:
-        """Wait until the process has loaded the algebra; raise EngineError if it fails to."""
-        try:
-            self.process.wait_ready()
-        except WorkerNotStarted as error:
-            raise EngineError(f"the symbolic worker process did not start: {error}") from error
-
-    def ask(self, prediction: str, gold: str) -> SymbolicVerdict:
+    def compare(self, prediction: str, gold: str) -> SymbolicVerdict:
         """Compare two expressions. The limit is CPU time; the timeout only catches a machine that stands still."""
-        self.num_requests += 1
         request = orjson.dumps({"prediction": _encodable(prediction), "gold": _encodable(gold)})
         try:
-            reply = self.process.ask(request, limit_s=20 * self.limit_s + 10)
+            reply = self.ask(request, limit_s=20 * self._limit_s + 10)
         except TimeoutError:
             return SymbolicVerdict(False, "killed")
         except WorkerEnded as ended:
@@ -172,10 +156,6 @@ class _Worker:
                 return SymbolicVerdict(False, "time")
             return SymbolicVerdict(False, "killed" if ended.is_kill else "crash")
         return SymbolicVerdict(bool(reply["equal"]), reply.get("cause"))
-
-    def stop(self) -> None:
-        """Kill the process and wait for it."""
-        self.process.stop()
 
 
 def _encodable(text: str) -> str:

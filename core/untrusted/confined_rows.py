@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -82,7 +82,7 @@ def read_rows_of(
 
     left = max(max_unpacked_bytes, _MAX_GROWTH * num_bytes)
     schema: pa.Schema | None = None
-    with _worker(module, job, stdin, variables) as worker:
+    with closing(_start(module, job, stdin, variables)) as worker:
         while (frame := _next_frame(worker, job["memory_bytes"]))[0] != row_frames.END:
             kind, content = frame
             # Frames without rows cost as well, or a child could keep its parent busy for ever.
@@ -153,20 +153,14 @@ def _next_frame(worker: WorkerProcess, memory_bytes: int) -> tuple[bytes, bytear
 _TOO_MANY = "its values expand to too much memory for a file of its size; if you trust it, convert it to JSON Lines"
 
 
-@contextmanager
-def _worker(
-    module: str, job: Mapping[str, Any], stdin: IO[bytes] | None, variables: Sequence[str]
-) -> Iterator[WorkerProcess]:
+def _start(module: str, job: Mapping[str, Any], stdin: IO[bytes] | None, variables: Sequence[str]) -> WorkerProcess:
     settings = {name: os.environ[name] for name in variables if name in os.environ}
     # One heap, because each reserves address space.
     settings |= {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    source = subprocess.DEVNULL if stdin is None else stdin
     try:
-        source = subprocess.DEVNULL if stdin is None else stdin
         worker = WorkerProcess(module, json.dumps(job), stdin=source, variables=settings)
     except WorkerNotStarted as error:
         raise UnreadableInput(f"the reader process did not start: {error}") from error
-    try:
-        worker.enlarge_pipe()  # The usual 64 KiB make both wait for each other.
-        yield worker
-    finally:
-        worker.stop()
+    worker.enlarge_pipe()  # The usual 64 KiB make both wait for each other.
+    return worker

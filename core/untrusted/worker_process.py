@@ -58,7 +58,7 @@ class ForkEnded(WorkerEnded):
 
 
 class WorkerProcess:
-    """Process that answers one request after the other, or sends frames. It must be stopped.
+    """Process that answers one request after the other, or sends frames. It must be closed.
 
     Each method waits for the one that another thread is in, except `kill`, which makes that one end.
     """
@@ -84,7 +84,9 @@ class WorkerProcess:
             raise WorkerNotStarted(str(error)) from error
         assert self._process.stdout is not None
         self._output = self._process.stdout.fileno()
+        self._clock = SteadyClock()  # Stops of this process do not count: the worker may have been stopped with it.
         self._lock = threading.Lock()
+        self.num_requests = 0
         self._is_idle = True
         self._is_killed = False
 
@@ -100,7 +102,7 @@ class WorkerProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can take a request. If not, it must be stopped."""
+        """Whether it can take a request. If not, it must be closed."""
         return self._is_idle and not self._is_killed and self.returncode is None
 
     def wait_ready(self) -> dict[str, Any]:
@@ -123,26 +125,24 @@ class WorkerProcess:
         with self._lock:
             self._require_alive()
             self._is_idle = False
-            deadline = _Deadline(limit_s)
+            self.num_requests += bool(parts)
+            end = self._clock.time() + limit_s
             try:
-                self._send(b"".join(HEAD.pack(REQUEST, len(part)) + part for part in parts), deadline)
-                kind, content = self._receive(deadline, MAX_REPLY_BYTES)
+                self._send(b"".join(HEAD.pack(REQUEST, len(part)) + part for part in parts), end)
+                kind, content = self._receive(end, MAX_REPLY_BYTES)
                 self._is_idle = True
                 if kind == DIED:
                     raise ForkEnded(int(content))
                 reply = orjson.loads(content)
-            except TimeoutError:
-                self.kill()
-                raise
             except ValueError:
                 reply = None
         return reply if isinstance(reply, dict) else {}
 
     def receive(self, limit_s: float, max_bytes: int) -> tuple[bytes, bytearray]:
-        """Return kind and content of the next frame; raise WorkerEnded, TimeoutError, or ValueError if too long."""
+        """Return kind and content of the next frame; raise as `ask` does, and ValueError if it is too long."""
         with self._lock:
             self._require_alive()
-            return self._receive(_Deadline(limit_s), max_bytes)
+            return self._receive(self._clock.time() + limit_s, max_bytes)
 
     def enlarge_pipe(self) -> None:
         """Let the process write more before it waits for its reader."""
@@ -155,7 +155,7 @@ class WorkerProcess:
         self._is_killed = True
         self._process.kill()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Kill the process, wait for it, and close its pipes."""
         self.kill()
         with self._lock:
@@ -165,36 +165,43 @@ class WorkerProcess:
                     pipe.close()
 
     def _require_alive(self) -> None:
-        # The pipes of a process that was stopped are closed, and their numbers may be those of other files.
+        # The pipes of a killed process may be closed, and their numbers may be those of other files.
         if self._is_killed:
             raise WorkerEnded(self._process.wait())
 
-    def _send(self, data: bytes, deadline: _Deadline) -> None:
-        left = memoryview(data)
+    def _send(self, data: bytes, end: float) -> None:
+        assert self._process.stdin is not None
+        descriptor, left = self._process.stdin.fileno(), memoryview(data)
+        os.set_blocking(descriptor, False)
         # If the process has ended, reading its output says so.
         with contextlib.suppress(BrokenPipeError):
             while left:
-                assert self._process.stdin is not None
-                descriptor = self._process.stdin.fileno()
-                os.set_blocking(descriptor, False)
-                deadline.wait(descriptor, select.POLLOUT)
+                self._wait(descriptor, select.POLLOUT, end)
                 left = left[os.write(descriptor, left) :]
 
-    def _receive(self, deadline: _Deadline, max_bytes: int) -> tuple[bytes, bytearray]:
-        kind, num_bytes = HEAD.unpack(self._exactly(HEAD.size, deadline))
+    def _receive(self, end: float, max_bytes: int) -> tuple[bytes, bytearray]:
+        kind, num_bytes = HEAD.unpack(self._exactly(HEAD.size, end))
         if num_bytes > max_bytes:
             raise ValueError("too long a frame")
-        return kind, self._exactly(num_bytes, deadline)
+        return kind, self._exactly(num_bytes, end)
 
-    def _exactly(self, num_bytes: int, deadline: _Deadline) -> bytearray:
+    def _exactly(self, num_bytes: int, end: float) -> bytearray:
         content, place = bytearray(num_bytes), 0
         view = memoryview(content)
         while place < num_bytes:
-            deadline.wait(self._output, select.POLLIN)
+            self._wait(self._output, select.POLLIN, end)
             if not (count := os.readv(self._output, [view[place : place + _READ_BYTES]])):
                 raise WorkerEnded(self._exit_code())
             place += count
         return content
+
+    def _wait(self, descriptor: int, event: int, end: float) -> None:
+        waiting = select.poll()
+        waiting.register(descriptor, event)
+        while not waiting.poll(TICK_S * 1000):
+            if self._clock.time() >= end:
+                self.kill()
+                raise TimeoutError
 
     def _exit_code(self) -> int:
         try:
@@ -202,22 +209,6 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             return self._process.wait()
-
-
-class _Deadline:
-    """Limit of time. Stops of this process do not count, because the worker may have been stopped with it."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._clock = SteadyClock()
-        self._end = self._clock.time() + limit_s
-
-    def wait(self, descriptor: int, event: int) -> None:
-        """Wait until a descriptor is ready; raise TimeoutError."""
-        waiting = select.poll()
-        waiting.register(descriptor, event)
-        while not waiting.poll(TICK_S * 1000):
-            if self._clock.time() >= self._end:
-                raise TimeoutError
 
 
 def _environment() -> dict[str, str]:

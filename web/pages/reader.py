@@ -40,6 +40,7 @@ _NO_WORKER_FREE = (
     "pages of the search waited for a process that reads them until its time was over; set more "
     "fetch.reader_processes, or let fewer rollouts run at once"
 )
+_NOT_STARTED = "the process that reads pages did not start"
 _INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
 
 WEAK_CONFINEMENT_WARNING = "limits of time and memory alone, and kept from files where the kernel has Landlock"
@@ -124,28 +125,25 @@ class PageReader:
         """Start a process and wait until it has loaded its readers and confined itself. Raises ToolError."""
         if not self._is_open:
             raise ToolError("a page was read after the page reader was closed")
+        worker = None
         try:
             worker = WorkerProcess(_MODULE)
-        except WorkerNotStarted as error:
-            raise ToolError(f"the process that reads pages did not start: {error}") from error
-        self._workers.add(worker)
-        try:
+            self._workers.add(worker)
             reply = await self._in_thread(worker.wait_ready)
-        except WorkerNotStarted as error:
-            await self._stop(worker)
-            if error.is_missing:
-                raise ToolError(f"{_INSTALL} ({error})") from None
-            raise ToolError(f"the process that reads pages did not start: {error}") from None
-        except asyncio.CancelledError:
-            await self._stop(worker)
-            raise
+        except BaseException as error:
+            if worker is not None:
+                await self._stop(worker)
+            if not isinstance(error, WorkerNotStarted):
+                raise
+            message = f"{_INSTALL} ({error})" if error.is_missing else f"{_NOT_STARTED}: {error}"
+            raise ToolError(message) from error
         self.problem = self.problem or str(reply.get("problem", ""))
         return worker
 
     async def _stop(self, worker: WorkerProcess) -> None:
-        worker.kill()  # now, since the thread may be the one that waits for this process
+        worker.kill()  # now, since all threads may be waiting for this process
         self._workers.discard(worker)
-        await self._in_thread(worker.stop)
+        await self._in_thread(worker.close)
 
     async def _ask(self, worker: WorkerProcess, page: Fetched, max_bytes: int) -> dict[str, Any]:
         head = {
