@@ -34,10 +34,9 @@ _EXIT_S = 1.0
 class WorkerNotStarted(Exception):
     """The process could not be started or did not become ready."""
 
-    def __init__(self, cause: str, *, is_missing: bool = False) -> None:
-        super().__init__(cause)
-        self.is_missing = is_missing
-        """Whether a package is missing, which the cause then names."""
+
+class PackageMissing(WorkerNotStarted):
+    """The process needs a package, which the message names."""
 
 
 class WorkerEnded(Exception):
@@ -71,7 +70,7 @@ class WorkerProcess:
         `variables` are added to an environment without API keys.
         """
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -82,8 +81,8 @@ class WorkerProcess:
             )
         except OSError as error:
             raise WorkerNotStarted(str(error)) from error
-        assert self._process.stdout is not None
-        self._output = self._process.stdout.fileno()
+        assert self.process.stdout is not None
+        self._output = self.process.stdout.fileno()
         self._clock = SteadyClock()  # Stops of this process do not count: the worker may have been stopped with it.
         self._lock = threading.Lock()
         self.num_requests = 0
@@ -91,19 +90,9 @@ class WorkerProcess:
         self._is_killed = False
 
     @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code as in `subprocess`; None while it runs."""
-        return self._process.poll()
-
-    @property
     def is_usable(self) -> bool:
         """Whether it can take a request. If not, it must be closed."""
-        return self._is_idle and not self._is_killed and self.returncode is None
+        return self._is_idle and not self._is_killed and self.process.poll() is None
 
     def wait_ready(self) -> dict[str, Any]:
         """Wait for the first reply and return it; raise WorkerNotStarted unless it says that the worker is ready."""
@@ -113,8 +102,10 @@ class WorkerProcess:
             raise WorkerNotStarted("it stays silent") from None
         except WorkerEnded as ended:
             raise WorkerNotStarted(str(ended)) from None
+        if "failed" in reply:
+            raise PackageMissing(str(reply["failed"]))
         if not reply.get("ready"):
-            raise WorkerNotStarted(str(reply.get("failed")), is_missing=bool(reply.get("is_missing")))
+            raise WorkerNotStarted("its first reply is malformed")
         return reply
 
     def ask(self, *parts: bytes, limit_s: float) -> dict[str, Any]:
@@ -153,25 +144,25 @@ class WorkerProcess:
     def kill(self) -> None:
         """Send SIGKILL. The exit code of a process that has ended stays."""
         self._is_killed = True
-        self._process.kill()
+        self.process.kill()
 
     def close(self) -> None:
         """Kill the process, wait for it, and close its pipes."""
         self.kill()
         with self._lock:
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None:
                     pipe.close()
 
     def _require_alive(self) -> None:
         # The pipes of a killed process may be closed, and their numbers may be those of other files.
         if self._is_killed:
-            raise WorkerEnded(self._process.wait())
+            raise WorkerEnded(self.process.wait())
 
     def _send(self, data: bytes, end: float) -> None:
-        assert self._process.stdin is not None
-        descriptor, left = self._process.stdin.fileno(), memoryview(data)
+        assert self.process.stdin is not None
+        descriptor, left = self.process.stdin.fileno(), memoryview(data)
         os.set_blocking(descriptor, False)
         # If the process has ended, reading its output says so.
         with contextlib.suppress(BrokenPipeError):
@@ -205,10 +196,10 @@ class WorkerProcess:
 
     def _exit_code(self) -> int:
         try:
-            return self._process.wait(_EXIT_S)
+            return self.process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            return self._process.wait()
+            return self.process.wait()
 
 
 def _environment() -> dict[str, str]:

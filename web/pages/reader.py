@@ -17,7 +17,13 @@ from typing import Any, TypeVar, get_args
 import orjson
 
 from treadle.core.errors import ToolError
-from treadle.core.untrusted.worker_process import ForkEnded, WorkerEnded, WorkerNotStarted, WorkerProcess
+from treadle.core.untrusted.worker_process import (
+    ForkEnded,
+    PackageMissing,
+    WorkerEnded,
+    WorkerNotStarted,
+    WorkerProcess,
+)
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.lease_pool import LeasePool, site_of_url
 from treadle.web.log_once import warn_once
@@ -135,7 +141,7 @@ class PageReader:
                 await self._stop(worker)
             if not isinstance(error, WorkerNotStarted):
                 raise
-            message = f"{_INSTALL} ({error})" if error.is_missing else f"{_NOT_STARTED}: {error}"
+            message = f"{_INSTALL} ({error})" if isinstance(error, PackageMissing) else f"{_NOT_STARTED}: {error}"
             raise ToolError(message) from error
         self.problem = self.problem or str(reply.get("problem", ""))
         return worker

@@ -97,7 +97,7 @@ def main() -> int:
     try:
         readers = _load()
     except ImportError as error:
-        send_frame(frames, REPLY, orjson.dumps({"failed": str(error), "is_missing": True}))
+        send_frame(frames, REPLY, orjson.dumps({"failed": str(error)}))
         return 1
     drop_file_access()
     gc.freeze()  # Keeps memory pages shared that children only read.

@@ -21,7 +21,6 @@ from treadle.core.answers.math_equal import SymbolicVerdict, math_equal
 from treadle.core.answers.score import score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import EngineError
-from treadle.core.untrusted.worker_process import WorkerProcess
 
 ENDLESS = r"\prod_{k=1}^{10^8} k"
 """One long operation of the big-number library."""
@@ -39,9 +38,9 @@ def strict() -> Iterator[SymbolicChecker]:
         yield checker
 
 
-def _process(checker: SymbolicChecker) -> WorkerProcess:
+def _process(checker: SymbolicChecker) -> subprocess.Popen[bytes]:
     (worker,) = checker._all
-    return worker
+    return worker.process
 
 
 @pytest.mark.covers("evaluation-4")
@@ -276,7 +275,7 @@ def test_repeatedly_killed_worker_is_an_error_not_a_verdict() -> None:
         thread.start()
         while thread.is_alive():
             for worker in list(checker._all):
-                worker.kill()
+                worker.process.kill()
             thread.join(0.05)
         assert failure
 
@@ -324,7 +323,7 @@ def test_worker_exits_with_its_parent() -> None:
         "from treadle.core.answers.symbolic import SymbolicChecker\n"
         "checker = SymbolicChecker().__enter__()\n"
         "checker.check('x+1', '1+x')\n"
-        "print(next(iter(checker._all)).pid, flush=True)\n"
+        "print(next(iter(checker._all)).process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     parent = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

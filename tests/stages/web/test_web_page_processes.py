@@ -102,7 +102,7 @@ async def test_abandoned_page_ends_its_process_and_no_other_page() -> None:
     asked.cancel()
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     assert asked.cancelled()
-    assert worker.returncode == -signal.SIGKILL
+    assert worker.process.returncode == -signal.SIGKILL
     assert select.select([child], [], [], 60)[0], "its child lives on"
     os.close(child)
     await reader.close()
@@ -161,7 +161,7 @@ async def test_closing_ends_every_process_even_during_a_page() -> None:
     asked = asyncio.create_task(reader.read(fetched(HANGS), max_bytes=MAX_BYTES))
     child = os.pidfd_open(await child_of(worker))
     await reader.close()
-    assert worker.returncode is not None
+    assert worker.process.returncode is not None
     assert select.select([child], [], [], 60)[0], "its child lives on"
     os.close(child)
     with pytest.raises(ToolError):
@@ -223,7 +223,7 @@ def test_processes_end_with_their_parent() -> None:
         "    reader = PageReader(1)\n"
         "    await reader.open()\n"
         "    (worker,) = reader._workers\n"
-        "    print(worker.pid, flush=True)\n"
+        "    print(worker.process.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
