@@ -10,8 +10,6 @@ import signal
 import threading
 import time
 
-FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that end a child through no fault of its own: from the OOM killer, a scheduler or a terminal."""
 POLL_S = 0.5
 GRACE_S = 4.0
 """Seconds for an orderly end; supervisors kill their children shortly after it."""

@@ -7,37 +7,27 @@ the cause is reported and counted. If no worker can be started, that is an error
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
-import os
 import queue
-import selectors
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from types import TracebackType
-from typing import Any
 
 import orjson
 
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.parent_watch import FROM_OUTSIDE
-from treadle.core.steady_loop import TICK_S, SteadyClock
+from treadle.core.untrusted.worker_process import WorkerEnded, WorkerNotStarted, WorkerProcess
 
 _log = logging.getLogger(__name__)
-
-START_TIMEOUT_S = 120.0
-"""Maximum seconds until a worker is ready. Loading the algebra takes about one, but many on a busy machine."""
 
 MAX_REQUESTS = 2_000
 """Requests after which a worker is replaced, because the algebra's caches only grow."""
 
 MAX_FAILED_STARTS = 3
-"""Failed starts in a row after which no other is tried, because each may take START_TIMEOUT_S."""
+"""Failed starts in a row after which no other is tried, because each may take minutes."""
 
 
 class SymbolicChecker:
@@ -75,7 +65,7 @@ class SymbolicChecker:
         with self._lock:
             workers, self._all = self._all, set()
         for worker in workers:
-            worker.stop()
+            worker.close()
         if self.undecided:
             causes = ", ".join(f"{cause} {count:,}" for cause, count in self.undecided.most_common())
             _log.warning(
@@ -107,7 +97,7 @@ class SymbolicChecker:
             try:
                 if worker is None or worker.num_requests >= (1 if needs_fresh else MAX_REQUESTS):
                     worker = self._replace(worker)
-                verdict = worker.ask(prediction, gold)
+                verdict = worker.compare(prediction, gold)
                 is_first = worker.num_requests == 1
             finally:
                 if worker is not None and (verdict is None or not worker.is_usable or verdict.cause == "memory"):
@@ -126,111 +116,46 @@ class SymbolicChecker:
             self._discard(old)
         if self._start_failure is not None:
             raise self._start_failure
-        worker = _Worker(self.limit_s, self.memory_mib)
-        with self._lock:
-            self._all.add(worker)
+        worker = None
         try:
+            worker = _Worker(self.limit_s, self.memory_mib)
+            with self._lock:
+                self._all.add(worker)
             worker.wait_ready()
-        except EngineError as error:
-            self._discard(worker)
+        except WorkerNotStarted as error:
+            if worker is not None:
+                self._discard(worker)
             self._failed_starts += 1
+            failure = EngineError(f"the symbolic worker process did not start: {error}")
             if self._failed_starts >= MAX_FAILED_STARTS:
-                self._start_failure = error
-            raise
+                self._start_failure = failure
+            raise failure from error
         self._failed_starts = 0
         return worker
 
     def _discard(self, worker: _Worker) -> None:
         with self._lock:
             self._all.discard(worker)
-        worker.stop()
+        worker.close()
 
 
-class _Worker:
-    """Worker process. Once `is_usable` is False, it must be stopped."""
-
+class _Worker(WorkerProcess):
     def __init__(self, limit_s: float, memory_mib: int) -> None:
-        self.limit_s = limit_s
-        self.num_requests = 0
-        self.is_usable = True
-        # An environment without API keys, since the process handles text written by models.
-        environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if key in os.environ}
-        module = "treadle.core.answers.symbolic_worker"
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(limit_s), str(memory_mib)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env=environment,
-                start_new_session=True,  # Only the parent reacts to Ctrl-C or a closed terminal.
-            )
-        except OSError as error:
-            raise EngineError(f"the symbolic worker process did not start: {error}") from error
-        self._buffer = b""
+        super().__init__("treadle.core.answers.symbolic_worker", str(limit_s), str(memory_mib))
+        self._limit_s = limit_s
 
-    def wait_ready(self) -> None:
-        """Wait until the process has loaded the algebra; raise EngineError if it fails to."""
-        reply = self._receive(START_TIMEOUT_S)
-        if reply is None or not reply.get("ready"):
-            self.is_usable = False
-            cause = reply.get("failed") if reply else f"exit code {self._exit_code()}"
-            raise EngineError(f"the symbolic worker process did not start: {cause}")
-
-    def ask(self, prediction: str, gold: str) -> SymbolicVerdict:
+    def compare(self, prediction: str, gold: str) -> SymbolicVerdict:
         """Compare two expressions. The limit is CPU time; the timeout only catches a machine that stands still."""
-        self.num_requests += 1
-        sides = {"prediction": _encodable(prediction), "gold": _encodable(gold)}
-        request = orjson.dumps(sides) + b"\n"
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(request)
-            self.process.stdin.flush()
-        reply = self._receive(20 * self.limit_s + 10)
-        if reply is not None:
-            return SymbolicVerdict(bool(reply["equal"]), reply.get("cause"))
-        self.is_usable = False
-        code = self._exit_code()
-        if code in (-signal.SIGPROF, -signal.SIGXCPU):
-            return SymbolicVerdict(False, "time")
-        return SymbolicVerdict(False, "killed" if -code in FROM_OUTSIDE else "crash")
-
-    def stop(self) -> None:
-        """Kill the process and wait for it."""
-        self.is_usable = False
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-    def _receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next reply; None if the process ended, or was killed because it did not reply in time."""
-        assert self.process.stdout is not None
-        descriptor = self.process.stdout.fileno()
-        # Time during which this process was stopped does not count: the worker may have been stopped with it.
-        clock = SteadyClock()
-        end = clock.time() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if not selector.select(TICK_S):
-                    if clock.time() < end:
-                        continue
-                    self.process.kill()
-                    return None
-                chunk = os.read(descriptor, 65_536)
-                if not chunk:
-                    return None
-                self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        reply: dict[str, Any] = orjson.loads(line)
-        return reply
-
-    def _exit_code(self) -> int:
-        return self.process.wait()
+        request = orjson.dumps({"prediction": _encodable(prediction), "gold": _encodable(gold)})
+        try:
+            reply = self.ask(request, limit_s=20 * self._limit_s + 10)
+        except TimeoutError:
+            return SymbolicVerdict(False, "killed")
+        except WorkerEnded as ended:
+            if ended.code in (-signal.SIGPROF, -signal.SIGXCPU):
+                return SymbolicVerdict(False, "time")
+            return SymbolicVerdict(False, "killed" if ended.is_kill else "crash")
+        return SymbolicVerdict(bool(reply["equal"]), reply.get("cause"))
 
 
 def _encodable(text: str) -> str:

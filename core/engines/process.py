@@ -7,17 +7,22 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import orjson
 
+from treadle.core.engines.cache import Notify
 from treadle.core.errors import EngineError
+from treadle.core.steady_loop import SteadyClock
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)?")
 _TAIL_BYTES = 16_384
+_PROGRESS_S = 10.0
+PROBE_S = 60.0
+"""Longest time that a server gets to answer one request of a check."""
 
 
 class Child:
@@ -48,6 +53,27 @@ class Child:
             return self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def wait_until(self, is_ready: Callable[[float], bool], limit_s: float, notify: Notify, limit: str = "") -> None:
+        """Wait until `is_ready`, which gets the seconds left, returns True; raise EngineError if the child does not.
+
+        `limit` names the setting of the limit in the message.
+        """
+        # Time during which this process was stopped does not count: the child may have been stopped with it.
+        clock = SteadyClock(max_step_s=2 * PROBE_S)
+        started = said = clock.time()
+        while True:
+            if self.poll() is not None:
+                raise self.failure(f"ended with code {self.poll()} before it answered")
+            now = clock.time()
+            if now - started > limit_s:
+                raise self.failure(f"did not answer within {limit_s:.0f} s{limit}")
+            if now - said > _PROGRESS_S:
+                said = now
+                notify(f"  still starting after {now - started:.0f} s")
+            if is_ready(limit_s - (now - started)):
+                return
+            self.wait(0.25)
 
     def stop(self) -> int:
         """Stop it and all its descendants: SIGTERM, then SIGKILL after the grace period; return the exit code."""

@@ -27,9 +27,8 @@ from treadle.core.engines.cache import Notify, cache_root, quiet
 from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
 from treadle.core.engines.devices import only_gpus
 from treadle.core.engines.environments import choose_variant, engine_environ, python_of
-from treadle.core.engines.process import Child, start_child
+from treadle.core.engines.process import PROBE_S, Child, start_child
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.steady_loop import SteadyClock
 from treadle.core.untrusted.json_text import load_json
 from treadle.core.untrusted.origin_guard import AnyHostGuard, OriginGuard
 
@@ -39,8 +38,6 @@ TUTOR_MODEL = "treadle-tutor"
 _EMBEDDED_MODULE = "treadle.demo.embedded_model"
 _PARALLEL_OPTIONS = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"}
 """Arguments of vLLM that set how several GPUs are used."""
-_PROGRESS_S = 10.0
-_PROBE_S = 60.0
 _USUAL_START = {"cpu": "usually half a minute on CPU", "cuda": "usually one to three minutes"}
 
 
@@ -88,7 +85,12 @@ def serve(
         try:
             url = f"http://{HOST}:{port}/v1"
             notify(f"starting {child.name} ({_expected(settings)}); log: {log_path}")
-            _wait_until_it_answers(child, url, name, settings.startup_timeout_s, notify)
+            child.wait_until(
+                lambda left_s: _answers(url, name, timeout_s=min(PROBE_S, max(1.0, left_s))),
+                settings.startup_timeout_s,
+                notify,
+                " (startup_timeout_s)",
+            )
             startup_s = time.monotonic() - started
             notify(f"{child.name} answers at {url} after {startup_s:.0f} s")
             yield ServedModel(url, name, tokenizer, startup_s, child)
@@ -262,27 +264,9 @@ def _log_path(folder: Path | None, kind: str, port: int) -> Path:
     return (folder or cache_root() / "logs") / f"{kind}-{port}-{stamp}.log"
 
 
-def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float, notify: Notify) -> None:
-    # Time during which this process was stopped does not count: the server may have been stopped with it.
-    clock = SteadyClock(max_step_s=2 * _PROBE_S)
-    started = said = clock.time()
-    while True:
-        if child.poll() is not None:
-            raise child.failure(f"ended with code {child.poll()} before it answered")
-        now = clock.time()
-        if now - started > timeout_s:
-            raise child.failure(f"did not answer within {timeout_s:.0f} s (startup_timeout_s)")
-        if now - said > _PROGRESS_S:
-            said = now
-            notify(f"  still starting after {now - started:.0f} s")
-        if _answers(url, model, timeout_s=min(_PROBE_S, max(1.0, timeout_s - (now - started)))):
-            return
-        child.wait(0.25)
-
-
 def still_answers(served: ServedModel) -> bool:
     """Return whether a server that was ready still is; raise EngineError if it refuses the same completion now."""
-    return _answers(served.url, served.model, _PROBE_S)
+    return _answers(served.url, served.model, PROBE_S)
 
 
 def _answers(url: str, model: str, timeout_s: float) -> bool:

@@ -7,20 +7,16 @@ digests.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import select
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from treadle.core.parent_watch import FROM_OUTSIDE
 from treadle.core.untrusted.sanitize import one_line
+from treadle.core.untrusted.worker_process import WorkerEnded, WorkerNotStarted, WorkerProcess
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +32,6 @@ _MAX_GROWTH = 200
 """Values of a larger file may take so many times its size."""
 _SILENCE_S = 300.0
 """Without a frame in this time the child is ended; the machine may be busy, and a row group large."""
-_READ_BYTES = 1 << 20
 _PARQUET = "treadle.core.untrusted.parquet_worker"
 
 
@@ -87,8 +82,8 @@ def read_rows_of(
 
     left = max(max_unpacked_bytes, _MAX_GROWTH * num_bytes)
     schema: pa.Schema | None = None
-    with _child(module, job, stdin, variables) as child:
-        while (frame := child.frame())[0] != row_frames.END:
+    with closing(_start(module, job, stdin, variables)) as worker:
+        while (frame := _next_frame(worker, job["memory_bytes"]))[0] != row_frames.END:
             kind, content = frame
             # Frames without rows cost as well, or a child could keep its parent busy for ever.
             left -= row_frames.FRAME_COST + len(content)
@@ -130,80 +125,42 @@ def _unreadable_row(content: bytearray) -> UnreadableRow:
     return UnreadableRow(one_line(told["reason"]), one_line(told["detail"]), told["raw"].encode("latin-1", "replace"))
 
 
-class _Child:
-    """The process that reads, as far as its frames go."""
+def _next_frame(worker: WorkerProcess, memory_bytes: int) -> tuple[bytes, bytearray]:
+    """Return the kind and content of the next frame, the end included; raises UnreadableInput."""
+    from treadle.core.untrusted import row_frames
 
-    def __init__(self, process: subprocess.Popen[bytes], memory_bytes: int) -> None:
-        self._process = process
-        self._limit = f"{memory_bytes / 1024**3:g} GiB"
-        assert process.stdout is not None
-        self._output = process.stdout.fileno()
-        self._waiting = select.poll()
-        self._waiting.register(self._output, select.POLLIN)
-        # The usual 64 KiB make both wait for each other. A user who has many pipes may not have larger ones.
-        with suppress(OSError):
-            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _READ_BYTES)
-
-    def frame(self) -> tuple[bytes, bytearray]:
-        """Return the kind and content of the next frame, the end included; raises UnreadableInput."""
-        from treadle.core.untrusted import row_frames
-
-        kind, num_bytes = row_frames.HEAD.unpack(self._exactly(row_frames.HEAD.size))
-        if num_bytes > row_frames.MAX_FRAME_BYTES:
-            raise UnreadableInput("the isolated process that decodes the input sent invalid data")
-        content = self._exactly(num_bytes)
-        if kind == row_frames.PROBLEM:
-            said = one_line(content.decode("utf-8", "replace"))
-            if said == "memory":
-                said = f"reading it takes more memory than {self._limit}; rewrite it with smaller row groups"
-            raise UnreadableInput(said)
-        return kind, content
-
-    def _exactly(self, num_bytes: int) -> bytearray:
-        content, place = bytearray(num_bytes), 0
-        view = memoryview(content)
-        end = time.monotonic() + _SILENCE_S
-        while place < num_bytes:
-            if not self._waiting.poll(max(0.0, end - time.monotonic()) * 1000):
-                raise UnreadableInput(f"the reader process sent nothing for {_SILENCE_S:g} seconds")
-            if not (count := os.readv(self._output, [view[place : place + _READ_BYTES]])):
-                raise UnreadableInput(self._how_it_ended())
-            place += count
-        return content
-
-    def _how_it_ended(self) -> str:
-        code = self._process.wait()
-        if -code in FROM_OUTSIDE:
-            return "the reader process was killed; the machine may be out of memory"
-        return f"the reader process failed with code {code}; the file is damaged or needs over {self._limit} of memory"
+    limit = f"{memory_bytes / 1024**3:g} GiB"
+    try:
+        kind, content = worker.receive(_SILENCE_S, row_frames.MAX_FRAME_BYTES)
+    except TimeoutError:
+        raise UnreadableInput(f"the reader process sent nothing for {_SILENCE_S:g} seconds") from None
+    except ValueError:
+        raise UnreadableInput("the isolated process that decodes the input sent invalid data") from None
+    except WorkerEnded as ended:
+        if ended.is_kill:
+            raise UnreadableInput("the reader process was killed; the machine may be out of memory") from None
+        raise UnreadableInput(
+            f"the reader process failed with code {ended.code}; the file is damaged or needs over {limit} of memory"
+        ) from None
+    if kind == row_frames.PROBLEM:
+        said = one_line(content.decode("utf-8", "replace"))
+        if said == "memory":
+            said = f"reading it takes more memory than {limit}; rewrite it with smaller row groups"
+        raise UnreadableInput(said)
+    return kind, content
 
 
 _TOO_MANY = "its values expand to too much memory for a file of its size; if you trust it, convert it to JSON Lines"
 
 
-@contextmanager
-def _child(module: str, job: Mapping[str, Any], stdin: IO[bytes] | None, variables: Sequence[str]) -> Iterator[_Child]:
-    # Its own environment: a file that takes it over gets no keys. One heap, because each reserves address space.
-    environment = {name: os.environ[name] for name in ("PATH", *variables) if name in os.environ}
-    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
-        if given := os.environ.get(name):
-            # It starts in another folder.
-            environment[name] = os.pathsep.join(map(os.path.abspath, given.split(os.pathsep)))
-    environment |= {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+def _start(module: str, job: Mapping[str, Any], stdin: IO[bytes] | None, variables: Sequence[str]) -> WorkerProcess:
+    settings = {name: os.environ[name] for name in variables if name in os.environ}
+    # One heap, because each reserves address space.
+    settings |= {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    source = subprocess.DEVNULL if stdin is None else stdin
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, json.dumps(job)],
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
+        worker = WorkerProcess(module, json.dumps(job), stdin=source, variables=settings)
+    except WorkerNotStarted as error:
         raise UnreadableInput(f"the reader process did not start: {error}") from error
-    try:
-        yield _Child(process, job["memory_bytes"])
-    finally:
-        process.kill()
-        process.communicate()
+    worker.enlarge_pipe()  # The usual 64 KiB make both wait for each other.
+    return worker

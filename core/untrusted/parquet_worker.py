@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 from typing import Any, BinaryIO
 
 from treadle.core.untrusted.process_confinement import confine, drop_file_access, limit_memory
+from treadle.core.untrusted.worker_frames import open_frames
 
 _READ_BYTES = 1 << 20
 _BATCH_BYTES = 4 * 2**20
@@ -24,10 +24,8 @@ _MIN_ROWS, _MAX_ROWS = 16, 1024
 
 def main(arguments: list[str]) -> int:
     """Read the file; the argument is JSON: `memory_bytes`, `columns` (a list, or null for all)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our output
     job = json.loads(arguments[0])
-    frames, file = os.fdopen(os.dup(1), "wb"), os.fdopen(0, "rb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    frames, file = open_frames(), os.fdopen(0, "rb")
     limit_memory(job["memory_bytes"])
     from treadle.core.untrusted import row_frames, row_sending
 

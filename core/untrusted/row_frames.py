@@ -6,13 +6,8 @@ over by the file that it reads.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from typing import Any
-
 import pyarrow as pa
 
-HEAD = struct.Struct(">cI")
 SCHEMA, BATCH, ROW, PROBLEM, END = b"S", b"B", b"R", b"P", b"E"
 """Arrow schema; record batch; JSON with the reason, detail and first bytes of an unreadable row; one line that says why
 the rest cannot be read; nothing further follows."""
@@ -94,11 +89,3 @@ def _cost_of(array: pa.Array) -> int:
     parts = parts_of(array)
     own = 0 if parts else array.nbytes
     return CELL_COST * len(array) + own + sum(map(_cost_of, parts))
-
-
-def frame(kind: bytes, content: Any) -> Iterator[Any]:
-    """Return the parts to write for a frame; raises ValueError for one that is too long."""
-    num_bytes = memoryview(content).nbytes
-    if num_bytes > MAX_FRAME_BYTES:
-        raise ValueError(f"a row has {num_bytes:,} bytes, more than {MAX_FRAME_BYTES:,}")
-    return iter((HEAD.pack(kind, num_bytes), content))

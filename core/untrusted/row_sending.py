@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from treadle.core.untrusted import row_frames
+from treadle.core.untrusted.worker_frames import send_frame
 
 
 def send_schema(frames: BinaryIO, schema: pa.Schema) -> pa.Schema:
@@ -28,11 +29,11 @@ def send_rows(frames: BinaryIO, batch: pa.RecordBatch, schema: pa.Schema) -> Non
 
 
 def send(frames: BinaryIO, kind: bytes, content: Any) -> None:
-    """Send one frame."""
-    for part in row_frames.frame(kind, content):
-        frames.write(part)
-    if kind not in (row_frames.BATCH, row_frames.ROW):
-        frames.flush()
+    """Send one frame; raises ValueError for one that is too long."""
+    num_bytes = memoryview(content).nbytes
+    if num_bytes > row_frames.MAX_FRAME_BYTES:
+        raise ValueError(f"a row has {num_bytes:,} bytes, more than {row_frames.MAX_FRAME_BYTES:,}")
+    send_frame(frames, kind, content)
 
 
 def problem(error: BaseException) -> bytes:

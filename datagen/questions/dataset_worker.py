@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 
 from treadle.core.untrusted.process_confinement import limit_memory
+from treadle.core.untrusted.worker_frames import open_frames
 
 _ROWS_AT_ONCE = 256
 
@@ -21,10 +21,8 @@ def main(arguments: list[str]) -> int:
 
     The argument is JSON: `memory_bytes`, `where` (folder or hub id), `config`, `split`, `revision`.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our output
     job = json.loads(arguments[0])
-    frames = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    frames = open_frames()
     limit_memory(job["memory_bytes"], may_write=True)
     from treadle.core.untrusted import row_frames, row_sending
 

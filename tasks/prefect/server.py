@@ -29,7 +29,6 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """Prefect's variable for the database; prefer it to an argument for an address with a password."""
 _LOGS = ("server", "worker")
 _POLL_S = 0.2
-_NOTIFY_INTERVAL_S = 10.0
 _START_S = 300.0
 """Startup takes 12 s on two idle cores, and 100 s on two cores with ten busy processes."""
 _GRACE_S = 20.0
@@ -78,18 +77,7 @@ class PrefectServer:
     def start(self) -> None:
         """Start the server and wait until it answers; raise EngineError with the end of its log if it does not."""
         self._server = self._run("server", ["treadle.tasks.prefect.server_process", str(self.port)])
-        child = self._server.child
-        began = said = time.monotonic()
-        while not prefect_answers(self.api_url):
-            if child.poll() is not None:
-                raise child.failure("ended before it answered")
-            now = time.monotonic()
-            if now > began + _START_S:
-                raise child.failure(f"did not answer within {_START_S:g} s")
-            if now > said + _NOTIFY_INTERVAL_S:
-                said = now
-                self._notify(f"  still starting after {now - began:.0f} s")
-            time.sleep(_POLL_S)
+        self._server.child.wait_until(lambda left_s: prefect_answers(self.api_url), _START_S, self._notify)
 
     def start_worker(self, queues: Sequence[str] = (), limit: int | None = None) -> None:
         """Start a worker that polls the named queues, or all."""

@@ -8,18 +8,22 @@ Failing to start a process, or having none free in time, is an infrastructure er
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import struct
-import sys
-from typing import Any, get_args
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 import orjson
 
 from treadle.core.errors import ToolError
-from treadle.core.parent_watch import FROM_OUTSIDE
+from treadle.core.untrusted.worker_process import (
+    ForkEnded,
+    PackageMissing,
+    WorkerEnded,
+    WorkerNotStarted,
+    WorkerProcess,
+)
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.lease_pool import LeasePool, site_of_url
 from treadle.web.log_once import warn_once
@@ -33,9 +37,6 @@ from treadle.web.types import (
     Unfetchable,
 )
 
-_START_TIMEOUT_S = 120.0
-"""Timeout of a start in seconds. Loading the readers takes less than a second, but many on a machine under heavy
-load."""
 _WALL_LIMIT_S = 30.0
 """Wall time limit of a page, in seconds. CPU time is the real limit; this one catches a machine that hangs."""
 _MAX_TRIES = 3
@@ -45,11 +46,14 @@ _NO_WORKER_FREE = (
     "pages of the search waited for a process that reads them until its time was over; set more "
     "fetch.reader_processes, or let fewer rollouts run at once"
 )
+_NOT_STARTED = "the process that reads pages did not start"
 _INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
 
 WEAK_CONFINEMENT_WARNING = "limits of time and memory alone, and kept from files where the kernel has Landlock"
 """Confinement of the processes without a filter of system calls."""
 CONFINEMENT_HINT = "read pages on Linux on x86-64, with a kernel that has seccomp"
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -65,33 +69,33 @@ class PageReader:
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
-        self._leases: LeasePool[_Worker] = LeasePool()
-        self._workers: set[_Worker] = set()
+        self._leases: LeasePool[WorkerProcess] = LeasePool()
+        self._workers: set[WorkerProcess] = set()
+        # Threads of its own: the shared ones could all be waiting for a page. They end with this object.
+        self._threads = ThreadPoolExecutor(num_processes, "page-reader")
         self._is_open = False
         self.problem = ""
 
     async def open(self) -> None:
         """Start all processes. Raises ToolError if that is impossible."""
         self._is_open = True
-        self._workers = {_Worker() for _ in range(self._num_processes)}
         try:
-            results = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
-            for failure in filter(None, results):
-                raise failure
+            starts = [self._start() for _ in range(self._num_processes)]
+            for failure in await asyncio.gather(*starts, return_exceptions=True):
+                if isinstance(failure, BaseException):
+                    raise failure
         except BaseException:
             await self.close()
             raise
         for worker in self._workers:
             self._leases.add(worker)
-            self.problem = self.problem or worker.problem
         if self.problem:
             warn_once(_logger, f"pages are read with {WEAK_CONFINEMENT_WARNING}: {self.problem}; {CONFINEMENT_HINT}")
 
     async def close(self) -> None:
         """End all processes, even while they read a page."""
         self._is_open = False
-        workers, self._workers = self._workers, set()
-        await asyncio.gather(*(worker.stop() for worker in workers))
+        await asyncio.gather(*map(self._stop, set(self._workers)))
 
     async def read(self, page: Fetched, *, max_bytes: int, deadline: float | None = None) -> PageText:
         """Return title and text of a page whose decompressed body has at most `max_bytes` bytes.
@@ -103,6 +107,7 @@ class PageReader:
         If a process is killed from outside, the page is read again, in three attempts at most.
         """
         site = site_of_url(page.final_url)
+        cause: Exception | None = None
         for _ in range(_MAX_TRIES):
             try:
                 async with asyncio.timeout_at(deadline):
@@ -110,140 +115,57 @@ class PageReader:
             except TimeoutError:
                 raise SearchUnavailable(_NO_WORKER_FREE) from None
             try:
-                if lease.resource.has_exited:
-                    lease.resource = await self._replace(lease.resource)
-                reply = await lease.resource.ask(page, max_bytes)
-                crashed_on_page = lease.resource.crashed_on_page
+                if not lease.resource.is_usable:
+                    await self._stop(lease.resource)
+                    lease.resource = await self._start()
+                return _page_text(await self._ask(lease.resource, page, max_bytes))
+            except (TimeoutError, WorkerEnded) as error:
+                cause = error
+                if isinstance(error, TimeoutError) or (isinstance(error, ForkEnded) and not error.is_kill):
+                    break
             finally:
                 self._leases.release(lease)
-            if reply is not None:
-                return _page_text(reply)
-            if crashed_on_page:
-                break
-        raise Unfetchable("unreadable", "the page could not be read within its limits of time and memory")
+        raise Unfetchable("unreadable", "the page could not be read within its limits of time and memory") from cause
 
-    async def _replace(self, old: _Worker) -> _Worker:
-        self._workers.discard(old)
-        await old.stop()
-        worker = _Worker()
-        self._workers.add(worker)
+    async def _start(self) -> WorkerProcess:
+        """Start a process and wait until it has loaded its readers and confined itself. Raises ToolError."""
+        if not self._is_open:
+            raise ToolError("a page was read after the page reader was closed")
+        worker = None
         try:
-            if self._is_open:
-                await worker.start()
-            if not self._is_open:
-                raise ToolError("a page was read after the page reader was closed")
-        except BaseException:
-            self._workers.discard(worker)
-            await worker.stop()
-            raise
+            worker = WorkerProcess(_MODULE)
+            self._workers.add(worker)
+            reply = await self._in_thread(worker.wait_ready)
+        except BaseException as error:
+            if worker is not None:
+                await self._stop(worker)
+            if not isinstance(error, WorkerNotStarted):
+                raise
+            message = f"{_INSTALL} ({error})" if isinstance(error, PackageMissing) else f"{_NOT_STARTED}: {error}"
+            raise ToolError(message) from error
+        self.problem = self.problem or str(reply.get("problem", ""))
         return worker
 
+    async def _stop(self, worker: WorkerProcess) -> None:
+        worker.kill()  # now, since all threads may be waiting for this process
+        self._workers.discard(worker)
+        await self._in_thread(worker.close)
 
-class _Worker:
-    """Process that forks a child for each page."""
-
-    def __init__(self) -> None:
-        self.problem = ""
-        self._is_usable = False
-        self._timed_out = False
-        self._child_code = 0
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def has_exited(self) -> bool:
-        """Whether the process must be replaced before the next page."""
-        return not self._is_usable or self._exit_code is not None
-
-    @property
-    def crashed_on_page(self) -> bool:
-        """Whether the last page is the reason that there was no reply."""
-        return self._timed_out or (self._child_code != 0 and -self._child_code not in FROM_OUTSIDE)
-
-    @property
-    def _exit_code(self) -> int | None:
-        return None if self._process is None else self._process.returncode
-
-    async def start(self) -> None:
-        """Start the process and wait until it has loaded its readers and confined itself. Raises ToolError."""
-        # A minimal environment: page content must not get near our API keys.
-        environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if key in os.environ}
+    async def _ask(self, worker: WorkerProcess, page: Fetched, max_bytes: int) -> dict[str, Any]:
+        head = {
+            "media_type": page.media_type,
+            "charset": page.charset,
+            "encoding": page.encoding,
+            "max_bytes": max_bytes,
+        }
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", _MODULE,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                cwd="/",
-                env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise ToolError(f"the process that reads pages did not start: {error}") from error
-        reply = await self._exchange(b"", _START_TIMEOUT_S)
-        if reply is not None and reply.get("is_missing"):
-            raise ToolError(f"{_INSTALL} ({reply.get('failed')})")
-        if reply is None or not reply.get("ready"):
-            cause = "it stays silent" if self._timed_out else f"exit code {self._exit_code or self._child_code}"
-            raise ToolError(f"the process that reads pages did not start: {cause}")
-        self.problem = str(reply.get("problem", ""))
+            return await self._in_thread(partial(worker.ask, orjson.dumps(head), page.body, limit_s=_WALL_LIMIT_S))
+        except asyncio.CancelledError:
+            worker.kill()
+            raise
 
-    async def ask(self, page: Fetched, max_bytes: int) -> dict[str, Any] | None:
-        """Return the child's reply; None if a process died or timed out, an empty dict if the reply is malformed."""
-        head = orjson.dumps(
-            {
-                "media_type": page.media_type,
-                "charset": page.charset,
-                "encoding": page.encoding,
-                "max_bytes": max_bytes,
-                "num_bytes": len(page.body),
-            }
-        )
-        self._is_usable, self._child_code = False, 0  # stays so if this is cancelled
-        try:
-            reply = await self._exchange(struct.pack(">I", len(head)) + head + page.body, _WALL_LIMIT_S)
-        finally:
-            if not self._is_usable:
-                self._kill()
-        return reply
-
-    async def stop(self) -> None:
-        """Kill the process and wait for it."""
-        self._kill()
-        if self._process is not None:
-            await self._process.wait()
-
-    def _kill(self) -> None:
-        # Not `Process.kill`, which may reap a process that is ending right now; its exit code would be lost.
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
-
-    async def _exchange(self, request: bytes, timeout_s: float) -> dict[str, Any] | None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(timeout_s):
-                # If the process is dead already, the read below ends with its output.
-                with contextlib.suppress(OSError):
-                    self._process.stdin.write(request)
-                    await self._process.stdin.drain()
-                size, self._child_code = struct.unpack(">Ii", await self._process.stdout.readexactly(8))
-                reply_bytes = await self._process.stdout.readexactly(size)
-        except TimeoutError:
-            self._timed_out = True
-            return None
-        except (asyncio.IncompleteReadError, OSError):
-            await self.stop()  # does not change the exit code of a process that has ended
-            return None
-        self._is_usable = True
-        if self._child_code:
-            return None
-        try:
-            reply = orjson.loads(reply_bytes)
-        except orjson.JSONDecodeError:
-            reply = None
-        return reply if isinstance(reply, dict) else {}
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _page_text(reply: dict[str, Any]) -> PageText:

@@ -5,9 +5,9 @@ parsers but parses no page itself. Each page is parsed by a forked child, which 
 `core/untrusted/process_confinement.py`) and exits afterwards. A compromised child can reach nothing, and never sees
 another page.
 
-Request frame: 4 bytes of length, a JSON head, and the body as sent. Reply frame: 4 bytes of length, 4 bytes of the
-child's exit code, and its output (JSON, unless it was compromised). The process ends when its standard input closes,
-and so do its children.
+A request is two frames (`core/untrusted/worker_frames.py`), a JSON head and the body as sent. The reply is the child's
+output (JSON, unless it was compromised), or its exit code. The process ends when its standard input closes, and so do
+its children.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 import re
 import select
 import signal
-import struct
 import sys
 import time
 import zlib
@@ -33,12 +32,19 @@ import orjson
 
 from treadle.core.errors import SandboxError
 from treadle.core.untrusted.process_confinement import confine, die_with_parent, drop_file_access, limit_memory
+from treadle.core.untrusted.worker_frames import (
+    DIED,
+    MAX_REPLY_BYTES,
+    REPLY,
+    next_request,
+    open_frames,
+    send_frame,
+)
 from treadle.web.pages.passages import clean_beginning, clean_line
 from treadle.web.types import MAX_PAGE_TITLE_CHARS, MAX_TEXT_CHARS, PageText, Unfetchable
 
 READER_VERSION = 1
 """Version in the reader's name in entries; increment it if the same page gives another text."""
-MAX_REPLY_BYTES = 1024 * 1024
 CPU_LIMIT_S = 5
 """Of one page."""
 MEMORY_LIMIT_BYTES = 1024**3
@@ -86,33 +92,24 @@ _PIPE = 3
 
 def main() -> int:
     """Serve pages until standard input ends; return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our input
-    replies = _take_stdout()
+    frames = open_frames()
     limit_memory(MEMORY_LIMIT_BYTES)
     try:
         readers = _load()
     except ImportError as error:
-        _send(replies, 0, orjson.dumps({"failed": str(error), "is_missing": True}))
+        send_frame(frames, REPLY, orjson.dumps({"failed": str(error)}))
         return 1
     drop_file_access()
     gc.freeze()  # Keeps memory pages shared that children only read.
     # A trial child reports what the kernel restricts, and that the parsers work when restricted.
     exit_code, reply = _in_child(_self_test)
-    _send(replies, exit_code, reply)
+    _send(frames, exit_code, reply)
     if exit_code:
         return 1
     problem = orjson.loads(reply)["problem"]
-    while head := _receive():
-        body = sys.stdin.buffer.read(head.pop("num_bytes"))
-        _send(replies, *_in_child(partial(_answer, body, readers, known_problem=problem, **head)))
+    while (head := next_request()) and (body := next_request()) is not None:
+        _send(frames, *_in_child(partial(_answer, body, readers, known_problem=problem, **orjson.loads(head))))
     return 0
-
-
-def _take_stdout() -> BinaryIO:
-    """Reserve standard output for replies, so that output of a library cannot get between them."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return replies
 
 
 def _load() -> dict[str, str]:
@@ -195,17 +192,8 @@ def _read_reply(child: int) -> bytes:
     return reply
 
 
-def _receive() -> dict[str, Any] | None:
-    size = sys.stdin.buffer.read(4)
-    if len(size) < 4:
-        return None
-    head: dict[str, Any] = orjson.loads(sys.stdin.buffer.read(struct.unpack(">I", size)[0]))
-    return head
-
-
-def _send(replies: BinaryIO, exit_code: int, reply: bytes) -> None:
-    replies.write(struct.pack(">Ii", len(reply), exit_code) + reply)
-    replies.flush()
+def _send(frames: BinaryIO, exit_code: int, reply: bytes) -> None:
+    send_frame(frames, DIED if exit_code else REPLY, str(exit_code).encode() if exit_code else reply)
 
 
 def _answer(

@@ -288,9 +288,9 @@ class Fragile:
 
     def wait_ready(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
-    def ask(self, prediction: str, gold: str) -> SymbolicVerdict:
+    def compare(self, prediction: str, gold: str) -> SymbolicVerdict:
         self.num_requests += 1
         if prediction not in ("crash", "memory"):
             return SymbolicVerdict(True)

@@ -177,8 +177,9 @@ def test_without_a_filter_files_are_unreachable_by_path(tmp_path: Path) -> None:
 
 
 _TAKEN_OVER = """
-import os, struct, sys
+import os, sys
 import orjson
+from treadle.core.untrusted.worker_frames import HEAD, REPLY
 from treadle.web.pages import worker as page_worker
 true = page_worker.read_page
 LIE = {"title": "", "text": "what another page wants", "media_type": "text/html", "reader": "x"}
@@ -187,7 +188,7 @@ def read_page(body, *rest):
     if b"take over" in body:
         page_worker.read_page = page_worker.decompressed = lambda *_: LIE
         said = orjson.dumps(LIE)
-        frame = struct.pack(">Ii", len(said), 0) + said
+        frame = HEAD.pack(REPLY, len(said)) + said
         if b"all descriptors" in body:
             for number in range(64):
                 try:

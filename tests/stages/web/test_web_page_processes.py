@@ -16,19 +16,25 @@ from support.web.page_reading import HANGS, MAX_BYTES, PAGE, UNREADABLE, child_o
 from support.web.pdf_files import pdf_bomb
 
 from treadle.core.errors import ToolError
+from treadle.core.untrusted.worker_process import ForkEnded
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.pages import reader as page_reader
 from treadle.web.pages.reader import PageReader
 from treadle.web.types import Fetched, Unfetchable
 
 
+def _exit_code(failure: Unfetchable) -> int:
+    assert isinstance(failure.__cause__, ForkEnded)
+    return failure.__cause__.code
+
+
 async def test_hanging_process_is_killed_at_its_cpu_limit() -> None:
     reader = PageReader(1)
     await reader.open()
     (worker,) = reader._workers
-    with pytest.raises(Unfetchable, match=UNREADABLE):
+    with pytest.raises(Unfetchable, match=UNREADABLE) as caught:
         await reader.read(fetched(HANGS), max_bytes=MAX_BYTES)
-    assert worker._child_code == -signal.SIGXCPU and not worker.has_exited
+    assert _exit_code(caught.value) == -signal.SIGXCPU and worker.is_usable
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     await reader.close()
 
@@ -37,9 +43,9 @@ async def test_process_that_exhausts_memory_is_killed_at_its_limit() -> None:
     reader = PageReader(1)
     await reader.open()
     (worker,) = reader._workers
-    with pytest.raises(Unfetchable, match=UNREADABLE):
+    with pytest.raises(Unfetchable, match=UNREADABLE) as caught:
         await reader.read(fetched(pdf_bomb(2_500_000), "application/pdf"), max_bytes=MAX_BYTES)
-    assert worker._child_code not in (0, -signal.SIGXCPU, -signal.SIGKILL) and not worker.has_exited
+    assert _exit_code(caught.value) not in (0, -signal.SIGXCPU, -signal.SIGKILL) and worker.is_usable
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     await reader.close()
 
@@ -70,7 +76,6 @@ async def test_externally_killed_process_is_replaced_and_the_page_is_read() -> N
 async def test_repeatedly_killed_child_leaves_the_page_unread_and_the_next_one_is_read() -> None:
     reader = PageReader(1)
     await reader.open()
-    (worker,) = reader._workers
     before = pids(reader)
     asked = asyncio.create_task(reader.read(fetched(HANGS), max_bytes=MAX_BYTES))
     killed = set()
@@ -80,9 +85,9 @@ async def test_repeatedly_killed_child_leaves_the_page_unread_and_the_next_one_i
                 os.kill(child, signal.SIGKILL)
             killed.add(child)
         await asyncio.sleep(0)
-    with pytest.raises(Unfetchable, match=UNREADABLE):
+    with pytest.raises(Unfetchable, match=UNREADABLE) as caught:
         asked.result()
-    assert len(killed) == 3 and worker._child_code == -signal.SIGKILL
+    assert len(killed) == 3 and _exit_code(caught.value) == -signal.SIGKILL
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     assert pids(reader) == before
     await reader.close()
@@ -97,7 +102,7 @@ async def test_abandoned_page_ends_its_process_and_no_other_page() -> None:
     asked.cancel()
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     assert asked.cancelled()
-    assert worker._exit_code == -signal.SIGKILL
+    assert worker.process.returncode == -signal.SIGKILL
     assert select.select([child], [], [], 60)[0], "its child lives on"
     os.close(child)
     await reader.close()
@@ -156,7 +161,7 @@ async def test_closing_ends_every_process_even_during_a_page() -> None:
     asked = asyncio.create_task(reader.read(fetched(HANGS), max_bytes=MAX_BYTES))
     child = os.pidfd_open(await child_of(worker))
     await reader.close()
-    assert worker._exit_code is not None
+    assert worker.process.returncode is not None
     assert select.select([child], [], [], 60)[0], "its child lives on"
     os.close(child)
     with pytest.raises(ToolError):
@@ -167,19 +172,18 @@ async def test_closing_ends_every_process_even_during_a_page() -> None:
 async def test_inconsistent_replies_of_a_process_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "liar.py"
     program.write_text(
-        "import json, os, struct, sys\n"
+        "import json, os, sys\n"
+        "from treadle.core.untrusted.worker_frames import REPLY, next_request, open_frames, send_frame\n"
+        "frames = open_frames()\n"
         "def say(value):\n"
-        "    data = json.dumps(value).encode()\n"
-        "    sys.stdout.buffer.write(struct.pack('>Ii', len(data), 0) + data)\n"
-        "    sys.stdout.buffer.flush()\n"
+        "    send_frame(frames, REPLY, json.dumps(value).encode())\n"
         "say({'ready': True})\n"
-        "while size := sys.stdin.buffer.read(4):\n"
-        "    head = json.loads(sys.stdin.buffer.read(struct.unpack('>I', size)[0]))\n"
-        "    body = sys.stdin.buffer.read(head['num_bytes'])\n"
+        "while next_request():\n"
+        "    body = bytes(next_request())\n"
         "    page = {'title': '', 'text': '', 'media_type': '', 'reader': ''}\n"
         "    lies = {b'long': {**page, 'text': 'x' * 50_001}, b'number': {**page, 'title': 1}, b'none': {},\n"
         "            b'kind': {'failure': 'no such kind', 'detail': ''}, b'list': []}\n"
-        "    if body == b'end': os.close(1)\n"
+        "    if body == b'end': frames.close()\n"
         "    else: say(lies[body])\n"
     )
     see_first(tmp_path, monkeypatch)
@@ -219,7 +223,7 @@ def test_processes_end_with_their_parent() -> None:
         "    reader = PageReader(1)\n"
         "    await reader.open()\n"
         "    (worker,) = reader._workers\n"
-        "    print(worker._process.pid, flush=True)\n"
+        "    print(worker.process.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )

@@ -24,7 +24,7 @@ def fetched(body: bytes, media_type: str = "text/html", *, charset: str = "", en
 
 
 def pids(reader: PageReader) -> list[int]:
-    return [worker._process.pid for worker in reader._workers if worker._process is not None]
+    return [worker.process.pid for worker in reader._workers]
 
 
 def children(pid: int) -> list[int]:
@@ -33,7 +33,7 @@ def children(pid: int) -> list[int]:
 
 async def child_of(worker: Any) -> int:
     """Return the process that reads the page under way."""
-    while not (found := children(worker._process.pid)):
+    while not (found := children(worker.process.pid)):
         await asyncio.sleep(0)
     return found[0]
 

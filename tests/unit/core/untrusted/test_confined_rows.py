@@ -285,7 +285,8 @@ def taken_over(
 ) -> str:
     """Return the message for a child that does something else."""
     (tmp_path / "other.py").write_text(
-        f"import os, sys, time\nfrom treadle.core.untrusted.row_frames import *\n{code}\n"
+        f"import os, sys, time\nfrom treadle.core.untrusted.row_frames import *\n"
+        f"from treadle.core.untrusted.worker_frames import HEAD\n{code}\n"
     )
     monkeypatch.setattr(confined_rows, "_PARQUET", "other")
     monkeypatch.setenv("PYTHONPATH", python_path or str(tmp_path))
