@@ -9,9 +9,10 @@ completion.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import orjson
@@ -19,10 +20,10 @@ import orjson
 from treadle.agent.call_cache import CallCache, JournalCache, cached_calls, cached_completions
 from treadle.agent.config import ENVIRONMENT_VERSION
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
-from treadle.agent.job_runner import JobRunner, check_pending, raise_no_output, start_progress
-from treadle.agent.jobs import QuestionJob, job_key, shared_digest, unique_jobs
-from treadle.agent.metering import TokenBudget
-from treadle.agent.model_sessions import check_api, load_tokenizer
+from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest, unique_jobs
+from treadle.agent.jobs.runner import raise_no_output
+from treadle.agent.jobs.stage import JobStage
+from treadle.agent.model_sessions import ModelSessions, check_api, load_tokenizer
 from treadle.agent.rollout import STATUSES, RolloutEngine, Trajectory, rare_collections
 from treadle.agent.rollout_report import ODD, unreadable_output_warnings
 from treadle.agent.rollout_settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
@@ -45,59 +46,44 @@ _WRITE_BATCH = 256
 """Rows passed to the writer at once."""
 
 
-class RolloutsRun:
+class RolloutsRun(JobStage[QuestionJob]):
     """One attempt of the stage."""
 
+    NOUN = "rollouts"
+
     def __init__(self, context: StageContext) -> None:
-        self._context = context
         self._settings: RolloutsSettings = context.settings
         self._options = self._settings.options
-        self._journal = context.journal
-        self._budget = TokenBudget(
-            self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
-        )
-        self._tokenizer_digest = ""
+        super().__init__(context, self._options)
         self._environment_digests = self._settings.environment.digests()
         self._statuses: Counter[str] = Counter()
         self._tokens = 0
         self._started = 0.0
-        self._job_runner = JobRunner(self._options, self._open_jobs, self._run_job, noun="rollouts")
         self._engine: RolloutEngine | None = None
         self._tools: dict[str, Tool] = {}
-        self._sandbox_facts: dict[str, str] = {}
+        self._facts = {"sandbox": {}, "tokenizer_digest": ""}
 
-    async def work(self) -> WorkResult:
-        """Run the unfinished rollouts of this process."""
-        num_open = start_progress(self._context, self._own_jobs(), "rollouts")
-        if not num_open:
-            return WorkResult()
-        await self._finish_open(num_open)
-        return self._job_runner.work_result(
-            {"sandbox": self._sandbox_facts, "tokenizer_digest": self._tokenizer_digest}
-        )
-
-    async def _finish_open(self, num_open: int) -> None:
+    @contextlib.asynccontextmanager
+    async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
+        """Open the policy, the summarizer if there is one, and the tools."""
         settings = self._settings
         check_api(self._options.role, settings.model_name, settings.model)
         tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
-        self._tokenizer_digest = tokenizer.digest if tokenizer else ""
+        self._facts["tokenizer_digest"] = tokenizer.digest if tokenizer else ""
         self._started = asyncio.get_running_loop().time()
-        async with self._job_runner.sessions(self._context, self._budget) as sessions:
-            policy = await sessions.model(settings.model_name, settings.model, settings.tokenizer_digest)
-            summarizer = None
-            if settings.environment.summarizer is not None and settings.summarizer is not None:
-                summarizer = await sessions.model(
-                    settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
-                )
-            self._tools = await sessions.tools(settings.environment, summarizer, self._context.store)
-            self._sandbox_facts = sandbox_facts(settings.environment)
-            policy.check_token_ids()
-            if policy.codec is None:
-                self._tokenizer_digest = ""
-            if self._budget.is_limited:
-                self._count_earlier()
-            self._engine = policy.engine(settings.environment, self._options.sampling, role=self._options.role)
-            await self._job_runner.work(num_open)
+        policy = await sessions.model(settings.model_name, settings.model, settings.tokenizer_digest)
+        summarizer = None
+        if settings.environment.summarizer is not None and settings.summarizer is not None:
+            summarizer = await sessions.model(
+                settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
+            )
+        self._tools = await sessions.tools(settings.environment, summarizer, self._context.store)
+        self._facts["sandbox"] = sandbox_facts(settings.environment)
+        policy.check_token_ids()
+        if policy.codec is None:
+            self._facts["tokenizer_digest"] = ""
+        self._engine = policy.engine(settings.environment, self._options.sampling, role=self._options.role)
+        yield
 
     def _count_earlier(self) -> None:
         """Charge the budget with the usage of earlier attempts, including rollouts that were interrupted."""
@@ -118,12 +104,6 @@ class RolloutsRun:
         answers = list(cached_completions(cache))
         return _tokens(answers), _tokens(cached_calls(cache, len(answers)))
 
-    def _own_jobs(self) -> Iterator[QuestionJob]:
-        return (job for job in unique_jobs(self._jobs()) if self._context.owns(job.key))
-
-    def _open_jobs(self) -> Iterator[QuestionJob]:
-        return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
-
     async def _run_job(self, job: QuestionJob) -> None:
         assert self._engine is not None
         loop = asyncio.get_running_loop()
@@ -139,7 +119,7 @@ class RolloutsRun:
                 deadline=clock.time() + self._settings.environment.rollout_time_s,
                 cache=cache,
             )
-        row = row_of(head, trajectory, self._environment_digests.of(job.question), self._tokenizer_digest)
+        row = row_of(head, trajectory, self._environment_digests.of(job.question), self._facts["tokenizer_digest"])
         self._finish(job, row, trajectory, loop.time() - started)
 
     def _finish(self, job: QuestionJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
@@ -152,7 +132,7 @@ class RolloutsRun:
 
     def write(self) -> dict[str, Any]:
         """Check the result of the work, write all rows, and return the metrics."""
-        check_pending(self._context, self._options, unique_jobs(self._jobs()), "rollouts")
+        self.check_pending()
         return self._write()
 
     def _write(self) -> dict[str, Any]:
@@ -163,7 +143,7 @@ class RolloutsRun:
         odd_answers: Counter[str] = Counter()
         rows: list[dict[str, Any]] = []
         telemetry: list[dict[str, Any]] = []
-        for job in self._jobs():
+        for job in self._jobs_of_rows():
             if self._journal.is_finished(job.key):
                 stored = self._stored(job.key)
                 # The journal may hold the rollout from before an edit, when the question was another row or in another
@@ -222,11 +202,11 @@ class RolloutsRun:
         rows.clear()
         telemetry.clear()
 
-    def _stored(self, key: str) -> dict[str, Any]:
-        stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
-        return stored
-
     def _jobs(self) -> Iterator[QuestionJob]:
+        return unique_jobs(self._jobs_of_rows())
+
+    def _jobs_of_rows(self) -> Iterator[QuestionJob]:
+        """Yield the job of each row; rows of questions that ask the same have the same job."""
         return rollout_jobs(self._settings, self._context.inputs)
 
     def _head(self, job: QuestionJob) -> dict[str, Any]:

@@ -8,9 +8,10 @@ make the same judgements as the first attempt.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -18,11 +19,10 @@ from typing import Any
 import orjson
 
 from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
-from treadle.agent.job_runner import JobRunner, check_pending, start_progress
+from treadle.agent.jobs.stage import JobStage
 from treadle.agent.judges.model import ModelJudge
 from treadle.agent.judges.redundancy import RedundancyJudge, Vote, cached_votes
 from treadle.agent.judges.rules import SymbolicLimits, rules_digest
-from treadle.agent.metering import TokenBudget
 from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.role_settings import RoleSettings
 from treadle.core import steady_loop
@@ -43,26 +43,24 @@ _log = logging.getLogger(__name__)
 
 RULES = "rules"
 """Journal owner of the stored rule scores."""
-NOUN = "judgements"
 
 
-class Judging:
+class Judging(JobStage[Judgement]):
     """One attempt at the judgements of a stage instance. Also reads them back when the rows are written."""
 
+    NOUN = "judgements"
+
     def __init__(self, context: StageContext) -> None:
-        self._context = context
         self.settings: ScoresSettings = context.settings
         self._options = self.settings.options
-        self._journal = context.journal
+        super().__init__(context, self._options)
         trained = tuple(table.digest for table in context.inputs.get("checkpoint", ()))
         self.judge_queue = JudgeQueue(self.settings, trained)
-        self._budget = TokenBudget(self._options.max_total_tokens, self._options.max_cost)
-        self._job_runner = JobRunner(self._options, self._open, self._make, noun=NOUN)
         self._rules = rules_digest(_limits(self._options), self._options.f1_threshold)
         self._judges: dict[str, ModelJudge] = {}
         self._redundancy: RedundancyJudge | None = None
         self._counted: dict[str, set[str]] = {}
-        self._facts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def store_rule_scores(self) -> None:
         """Compute and store the rule scores of answers that a judge may be asked about."""
@@ -84,21 +82,11 @@ class Judging:
     async def work(self) -> WorkResult:
         """Make the pending judgements."""
         self._copy_finished_judgements()
-        num_open = start_progress(self._context, self._all(), NOUN)
-        if not num_open:
-            return WorkResult()
-        async with self._job_runner.sessions(self._context, self._budget) as sessions:
-            await self._open_models(sessions)
-            if self._budget.is_limited:
-                self._count_finished()
-            await self._job_runner.work(num_open)
-        return self._job_runner.work_result({})
+        return await super().work()
 
     def check_pending(self) -> int:
-        """Return the number of missing judgements; raise StageFailed or JobsPending as `check_pending` does."""
-        if next(self._all(), None) is None:
-            return 0
-        return check_pending(self._context, self._options, self._all(), NOUN)[1]
+        """Return the number of missing judgements, 0 if none is requested; see `JobStage.check_pending`."""
+        return 0 if next(self._jobs(), None) is None else super().check_pending()
 
     def row(self, judgement: Judgement) -> dict[str, Any] | None:
         """Return the row of a judgement, or None if it could not be made.
@@ -106,7 +94,7 @@ class Judging:
         Votes already paid for count even if the remaining votes on the trajectory are missing.
         """
         if self._journal.is_finished(judgement.key):
-            said: dict[str, Any] = orjson.loads(self._journal.finished(judgement.key))
+            said = self._stored(judgement.key)
         else:
             vote = self._votes_so_far(judgement)
             if vote is None:
@@ -133,7 +121,7 @@ class Judging:
     def _copy_finished_judgements(self) -> None:
         """Copy finished judgements from the current result, so that a missing journal does not cause paying twice."""
         earlier = self._context.earlier(JUDGEMENTS.kind)
-        wanted = {judgement.key for judgement in self._open()} if earlier is not None else set()
+        wanted = {judgement.key for judgement in self._open_jobs()} if earlier is not None else set()
         if earlier is None or not wanted:
             return
         try:
@@ -154,10 +142,11 @@ class Judging:
             return None
         return cached_votes(JournalCache(self._journal, judgement.key), self._options.redundancy.votes)
 
-    async def _open_models(self, sessions: ModelSessions) -> None:
+    @contextlib.asynccontextmanager
+    async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
         """Open only models with pending judgements; the other endpoints need not be up."""
         settings, options = self.settings, self._options
-        open_names = {(judgement.kind, judgement.judge) for judgement in self._open()}
+        open_names = {(judgement.kind, judgement.judge) for judgement in self._open_jobs()}
         for name, role in settings.judges.items():
             if (CORRECTNESS, name) not in open_names:
                 continue
@@ -167,27 +156,26 @@ class Judging:
             model = await sessions.model(voter.name, voter.model, voter.tokenizer_digest)
             asked = model.for_role("redundancy", voter.sampling)
             self._redundancy = RedundancyJudge(asked, options.redundancy.votes)
+        yield
 
-    async def _make(self, judgement: Judgement) -> None:
-        cache: CallCache = JournalCache(self._journal, judgement.key)
+    async def _run_job(self, job: Judgement) -> None:
+        cache: CallCache = JournalCache(self._journal, job.key)
         if self._budget.is_limited:
-            known = self._counted.setdefault(judgement.key, set())
-            cache = CountingCache(
-                cache, lambda _, *tokens: self._budget.count(self._role(judgement).model, *tokens), known
-            )
-        ask = self._judge_answer if judgement.kind == CORRECTNESS else self._judge_calls
+            known = self._counted.setdefault(job.key, set())
+            cache = CountingCache(cache, lambda _, *tokens: self._budget.count(self._role(job).model, *tokens), known)
+        ask = self._judge_answer if job.kind == CORRECTNESS else self._judge_calls
         with timed_work() as clock:
-            said = await ask(judgement, cache, clock.time() + self._options.judgement_time_s)
+            said = await ask(job, cache, clock.time() + self._options.judgement_time_s)
         # Without a reply there is no verdict to store, so the judgement stays pending.
         if said["error"] and not said["replies"]:
             raise ContextTooLong(
                 f"{said['error']}: serve this judge with a longer context, or leave the judgement out with "
                 "--accept-failures (limited by scores.max_error_rate)"
             )
-        self._journal.finish(judgement.key, orjson.dumps(said))
-        self._counted.pop(judgement.key, None)
-        self._facts[said["status"]] += 1
-        self._context.progress.advance(1, **self._facts)
+        self._journal.finish(job.key, orjson.dumps(said))
+        self._counted.pop(job.key, None)
+        self._counts[said["status"]] += 1
+        self._context.progress.advance(1, **self._counts)
 
     async def _judge_answer(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
         verdict = await self._judges[judgement.judge].verdict(self.judge_queue.case(judgement, deadline), cache)
@@ -208,11 +196,11 @@ class Judging:
         assert self._redundancy is not None, "votes need a judge"
         return _vote_fields(await self._redundancy.vote(self.judge_queue.vote_case(judgement, deadline), cache))
 
-    def _count_finished(self) -> None:
+    def _count_earlier(self) -> None:
         """Charge the budget with what earlier attempts spent."""
-        for judgement in self._all():
+        for judgement in self._jobs():
             if self._journal.is_finished(judgement.key):
-                row = orjson.loads(self._journal.finished(judgement.key))
+                row = self._stored(judgement.key)
                 self._budget.count(self._role(judgement).model, row["prompt_tokens"], row["completion_tokens"])
 
     def _role(self, judgement: Judgement) -> RoleSettings:
@@ -221,10 +209,7 @@ class Judging:
         assert self.settings.redundancy is not None
         return self.settings.redundancy
 
-    def _open(self) -> Iterator[Judgement]:
-        return (judgement for judgement in self._all() if not self._journal.is_finished(judgement.key))
-
-    def _all(self) -> Iterator[Judgement]:
+    def _jobs(self) -> Iterator[Judgement]:
         """Yield all requested judgements, each once, in the order of the rollouts."""
         seen: set[str] = set()
         for answer in (answer for batch in self._batches() for answer in batch):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.job_runner import cause_of, leaves_job_pending
+from treadle.agent.jobs.runner import cause_of, leaves_job_pending
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.rollout import Trajectory
 from treadle.agent.transcript import Prefix

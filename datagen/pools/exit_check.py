@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.job_runner import raise_no_output
+from treadle.agent.jobs.runner import raise_no_output
 from treadle.core.errors import StageFailed
 from treadle.core.runs.address import Address
 

@@ -6,9 +6,10 @@ written in the order of the questions, regardless of the order of completion.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from operator import itemgetter
@@ -18,12 +19,12 @@ import orjson
 
 from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
 from treadle.agent.config import ENVIRONMENT_VERSION
-from treadle.agent.job_runner import JobRunner, check_pending, start_progress
-from treadle.agent.jobs import QuestionJob, job_key, shared_digest
+from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest
+from treadle.agent.jobs.stage import JobStage
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
-from treadle.agent.metering import Meter, TokenBudget
-from treadle.agent.model_sessions import ModelSession, check_api, load_tokenizer
+from treadle.agent.metering import Meter
+from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
 from treadle.agent.rollout_settings import JOB_COLUMNS, selected_questions
@@ -53,55 +54,41 @@ _WRITE_BATCH = 64
 _COLUMNS = (*JOB_COLUMNS, "answers")
 
 
-class PoolsRun:
+class PoolsRun(JobStage[QuestionJob]):
     """State of one attempt of the stage."""
 
+    NOUN = "questions"
+
     def __init__(self, context: StageContext) -> None:
-        self._context = context
         self._settings: PoolsSettings = context.settings
         self._options = self._settings.options
-        self._journal = context.journal
+        super().__init__(context, self._options)
         self._tokenizer_digest = ""
         self._environment_digests = self._settings.environment.digests()
-        self._budget = TokenBudget(
-            self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
-        )
-        self._job_runner = JobRunner(self._options, self._open_jobs, self._make, noun="questions")
         self._prompts = PromptSet(self._options.prompts)
         self._prompts.check()
         self._operators = load_operators(self._options.operators)
         self._pool_context: PoolContext | None = None
         self._counted: dict[str, set[str]] = {}
-        self._facts: Counter[str] = Counter()
-        self._found: dict[str, Any] = {}
-        """Facts that `run` needs in addition to the journal."""
+        self._counts: Counter[str] = Counter()
 
-    async def work(self) -> WorkResult:
-        """Make the pools that are not finished yet, within the shards of this process."""
-        num_open = start_progress(self._context, self._own_jobs(), "questions")
-        if not num_open:
-            return WorkResult()
-        await self._finish_open(num_open)
-        return self._job_runner.work_result(self._found)
-
-    async def _finish_open(self, num_open: int) -> None:
+    @contextlib.asynccontextmanager
+    async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
+        """Open the models of all roles, the tools and the judge."""
         settings = self._settings
         for name, role in settings.roles.items():
             check_api(name, role.name, role.model)
-        async with self._job_runner.sessions(self._context, self._budget) as sessions:
-            models: dict[str, ModelSession] = {}
-            servers = self._found["servers"] = {}
-            for name, role in settings.roles.items():
-                models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
-                servers[name] = asdict(models[name].facts)
-            tools = await sessions.tools(settings.environment, models.get("summarizer"), self._context.store)
-            self._found["sandbox"] = sandbox_facts(settings.environment)
-            models["policy"].check_token_ids()
-            if self._budget.is_limited:
-                self._count_finished()
-            async with self._judge(models) as judge:
-                self._pool_context = self._make_pool_context(models, tools, judge)
-                await self._job_runner.work(num_open)
+        models: dict[str, ModelSession] = {}
+        servers = self._facts["servers"] = {}
+        for name, role in settings.roles.items():
+            models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
+            servers[name] = asdict(models[name].facts)
+        tools = await sessions.tools(settings.environment, models.get("summarizer"), self._context.store)
+        self._facts["sandbox"] = sandbox_facts(settings.environment)
+        models["policy"].check_token_ids()
+        async with self._judge(models) as judge:
+            self._pool_context = self._make_pool_context(models, tools, judge)
+            yield
 
     def _make_pool_context(
         self, models: Mapping[str, ModelSession], tools: Mapping[str, Tool], judge: Judge
@@ -131,16 +118,16 @@ class PoolsRun:
             model = replace(model, model=instead or model.model)
         return AnswerJudge(f1_threshold=self._options.f1_threshold, model=model)
 
-    async def _make(self, job: QuestionJob) -> None:
+    async def _run_job(self, job: QuestionJob) -> None:
         assert self._pool_context is not None
         stored = await self._evolve(job, self._pool_context)
         self._journal.finish(job.key, orjson.dumps(stored))
         self._counted.pop(job.key, None)
-        self._facts["trajectories"] += stored["question"]["num_trajectories"]
-        self._facts["right"] += stored["question"]["num_correct"]
+        self._counts["trajectories"] += stored["question"]["num_trajectories"]
+        self._counts["right"] += stored["question"]["num_correct"]
         if (status := stored["question"]["status"]) != "ok":
-            self._facts[status] += 1
-        self._context.progress.advance(1, **self._facts)
+            self._counts[status] += 1
+        self._context.progress.advance(1, **self._counts)
 
     async def _evolve(self, job: QuestionJob, pool_context: PoolContext) -> dict[str, Any]:
         """Make a question's pool and return its rows."""
@@ -197,7 +184,7 @@ class PoolsRun:
             models[name] = ModelSession(role.name, meter, facts, tokenizer)
         return models
 
-    def _count_finished(self) -> None:
+    def _count_earlier(self) -> None:
         """Charge the budget with the usage of finished questions."""
         for job in self._own_jobs():
             if self._journal.is_finished(job.key):
@@ -215,7 +202,7 @@ class PoolsRun:
 
     async def write(self) -> dict[str, Any]:
         """Replay and judge unfinished questions, and write all rows."""
-        _, num_pending = check_pending(self._context, self._options, self._jobs(), "questions")
+        num_pending = self.check_pending()
         servers: Any = self._context.work_result.facts.get("servers", {})
         if not num_pending or "policy" not in servers:
             return await self._write()
@@ -263,16 +250,6 @@ class PoolsRun:
         self._context.write_telemetry(schemas.ROLLOUT_TELEMETRY.kind, tables["telemetry"])
         for rows in tables.values():
             rows.clear()
-
-    def _stored(self, key: str) -> dict[str, Any]:
-        stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
-        return stored
-
-    def _own_jobs(self) -> Iterator[QuestionJob]:
-        return (job for job in self._jobs() if self._context.owns(job.key))
-
-    def _open_jobs(self) -> Iterator[QuestionJob]:
-        return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
 
     def _jobs(self) -> Iterator[QuestionJob]:
         return pool_jobs(self._settings, self._context.inputs)

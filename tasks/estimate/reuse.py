@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treadle.agent.jobs import QuestionJob, changed_settings, unique_jobs
+from treadle.agent.jobs.keys import QuestionJob, changed_settings, unique_jobs
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.bound_inputs import bind_inputs, open_inputs

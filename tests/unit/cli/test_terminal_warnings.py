@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.agent import job_runner as job_runner
+from treadle.agent.jobs import runner as job_runner
 from treadle.cli import warnings
 from treadle.cli.warnings import BURST, TerminalWarnings, show_warnings
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from treadle.agent.job_runner import JobRunner
+from treadle.agent.jobs.runner import JobRunner
 from treadle.core.errors import EndpointUnavailable
 
 

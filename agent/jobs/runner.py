@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from treadle.agent.metering import TokenBudget
-from treadle.agent.model_sessions import ModelSessions
-from treadle.core.errors import EndpointUnavailable, JobsPending, ModelError, StageFailed, ToolError, TreadleError
+from treadle.core.errors import ModelError, StageFailed, ToolError, TreadleError
 from treadle.core.runs.address import Address
-from treadle.core.runs.stage import StageContext, WorkResult
+from treadle.core.runs.stage import WorkResult
 
 _log = logging.getLogger(__name__)
 
@@ -117,18 +114,6 @@ class JobRunner(Generic[T_Job]):
         self._noun = noun
         self.last = PassResult()
 
-    @asynccontextmanager
-    async def sessions(self, context: StageContext, budget: TokenBudget) -> AsyncIterator[ModelSessions]:
-        """Open model sessions; if failures are accepted, an unreachable endpoint leaves the open jobs pending."""
-        try:
-            async with ModelSessions(budget) as sessions:
-                yield sessions
-        except EndpointUnavailable as error:
-            if not context.accept_failures:
-                raise
-            # `check_pending` checks the share of the jobs that are still pending.
-            self.last.first = self.last.first or str(error)
-
     async def work(self, num_open: int) -> None:
         """Run passes over the unfinished jobs until no retryable error is left, or `pending_retries` is exhausted."""
         for number in range(self._options.pending_retries + 1):
@@ -174,47 +159,6 @@ class JobRunner(Generic[T_Job]):
     def work_result(self, facts: Mapping[str, Any]) -> WorkResult:
         """Return the result of the last pass, for `Stage.run`."""
         return WorkResult(self.last.errors, self.last.first, self.last.retryable, facts)
-
-
-def start_progress(context: StageContext, jobs: Iterable[KeyedJob], noun: str) -> int:
-    """Start the progress display over all jobs; return the number of unfinished ones."""
-    num_jobs = num_finished = 0
-    for job in jobs:
-        num_jobs += 1
-        num_finished += context.journal.is_finished(job.key)
-    if num_jobs:
-        context.progress.start(num_jobs, num_finished, noun)
-    return num_jobs - num_finished
-
-
-def check_pending(
-    context: StageContext, options: JobRunnerOptions, jobs: Iterable[KeyedJob], noun: str
-) -> tuple[int, int]:
-    """Return the number of all jobs and of pending ones, once the work is over and if the user accepts failures.
-
-    Raises StageFailed if there are no jobs, or if more failed than `max_error_rate` allows. Raises JobsPending if jobs
-    are pending and failures are not accepted.
-    """
-    num_jobs = num_pending = 0
-    for job in jobs:
-        num_jobs += 1
-        num_pending += not context.journal.is_finished(job.key)
-    if not num_jobs:
-        raise StageFailed(
-            f"{context.address}: none of the questions is selected; check datasets, split and max_questions"
-        )
-    if not num_pending:
-        return num_jobs, 0
-    summary = f"{context.address}: {num_pending} of {num_jobs} {noun} could not be finished"
-    cause = f"first cause: {context.work_result.first}"
-    if not context.accept_failures:
-        remedy = "run again to retry them, or accept them as failed rows with --accept-failures"
-        raise JobsPending(f"{summary}; {cause}; {remedy}", retryable=context.work_result.retryable)
-    if num_pending > options.max_error_rate * num_jobs:
-        raise StageFailed(
-            f"{summary}, more than max_error_rate = {options.max_error_rate:g} allows; {cause}; run again to retry them"
-        )
-    return num_jobs, num_pending
 
 
 def raise_no_output(address: Address, statuses: Mapping[str, int], noun: str) -> NoReturn:
