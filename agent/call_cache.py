@@ -40,7 +40,7 @@ class NullCache:
 
 @dataclass(frozen=True, slots=True)
 class JournalCache:
-    """Cache in the stage's journal, with the units of one owner."""
+    """Cache in the stage's journal of the model answers and tool results of one job, the owner of these units."""
 
     journal: JournalView
     owner: str

@@ -61,7 +61,7 @@ class DemoSteps:
         self._actual_s = self._expected_s = _PRIOR_S
 
     def begin(self, instance: Instance, run: Run) -> tuple[str, float | None, float | None]:
-        """Start an instance: return its description, its usual seconds, and those of all later ones.
+        """Note that an instance begins; return its description, its usual seconds, and those of all later ones.
 
         The description is empty if there is nothing to show, and the seconds are None if unknown.
         """
@@ -80,7 +80,7 @@ class DemoSteps:
         return line, usual_s, later_stages_s
 
     def end(self) -> None:
-        """Finish the instance that was started last."""
+        """Count the time of the instance begun last, so that estimates of the time left follow this machine's speed."""
         if self._usual_s:
             self._actual_s += time.monotonic() - self._began
             self._expected_s += self._usual_s

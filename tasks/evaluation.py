@@ -245,7 +245,7 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOpt
 
 
 def _changed_source(source: dict[str, Any], name: str, options: EvalOptions) -> dict[str, Any]:
-    """Return a source of the files with its folder and row limit replaced, if options ask for that."""
+    """Return a question source of the configuration files, with path and row limit replaced by those of the options."""
     path = str(_file_below(options.data_root, name)) if options.data_root is not None else None
     return {**source, **_without_none({"path": path, "limit": options.max_questions})}
 

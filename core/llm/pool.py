@@ -301,7 +301,11 @@ class ModelPool:
             raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
 
     async def _confirm_deadline(self, endpoint: Endpoint, call: PoolCall) -> bool:
-        """Return whether to end an attempt whose deadline came: a long answer counts only if its server is alive."""
+        """Return whether to end a request at its deadline.
+
+        If its server responds and the time is really up; if the server is silent, only if another endpoint can take
+        the request.
+        """
         if await endpoint.heartbeat.is_alive():
             # Its clock may have been set back meanwhile; a rounding error must not make it wait again.
             return call.clock.time() >= call.deadline - 0.001

@@ -33,7 +33,8 @@ def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]
                 )
             if kind not in record.outputs:
                 raise RunError(
-                    f"{instance.address} reads {kind} of {producer}, which produces only {', '.join(record.outputs)}"
+                    f"{instance.address} reads {kind} of {producer}, which produced only {', '.join(record.outputs)}; "
+                    f"run {producer} again with --force"
                 )
             refs.append(InputRef(address=str(producer), artifact=record.outputs[kind]))
         bound[name] = tuple(refs)

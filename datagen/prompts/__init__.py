@@ -34,7 +34,10 @@ class PromptSet:
 
     @cached_property
     def texts(self) -> dict[str, tuple[str, str]]:
-        """Texts of the two files of each prompt, by name; raises ConfigError for an unreadable or unknown file."""
+        """Prompt name -> texts of `<name>_system.txt` and `<name>.jinja`.
+
+        Raises ConfigError for an unreadable or unknown file.
+        """
         if self.folder is not None:
             self._check_folder(self.folder)
         return {name: (self._read(f"{name}_system.txt"), self._read(f"{name}.jinja")) for name in PROMPTS}

@@ -98,7 +98,7 @@ class _Sequences:
         self._num_recent = 0
 
     def add(self, number: int, keys: Iterable[int]) -> None:
-        """Add the sequences of a word."""
+        """Note that word `number` has the letter sequences with these hashes."""
         for key in keys:
             self._recent.setdefault(key, []).append(number)
             self._num_recent += 1

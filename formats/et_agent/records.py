@@ -116,7 +116,7 @@ def _record(row: InputRow, kind: ImportKind) -> ImportRecord:
     if not trajectories:
         raise RowRejected("no_trajectories", _why_empty(fields))
     if len(trajectories) > MAX_TRAJECTORIES:
-        raise RowRejected("too_long", f"{len(trajectories):,} trajectories; at most {MAX_TRAJECTORIES:,} are taken")
+        raise RowRejected("too_long", f"{len(trajectories):,} trajectories; at most {MAX_TRAJECTORIES:,} are allowed")
     return ImportRecord(row.number, _question(fields), _system(fields), trajectories)
 
 
@@ -235,7 +235,7 @@ def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise RowRejected("wrong_type", f"{where} is of type {type(value).__name__}, not text")
     if len(value) > MAX_CHARS:
-        raise RowRejected("too_long", f"{where} has {len(value):,} characters; at most {MAX_CHARS:,} are taken")
+        raise RowRejected("too_long", f"{where} has {len(value):,} characters; at most {MAX_CHARS:,} are allowed")
     check_text(value)
     return value.strip()
 

@@ -178,7 +178,8 @@ def _calls(pieces: Sequence[Segment], dialect: Dialect, stated: tuple[tuple[str,
         return found
     if [call.tool for call in found] != [tool for tool, _ in stated]:
         raise RowRejected(
-            "counts_differ", f"tool_calls lists {len(stated)} calls, but the text has {len(found)}, or other ones"
+            "counts_differ",
+            f"tool_calls lists {len(stated)} calls, but the text {len(found)}, or others",
         )
     return [
         CallRecord(call.tool, call.argument, status, call.turn, call.text)  # type: ignore[arg-type]
