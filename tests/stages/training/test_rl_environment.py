@@ -116,7 +116,7 @@ def test_rejects_an_environment_that_differs_from_the_run(tmp_path: Path) -> Non
     settings = environment(tmp_path)
     other = settings.model_copy(update={"max_total_calls": 3})
     with (
-        pytest.raises(ConfigError, match="differs from the run"),
+        pytest.raises(ConfigError, match="are not those of the run"),
         ResidentEnvironment(other, digest=settings.digest()),
     ):
         pass
