@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := $(BIN)/python -m pytest -q --durations=5
-# Three processes on two cores: flow tests wait half of the time.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Four processes on two cores: flow tests wait half of the time.
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 E2E_ARGS ?=
 BENCH_ARGS ?=
 
