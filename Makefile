@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := $(BIN)/python -m pytest -q --durations=5
-# Four processes on two cores: flow tests wait half of the time.
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# Three processes on two cores: flow tests wait half of the time.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 E2E_ARGS ?=
 BENCH_ARGS ?=
 
@@ -93,6 +93,7 @@ sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at e
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/objects
 	@$(PYTEST) -s -m sweep tests/e2e
 
+chaos: export TREADLE_SWEEP := 1
 chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way, and a whole flow to which everything happens
 	@TREADLE_CHAOS_KILLS=$${TREADLE_CHAOS_KILLS:-14} $(PYTEST) -s tests/flows/test_chaos_flow.py
 	@TREADLE_CHAOS_ROLLOUTS=$${TREADLE_CHAOS_ROLLOUTS:-2000} $(PYTEST) -s tests/stages/test_chaos.py

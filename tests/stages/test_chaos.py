@@ -27,6 +27,7 @@ def chaos(outages: tuple[str, ...]) -> dict[str, Any]:
     return dict(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("outages", [("kill",), ("freeze", "kill")] if NUM_ROLLOUTS >= 1000 else [("freeze", "kill")])
 def test_injected_faults_and_outages_change_no_row_and_cost_one_retry_each(outages: tuple[str, ...]) -> None:
     result = chaos(outages)

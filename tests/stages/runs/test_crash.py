@@ -172,6 +172,11 @@ def report(tally: Tally, began: float, capsys: pytest.CaptureFixture[str]) -> No
         print(f"\n{tally}; {time.monotonic() - began:.0f} s")
 
 
+def is_enough(tally: Tally, num_kills: int) -> bool:
+    """Return whether there were enough kills; a few at random moments may all miss the requests."""
+    return tally.kills >= num_kills and (sum(tally.in_flight) > 0 or tally.kills >= 5 * num_kills)
+
+
 @pytest.mark.covers("flywheel-25", "evaluation-18")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_run_killed_at_random_moments_matches_an_undisturbed_one(
@@ -184,13 +189,13 @@ def test_run_killed_at_random_moments_matches_an_undisturbed_one(
 ) -> None:
     tally, began, whole_s = Tally(), time.monotonic(), undisturbed.seconds
     num_kills = KILL_POINTS // PARTS
-    while tally.kills < num_kills:
+    while not is_enough(tally, num_kills):
         root = tmp_path / str(tally.runs)
         tally.runs += 1
         longest_s = moments.choice(LONGEST_LIVES) * whole_s
         lives: list[Life] = []
         while not lives or (lives[-1].killed and len(lives) <= KILLS_PER_RUN):
-            last = len(lives) == KILLS_PER_RUN or tally.kills == num_kills
+            last = len(lives) == KILLS_PER_RUN or is_enough(tally, num_kills)
             after_s = None if last else moments.uniform(0, longest_s)
             lives.append(live(bench, root, undisturbed, after_s))
             if lives[-1].killed:
