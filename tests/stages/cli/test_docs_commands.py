@@ -17,7 +17,7 @@ from support.sweep import sampled
 from support.tables.rl_tables import write_policy
 
 RUNNABLE = [page for page in pages() if any(block.remark in (RUN, ONCE, OBJECTS) for block in blocks(page))]
-SAMPLE = ("README.md", "own.md", "retrieval.md", "viewer.md", "web.md")
+SAMPLE = ("README.md", "own.md", "viewer.md")
 """The pages that CI runs."""
 BUCKET = "my-bucket"
 """As the pages call it."""

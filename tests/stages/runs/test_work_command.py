@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from support.runs.crash_bench import ROLLOUTS, RUN, TREADLE, TUTOR_CONFIG, crash_bench
 from support.runs.gate import gate
 from support.runs.processes import end_family, until
@@ -66,6 +67,7 @@ def _shards(root: str) -> Shards | None:
     return run.shards(ROLLOUTS, attempts[-1].journal_name) if attempts else None
 
 
+@pytest.mark.sweep
 def test_helper_waits_for_the_run_and_releases_its_shard_when_preempted(object_root: str, tmp_path: Path) -> None:
     machines = dict[str, Machine]()
     with crash_bench(tmp_path / "bench", documents=100, questions=40) as tutor, gate(tutor.url) as door:
