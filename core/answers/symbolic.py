@@ -155,7 +155,11 @@ class _Worker(WorkerProcess):
             if ended.code in (-signal.SIGPROF, -signal.SIGXCPU):
                 return SymbolicVerdict(False, "time")
             return SymbolicVerdict(False, "killed" if ended.is_kill else "crash")
-        return SymbolicVerdict(bool(reply["equal"]), reply.get("cause"))
+        equal, cause = reply.get("equal"), reply.get("cause")
+        if not isinstance(equal, bool) or not isinstance(cause, str | None):
+            self.kill()
+            return SymbolicVerdict(False, "crash")
+        return SymbolicVerdict(equal, cause)
 
 
 def _encodable(text: str) -> str:

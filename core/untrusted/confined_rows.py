@@ -100,7 +100,7 @@ def read_rows_of(
                         yield batch
                 else:
                     raise ValueError("unexpected frame")
-            except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+            except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UnreadableInput(
                     f"the isolated process that decodes the input sent invalid data: {one_line(str(error))}"
                 ) from None

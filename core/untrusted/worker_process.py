@@ -189,7 +189,10 @@ class WorkerProcess:
     def _wait(self, descriptor: int, event: int, end: float) -> None:
         waiting = select.poll()
         waiting.register(descriptor, event)
-        while not waiting.poll(TICK_S * 1000):
+        is_ready = False
+        while not is_ready:
+            is_ready = bool(waiting.poll(TICK_S * 1000))
+            # A child that sends a byte now and then is late too.
             if self._clock.time() >= end:
                 self.kill()
                 raise TimeoutError

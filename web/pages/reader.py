@@ -149,7 +149,7 @@ class PageReader:
     async def _stop(self, worker: WorkerProcess) -> None:
         worker.kill()  # now, since all threads may be waiting for this process
         self._workers.discard(worker)
-        await self._in_thread(worker.close)
+        await asyncio.shield(self._in_thread(worker.close))
 
     async def _ask(self, worker: WorkerProcess, page: Fetched, max_bytes: int) -> dict[str, Any]:
         head = {

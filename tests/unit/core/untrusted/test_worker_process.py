@@ -20,6 +20,9 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerProcess:
         "send_frame(frames, REPLY, b'{\"ready\": true}')\n"
         "while order := next_request():\n"
         "    if order == b'sleep': time.sleep(600)\n"
+        "    elif order == b'trickle':\n"
+        "        frames.write(HEAD.pack(REPLY, 1 << 19))\n"
+        "        while True: time.sleep(frames.write(b'x') * 0.01); frames.flush()\n"
         "    elif order == b'fork': send_frame(frames, DIED, b'-6')\n"
         "    else: os.kill(os.getpid(), int(order))\n"
     )
@@ -36,6 +39,12 @@ def test_request_that_is_not_read_times_out_and_ends_the_process(worker: WorkerP
     worker.close()
     with pytest.raises(WorkerEnded):
         worker.ask(b"fork", limit_s=60.0)
+
+
+def test_reply_that_arrives_byte_by_byte_times_out(worker: WorkerProcess) -> None:
+    with pytest.raises(TimeoutError):
+        worker.ask(b"trickle", limit_s=0.1)
+    worker.close()
 
 
 @pytest.mark.parametrize(("number", "is_kill"), [(signal.SIGKILL, True), (signal.SIGSEGV, False)])

@@ -12,6 +12,7 @@ import sys
 import uuid
 from pathlib import Path
 
+from treadle.agent.dialect import TOOL_DIALECT
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.rewards import GroupItem, group_rewards
 
@@ -45,7 +46,8 @@ def main(overrides: dict[str, str]) -> None:
 
 def write_group(folder: VerlFolder, step: int, name: str, texts: list[str]) -> None:
     """Write what the agent loop leaves of a group; verl gives it another id in each attempt."""
-    rewards = group_rewards([GroupItem.from_text(text) for text in texts], ["12"], "math", 0.1, 0.1)
+    items = [GroupItem.from_text(text, dialect=TOOL_DIALECT) for text in texts]
+    rewards = group_rewards(items, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     lines = [
         {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
         for at, reward in enumerate(rewards)
