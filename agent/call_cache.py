@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import orjson
-
-from treadle.agent.environment import CallRecord, Observation
-from treadle.core.llm.types import Completion
 
 if TYPE_CHECKING:  # RL engines run rollouts without the dependencies of stages
     from treadle.core.runs.stage import JournalView
@@ -93,31 +90,6 @@ class CountingCache:
         """Store a unit."""
         self.known.add(unit)
         self.cache.append(unit, value)
-
-
-def answer_unit(turn: int) -> str:
-    """Return the name of the unit with the model's answer in a turn, counted from 0."""
-    return f"llm-{turn}"
-
-
-def call_unit(turn: int) -> str:
-    """Return the name of the unit with the environment's reaction to a turn, counted from 0."""
-    return f"tool-{turn}"
-
-
-def cached_completions(cache: CallCache) -> Iterator[Completion]:
-    """Yield the cached model answers of a rollout that began at turn 0, in the order of its turns."""
-    turn = 0
-    while (known := cache.get(answer_unit(turn))) is not None:
-        yield Completion.from_json(known)
-        turn += 1
-
-
-def cached_calls(cache: CallCache, num_turns: int) -> Iterator[CallRecord]:
-    """Yield the cached calls of the first `num_turns` turns of the same rollout."""
-    for turn in range(num_turns):
-        if (known := cache.get(call_unit(turn))) is not None:
-            yield from Observation.from_json(known).calls
 
 
 def _tokens_of(value: bytes) -> tuple[int, int]:

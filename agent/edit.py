@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from treadle.agent.dialect import Dialect
-from treadle.agent.environment import CallRecord
-from treadle.agent.rollout import Trajectory, Usage
-from treadle.agent.transcript import Codec, Prefix, Transcript
+from treadle.agent.contract import CallRecord
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.prefix import Prefix
+from treadle.agent.token_ids import Codec
+from treadle.agent.trajectory import Trajectory, Usage
+from treadle.agent.transcript import Transcript
 
 Piece = tuple[Literal["model", "system"], str]
 """Author and text; a system piece is one whole result block."""
@@ -53,12 +55,15 @@ def assembled(
             transcript.append_block(text)
         else:
             transcript.insert(text)
+    prompts = parent.samples[0]
+    sample = replace(prompts, ids=transcript.ids.tolist(), origins=list(transcript.origins), turn_starts=[])
     return replace(
         parent,
         text=transcript.text,
         segments=transcript.segments(),
-        output_ids=transcript.ids.tolist(),
-        token_origin=list(transcript.origins),
+        samples=[sample],
         calls=list(calls),
         usage=Usage(),
+        turn_rewards=[],
+        outcome=None,
     )

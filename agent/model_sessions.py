@@ -1,21 +1,18 @@
-"""Open the models and tools of a stage and build its rollout engine."""
+"""Open the models of a stage and build its rollout engines."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from treadle.agent.config import EnvironmentSettings
+from treadle.agent.dialects.base import Dialect
 from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.tools.outcome import Tool
-from treadle.agent.tools.toolbox import make_tools
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -24,7 +21,6 @@ from treadle.core.llm.oddities import odd_sentences
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN
 from treadle.core.llm.types import ServerFacts
-from treadle.core.store.keyed_store import KeyedStore
 
 _log = logging.getLogger(__name__)
 
@@ -119,31 +115,22 @@ class ModelSession:
         )
 
     def engine(
-        self,
-        environment: EnvironmentSettings,
-        sampling: Sampling,
-        *,
-        additional_calls: int = 0,
-        role: str = "policy",
+        self, dialect: Dialect, limits: RolloutLimits, sampling: Sampling, *, role: str = "policy"
     ) -> RolloutEngine:
-        """Return a rollout engine with this model as policy or agent; `additional_calls` extends each call limit.
+        """Return a rollout engine with this model as policy or agent.
 
         Raises ConfigError if the API, the sampling or the stop strings do not suit the role.
         """
         check_api(role, self.name, self.meter.pool.settings)
         check_sampling(role, self.name, sampling, self.facts)
-        check_stops(role, self.name, self.meter.pool.settings, self.facts)
-        limits = RolloutLimits(
-            max_turns=environment.turn_limit(additional_calls),
-            max_model_len=self.facts.max_model_len,
-            max_trajectory_tokens=environment.max_trajectory_tokens,
-        )
+        if dialect.stops:
+            check_stops(role, self.name, self.meter.pool.settings, self.facts)
         return RolloutEngine(
             model=self.meter,
             codec=self.codec,
             sampling=sampling,
             limits=limits,
-            dialect=environment.dialect,
+            dialect=dialect,
             renderer=self.tokenizer,
             chat=self.meter if self.meter.pool.settings.api == "chat" else None,
         )
@@ -176,7 +163,7 @@ def _warn_about_stops(name: str, facts: ServerFacts) -> None:
 
 @dataclass(slots=True)
 class ModelSessions:
-    """Context manager that opens models (each once) and tools, and closes them all at the end of the block."""
+    """Context manager that opens models, each once, and closes them all at the end of the block."""
 
     budget: TokenBudget
     _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
@@ -213,38 +200,3 @@ class ModelSessions:
                 _warn_about_stops(name, facts)
         assert pool.facts is not None
         return ModelSession(name, Meter(pool, self.budget), pool.facts, tokenizer)
-
-    async def tools(
-        self,
-        environment: EnvironmentSettings,
-        summarizer: ModelSession | None,
-        store: Callable[[str], KeyedStore] | None = None,
-        *,
-        misses_are_empty: bool = False,
-    ) -> dict[str, Tool]:
-        """Open the enabled tools and return them by name; `summarizer` summarizes search results. Raises ToolError.
-
-        `store` returns a store of the run by its name; without it, the web can only be replayed. For `misses_are_empty`
-        see `SearchTool`.
-        """
-        from treadle.agent.tools.summarizer import Summarizer
-
-        search_summarizer = None
-        if environment.summarizer is not None:
-            if summarizer is None:
-                raise ConfigError(
-                    f"environment.search.summarizer names {environment.summarizer}, "
-                    "but the stage was given no such model"
-                )
-            check_sampling("summarizer", summarizer.name, environment.search.summarizer_sampling, summarizer.facts)
-            search_summarizer = Summarizer(
-                summarizer.meter,
-                environment.search.summarizer_sampling,
-                codec=summarizer.codec,
-                max_model_len=summarizer.facts.max_model_len,
-                added_tokens=summarizer.tokenizer.added_tokens if summarizer.tokenizer else frozenset(),
-            )
-        tools = {}
-        for tool in make_tools(environment, search_summarizer, store, misses_are_empty=misses_are_empty):
-            tools[tool.name] = await self._stack.enter_async_context(tool)
-        return tools

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from treadle.agent.dialect import Dialect
-from treadle.agent.transcript import Codec
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.token_ids import Codec
+from treadle.agent.transcript import ReplyText
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -51,6 +52,10 @@ class ChatCodec(Codec, Protocol):
         """Return the token ids before the assistant turn."""
         ...
 
+    def reply_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text between two assistant turns."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
@@ -88,8 +93,21 @@ class ModelBinding:
         renderer = self.codec or self.renderer
         return renderer.render(messages) if renderer else render_chatml(messages)
 
+    @property
+    def reply_text(self) -> ReplyText | None:
+        """Function that writes the text between two turns; None over the chat route, where the service does."""
+        if self.chat is not None:
+            return None
+        renderer = self.codec or self.renderer
+        return renderer.reply_text if renderer else chatml_reply
+
 
 def render_chatml(messages: Sequence[Mapping[str, str]]) -> str:
     """Return messages as plain ChatML with the start of the assistant turn, for models without a known template."""
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return f"{turns}<|im_start|>assistant\n"
+
+
+def chatml_reply(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return the plain ChatML between two assistant turns."""
+    return f"<|im_end|>\n{render_chatml(messages)}"

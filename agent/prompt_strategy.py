@@ -11,9 +11,10 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from treadle.agent.dialect import RESULT, Dialect, Segment, tokenise
+from treadle.agent.dialects.base import FRAME, RESULT, Dialect, Segment
 from treadle.agent.model_types import ChatCodec, ChatModel, ModelBinding
 from treadle.agent.transcript import Transcript
+from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.errors import ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -215,13 +216,17 @@ class ChatPrompts:
 def conversation(first_messages: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:
     """Return `first_messages`, which ends with a user message, followed by the assistant turn as messages.
 
-    Result segments become user messages, all others assistant messages. The author of a segment comes from
-    `Transcript.segments`, never from the text.
+    Results become user messages, messages keep their role, and model text becomes assistant messages. The author of a
+    segment comes from `Transcript.segments`, never from the text.
     """
     turns: list[dict[str, str]] = []
     for segment in segments:
-        role = "user" if segment.kind == RESULT else "assistant"
-        if turns and turns[-1]["role"] == role:
+        if segment.kind == FRAME:
+            continue
+        role = "assistant" if segment.kind not in SYSTEM_KINDS else segment.kind
+        is_message = role not in ("assistant", RESULT)
+        role = "user" if role == RESULT else role
+        if turns and turns[-1]["role"] == role and not is_message:
             turns[-1]["content"] += segment.text
         else:
             turns.append({"role": role, "content": segment.text})
@@ -230,7 +235,7 @@ def conversation(first_messages: Sequence[Mapping[str, str]], segments: Iterable
     return [*({"role": message["role"], "content": message["content"]} for message in first_messages), *turns]
 
 
-def dropped_stop(before: str, completion: Completion, tags: Dialect) -> str:
+def dropped_stop(before: str, completion: Completion, dialect: Dialect) -> str:
     """Return the closing marker that ended generation if the server left it out of the text; else an empty string.
 
     The marker is the one that the server names, else that of the block that is open at the end of the text. `before` is
@@ -239,13 +244,11 @@ def dropped_stop(before: str, completion: Completion, tags: Dialect) -> str:
     if not completion.stop_dropped:
         return ""
     text = before + completion.text
-    if tags.closing_stops.search(text):
+    if dialect.is_stopped(text):
         return ""
-    if completion.stop_reason in tags.stops:
+    if completion.stop_reason in dialect.stops:
         return str(completion.stop_reason)
-    pieces = tokenise(text, tags, model_text=True)
-    tag = tags.by_name.get(pieces[-1].kind) if pieces else None
-    return tag.closing if tag is not None and tag.stop else ""
+    return dialect.open_marker(text)
 
 
 def estimate_kept_tokens(completion: Completion, num_chars: int) -> int:

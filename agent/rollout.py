@@ -1,4 +1,4 @@
-"""Run rollouts: one question, one environment and one model, turn by turn until a status ends the rollout.
+"""Run rollouts: one task, one episode of an environment and one model, turn by turn until a status ends the rollout.
 
 This module depends on no stage, tool or file. Each model answer and observation is cached before it is used, so an
 interrupted rollout resumes without repeating model or tool calls. Infrastructure failures (endpoint down, tool out of
@@ -11,81 +11,24 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from treadle.agent.call_cache import CallCache, answer_unit, call_unit
-from treadle.agent.dialect import RESULT, Dialect, Segment
-from treadle.agent.environment import (
-    CallRecord,
-    Environment,
-    ModelTurn,
-    Observation,
-    Question,
-    StepContext,
-    TurnEnd,
-)
+import orjson
+
+from treadle.agent.cached_units import OUTCOME_UNIT, answer_unit, call_unit
+from treadle.agent.call_cache import CallCache
+from treadle.agent.contract import Episode, EpisodeOptions, Observation, Outcome, StepContext, Task, TurnEnd
 from treadle.agent.model_types import ModelBinding
+from treadle.agent.prefix import Prefix
 from treadle.agent.prompt_strategy import make_prompt_strategy
-from treadle.agent.transcript import Codec, Prefix, Transcript, cut
+from treadle.agent.trajectory import TRUNCATED_STATUSES, Sample, Trajectory, Usage
+from treadle.agent.transcript import Transcript
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.types import Completion
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
-from treadle.web.pages.control_tokens import without_tokens
-
-STATUSES = (
-    "answered",
-    "no_answer",
-    "filtered",
-    "limit",
-    "max_turns",
-    "context_full",
-    "length",
-    "timeout",
-    "budget",
-    "failed",
-)
-"""Statuses of a rollout. `failed` is set by the stage, for pending rollouts that the user accepts as lost."""
-
 
 _ALLOCATIONS_PER_COLLECTION = 10_000
-
-
-@dataclass(slots=True)
-class Usage:
-    """Cost of a rollout. The last five fields are volatile. `notes` counts odd answers by kind."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    wasted_tokens: int = 0
-    num_requests: int = 0
-    num_retries: int = 0
-    model_seconds: float = 0.0
-    tool_seconds: float = 0.0
-    endpoint: str = ""
-    notes: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Trajectory:
-    """Finished rollout. In text mode and over the chat route the id lists are empty and segments have offsets 0."""
-
-    status: str
-    text: str
-    segments: list[Segment]
-    prompt_ids: list[int]
-    output_ids: list[int]
-    token_origin: list[int]
-    calls: list[CallRecord]
-    num_turns: int
-    usage: Usage = field(default_factory=Usage)
-
-    def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect) -> Prefix:
-        """Return the first `num_segments` segments as a prefix to continue from.
-
-        The next context is identical, id for id, to that of an uninterrupted rollout.
-        """
-        return cut(self.segments, self.output_ids, self.token_origin, self.calls, num_segments, dialect, codec)
 
 
 @contextlib.contextmanager
@@ -108,58 +51,56 @@ class RolloutEngine(ModelBinding):
 
     async def roll_out(
         self,
-        environment: Environment,
-        question: Question,
+        episode: Episode,
+        task: Task,
         *,
         seed: int,
         deadline: float,
         cache: CallCache,
         prefix: Prefix | None = None,
+        options: EpisodeOptions | None = None,
     ) -> Trajectory:
         """Run one rollout to its end, from the start or from a prefix.
 
         `deadline` is a time of the work clock (`treadle.core.work_clock`). Raises ToolError and ModelError
         (EndpointUnavailable and others not caused by the agent). The rollout is then pending, and its cache lets it
-        resume later.
+        resume later. Raises EpisodeDiverged if a resumed episode does not react as recorded.
         """
         try:
-            rollout = await self.begin(environment, question, seed=seed, deadline=deadline, cache=cache, prefix=prefix)
+            rollout = await self.begin(
+                episode, task, seed=seed, deadline=deadline, cache=cache, prefix=prefix, options=options
+            )
             while await rollout.advance():
                 pass
-            return rollout.finish()
+            return await rollout.finish()
         finally:
-            await environment.close()
+            await episode.close()
 
     async def begin(
         self,
-        environment: Environment,
-        question: Question,
+        episode: Episode,
+        task: Task,
         *,
         seed: int,
         deadline: float,
         cache: CallCache,
         prefix: Prefix | None = None,
+        options: EpisodeOptions | None = None,
     ) -> Rollout:
-        """Reset the environment for a rollout that is run turn by turn. The caller closes the environment."""
-        messages = await environment.reset(question, prefix.calls if prefix else ())
-        return Rollout(self, environment, messages, seed, deadline, cache, question.key, prefix)
+        """Reset the episode for a rollout that is run turn by turn. The caller closes the episode.
 
-    def without_spelled_tokens(self, observation: Observation) -> Observation:
-        """Break up spellings of the tokenizer's added tokens in results from the web.
-
-        Spelled control tokens are encoded as plain text anyway, but other added tokens, such as Qwen's `<tool_call>`,
-        would be matched as a whole.
+        History, seed and cache of `options` are filled in here.
         """
         tokenizer = self.codec or self.renderer
-        if tokenizer is None or not any(call.sources for call in observation.calls):
-            return observation
-        tag = self.dialect.by_name[RESULT]
-        blocks: list[str] = []
-        for block in observation.blocks:
-            before, opening, rest = block.partition(tag.opening)
-            inner, closing, after = rest.rpartition(tag.closing)
-            blocks.append(before + opening + without_tokens(inner, tokenizer.added_tokens) + closing + after)
-        return replace(observation, blocks=tuple(blocks))
+        options = replace(
+            options or EpisodeOptions(),
+            history=prefix.calls if prefix else (),
+            seed=seed,
+            cache=cache,
+            added_tokens=tokenizer.added_tokens if tokenizer is not None else frozenset(),
+        )
+        initial = await episode.reset(task, options)
+        return Rollout(self, episode, initial.messages, options.hint, seed, deadline, cache, task.key, prefix)
 
 
 class Rollout:
@@ -168,8 +109,9 @@ class Rollout:
     def __init__(
         self,
         engine: RolloutEngine,
-        environment: Environment,
+        episode: Episode,
         messages: Sequence[Mapping[str, str]],
+        hint: str,
         seed: int,
         deadline: float,
         cache: CallCache,
@@ -177,19 +119,22 @@ class Rollout:
         prefix: Prefix | None,
     ) -> None:
         self._engine = engine
-        self._environment = environment
+        self._episode = episode
         self._seed = seed
         self._deadline = deadline
         self._cache = cache
         self._session = session
-        self._transcript = Transcript(engine.dialect, engine.codec, prefix)
-        self._prompt_strategy = make_prompt_strategy(engine, messages, self._transcript)
+        self._transcript = Transcript(engine.dialect, engine.codec, prefix, engine.reply_text)
+        self._unhinted = messages if hint else None
+        self._prompt_strategy = make_prompt_strategy(engine, with_hint(messages, hint), self._transcript)
         self._calls = list(prefix.calls) if prefix else []
         self._turn = prefix.turn if prefix else 0
         self._pending = prefix is not None and prefix.pending
         self._turns_before = self._turn + self._pending
         self._usage = Usage()
         self._status: str | None = None
+        self._truncated = False
+        self._turn_rewards: list[float | None] = []
 
     async def advance(self) -> bool:
         """Run the next turn, or the pending reaction to the last one; return whether the rollout continues."""
@@ -213,11 +158,11 @@ class Rollout:
         prefix = self._transcript.prefix(self._calls, self._turn)
         return replace(prefix, pending=self._pending)
 
-    def finish(self) -> Trajectory:
+    async def finish(self) -> Trajectory:
         """Return the trajectory of a rollout that has ended."""
         if self._status is None:
             raise RuntimeError("finish() was called before the rollout ended")
-        return self._finish(self._status)
+        return await self._finish(self._status)
 
     async def _take_turn(self) -> str | None:
         max_new_tokens, limit_status = self._prompt_strategy.max_new_tokens()
@@ -258,26 +203,24 @@ class Rollout:
         return completion
 
     async def _react(self, ended: TurnEnd, *, is_empty: bool = False) -> str | None:
-        """Apply the environment's reaction to the turn; return a status if it ends the rollout."""
+        """Apply the episode's reaction to the turn; return a status if it ends the rollout."""
         unit = call_unit(self._turn)
         known = self._cache.get(unit)
+        turn = self._engine.dialect.read(self._transcript.open_text, self._turn, ended, is_empty=is_empty)
+        context = StepContext(self._deadline, self._transcript.log(), derive_seed(self._seed, self._turn, "tool"))
         if known is not None:
             observation = Observation.from_json(known)
-            self._environment.replay(observation)
+            await self._episode.replay(turn, observation, context)
         else:
-            observation = await self._environment.step(
-                ModelTurn(self._transcript.open_text, self._turn, ended, is_empty),
-                StepContext(self._deadline, self._transcript.log(), derive_seed(self._seed, self._turn, "tool")),
-            )
-            observation = self._engine.without_spelled_tokens(observation)
-            # Other observations follow from the cached completion.
-            if observation.calls or observation.blocks:
+            observation = await self._episode.step(turn, context)
+            if not observation.follows_from_turn:
                 self._cache.append(unit, observation.to_json())
         self._calls += observation.calls
+        self._turn_rewards.append(observation.reward)
+        self._truncated |= observation.truncated
         self._usage.tool_seconds += sum(call.seconds for call in observation.calls)
-        for block in observation.blocks:
-            self._transcript.append_block(block)
-        if ended == "stop" and not observation.blocks:
+        self._transcript.append(observation.messages)
+        if ended == "stop" and not observation.messages:
             self._transcript.close_span()
         return observation.status
 
@@ -285,18 +228,48 @@ class Rollout:
         if work_clock().time() >= self._deadline:
             raise DeadlineExceeded("the rollout's time limit is reached")
 
-    def _finish(self, status: str) -> Trajectory:
-        self._usage.wasted_tokens = self._transcript.wasted_tokens
-        if self._transcript.markers_restored:
-            self._usage.notes["marker_restored"] = self._transcript.markers_restored
+    async def _finish(self, status: str) -> Trajectory:
+        outcome = await self._outcome()
+        transcript, codec = self._transcript, self._engine.codec
+        transcript.seal()
+        self._usage.wasted_tokens = transcript.wasted_tokens
+        if transcript.markers_restored:
+            self._usage.notes["marker_restored"] = transcript.markers_restored
+        unhinted = codec.prompt_ids(self._unhinted) if codec is not None and self._unhinted is not None else None
+        sample = Sample(
+            self._prompt_strategy.prompt_ids.tolist(),
+            transcript.ids.tolist(),
+            list(transcript.origins),
+            transcript.turn_starts.tolist() if codec is not None else [],
+            unhinted,
+        )
         return Trajectory(
             status=status,
-            text=self._transcript.text,
-            segments=self._transcript.segments(),
-            prompt_ids=self._prompt_strategy.prompt_ids.tolist(),
-            output_ids=self._transcript.ids.tolist(),
-            token_origin=list(self._transcript.origins),
+            text=transcript.text,
+            segments=transcript.segments(),
+            samples=[sample],
             calls=self._calls,
             num_turns=self._turns_before + self._usage.num_requests,
             usage=self._usage,
+            truncated=self._truncated or status in TRUNCATED_STATUSES,
+            turn_rewards=self._turn_rewards if any(reward is not None for reward in self._turn_rewards) else [],
+            outcome=outcome,
         )
+
+    async def _outcome(self) -> Outcome | None:
+        """Ask the episode for its outcome once; it is cached, since its live state is gone after a resume."""
+        known = self._cache.get(OUTCOME_UNIT)
+        if known is not None:
+            return Outcome(**orjson.loads(known))
+        outcome = await self._episode.outcome()
+        if outcome is not None:
+            self._cache.append(OUTCOME_UNIT, orjson.dumps(outcome))
+        return outcome
+
+
+def with_hint(messages: Sequence[Mapping[str, str]], hint: str) -> Sequence[Mapping[str, str]]:
+    """Return the messages with a hint after the text of the last one."""
+    if not hint:
+        return messages
+    *others, last = messages
+    return [*others, {**last, "content": f"{last['content']}\n\n{hint}"}]

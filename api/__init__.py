@@ -6,7 +6,7 @@ without notice.
 
 from __future__ import annotations
 
-from treadle.agent.rollout import Trajectory
+from treadle.agent.trajectory import Trajectory
 from treadle.core.engines.own_code import own_code
 from treadle.core.errors import TreadleError
 from treadle.core.runs.address import Address

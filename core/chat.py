@@ -179,6 +179,14 @@ class ChatTokenizer:
             return self._ids_by_pieces(rendered)
         return self._encode(self._with_specials, rendered)
 
+    def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
+        """Raise NotImplementedError."""
+        raise NotImplementedError
+
+    def reply_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Raise NotImplementedError."""
+        raise NotImplementedError
+
     @functools.cached_property
     def turn_end_ids(self) -> tuple[int, ...]:
         """Ids that the template puts after an assistant's turn, such as those of `<|im_end|>` and a newline.

@@ -14,6 +14,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -23,6 +24,9 @@ from pydantic.fields import FieldInfo
 
 from treadle.core.errors import ConfigError
 from treadle.core.untrusted.toml_text import parse_toml
+
+config_folders: ContextVar[tuple[Path, ...]] = ContextVar("config_folders", default=())
+"""Folders of the configuration files that are being read; files that a value names may be next to them."""
 
 T = TypeVar("T")
 T_Section = TypeVar("T_Section", bound="Section")
@@ -63,6 +67,11 @@ class Section(BaseModel):
     """Base class of all configuration sections: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+    @classmethod
+    def variants(cls) -> Sequence[type[Section]]:
+        """Return the sections that may stand in place of this one, for messages and the reference."""
+        return ()
 
     def effective(self) -> Self:
         """Return this section with keys that have no effect set to their defaults; fingerprints are made from it."""
@@ -211,7 +220,11 @@ def load_config(
     tree: dict[str, Any] = {}
     for _, part in given:
         tree = merge(tree, part)
-    return validate(schema, tree, parts=given if len(files) > 1 else ())
+    token = config_folders.set(tuple(path.resolve().parent for path in files))
+    try:
+        return validate(schema, tree, parts=given if len(files) > 1 else ())
+    finally:
+        config_folders.reset(token)
 
 
 def validate(
@@ -286,6 +299,8 @@ def _flatten(annotation: Any) -> list[Any]:
         return _flatten(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
         return [inner for argument in typing.get_args(annotation) for inner in _flatten(argument)]
+    if _is_model(annotation) and issubclass(annotation, Section):
+        return [annotation, *annotation.variants()]
     return [annotation]
 
 

@@ -124,9 +124,34 @@ _JOB = _field(
     nullable=True,
 )
 
+_SAMPLES = pa.list_(
+    pa.struct(
+        [
+            pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
+            pa.field("training_prompt_ids", pa.list_(pa.int32())),
+            pa.field("ids", pa.list_(pa.int32()), nullable=False),
+            pa.field("origins", pa.list_(pa.int8()), nullable=False),
+            pa.field("turn_starts", pa.list_(pa.int32()), nullable=False),
+            pa.field(
+                "spans",
+                pa.list_(
+                    pa.struct(
+                        [
+                            pa.field("role", pa.string(), nullable=False),
+                            pa.field("start", pa.int32(), nullable=False),
+                            pa.field("end", pa.int32(), nullable=False),
+                        ]
+                    )
+                ),
+                nullable=False,
+            ),
+        ]
+    )
+)
+
 ROLLOUTS = Table(
     "rollouts",
-    2,
+    3,
     ("rollout_key",),
     pa.schema(
         [
@@ -143,23 +168,41 @@ ROLLOUTS = Table(
             _field(
                 "status",
                 pa.string(),
-                "how it ended: answered, no_answer, filtered, limit, max_turns, context_full, "
-                "length, timeout, budget, or failed (infrastructure, accepted by the user)",
+                "how it ended: answered, finished (by the environment), no_answer, filtered, limit, max_turns, "
+                "context_full, length, timeout, budget, or failed (infrastructure, accepted by the user)",
             ),
+            _field("truncated", pa.bool_(), "whether it ended before its task did"),
             _field("error", pa.string(), "cause, for failed rollouts", nullable=True),
-            _field("text", pa.string(), "the assistant turn, including tool results"),
+            _field("text", pa.string(), "everything after the prompt: turns of the model, tool results, messages"),
             _field(
                 "segments",
                 pa.string(),
-                "JSON list of {kind, text, start, end}; start and end index output_ids",
+                "JSON list of {kind, text, start, end}; start and end index the ids of the sample",
             ),
-            _field("prompt_ids", pa.list_(pa.int32()), "token ids before the assistant turn; empty in text mode"),
-            _field("output_ids", pa.list_(pa.int32()), "token ids of the assistant turn; empty in text mode"),
             _field(
-                "token_origin",
-                pa.list_(pa.int8()),
-                "per output id: 0 tool result, 1 sampled, 2 model text "
-                "re-encoded after a cut inside a token (no log-prob loss)",
+                "samples",
+                _SAMPLES,
+                "token sequences, one while the context is append-only: prompt_ids (as sampled from), "
+                "training_prompt_ids (without the hint; null if there was none), ids after the prompt, per id its "
+                "origin (0 system, 1 sampled, 2 model text re-encoded after a cut inside a token, no log-prob loss), "
+                "number of ids before each turn, and spans with their role; in text mode all lists are empty",
+            ),
+            _field(
+                "turn_rewards",
+                pa.list_(pa.float64()),
+                "reward of each turn from the environment, null for turns without one; empty if no turn has one",
+            ),
+            _field(
+                "reward",
+                pa.float64(),
+                "reward of the episode from the environment: its outcome's, else the sum of the turns'; null for none",
+                nullable=True,
+            ),
+            _field(
+                "outcome",
+                pa.string(),
+                "JSON object {reward, success, parts} that the environment gave for the episode; null for none",
+                nullable=True,
             ),
             _field(
                 "tool_calls",
@@ -213,7 +256,7 @@ ROLLOUT_TELEMETRY = Table(
 
 POOLS = Table(
     "pools",
-    2,
+    3,
     ("rollout_key",),
     pa.schema(
         [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from treadle.agent.environment import Question
+from treadle.agent.contract import Task
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import GRADED, Score, score_answer
@@ -113,7 +113,7 @@ class GoldAnswers:
                     f"question {question_key} of the rollouts is not among the bound questions; "
                     "bind the questions that the rollouts were made from"
                 )
-            question = Question.from_row(row)
+            question = Task.from_row(row)
             asked = question.user_message if self._with_text else ""
             self._known[question.key] = Gold(tuple(row["answers"]), question.choices, question.rule, asked)
         return self._known[question_key]
@@ -136,9 +136,9 @@ def answers(
 
 def _rows(table: Rows) -> Iterator[dict[str, Any]]:
     """Yield the rollout columns that scoring reads. Token ids are counted without building a list per rollout."""
-    for batch in table.batches([*COPIED_COLUMNS, "segments", "tokenizer_digest", "token_origin"]):
-        counts = count_agent_ids(batch.column("token_origin"))
-        for row, num_agent_ids in zip(batch.drop_columns(["token_origin"]).to_pylist(), counts, strict=True):
+    for batch in table.batches([*COPIED_COLUMNS, "segments", "tokenizer_digest", "samples"]):
+        counts = count_agent_ids(batch.column("samples"))
+        for row, num_agent_ids in zip(batch.drop_columns(["samples"]).to_pylist(), counts, strict=True):
             yield {**row, "num_agent_ids": num_agent_ids}
 
 

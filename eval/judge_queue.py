@@ -13,7 +13,7 @@ from typing import Literal
 
 import orjson
 
-from treadle.agent.dialect import Segment
+from treadle.agent.dialects.base import Segment
 from treadle.agent.judges.base import Case
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, model_judge_digest
 from treadle.agent.judges.redundancy import VoteCase, redundancy_judge_digest

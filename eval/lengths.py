@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from treadle.core.answers.extraction import RESULT_KIND
+from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 
@@ -41,18 +41,23 @@ def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
 
 
 def agent_text(segments: Iterable[Mapping[str, Any]]) -> str:
-    """Return the text that the agent wrote: everything except tool results and their markers."""
-    return "".join(segment["text"] for segment in segments if segment["kind"] != RESULT_KIND)
+    """Return the text that the agent wrote: everything except results, messages and frames."""
+    return "".join(segment["text"] for segment in segments if segment["kind"] not in SYSTEM_KINDS)
 
 
-def count_agent_ids(token_origin: pa.ListArray) -> list[int]:
-    """Return per rollout of a batch the number of ids that no tool wrote (origin 1 or 2); 0 without ids."""
+def count_agent_ids(samples: pa.ListArray) -> list[int]:
+    """Return per rollout of a batch the number of ids that the system did not write (origin 1 or 2); 0 without ids.
+
+    `samples` is the column of that name.
+    """
     import numpy as np
 
-    lengths = token_origin.value_lengths().to_numpy(zero_copy_only=False)
-    starts = np.concatenate(([0], np.cumsum(lengths)))
-    own = np.concatenate(([0], np.cumsum(token_origin.flatten().to_numpy(zero_copy_only=False) != 0)))
-    counts: list[int] = (own[starts[1:]] - own[starts[:-1]]).tolist()
+    origins = samples.flatten().field("origins")
+    own = np.concatenate(([0], np.cumsum(origins.flatten().to_numpy(zero_copy_only=False) != 0)))
+    ids_before = np.concatenate(([0], np.cumsum(origins.value_lengths().to_numpy(zero_copy_only=False))))
+    samples_before = np.concatenate(([0], np.cumsum(samples.value_lengths().to_numpy(zero_copy_only=False))))
+    ends = own[ids_before[samples_before]]
+    counts: list[int] = (ends[1:] - ends[:-1]).tolist()
     return counts
 
 

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import AnyEnvironment
 from treadle.rl.rewards import RewardOptions
 from treadle.rl.trl.keys import REFUSED_KEYS, TYPED_KEYS
 
@@ -273,7 +274,7 @@ class RlSettings(Section):
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)
     """Number of phases in the curriculum; adding phases does not change earlier ones."""
-    environment: EnvironmentSettings = EnvironmentSettings()
+    environment: AnyEnvironment = QuestionSettings()
     """Environment of the policy: the same as in every rollout of the run."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""

@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from treadle.agent.rollouts import RolloutOptions
 from treadle.core.config import Growing, Operational, Section
 from treadle.core.runs.address import Address
+from treadle.environments.rollouts.settings import RolloutOptions
 
 MAX_PHASES = 20
 PHASED_STAGES = ("rollouts", "scores", "selection", "rl")

@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import ToolEnvironment
-from treadle.agent.metering import TokenBudget
-from treadle.agent.model_sessions import ModelSessions
-from treadle.agent.model_types import ChatCodec, CompletionModel, RolloutLimits
+from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.tools.outcome import Tool
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
 from treadle.core.steady_loop import SteadyLoop
+from treadle.environments.opening import limits_of, open_runtime
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.types import EnvironmentRuntime, Resources
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import GroupRollouts
@@ -33,14 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenEnvironment:
-    """An environment with open tools."""
+    """An open environment."""
 
     settings: EnvironmentSettings
-    tools: Mapping[str, Tool]
-
-    def episode(self) -> ToolEnvironment:
-        """Return the environment of one trajectory."""
-        return ToolEnvironment(self.settings, self.tools)
+    runtime: EnvironmentRuntime
 
     def engine(
         self,
@@ -51,15 +45,9 @@ class OpenEnvironment:
         max_response_tokens: int | None = None,
         max_model_len: int | None = None,
     ) -> RolloutEngine:
-        """Return a rollout engine with the environment's limits; the smaller limit of the assistant's turn applies."""
-        settings = self.settings
-        bounds = [bound for bound in (settings.max_trajectory_tokens, max_response_tokens) if bound is not None]
-        limits = RolloutLimits(
-            max_turns=settings.turn_limit(),
-            max_model_len=max_model_len,
-            max_trajectory_tokens=min(bounds, default=None),
-        )
-        return RolloutEngine(model, codec, sampling, limits, settings.dialect)
+        """Return a rollout engine with the environment's limits; the smaller limit in tokens applies."""
+        limits = limits_of(self.settings, max_model_len=max_model_len, max_response_tokens=max_response_tokens)
+        return RolloutEngine(model, codec, sampling, limits, self.settings.dialect)
 
     def groups(
         self,
@@ -72,7 +60,7 @@ class OpenEnvironment:
         """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any."""
         return GroupRollouts(
             engine=engine,
-            new_environment=self.episode,
+            runtime=self.runtime,
             branching=branching,
             rollout_time_s=self.settings.rollout_time_s,
             vocab_size=vocab_size,
@@ -98,22 +86,10 @@ async def open_environment(
             f"the agent's prompts, tools or limits in this engine (digest {found[:12]}) are not those of the run "
             f"({digest[:12]}): the plan was made by another version of Treadle; run the stage again"
         )
-    settings = with_interpreter(settings, interpreter)
-    async with ModelSessions(TokenBudget(None)) as sessions:
-        # A policy in training sends new queries, so a query that is not on record must not end the training.
-        yield OpenEnvironment(settings, await sessions.tools(settings, None, misses_are_empty=True))
-
-
-def with_interpreter(settings: EnvironmentSettings, interpreter: Path | None) -> EnvironmentSettings:
-    """Return the settings with a Python interpreter for programs, unless they name one.
-
-    The interpreter must have the packages of the sandbox.
-    """
-    sandbox = settings.python.sandbox
-    if interpreter is None or sandbox.interpreter is not None:
-        return settings
-    python = settings.python.model_copy(update={"sandbox": sandbox.model_copy(update={"interpreter": interpreter})})
-    return settings.model_copy(update={"python": python})
+    settings = settings.with_interpreter(interpreter)
+    # A policy in training sends new queries, so a query that is not on record must not end the training.
+    async with open_runtime(settings, Resources(misses_are_empty=True)) as runtime:
+        yield OpenEnvironment(settings, runtime)
 
 
 class ResidentEnvironment:

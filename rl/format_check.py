@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from treadle.agent.dialect import RESULT, Dialect, Segment
-from treadle.agent.wellformed import format_faults
+from treadle.agent.dialects.base import FRAME, RESULT, Segment
+from treadle.agent.dialects.tag_faults import format_faults
+from treadle.agent.dialects.tags import TagDialect
 
 FormatMode = Literal["strict", "loose"]
 
@@ -28,12 +29,12 @@ LOOSE_FAULTS = {
 _THINK = "think"
 
 
-def format_reasons(segments: Sequence[Segment], dialect: Dialect, mode: FormatMode = "strict") -> tuple[str, ...]:
+def format_reasons(segments: Sequence[Segment], dialect: TagDialect, mode: FormatMode = "strict") -> tuple[str, ...]:
     """Return the codes of the rules that a turn breaks; empty if its format is good."""
     return tuple(format_faults(segments, dialect) if mode == "strict" else loose_faults(segments, dialect))
 
 
-def loose_faults(segments: Sequence[Segment], dialect: Dialect) -> list[str]:
+def loose_faults(segments: Sequence[Segment], dialect: TagDialect) -> list[str]:
     """Return the codes of LOOSE_FAULTS that apply, in their order.
 
     Accepts what the published program accepts: text after the answer, thoughts closed before they open, results without
@@ -56,7 +57,7 @@ def loose_faults(segments: Sequence[Segment], dialect: Dialect) -> list[str]:
     return [code for code in LOOSE_FAULTS if code in faults]
 
 
-def _skeleton(segments: Sequence[Segment], dialect: Dialect) -> str:
+def _skeleton(segments: Sequence[Segment], dialect: TagDialect) -> str:
     """Return the model's text with each tool result as an empty block and the model's own result markers removed.
 
     A removed marker leaves a NUL character, so that the text around it cannot form another marker.
@@ -64,10 +65,12 @@ def _skeleton(segments: Sequence[Segment], dialect: Dialect) -> str:
     result = dialect.by_name[RESULT]
     block = result.opening + result.closing
     forged = re.compile(f"{re.escape(result.opening)}|{re.escape(result.closing)}")
-    return "".join(block if part.kind == RESULT else forged.sub("\0", part.text) for part in segments)
+    return "".join(
+        block if part.kind == RESULT else forged.sub("\0", part.text) for part in segments if part.kind != FRAME
+    )
 
 
-def _calls_have_results(text: str, tool: str, dialect: Dialect) -> bool:
+def _calls_have_results(text: str, tool: str, dialect: TagDialect) -> bool:
     """Return whether each opening marker of a tool is followed by its closing marker and then by a result."""
     tag, result = dialect.by_name[tool], dialect.by_name[RESULT]
     position = 0

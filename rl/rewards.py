@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from treadle.agent.dialect import Dialect, Segment, render, tokenise
+from treadle.agent.dialects.base import Segment, render
+from treadle.agent.dialects.tags import TagDialect, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer
@@ -21,6 +22,9 @@ from treadle.rl.format_check import FormatMode, format_reasons
 
 FAILED = "failed"
 """Status of an item that infrastructure, not the policy, prevented."""
+
+ENVIRONMENT = "environment"
+"""Name of the rule by which the environment itself says how good a rollout is."""
 
 _ANSWERED = "answered"
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
@@ -43,6 +47,8 @@ class GroupItem:
         session: Number within the group, from 0.
         branch_parent: Session that it branched from; None if it started from the question.
         branch_depth: Number of branchings between the question and this trajectory.
+        reward: Reward of the episode from its environment; None for none.
+        success: Whether the environment says that the task is solved; None if it says nothing.
     """
 
     segments: tuple[Segment, ...]
@@ -55,9 +61,11 @@ class GroupItem:
     session: int = 0
     branch_parent: int | None = None
     branch_depth: int = 0
+    reward: float | None = None
+    success: bool | None = None
 
     @classmethod
-    def from_text(cls, text: str, *, status: str = _ANSWERED, dialect: Dialect, **counts: int) -> GroupItem:
+    def from_text(cls, text: str, *, status: str = _ANSWERED, dialect: TagDialect, **counts: Any) -> GroupItem:
         """Build an item from flat text alone; every well-formed result block counts as a tool result."""
         known = {"tool_calls": 0, "model_tokens": 0, "total_tokens": 0, **counts}
         return cls(segments=tuple(tokenise(text, dialect)), status=status, **known)
@@ -142,7 +150,7 @@ def group_rewards(
     *,
     choices: Sequence[str] = (),
     checker: Checker | None = None,
-    dialect: Dialect,
+    dialect: TagDialect,
 ) -> list[Reward]:
     """Return the rewards of all trajectories of one question, in the order of the items, which does not affect them.
 
@@ -157,6 +165,25 @@ def group_rewards(
         answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
         reasons = format_reasons(item.segments, dialect, options.format_mode)
         return group.reward(item, answer, score, reasons, sigma_tool, sigma_length, options)
+
+    return _fill_unscored([reward(item) for item in items])
+
+
+def outcome_rewards(items: Sequence[GroupItem], options: RewardOptions = RewardOptions()) -> list[Reward]:
+    """Return the rewards that the environment gave, in the order of the items.
+
+    An item without one is left out of the group's mean: a missing reward is never 0. The factors and penalties of
+    `group_rewards` do not apply.
+    """
+    group = _GroupStatistics.of([item for item in items if item.status != FAILED], options.length_scope)
+
+    def reward(item: GroupItem) -> Reward:
+        value = item.reward or 0.0
+        solved = min(max(value, 0.0), 1.0) if item.success is None else float(item.success)
+        score = Score(solved, solved, solved, solved, False, ENVIRONMENT)
+        made = group.reward(item, "", score, (), 0.0, 0.0, options)
+        known = item.status != FAILED and item.reward is not None
+        return replace(made, reward=value, scored=known, f_tool=1.0, f_len=1.0)
 
     return _fill_unscored([reward(item) for item in items])
 

@@ -14,7 +14,6 @@ from treadle.agent.judges.model import model_judge_digest
 from treadle.agent.judges.redundancy import redundancy_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.role_settings import RoleSettings
-from treadle.agent.rollouts import ROLLOUTS, RolloutOptions, RolloutsSettings
 from treadle.core.config import Section, semantic_dump
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
@@ -28,6 +27,8 @@ from treadle.datagen.prompts import PromptSet
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
+from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
 from treadle.eval.judge_queue import check_judges
 from treadle.eval.scores import SCORES
@@ -217,7 +218,9 @@ def _rollouts_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tu
 
 def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
     options = overridden(config, address, config.pools)
-    samplings: dict[str, Sampling] = {"summarizer": config.environment.search.summarizer_sampling}
+    samplings: dict[str, Sampling] = {}
+    if (sampling := config.environment.summarizer_sampling) is not None:
+        samplings["summarizer"] = sampling
     roles = {}
     for role, (name, model) in pool_roles(config, address.iteration).items():
         roles[role] = _role(name, model, samplings.get(role) or getattr(options.roles, role).sampling)
@@ -263,9 +266,10 @@ def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[A
 
 
 def _index(config: TreadleConfig, address: Address) -> IndexSettings:
-    search = config.environment.search
-    if not config.environment.call_limit("search") or search.service is not None or not search.uses_local:
-        searches = {"at services": search.service is not None, "the web": config.environment.searches_web}
+    search = config.environment.search_tool
+    if search is None or search.service is not None or not search.uses_local:
+        at_services = search is not None and search.service is not None
+        searches = {"at services": at_services, "the web": config.environment.searches_web}
         where = " and ".join(name for name, is_searched in searches.items() if is_searched) or "nowhere"
         raise ConfigError(f"{address}: this run searches {where}, so it has no index of its own")
     return IndexSettings(**{name: getattr(search, name) for name in IndexSettings.model_fields}).with_digests()

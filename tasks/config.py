@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.rollouts import RolloutOptions
 from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
@@ -15,6 +13,10 @@ from treadle.core.runs.shards import MAX_SHARDS
 from treadle.datagen.pools.settings import PoolOptions
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.settings import SftRowsOptions
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import AnyEnvironment
+from treadle.environments.rollouts.settings import RolloutOptions
+from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.config import ReportSettings, ScoresOptions
 from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import CurriculumSettings, phase_of
@@ -80,7 +82,7 @@ class TreadleConfig(Section):
     """Models by name. The name appears in addresses (`1/rollouts@<name>`) and in reports."""
     questions: QuestionsSettings = QuestionsSettings()
     """Stage `questions`: where questions come from and how they are checked."""
-    environment: EnvironmentSettings = EnvironmentSettings()
+    environment: AnyEnvironment = QuestionSettings()
     """Prompt, tools and limits of the agent. Data generation, training and evaluation share one environment."""
     pools: PoolOptions = PoolOptions()
     """Stage `pools`: the self-evolving data flywheel."""
@@ -111,7 +113,7 @@ class TreadleConfig(Section):
         for name in self.flow.models:
             if name not in self.models:
                 raise ValueError(f"flow.models names {name!r}, which is not under [models]; add [models.{name}]")
-        helper = self.environment.search.summarizer
+        helper = self.environment.summarizer_name
         if helper is not None and helper not in self.models:
             raise ValueError(
                 f"environment.search.summarizer names {helper!r}, which is not under [models]; add [models.{helper}]"
@@ -164,6 +166,5 @@ def overridden(config: TreadleConfig, address: Address, table: T_Section) -> T_S
 def environment_of(config: TreadleConfig) -> EnvironmentSettings:
     """Return the environment with the digest of its search corpus; raise DataError for a missing file."""
     environment = config.environment
-    if not environment.call_limit("search"):
-        return environment
-    return environment.model_copy(update={"search": environment.search.with_digests()})
+    search = environment.search_tool
+    return environment if search is None else environment.with_search(search.with_digests())

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, tokenise
+from treadle.agent.dialects.base import RESULT
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.web.record.run_entries import shown_sources
 
 KNOWN_KINDS = ("think", "search", "python", "result", "answer", "text")

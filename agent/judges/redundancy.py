@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from treadle.agent.call_cache import CallCache
-from treadle.agent.dialect import Segment
+from treadle.agent.dialects.base import Segment
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
 from treadle.agent.judges.replies import match_word
 from treadle.agent.judges.views import (

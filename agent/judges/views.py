@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from treadle.agent.dialect import TEXT, Segment
+from treadle.agent.dialects.base import FRAME, RESULT, TEXT, Segment
 from treadle.agent.judges.base import Case
+from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.lookalikes import sub_first
 from treadle.core.untrusted.prompt_text import as_data
@@ -73,7 +74,9 @@ def trajectory_view(
     Segments longer than `max_segment_chars` are shortened. Of more than `max_segments`, half are shown from each end,
     with a block named note in place of the others.
     """
-    parts = [(segment.kind, shortened(_inside(segment), max_segment_chars)) for segment in segments]
+    parts = [
+        (segment.kind, shortened(_inside(segment), max_segment_chars)) for segment in segments if segment.kind != FRAME
+    ]
     if max_segments is not None and len(parts) > max_segments:
         half = max_segments // 2
         note = ("note", f"[{len(parts) - 2 * half} blocks left out]")
@@ -102,6 +105,6 @@ def _gold(answers: Sequence[str]) -> str:
 
 
 def _inside(segment: Segment) -> str:
-    if segment.kind == TEXT:
+    if segment.kind == TEXT or segment.kind in SYSTEM_KINDS - {RESULT}:
         return segment.text
     return segment.text.removeprefix(f"<{segment.kind}>").removesuffix(f"</{segment.kind}>")

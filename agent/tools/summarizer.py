@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.prompts import render_prompt, system_prompt, template_source
 from treadle.agent.tools.outcome import CallContext
 from treadle.core.errors import ContextTooLong

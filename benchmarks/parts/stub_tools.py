@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from treadle.agent import model_sessions as opening
 from treadle.agent import rollouts
-from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
+from treadle.environments.question.settings import QuestionSettings
 
 
 class StubTool:
@@ -30,7 +30,7 @@ class StubTool:
 def replace_tools(text: str) -> None:
     """Make every stage of this process open stubs that return `text` instead of its tools."""
 
-    def make_stubs(settings: EnvironmentSettings, *_: object, **__: object) -> list[Tool]:
+    def make_stubs(settings: QuestionSettings, *_: object, **__: object) -> list[Tool]:
         return [StubTool(name, text) for name in ("python", "search") if settings.call_limit(name)]
 
     assert hasattr(opening, "make_tools") and hasattr(rollouts, "sandbox_facts"), "tools are opened elsewhere now"

@@ -35,7 +35,7 @@ from typing import Any
 import repeats
 import running
 import work
-from environments import PEERS, NotInstalled, Peer, python_of
+from peer_environments import PEERS, NotInstalled, Peer, python_of
 
 from treadle.core.engines.cache import cache_root
 

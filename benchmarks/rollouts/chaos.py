@@ -34,7 +34,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.config import Section, load_config
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -45,6 +44,8 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.faults import choose_fault
 from treadle.demo.tutor.settings import FaultKind, parse_faults
 from treadle.demo.world_files import write_world
+from treadle.environments.rollouts.settings import RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS
 
 FAULTS = "500=0.05,429=0.05,reset=0.02,hang=0.01,malformed=0.01"
 FREEZE_AFTER, KILL_AFTER = 0.1, 0.5

@@ -37,7 +37,6 @@ import orjson
 
 from benchmarks.parts import stub_server, stub_tools
 from benchmarks.parts.measuring import this_module
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -45,6 +44,7 @@ from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import CompletionRequest
 from treadle.core.llm.wire import completion_body
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.settings import QuestionSettings
 
 QUESTION = "How many metres is twice the height of the tower of Vessoria, plus the year of its completion? ({number})"
 STOPS = ("</search>", "</python>", "</answer>")
@@ -69,7 +69,7 @@ class CpuMeter:
 def prepared_requests(folder: Path) -> list[CompletionRequest]:
     """Return the three requests of a rollout, as the engine sends them."""
     tokenizer = ChatTokenizer.load(write_byte_tokenizer(folder))
-    system = EnvironmentSettings().system_text
+    system = QuestionSettings().system_text
     messages = [{"role": "system", "content": system}, {"role": "user", "content": QUESTION.format(number=0)}]
     context = tokenizer.prompt_ids(messages)
     requests = []

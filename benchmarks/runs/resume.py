@@ -28,7 +28,6 @@ import orjson
 
 from benchmarks.parts.measuring import KIB, cpu_seconds, drop_from_cache, measure, memory_kib, run_command, start_child
 from benchmarks.parts.scale_runs import ROLLOUTS_ADDRESS, SAMPLES, make_run, rollouts_instance, tutor, world_of
-from treadle.agent.rollouts import rollout_jobs
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.journal.journal import Journal
 from treadle.core.llm.preflight import STOP_TEXTS
@@ -37,6 +36,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.demo.embedded_model import embedded_tokenizer
+from treadle.environments.rollouts.stage import rollout_jobs
 
 
 def resume_stage(folder: Path, url: str) -> dict[str, Any]:

@@ -29,16 +29,18 @@ from aiohttp import ClientSession, web
 from benchmarks.parts.figures import Figure, add_json_option, publish
 from benchmarks.parts.measuring import KIB, cpu_seconds, memory_kib
 from treadle.agent.call_cache import NullCache
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.contract import Task
 from treadle.agent.model_types import RolloutLimits
-from treadle.agent.rollout import RolloutEngine, Trajectory
+from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.search import SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.agent.trajectory import Trajectory
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.runs.run import Run
+from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.settings import QuestionSettings
 from treadle.web.record.stored_entries import WEB_STORE, entries_of
 from treadle.web.record.table import write_record
 from treadle.web.search import WebSearch
@@ -184,14 +186,14 @@ async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, 
     assert settings.web is not None
     web_search = TimedSearch(settings.web, store=run.store(WEB_STORE), summarized=False)
     web_search.seconds = []
-    environment = EnvironmentSettings.model_validate({"search": settings.model_dump()})
+    environment = QuestionSettings.model_validate({"search": settings.model_dump()})
     engine = RolloutEngine(Model(), None, Sampling(), RolloutLimits(max_turns=4), environment.dialect)
     done = PassResult()
 
     async def roll_out(number: int, tools: dict[str, Any]) -> Trajectory:
         return await engine.roll_out(
-            ToolEnvironment(environment, tools),
-            Question(str(number), "What is known?"),
+            QuestionEpisode(environment, tools),
+            Task(str(number), "What is known?"),
             seed=number,
             deadline=asyncio.get_running_loop().time() + environment.rollout_time_s,
             cache=NullCache(),

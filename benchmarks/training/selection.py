@@ -23,13 +23,13 @@ import pyarrow as pa
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
 from tests.parity.et_agent.selection import Record, quadratic_fronts
-from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.selection.choice import choose
 from treadle.rl.selection.dispersion import DispersionSums
 from treadle.rl.selection.pareto import rank_questions
@@ -103,7 +103,7 @@ def rows_of(table: schemas.Table, made: RolloutArrays, num_rollouts: int) -> Ite
             asked = {"question_key": f"{number:016x}", "question": f"What is {number}?", "answers": [str(number)]}
             yield base | asked | {"dataset": "world", "domain": domain, "split": "train"} | open_facts
         return
-    digest = EnvironmentSettings().digest()
+    digest = QuestionSettings().digest()
     for place, number in enumerate(made.questions.tolist()):
         row = base | {"rollout_key": f"{place:016x}", "question_key": f"{number:016x}", "dataset": "world"}
         row |= {"domain": made.domains[number], "model": "phase-1", "status": "answered"}

@@ -12,7 +12,8 @@ from typing import Any
 
 ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
-RESULT_KIND = "result"
+SYSTEM_KINDS = frozenset({"result", "frame", "user", "tool", "system"})
+"""Kinds of the segments that the model did not write; only the end-of-turn ids in a frame are sampled."""
 
 # Bounded repetitions keep the scan linear on hostile text such as a million backslashes.
 _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
@@ -21,11 +22,11 @@ _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<c
 def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
     """Return the prediction of a trajectory, given as segments with `kind` and `text`; empty if it has none.
 
-    The text between two results is searched as one piece; no block or box can span a result.
+    The text between two results or messages is searched as one piece; no block or box can span one.
     """
     pieces: list[list[str]] = [[]]
     for segment in segments:
-        if segment["kind"] == RESULT_KIND:
+        if segment["kind"] in SYSTEM_KINDS:
             pieces.append([])
         else:
             pieces[-1].append(segment["text"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from treadle.agent.rollout import Trajectory
+from treadle.agent.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from treadle.datagen.operators.context import OperatorContext

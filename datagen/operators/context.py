@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
-from treadle.agent.dialect import Dialect
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.edit import empty_prefix, extended
-from treadle.agent.environment import Question
+from treadle.agent.prefix import Prefix
 from treadle.agent.role import Reply, RoleModel
-from treadle.agent.rollout import Trajectory
-from treadle.agent.transcript import Codec, Prefix
+from treadle.agent.token_ids import Codec
+from treadle.agent.trajectory import Trajectory
 from treadle.core.errors import ContextTooLong
 from treadle.core.seeds import derive_seed
 from treadle.datagen.operators.rejection import EditRejected
@@ -73,13 +74,13 @@ class OperatorContext:
         num_rollouts: Number of rollouts so far.
     """
 
-    question: Question
+    question: Task
     parent: Parent
     prompts: PromptSet
     roles: Mapping[str, RoleModel]
     hints: Sequence[str]
     codec: Codec | None
-    dialect: Dialect
+    dialect: TagDialect
     seed: int
     run_rollout: RunRollout
     cache: CallCache

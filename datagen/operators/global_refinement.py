@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.agent.dialect import RESULT, TEXT, Segment
+from treadle.agent.dialects.base import RESULT, TEXT, Segment
 from treadle.agent.edit import Piece, assembled
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.datagen.operators.base import Edit

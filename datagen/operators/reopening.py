@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from treadle.agent.dialect import RESULT, Dialect
-from treadle.agent.transcript import Prefix
+from treadle.agent.dialects.base import RESULT
+from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.prefix import Prefix
 from treadle.datagen.operators.replies import THINK
 
 if TYPE_CHECKING:
     from treadle.datagen.operators.context import OperatorContext
 
 
-def reopen_thought(tail: str, dialect: Dialect, thought: str) -> str:
+def reopen_thought(tail: str, dialect: TagDialect, thought: str) -> str:
     """Return the text after the last result, without markers, as one open thought that ends with `thought`.
 
     All words are kept. The text contains no marker at which the engine would act, and joining its parts creates none. A

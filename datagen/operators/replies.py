@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, Dialect, cut_after_first_close
+from treadle.agent.dialects.base import RESULT
+from treadle.agent.dialects.tags import TagDialect, cut_after_first_close
 from treadle.agent.role import Reply
 from treadle.datagen.operators.rejection import EditRejected
 
@@ -53,7 +54,7 @@ def read_step_number(reply: Reply, num_steps: int) -> int:
     return _in_range(found[1], num_steps, reply)
 
 
-def read_redundancy(reply: Reply, num_steps: int, dialect: Dialect) -> Redundancy:
+def read_redundancy(reply: Reply, num_steps: int, dialect: TagDialect) -> Redundancy:
     """Return the redundancy that a reply describes; raise EditRejected if there is none or the reply is malformed.
 
     The reason is `no_redundancy` if the reply says that there is none.
@@ -73,12 +74,12 @@ def read_redundancy(reply: Reply, num_steps: int, dialect: Dialect) -> Redundanc
     return Redundancy(step, why, complete_step(text[label.end() :], reply, dialect))
 
 
-def read_new_step(reply: Reply, dialect: Dialect) -> str:
+def read_new_step(reply: Reply, dialect: TagDialect) -> str:
     """Return the step that a refiner wrote, completed; raise EditRejected if it is unusable."""
     return complete_step(reply.text, reply, dialect)
 
 
-def complete_step(text: str, reply: Reply, dialect: Dialect) -> str:
+def complete_step(text: str, reply: Reply, dialect: TagDialect) -> str:
     """Return a step that starts with a closed thought, cut after its first call or answer.
 
     Missing markers of the thought are added; a step that has them is unchanged except for surrounding whitespace. In a
@@ -101,7 +102,7 @@ def complete_step(text: str, reply: Reply, dialect: Dialect) -> str:
     return thought + action
 
 
-def read_paragraph(reply: Reply, lead_in: str, what: str, dialect: Dialect) -> str:
+def read_paragraph(reply: Reply, lead_in: str, what: str, dialect: TagDialect) -> str:
     """Return the first paragraph of a reply, with its lead-in; raise EditRejected (`empty_<what>`) if it is empty."""
     text = cut_after_first_close(reply.text, dialect).strip()
     end = _PARAGRAPH_END.search(text)
@@ -111,7 +112,7 @@ def read_paragraph(reply: Reply, lead_in: str, what: str, dialect: Dialect) -> s
     return f"{lead_in} {text}"
 
 
-def read_thought(reply: Reply, max_chars: float, dialect: Dialect) -> str:
+def read_thought(reply: Reply, max_chars: float, dialect: TagDialect) -> str:
     """Return the text of a prefilled thought up to its closing marker; raise EditRejected if it is unusable."""
     think = dialect.by_name[THINK]
     thought, closing, _ = reply.text.partition(think.closing)
@@ -150,7 +151,7 @@ def _end_of_echo(text: str) -> int:
     return match.end() if match else 0
 
 
-def _start_of_action(text: str, reply: Reply, dialect: Dialect) -> int:
+def _start_of_action(text: str, reply: Reply, dialect: TagDialect) -> int:
     """Return where the call or answer at the end of a step starts; the length of the text if there is none."""
     closed = dialect.closing_stops.search(text)
     opening = next((match for match in dialect.markers.finditer(text) if _opens_action(match, dialect)), None)
@@ -169,5 +170,5 @@ def _start_of_action(text: str, reply: Reply, dialect: Dialect) -> int:
     return opening.start()
 
 
-def _opens_action(match: re.Match[str], dialect: Dialect) -> bool:
+def _opens_action(match: re.Match[str], dialect: TagDialect) -> bool:
     return not match[1] and dialect.by_name[match[2]].stop

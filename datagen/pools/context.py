@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from treadle.agent.config import EnvironmentSettings
+from treadle.agent.contract import (
+    Episode,
+    EpisodeOptions,
+    InitialState,
+    ModelTurn,
+    Observation,
+    Outcome,
+    StepContext,
+    Task,
+)
 from treadle.agent.judges.base import Judge
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen.operators.base import Operator
 from treadle.datagen.pools.settings import PoolOptions
 from treadle.datagen.prompts import PromptSet
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.types import EnvironmentRuntime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +43,7 @@ class PoolContext:
     environment: EnvironmentSettings
     fresh: RolloutEngine
     continuing: RolloutEngine
-    tools: Mapping[str, Tool]
+    runtime: EnvironmentRuntime
     roles: Mapping[str, RoleModel]
     judge: Judge
     operators: Sequence[Operator]
@@ -49,7 +59,7 @@ class PoolContext:
             self,
             fresh=replace(self.fresh, model=null_model),
             continuing=replace(self.continuing, model=null_model),
-            tools=dict.fromkeys(self.tools, null_model),
+            runtime=NullRuntime(self.runtime, cause),
             roles={name: replace(role, model=null_model) for name, role in self.roles.items()},
             final=True,
         )
@@ -60,18 +70,57 @@ class PoolContext:
         return hints
 
 
+@dataclass(frozen=True, slots=True)
+class NullRuntime:
+    """Environment whose episodes replay, and raise EndpointUnavailable instead of acting."""
+
+    runtime: EnvironmentRuntime
+    cause: str
+
+    def episode(self) -> Episode:
+        """Return an episode that can only replay."""
+        return NullEpisode(self.runtime.episode(), self.cause)
+
+    async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
+        """See `EnvironmentRuntime`."""
+        return await self.runtime.group_options(task, size, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class NullEpisode:
+    """Episode that replays, and raises EndpointUnavailable instead of running a call."""
+
+    episode: Episode
+    cause: str
+
+    async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
+        """See `Episode`."""
+        return await self.episode.reset(task, options)
+
+    async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
+        """React to a turn that needs no call; see `Episode`."""
+        if turn.calls:
+            raise EndpointUnavailable(self.cause)
+        return await self.episode.step(turn, context)
+
+    async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
+        """See `Episode`."""
+        await self.episode.replay(turn, observation, context)
+
+    async def outcome(self) -> Outcome | None:
+        """See `Episode`."""
+        return await self.episode.outcome()
+
+    async def close(self) -> None:
+        """See `Episode`."""
+        await self.episode.close()
+
+
 @dataclass(slots=True)
 class NullModel:
-    """Null model and null tool; every request raises EndpointUnavailable."""
+    """Null model; every request raises EndpointUnavailable."""
 
     cause: str
-    name: str = ""
-
-    async def __aenter__(self) -> NullModel:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         """Raise EndpointUnavailable; see `RoleModel`."""
@@ -88,8 +137,4 @@ class NullModel:
         stop: Sequence[str] = (),
     ) -> Completion:
         """Raise EndpointUnavailable; see `RoleModel`."""
-        raise EndpointUnavailable(self.cause)
-
-    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """Raise EndpointUnavailable; see `Tool`."""
         raise EndpointUnavailable(self.cause)

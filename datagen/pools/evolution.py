@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
-from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.contract import EpisodeOptions, Task
+from treadle.agent.dialects.tags import require_tags
 from treadle.agent.jobs.runner import cause_of, leaves_job_pending
 from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.rollout import Trajectory
-from treadle.agent.transcript import Prefix
+from treadle.agent.prefix import Prefix
+from treadle.agent.trajectory import Trajectory
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.config import digest_json
 from treadle.core.errors import DeadlineExceeded, ModelError, TreadleError
@@ -84,7 +85,7 @@ class Evolution:
     def __init__(self, pool_context: PoolContext, row: Mapping[str, Any], cache: CallCache) -> None:
         self._pool_context = pool_context
         self._row = row
-        self._question = Question.from_row(row)
+        self._question = Task.from_row(row)
         self._cache = cache
         self._expanded: set[int] = set()
         self._deadline = 0.0
@@ -229,7 +230,7 @@ class Evolution:
             roles=pool_context.roles,
             hints=pool_context.hints(self._row["domain"]),
             codec=pool_context.continuing.codec,
-            dialect=pool_context.environment.dialect,
+            dialect=require_tags(pool_context.environment.dialect, "an operator of pools"),
             seed=self._seed(name, number, parent.entry.index),
             run_rollout=self._run_rollout,
             cache=ScopedCache(self._cache, f"{number}-{name}-{parent.entry.index}"),
@@ -240,17 +241,20 @@ class Evolution:
 
     async def _run_rollout(self, prefix: Prefix | None, seed: int, cache: CallCache) -> Trajectory:
         pool_context = self._pool_context
-        additional = 0 if prefix is None else pool_context.environment.continuation_calls
+        additional = 0 if prefix is None else pool_context.environment.num_continuation_calls
         until = work_clock().time() + pool_context.environment.rollout_time_s
         engine = pool_context.fresh if prefix is None else pool_context.continuing
-        return await engine.roll_out(
-            ToolEnvironment(pool_context.environment, pool_context.tools, additional_calls=additional),
+        trajectory = await engine.roll_out(
+            pool_context.runtime.episode(),
             self._question,
             seed=seed,
             deadline=min(until, self._deadline + _GRACE_S),
             cache=cache,
             prefix=prefix,
+            options=EpisodeOptions(additional_calls=additional),
         )
+        # Operators continue and rewrite the text of a turn.
+        return trajectory.without_turn_end()
 
     def _record_findings(self, number: int, parent: Parent) -> None:
         for name, finding in sorted(parent.findings.items()):

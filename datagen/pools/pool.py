@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from treadle.agent.environment import Ledger
+from treadle.agent.contract import Ledger
 from treadle.agent.judges.base import Verdict
-from treadle.agent.rollout import Trajectory
+from treadle.agent.trajectory import Trajectory
 
 
 @dataclass(slots=True)

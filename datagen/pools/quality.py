@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, Dialect, Segment
-from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
+from treadle.agent.dialects.base import FRAME, Dialect, Segment
+from treadle.agent.dialects.tag_faults import CALL_FAULTS, FORMAT_FAULTS
+from treadle.agent.token_ids import ORIGIN_SYSTEM
+from treadle.core.answers.extraction import SYSTEM_KINDS
 
 REASONS = {
     "failed": "an infrastructure error prevented the rollout",
@@ -56,11 +58,10 @@ def reasons_against(candidate: Candidate, *, cutoff_tokens: int, num_end_ids: in
     """
     if candidate.status == "failed":
         return ["failed"]
-    reasons = [] if candidate.status == "answered" else ["unfinished"]
+    reasons = [] if candidate.status in ("answered", "finished") else ["unfinished"]
     if candidate.correct is not True:
         reasons.append("unknown_verdict" if candidate.correct is None else "wrong_answer")
-    reasons += format_faults(candidate.segments, dialect)
-    reasons += call_faults(candidate.segments, candidate.calls, dialect)
+    reasons += dialect.faults(candidate.segments, candidate.calls)
     if not ids_fit(candidate):
         reasons.append("ids_differ")
     if candidate.num_output_ids and num_tokens(candidate, num_end_ids) > cutoff_tokens:
@@ -76,7 +77,7 @@ def num_tokens(candidate: Candidate, num_end_ids: int) -> int:
 
 
 def ids_fit(candidate: Candidate) -> bool:
-    """Return whether each id belongs to one segment, and origins and segments agree on which ids are tool results."""
+    """Return whether each id belongs to one segment, and origins and segments agree on which ids the system wrote."""
     if len(candidate.origins) != candidate.num_output_ids or (candidate.origins and not candidate.num_prompt_ids):
         return False
     position = num_system = 0
@@ -84,9 +85,10 @@ def ids_fit(candidate: Candidate) -> bool:
         if segment.start != position or segment.end < position:
             return False
         position = segment.end
-        if segment.kind == RESULT:
+        if segment.kind in SYSTEM_KINDS:
             part = candidate.origins[segment.start : segment.end]
-            num_system += len(part)
-            if part.count(0) != len(part):
+            num_system += part.count(ORIGIN_SYSTEM)
+            # The model samples the end of its turn, which belongs to a frame.
+            if segment.kind != FRAME and part.count(ORIGIN_SYSTEM) != len(part):
                 return False
-    return position == candidate.num_output_ids and candidate.origins.count(0) == num_system
+    return position == candidate.num_output_ids and candidate.origins.count(ORIGIN_SYSTEM) == num_system

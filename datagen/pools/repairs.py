@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, TEXT, Dialect, Segment, render, tokenise
-from treadle.agent.transcript import ORIGIN_REENCODED, Codec
+from treadle.agent.dialects.base import RESULT, TEXT, Segment, render
+from treadle.agent.dialects.tags import TagDialect, tokenise
+from treadle.agent.token_ids import ORIGIN_REENCODED, Codec
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -35,7 +36,7 @@ def repair_turn(
     ids: Sequence[int],
     origins: Sequence[int],
     codec: Codec | None,
-    dialect: Dialect,
+    dialect: TagDialect,
 ) -> RepairedTurn | None:
     """Return the repaired turn; None if no span needs a repair. In text mode there are no ids and no codec."""
     repaired_turn = RepairedTurn([], [], [])
@@ -64,7 +65,7 @@ def _spans(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
         yield span
 
 
-def _repaired_text(span: Sequence[Segment], dialect: Dialect) -> str:
+def _repaired_text(span: Sequence[Segment], dialect: TagDialect) -> str:
     """Return the span with one closed thought before its call or answer.
 
     The text is unchanged if the span ends with neither, or if no thought would remain.
@@ -98,7 +99,7 @@ def _append_as_is(
         repaired_turn.segments.append(Segment(segment.kind, segment.text, segment.start + shift, segment.end + shift))
 
 
-def _append_text(repaired_turn: RepairedTurn, text: str, codec: Codec | None, dialect: Dialect) -> None:
+def _append_text(repaired_turn: RepairedTurn, text: str, codec: Codec | None, dialect: TagDialect) -> None:
     if codec is None:
         repaired_turn.segments.extend(
             Segment(piece.kind, piece.text, 0, 0) for piece in tokenise(text, dialect, model_text=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.rollout_report import unreadable_output_warnings
 from treadle.core.figures import Figures, money, render_figures
 from treadle.datagen.pools.evolution import INITIAL
 from treadle.datagen.pools.rows import tokens_of, total_usage
+from treadle.environments.rollouts.report import unreadable_output_warnings
 
 Row = Mapping[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.rows import row_of
 from treadle.datagen.pools.evolution import INITIAL, Evolution, PoolEvent
 from treadle.datagen.pools.pool import PoolEntry, RoleUsage
+from treadle.environments.rollouts.rows import row_of
 
 Usage = Mapping[str, Mapping[str, int]]
 """Calls, prompt_tokens and completion_tokens by role."""

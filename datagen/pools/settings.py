@@ -7,13 +7,14 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import Sampling
 from treadle.core.runs.shards import MAX_SHARDS
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import AnyEnvironment
 
 DEFAULT_OPERATORS = ("rerollout", "redundant_mod", "global_refine", "self_correct", "hint_step", "hint_tail")
 
@@ -169,7 +170,7 @@ class PoolsSettings(Section):
 
     roles: dict[str, RoleSettings]
     """Settings of policy, critic, refiner, judge, and summarizer if the environment has one."""
-    environment: EnvironmentSettings = EnvironmentSettings()
+    environment: AnyEnvironment = QuestionSettings()
     """Environment of the agent."""
     options: PoolOptions = PoolOptions()
     """Options of the pools."""

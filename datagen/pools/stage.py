@@ -18,7 +18,6 @@ from typing import Any
 import orjson
 
 from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
-from treadle.agent.config import ENVIRONMENT_VERSION
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.judges.answer import AnswerJudge
@@ -27,22 +26,24 @@ from treadle.agent.metering import Meter
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
-from treadle.agent.rollout_settings import JOB_COLUMNS, selected_questions
-from treadle.agent.rows import telemetry_of
-from treadle.agent.tools.outcome import Tool
-from treadle.agent.tools.toolbox import sandbox_facts
 from treadle.core import schemas, steady_loop
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
 from treadle.datagen.operators import load_operators
-from treadle.datagen.pools.context import NullModel, PoolContext
+from treadle.datagen.pools.context import NullModel, NullRuntime, PoolContext
 from treadle.datagen.pools.evolution import Evolution
 from treadle.datagen.pools.exit_check import PoolExitCheck
 from treadle.datagen.pools.report import PoolReport, pool_warnings
 from treadle.datagen.pools.rows import event_rows, failed_question_row, pool_rows, question_row
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.datagen.prompts import PromptSet
+from treadle.environments.opening import engine_of, open_runtime
+from treadle.environments.registry import environment_type
+from treadle.environments.rollouts.rows import telemetry_of
+from treadle.environments.rollouts.settings import JOB_COLUMNS, selected_questions
+from treadle.environments.settings import ENVIRONMENT_VERSION
+from treadle.environments.types import EnvironmentRuntime, Resources
 
 _log = logging.getLogger(__name__)
 
@@ -83,15 +84,15 @@ class PoolsRun(JobStage[QuestionJob]):
         for name, role in settings.roles.items():
             models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
             servers[name] = asdict(models[name].facts)
-        tools = await sessions.tools(settings.environment, models.get("summarizer"), self._context.store)
-        self._facts["sandbox"] = sandbox_facts(settings.environment)
+        self._facts["sandbox"] = environment_type(settings.environment).facts(settings.environment)
         models["policy"].check_token_ids()
-        async with self._judge(models) as judge:
-            self._pool_context = self._make_pool_context(models, tools, judge)
+        resources = Resources(models.get("summarizer"), self._context.store)
+        async with open_runtime(settings.environment, resources) as runtime, self._judge(models) as judge:
+            self._pool_context = self._make_pool_context(models, runtime, judge)
             yield
 
     def _make_pool_context(
-        self, models: Mapping[str, ModelSession], tools: Mapping[str, Tool], judge: Judge
+        self, models: Mapping[str, ModelSession], runtime: EnvironmentRuntime, judge: Judge
     ) -> PoolContext:
         settings, policy = self._settings, models["policy"]
         sampling, environment = settings.roles["policy"].sampling, settings.environment
@@ -99,9 +100,9 @@ class PoolsRun(JobStage[QuestionJob]):
         return PoolContext(
             options=self._options,
             environment=environment,
-            fresh=policy.engine(environment, sampling),
-            continuing=policy.engine(environment, sampling, additional_calls=environment.continuation_calls),
-            tools=tools,
+            fresh=engine_of(policy, environment, sampling),
+            continuing=engine_of(policy, environment, sampling, additional_calls=environment.num_continuation_calls),
+            runtime=runtime,
             roles={name: models[name].for_role(name, settings.roles[name].sampling) for name in ("critic", "refiner")},
             judge=judge,
             operators=self._operators,
@@ -204,13 +205,15 @@ class PoolsRun(JobStage[QuestionJob]):
         """Replay and judge unfinished questions, and write all rows."""
         num_pending = self.check_pending()
         servers: Any = self._context.work_result.facts.get("servers", {})
-        if not num_pending or "policy" not in servers:
+        environment = self._settings.environment
+        replaying = environment_type(environment).replaying(environment)
+        if not num_pending or "policy" not in servers or replaying is None:
             return await self._write()
-        models, null_model = self._replay_models(servers), NullModel(self._context.work_result.first)
-        tools = dict.fromkeys(self._settings.environment.enabled_tools, null_model)
+        cause = self._context.work_result.first
+        models, null_model = self._replay_models(servers), NullModel(cause)
         # Rules need no model, and verdicts of models are stored; without the judge, the wrong branch would be replayed.
         async with self._judge(models, null_model) as judge:
-            self._pool_context = self._make_pool_context(models, tools, judge)
+            self._pool_context = self._make_pool_context(models, NullRuntime(replaying, cause), judge)
             return await self._write()
 
     async def _write(self) -> dict[str, Any]:

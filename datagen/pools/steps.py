@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.agent.dialect import RESULT, Segment
+from treadle.agent.dialects.base import RESULT, Segment
 
 # Matches anywhere in a line and with separators, because a model may read any of these as a heading.
 _HEADING = re.compile(r"(?<!#)#{4,}+(?=[\W_]{0,8}step)", re.IGNORECASE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from treadle.agent.call_cache import CallCache
-from treadle.agent.environment import Observation
+from treadle.agent.contract import Observation
 from treadle.core.llm.types import Completion
 from treadle.datagen.pools.pool import RoleUsage
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from treadle.agent.transcript import ORIGIN_SYSTEM
+from treadle.agent.token_ids import ORIGIN_SYSTEM
 from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ArtifactError
 
 NO_LOSS = -100
 """Label of a token without loss."""
@@ -20,30 +22,43 @@ Span = Sequence[int]
 
 
 class IdColumns:
-    """The id columns of a batch of trajectories, read row by row without converting all of them to Python lists."""
+    """The samples of a batch of trajectories, read row by row without converting all of them to Python lists.
 
-    NAMES = ("prompt_ids", "output_ids", "token_origin")
+    Raises ArtifactError for a trajectory of several samples. A failed rollout has none.
+    """
+
+    NAMES = ("samples",)
 
     def __init__(self, batch: pa.RecordBatch) -> None:
+        samples: pa.ListArray = batch.column("samples")
+        self._places = samples.offsets.to_pylist()
+        if any(after - before > 1 for before, after in itertools.pairwise(self._places)):
+            raise ArtifactError("a trajectory consists of several token sequences, which sft_rows does not support")
         self._values: dict[str, np.ndarray] = {}
         self._offsets: dict[str, list[int]] = {}
-        for name in self.NAMES:
-            column: pa.ListArray = batch.column(name)
+        for name in ("prompt_ids", "ids", "origins"):
+            column: pa.ListArray = samples.values.field(name)
             self._values[name] = column.values.to_numpy()
             self._offsets[name] = column.offsets.to_pylist()
 
-    def _of(self, name: str, row: int) -> np.ndarray:
+    def _ends(self, name: str, row: int) -> tuple[int, int]:
         offsets = self._offsets[name]
-        values: np.ndarray = self._values[name][offsets[row] : offsets[row + 1]]
+        return offsets[self._places[row]], offsets[self._places[row + 1]]
+
+    def _of(self, name: str, row: int) -> np.ndarray:
+        start, end = self._ends(name, row)
+        values: np.ndarray = self._values[name][start:end]
         return values
 
     def num_prompt(self, row: int) -> int:
-        """Return the number of tokens before the assistant turn; 0 in text mode."""
-        return self._offsets["prompt_ids"][row + 1] - self._offsets["prompt_ids"][row]
+        """Return the number of tokens before the first turn; 0 in text mode."""
+        start, end = self._ends("prompt_ids", row)
+        return end - start
 
     def num_output(self, row: int) -> int:
-        """Return the number of tokens in the assistant turn; 0 in text mode."""
-        return self._offsets["output_ids"][row + 1] - self._offsets["output_ids"][row]
+        """Return the number of tokens after the prompt; 0 in text mode."""
+        start, end = self._ends("ids", row)
+        return end - start
 
     def prompt_digest(self, row: int) -> str:
         """Return the digest of the prompt's ids, comparable with `Prompt.digest`."""
@@ -51,12 +66,12 @@ class IdColumns:
 
     def output(self, row: int) -> list[int]:
         """Return the ids of the assistant turn."""
-        ids: list[int] = self._of("output_ids", row).tolist()
+        ids: list[int] = self._of("ids", row).tolist()
         return ids
 
     def origins(self, row: int) -> bytes:
         """Return the origin of each id of the assistant turn, one byte per id."""
-        return self._of("token_origin", row).tobytes()
+        return self._of("origins", row).tobytes()
 
 
 def digest_of(ids: np.ndarray | Sequence[int]) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import AnyEnvironment
 
 
 class SftRowsOptions(Section):
@@ -31,7 +32,7 @@ class SftRowsOptions(Section):
 class SftRowsSettings(Section):
     """All settings that an instance of the stage reads."""
 
-    environment: EnvironmentSettings = EnvironmentSettings()
+    environment: AnyEnvironment = QuestionSettings()
     """Environment of the trajectories; its prompt becomes the prompt of the rows."""
     tokenizer: Operational[Path | None] = None
     """Folder of the policy's tokenizer and chat template, or `embedded`; required if trajectories have token ids."""

@@ -17,9 +17,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from treadle.agent.dialect import Segment
-from treadle.agent.environment import QUESTION_COLUMNS, Question, opening_messages
-from treadle.agent.wellformed import format_faults
+from treadle.agent.contract import TASK_COLUMNS, Task
+from treadle.agent.dialects.base import Segment
+from treadle.agent.dialects.tag_faults import format_faults
+from treadle.agent.dialects.tags import TagDialect
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import embedded_folder
@@ -33,6 +34,7 @@ from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, id_columns, num
 from treadle.datagen.sft_rows.report import ParentIndex, SftRowsTally, render_report
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
+from treadle.environments.opening import shown_messages
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +86,9 @@ class _SftRowsRun:
         self._num_read = sum(table.num_rows for table in self._pools)
         self._environment_digests = settings.environment.digests()
         self._dialect = settings.environment.dialect
+        # Only tags can be repaired.
+        tags = self._dialect if isinstance(self._dialect, TagDialect) else None
+        self._repaired_tags = tags if self._options.repair else None
         self._tokenizer = tokenizer = _load_tokenizer(settings)
         self._turn_end = tokenizer.turn_end_ids if tokenizer else ()
         self._num_generated = num_generated(self._turn_end, tokenizer.eos_ids) if tokenizer else 0
@@ -163,10 +168,10 @@ class _SftRowsRun:
             origins=ids.origins(index),
         )
         reasons = self._reasons(candidate)
-        if not self._options.repair or not reasons or not REPAIRABLE.issuperset(reasons):
+        if self._repaired_tags is None or not reasons or not REPAIRABLE.issuperset(reasons):
             return candidate, reasons
         repaired_turn = repair_turn(
-            candidate.segments, ids.output(index), candidate.origins, self._tokenizer, self._dialect
+            candidate.segments, ids.output(index), candidate.origins, self._tokenizer, self._repaired_tags
         )
         if repaired_turn is None:
             return candidate, reasons
@@ -216,7 +221,7 @@ class _SftRowsRun:
         """
         questions, places = array("Q"), array("B")
         columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), "text", *IdColumns.NAMES]
-        if self._options.repair:
+        if self._repaired_tags is not None:
             columns.append("segments")
         start = 0
         for table in self._pools:
@@ -243,10 +248,10 @@ class _SftRowsRun:
 
     def _selected(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> _Selected:
         text, output, origins, repaired = row["text"], ids.output(index), ids.origins(index), False
-        if self._options.repair:
+        if self._repaired_tags is not None:
             segments = _segments(row["segments"])
-            if format_faults(segments, self._dialect):
-                repaired_turn = repair_turn(segments, output, origins, self._tokenizer, self._dialect)
+            if format_faults(segments, self._repaired_tags):
+                repaired_turn = repair_turn(segments, output, origins, self._tokenizer, self._repaired_tags)
                 assert repaired_turn is not None
                 text, output, origins, repaired = (
                     repaired_turn.text,
@@ -264,7 +269,7 @@ class _SftRowsRun:
 
     def _spread_questions(self, wanted: np.ndarray, asked: Buckets) -> None:
         for table in self._context.inputs["questions"]:
-            for row in table.rows(QUESTION_COLUMNS):
+            for row in table.rows(TASK_COLUMNS):
                 number = np.uint64(draw(0, row["question_key"]))
                 low, high = (int(np.searchsorted(wanted["question"], number, side)) for side in ("left", "right"))
                 if low < high:
@@ -296,7 +301,7 @@ class _SftRowsRun:
                 f"trajectories answer question {key}, which is not among the questions read; bind the questions that "
                 "the pools were made from"
             )
-        return Prompt.of(opening_messages(self._settings.environment, Question.from_row(question)), self._tokenizer)
+        return Prompt.of(shown_messages(self._settings.environment, Task.from_row(question)), self._tokenizer)
 
     def _finished(self, selected: _Selected, prompt: Prompt) -> dict[str, Any]:
         """Return the row; raise StageFailed if the rollout's prompt differs from the environment's."""

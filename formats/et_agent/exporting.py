@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
 from treadle.core.store.export_folder import new_folder
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import parse_environment, require_question
 from treadle.formats.et_agent.records import ImportKind
 from treadle.tasks.exchange.dataset_export import write_facts
 
@@ -156,9 +157,10 @@ def _by_question(
         )
 
 
-def _environment(record: StageRecord) -> EnvironmentSettings:
+def _environment(record: StageRecord) -> QuestionSettings:
     try:
-        return EnvironmentSettings.model_validate(record.settings["environment"])
+        environment = parse_environment(record.settings["environment"])
     except (KeyError, TypeError, ValueError):
         address = Address.parse(record.address)
         raise ConfigError(f"{address} was made by another version, whose environment is not understood") from None
+    return require_question(environment, "an export to et-agent")

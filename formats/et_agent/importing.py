@@ -14,7 +14,6 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.rollout_settings import RolloutsSettings, selected_questions
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import embedded_folder
@@ -34,6 +33,8 @@ from treadle.datagen.pools.settings import PoolsSettings
 from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.rows import ParsedQuestion, parse_row
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
+from treadle.environments.registry import require_question
+from treadle.environments.rollouts.settings import RolloutsSettings, selected_questions
 from treadle.formats.et_agent.records import INITIAL, ImportKind, ImportRecord, RejectedRow, read_records
 from treadle.formats.et_agent.rows import ImportRows
 from treadle.tasks.catalog import instance
@@ -196,11 +197,12 @@ class _Import:
 
     def _rows(self) -> ImportRows:
         settings = self._wanted.settings
+        assert isinstance(settings, (PoolsSettings, RolloutsSettings))
+        environment = require_question(settings.environment, "an import of et-agent")
         if isinstance(settings, PoolsSettings):
             policy = settings.roles["policy"]
-            return ImportRows(settings.environment, _tokenizer(policy.model), policy.name)
-        assert isinstance(settings, RolloutsSettings)
-        return ImportRows(settings.environment, _tokenizer(settings.model), settings.model_name)
+            return ImportRows(environment, _tokenizer(policy.model), policy.name)
+        return ImportRows(environment, _tokenizer(settings.model), settings.model_name)
 
     def _taken(
         self, rows: ImportRows, questions: Mapping[str, Mapping[str, Any]]

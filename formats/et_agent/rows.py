@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import RESULT, TEXT, Dialect, Segment, parse_call, tokenise
-from treadle.agent.environment import CallRecord, Ledger, Question, opening_messages
-from treadle.agent.rollout import Trajectory
-from treadle.agent.rows import failed_row, rollout_key, row_of
+from treadle.agent.contract import CallRecord, Ledger, Task
+from treadle.agent.dialects.base import RESULT, TEXT, Segment
+from treadle.agent.dialects.tags import TagDialect, parse_calls, tokenise
 from treadle.agent.tools.outcome import OutcomeStatus
 from treadle.agent.tools.python import TIMEOUT_TEXT
 from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, REFUSED, TOO_SLOW
+from treadle.agent.trajectory import Sample, Trajectory
 from treadle.agent.transcript import Transcript
 from treadle.core.chat import ChatTokenizer
 from treadle.datagen.questions.layouts import RowRejected
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.rollouts.rows import failed_row, rollout_key, row_of
 from treadle.formats.et_agent.records import IMPORTED, ImportRecord, ImportTrajectory
 
 _FAILURES = ("Tool execute failed", "Local search failed: ", "Bing search failed: ")
@@ -49,7 +51,7 @@ _NO_TEXT = "the imported file has no text of it"
 class ImportRows:
     """Converter of trajectories to the rows of one instance."""
 
-    def __init__(self, environment: EnvironmentSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
+    def __init__(self, environment: QuestionSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
         """Set up the conversion; `model`: name of the model that stands for the one that wrote the trajectories."""
         self._environment, self._tokenizer, self._model = environment, tokenizer, model
         self._digests = environment.digests()
@@ -124,20 +126,19 @@ class ImportRows:
                 transcript.insert(text)
                 transcript.close_span()
                 num_turns += 1
-        messages = opening_messages(self._environment, Question.from_row(question))
+        messages = self._environment.first_messages(Task.from_row(question))
+        prompt_ids = self._tokenizer.prompt_ids(messages) if self._tokenizer is not None else []
         return Trajectory(
             status=one.status,
             text=transcript.text,
             segments=transcript.segments(),
-            prompt_ids=self._tokenizer.prompt_ids(messages) if self._tokenizer is not None else [],
-            output_ids=transcript.ids.tolist(),
-            token_origin=list(transcript.origins),
+            samples=[Sample(prompt_ids, transcript.ids.tolist(), list(transcript.origins))],
             calls=calls,
             num_turns=num_turns,
         )
 
 
-def _spans(pieces: Sequence[Segment], dialect: Dialect) -> Iterator[tuple[bool, str]]:
+def _spans(pieces: Sequence[Segment], dialect: TagDialect) -> Iterator[tuple[bool, str]]:
     """Yield (True for a result, text) for each span: model text up to and including a call, and results.
 
     White space between a call and its result belongs to the result, as in that program's reinforcement learning.
@@ -152,28 +153,30 @@ def _spans(pieces: Sequence[Segment], dialect: Dialect) -> Iterator[tuple[bool, 
             written = ""
             continue
         written += piece.text
-        if piece.kind in dialect.tools and parse_call(piece.text, dialect):
+        if dialect.is_call(piece):
             yield False, written
             written = ""
     if written:
         yield False, written
 
 
-def _calls(pieces: Sequence[Segment], dialect: Dialect, stated: tuple[tuple[str, str], ...] | None) -> list[CallRecord]:
+def _calls(
+    pieces: Sequence[Segment], dialect: TagDialect, stated: tuple[tuple[str, str], ...] | None
+) -> list[CallRecord]:
     """Return the calls with their status: as stated by the file, else inferred from the result."""
     visible_pieces = [piece for piece in pieces if piece.kind != TEXT or not piece.text.isspace()]
     found: list[CallRecord] = []
     for place, piece in enumerate(visible_pieces):
-        call = parse_call(piece.text, dialect) if piece.kind in dialect.tools else None
-        if call is None:
+        if not dialect.is_call(piece):
             continue
+        (call,) = parse_calls(piece.text, len(found), "stop", dialect)
         after = visible_pieces[place + 1] if place + 1 < len(visible_pieces) else None
         tag = dialect.by_name[RESULT]
         text = None
         if after is not None and after.kind == RESULT:
             text = after.text.removeprefix(tag.opening).removesuffix(tag.closing).strip()
         status = "refused" if text is None else status_of_result(call.tool, text)
-        found.append(CallRecord(call.tool, call.argument, status, len(found), text or ""))
+        found.append(CallRecord(call.tool, call.text, status, len(found), text or "", id=call.id))
     if stated is None:
         return found
     if [call.tool for call in found] != [tool for tool, _ in stated]:
@@ -182,7 +185,7 @@ def _calls(pieces: Sequence[Segment], dialect: Dialect, stated: tuple[tuple[str,
             f"tool_calls lists {len(stated)} calls, but the text {len(found)}, or others",
         )
     return [
-        CallRecord(call.tool, call.argument, status, call.turn, call.text)  # type: ignore[arg-type]
+        replace(call, status=status)  # type: ignore[arg-type]
         for call, (_, status) in zip(found, stated, strict=True)
     ]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.llm.config import Sampling
 from treadle.core.seeds import derive_seed
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.rows import Row
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
@@ -95,7 +95,7 @@ def open_source(
     )
     membership = BatchMembership()
     with (
-        open_scorer(plan, settings.dialect) as scorer,
+        open_scorer(plan, settings) as scorer,
         _resident(job, settings) as environment,
         BatchedModel(generate, membership, max_batch=max_batch) as model,
     ):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question, opening_messages
+from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadPlan
 
 
@@ -24,13 +24,13 @@ class Row:
         answers: Accepted answers.
     """
 
-    question: Question
+    question: Task
     answers: tuple[str, ...]
 
     @classmethod
     def from_columns(cls, row: dict[str, Any]) -> Row:
         """Return the row of a record of `treadle.rl.verl.rows.TRAINING_SCHEMA`."""
-        return cls(Question.from_row(row), tuple(row["answers"]))
+        return cls(Task.from_row(row), tuple(row["answers"]))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -62,5 +62,6 @@ def first_prompt(path: Path, environment: EnvironmentSettings, codec: ChatTokeni
 
 
 def prompt_ids(row: Row, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
-    """Return the token ids of a row's prompt, as at the start of a rollout."""
-    return codec.prompt_ids(opening_messages(environment, row.question))
+    """Return the token ids of a row's prompt, as at the start of a rollout; of its text if only an episode knows it."""
+    messages = environment.first_messages(row.question)
+    return codec.prompt_ids(messages or [{"role": "user", "content": row.question.user_message}])

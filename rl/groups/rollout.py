@@ -16,16 +16,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.environment import Environment, Ledger, Question
-from treadle.agent.rollout import RolloutEngine, Trajectory
+from treadle.agent.contract import EpisodeOptions, Ledger, Task
+from treadle.agent.rollout import RolloutEngine
+from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.agent.tools.outcome import NOT_ON_RECORD
-from treadle.agent.transcript import ORIGIN_SAMPLED
+from treadle.agent.trajectory import Trajectory
 from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.core.untrusted.sanitize import one_line
+from treadle.environments.types import EnvironmentRuntime
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
-from treadle.rl.groups.session import GroupSession, Recorder, TimedEnvironment
+from treadle.rl.groups.session import GroupSession, Recorder, TimedEpisode
 from treadle.rl.rewards import GroupItem
 
 _log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class GroupJob:
     """
 
     group_id: str
-    question: Question
+    question: Task
     size: int
     seed: int
 
@@ -60,9 +62,9 @@ class GroupTrajectory:
 
     Attributes:
         session: Number in the group, from 0 in the order of creation.
-        prompt_ids: Token ids before the assistant's turn.
-        completion_ids: Token ids of the assistant's turn, tool results included, at most `max_trajectory_tokens`. If
-            the model ended its last turn without a call or an answer, the end-of-turn id is included.
+        prompt_ids: Token ids before the first turn, without a hint.
+        completion_ids: Token ids after them, results, messages and end-of-turn ids included, at most
+            `max_trajectory_tokens`.
         env_mask: 1 for each completion id that the model sampled, else 0.
         logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
         trajectory: The rollout's trajectory.
@@ -94,7 +96,7 @@ class Group:
     """
 
     group_id: str
-    question: Question
+    question: Task
     trajectories: list[GroupTrajectory]
     error: str = ""
     retryable: bool = False
@@ -112,6 +114,8 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         tool_calls=ledger.executed.total(),
         tool_failures=ledger.failed,
         web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
+        reward=made.trajectory.reward,
+        success=made.trajectory.outcome.success if made.trajectory.outcome is not None else None,
         model_tokens=sum(made.env_mask),
         total_tokens=len(made.completion_ids),
         status=made.trajectory.status,
@@ -127,7 +131,7 @@ class GroupRollouts:
 
     Attributes:
         engine: The policy with its tokenizer (text mode is not supported), sampling and limits.
-        new_environment: Factory of the environment of one trajectory.
+        runtime: Open environment, which makes the episode of each trajectory.
         branching: Rule by which trajectories branch.
         rollout_time_s: Time limit for the calls of one trajectory, including those shared with the one it branched
             from.
@@ -136,7 +140,7 @@ class GroupRollouts:
     """
 
     engine: RolloutEngine
-    new_environment: Callable[[], Environment]
+    runtime: EnvironmentRuntime
     branching: Branching
     rollout_time_s: float
     vocab_size: int
@@ -153,16 +157,16 @@ class GroupRollouts:
         """
         self.membership.enter()
         try:
-            async with contextlib.AsyncExitStack() as environments:
-                group_run = _GroupRun(self, job, environments)
+            async with contextlib.AsyncExitStack() as episodes:
+                group_run = _GroupRun(self, job, episodes)
                 await group_run.play()
+                return Group(job.group_id, job.question, await group_run.trajectories())
         except (ModelError, ToolError) as error:
             if isinstance(error, ToolError) and not error.retryable:
                 raise
             return Group(job.group_id, job.question, [], str(error) or type(error).__name__, error.retryable)
         finally:
             self.membership.leave()
-        return Group(job.group_id, job.question, group_run.trajectories())
 
 
 async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> list[Group]:
@@ -209,16 +213,18 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 class _GroupRun:
     """State of one group while it is rolled out."""
 
-    def __init__(self, rollouts: GroupRollouts, job: GroupJob, environments: contextlib.AsyncExitStack) -> None:
-        """Register the close method of every environment on `environments`."""
+    def __init__(self, rollouts: GroupRollouts, job: GroupJob, episodes: contextlib.AsyncExitStack) -> None:
+        """Register the close method of every episode on `episodes`."""
         self._rollouts = rollouts
         self._job = job
-        self._environments = environments
+        self._episodes = episodes
         self._sessions: list[GroupSession] = []
+        self._options: Sequence[EpisodeOptions] = ()
 
     async def play(self) -> None:
         """Roll out all trajectories, from the question and by branching."""
         size, branching = self._job.size, self._rollouts.branching
+        self._options = await self._rollouts.runtime.group_options(self._job.question, size, self._job.seed)
         await self._start_sessions(min(branching.initial_rollouts, size))
         while live := [session for session in self._sessions if session.is_active]:
             if len(self._sessions) == size:
@@ -249,20 +255,22 @@ class _GroupRun:
         prefix = parent.rollout.prefix() if parent else None
         number = len(self._sessions)
         seed = derive_seed(job.seed, number)
-        time_left_s = parent.environment.time_left_s if parent else rollouts.rollout_time_s
-        environment = TimedEnvironment(rollouts.new_environment(), time_left_s)
-        self._environments.push_async_callback(environment.close)
+        options = parent.options if parent else self._options[number]
+        time_left_s = parent.episode.time_left_s if parent else rollouts.rollout_time_s
+        episode = TimedEpisode(rollouts.runtime.episode(), time_left_s)
+        self._episodes.push_async_callback(episode.close)
         inherited = parent.recorder.logprobs(prefix.ids, prefix.origins) if parent and prefix else ()
-        recorder = Recorder(rollouts.engine.model, environment, inherited)
+        recorder = Recorder(rollouts.engine.model, episode, inherited)
         rollout = await replace(rollouts.engine, model=recorder).begin(
-            environment, job.question, seed=seed, deadline=math.inf, cache=NullCache(), prefix=prefix
+            episode, job.question, seed=seed, deadline=math.inf, cache=NullCache(), prefix=prefix, options=options
         )
         session = GroupSession(
             number=number,
             parent=parent.number if parent else None,
             depth=parent.depth + 1 if parent else 0,
             seed=seed,
-            environment=environment,
+            episode=episode,
+            options=options,
             recorder=recorder,
             rollout=rollout,
             baseline=parent.baseline if parent else None,
@@ -293,29 +301,21 @@ class _GroupRun:
             await _cancel(tasks)
             membership.leave(num_others)
 
-    def trajectories(self) -> list[GroupTrajectory]:
-        """Return all trajectories; call it when all sessions have ended."""
-        return [self._trajectory(session) for session in self._sessions]
+    async def trajectories(self) -> list[GroupTrajectory]:
+        """Return all trajectories; call it when all sessions have ended, before their episodes are closed."""
+        return [await self._trajectory(session) for session in self._sessions]
 
-    def _trajectory(self, session: GroupSession) -> GroupTrajectory:
-        engine = self._rollouts.engine
-        trajectory = session.rollout.finish()
-        ids, mask = list(trajectory.output_ids), [int(origin == ORIGIN_SAMPLED) for origin in trajectory.token_origin]
-        logprobs = session.recorder.logprobs(ids, trajectory.token_origin)
-        assert engine.codec is not None
-        end = session.recorder.end_of_turn(len(ids), engine.codec.eos_ids)
-        if trajectory.status == "no_answer" and end is not None:
-            # The model decided to end here. Training can only discourage that if the end-of-turn id is in the loss.
-            ids.append(end[0])
-            mask.append(1)
-            logprobs.append(end[1])
-        most = engine.limits.max_trajectory_tokens
+    async def _trajectory(self, session: GroupSession) -> GroupTrajectory:
+        trajectory = await session.rollout.finish()
+        # A batch of the trainers has one sequence per trajectory.
+        (sample,) = trajectory.samples
+        most = self._rollouts.engine.limits.max_trajectory_tokens
         return GroupTrajectory(
             session=session.number,
-            prompt_ids=trajectory.prompt_ids,
-            completion_ids=ids[:most],
-            env_mask=mask[:most],
-            logprobs=logprobs[:most],
+            prompt_ids=sample.prompt_ids_for_training,
+            completion_ids=sample.ids[:most],
+            env_mask=[int(origin == ORIGIN_SAMPLED) for origin in sample.origins[:most]],
+            logprobs=session.recorder.logprobs(sample.ids, sample.origins)[:most],
             trajectory=trajectory,
             branch_parent=session.parent,
             branch_depth=session.depth,

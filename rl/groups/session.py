@@ -7,36 +7,45 @@ docs/behaviour/group-rollouts.md, part "Infrastructure and time".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from treadle.agent.environment import CallRecord, Environment, ModelTurn, Observation, Question, StepContext
+from treadle.agent.contract import (
+    Episode,
+    EpisodeOptions,
+    InitialState,
+    ModelTurn,
+    Observation,
+    Outcome,
+    StepContext,
+    Task,
+)
 from treadle.agent.model_types import CompletionModel
 from treadle.agent.rollout import Rollout
-from treadle.agent.transcript import ORIGIN_SAMPLED
+from treadle.agent.token_ids import ORIGIN_SAMPLED
 from treadle.core.errors import DeadlineExceeded
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.work_clock import timed_work
 from treadle.rl.groups.branching import turn_entropy
 
 
-class TimedEnvironment:
-    """Environment whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
+class TimedEpisode:
+    """Episode whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
 
     Attributes:
         time_left_s: Seconds left.
     """
 
-    def __init__(self, environment: Environment, time_left_s: float) -> None:
+    def __init__(self, episode: Episode, time_left_s: float) -> None:
         self.time_left_s = time_left_s
-        self._environment = environment
+        self._episode = episode
 
-    async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
-        """Reset the environment; see `Environment`."""
-        return await self._environment.reset(question, history)
+    async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
+        """Reset the episode; see `Episode`."""
+        return await self._episode.reset(task, options)
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Run one step; see `Environment`.
+        """Run one step; see `Episode`.
 
         Calls run at most for the time that is left; calls that cannot report their duration have that time as their
         deadline.
@@ -45,34 +54,38 @@ class TimedEnvironment:
         with timed_work() as clock:
             began = clock.time()
             deadline = min(context.deadline, began + left_s)
-            observation = await self._environment.step(turn, replace(context, deadline=deadline, budget_s=left_s))
+            observation = await self._episode.step(turn, replace(context, deadline=deadline, budget_s=left_s))
             # The work clock stops while infrastructure holds a call up, so it bounds the recorded durations.
             self.time_left_s -= min(sum(call.seconds for call in observation.calls), clock.time() - began)
         return observation
 
-    def replay(self, observation: Observation) -> None:
-        """Replay an observation; see `Environment`."""
-        self._environment.replay(observation)
+    async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
+        """Replay an observation; see `Episode`."""
+        await self._episode.replay(turn, observation, context)
+
+    async def outcome(self) -> Outcome | None:
+        """Return the episode's outcome; see `Episode`."""
+        return await self._episode.outcome()
 
     async def close(self) -> None:
-        """Close the environment; see `Environment`."""
-        await self._environment.close()
+        """Close the episode; see `Episode`."""
+        await self._episode.close()
 
 
 class Recorder:
     """Completion model of one trajectory that records the position of each completion and its log-probabilities."""
 
-    def __init__(self, model: CompletionModel, environment: TimedEnvironment, inherited: Sequence[float]) -> None:
+    def __init__(self, model: CompletionModel, episode: TimedEpisode, inherited: Sequence[float]) -> None:
         """Wrap a model; `inherited` holds the log-probabilities of the ids before the branching point, if any."""
         self._model = model
-        self._environment = environment
+        self._episode = episode
         self._inherited = inherited
         self._num_prompt_ids: int | None = None
         self._answers: list[tuple[int, Completion]] = []
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         """Return one completion; raise DeadlineExceeded if calls have used up the trajectory's time."""
-        if self._environment.time_left_s <= 0:
+        if self._episode.time_left_s <= 0:
             raise DeadlineExceeded("the rollout's time limit is reached")
         if self._num_prompt_ids is None:
             self._num_prompt_ids = len(request.prompt) - len(self._inherited)
@@ -87,26 +100,13 @@ class Recorder:
         return self._answers[-1][1] if self._answers else None
 
     def logprobs(self, ids: Sequence[int], origins: Sequence[int]) -> list[float]:
-        """Return the log-probability of each id of the assistant's turn; 0.0 if it was not sampled."""
+        """Return the log-probability of each id after the prompt; 0.0 if it was not sampled."""
         values = [*self._inherited, *[0.0] * (len(ids) - len(self._inherited))]
         for start, completion in self._answers:
             for offset, logprob in enumerate(completion.logprobs or ()):
                 if start + offset < len(ids) and origins[start + offset] == ORIGIN_SAMPLED:
                     values[start + offset] = logprob
         return values
-
-    def end_of_turn(self, num_kept: int, eos_ids: Collection[int]) -> tuple[int, float] | None:
-        """Return the end-of-turn id after the `num_kept` ids of the assistant's turn, and its log-probability.
-
-        Returns None if the model did not sample one.
-        """
-        if not self._answers:
-            return None
-        start, completion = self._answers[-1]
-        ids, at = completion.token_ids or (), num_kept - start
-        if at >= len(ids) or ids[at] not in eos_ids:
-            return None
-        return ids[at], completion.logprobs[at] if completion.logprobs else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +117,8 @@ class GroupSession:
     parent: int | None
     depth: int
     seed: int
-    environment: TimedEnvironment
+    episode: TimedEpisode
+    options: EpisodeOptions
     recorder: Recorder
     rollout: Rollout
     baseline: float | None

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.storage import LocalStorage
+from treadle.environments.settings import EnvironmentSettings
 from treadle.web.record.folder import open_record
 from treadle.web.record.stored_entries import WEB_STORE, entries_of
 from treadle.web.record.table import write_record
@@ -34,8 +34,9 @@ def replayed(
     written to `folder` once, so that all attempts at a training see the same entries. Raises TreadleError if they
     cannot be read.
     """
-    web = settings.search.web
-    if web is None or not settings.searches_web:
+    search = settings.search_tool
+    web = search.web if search is not None and settings.searches_web else None
+    if search is None or web is None:
         return settings, ""
     if web.mode == "replay":
         return settings, web.record_digest or ""
@@ -52,8 +53,8 @@ def replayed(
     with contextlib.closing(open_record(record)) as opened:
         digest = opened.digest
     given = {"mode": "replay", "recorded_in": record, "record_digest": digest}
-    search = settings.search.model_copy(update={"web": web.model_copy(update=given)})
-    return settings.model_copy(update={"search": search}), digest
+    replaying = search.model_copy(update={"web": web.model_copy(update=given)})
+    return settings.with_search(replaying), digest
 
 
 def _merged(*sources: _Pairs) -> _Pairs:

@@ -18,11 +18,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treadle.agent.environment import QUESTION_COLUMNS, Question, opening_messages
+from treadle.agent.contract import TASK_COLUMNS, Task
 from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
 from treadle.core.store.buckets import Buckets, bucket_count, draw
+from treadle.environments.opening import shown_messages
 from treadle.rl.rewards import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.selection.dispersion import DispersionSums
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
 _OUTCOME = ("question_key", "rollout_key", "status", "score", "calls_executed")
-_ASKED = (*QUESTION_COLUMNS, "answers")
+_ASKED = (*TASK_COLUMNS, "answers")
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1_024
 
@@ -280,7 +281,7 @@ class _SelectionRun:
         rank, distance = int(choice.rank[number]), float(choice.distance[number])
         verl = verl_row(
             question,
-            opening_messages(self._settings.environment, Question.from_row(question)),
+            shown_messages(self._settings.environment, Task.from_row(question)),
             index=int(choice.place[number]),
             phase=self._settings.phase,
             score_tool=score_tool,

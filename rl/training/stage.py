@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
+from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, is_operational
 from treadle.core.engines.base_model import base_model
@@ -25,6 +25,7 @@ from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.groups.dump import read_steps
 from treadle.rl.groups.web_snapshot import replayed
@@ -288,20 +289,18 @@ def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
             "environment.search.summarizer: rl does not support it, because the policy reads documents itself; "
             "leave it out"
         )
-    prepared = settings.search.prepared
-    if settings.call_limit("search") and prepared is not None and not prepared.is_absolute():
-        raise ConfigError(f"environment.search.prepared: rl needs an absolute path: {prepared.absolute()}")
-    _check_web(settings)
+    search = settings.search_tool
+    if search is not None:
+        if search.prepared is not None and not search.prepared.is_absolute():
+            raise ConfigError(f"environment.search.prepared: rl needs an absolute path: {search.prepared.absolute()}")
+        _check_route(search)
     dumped: dict[str, Any] = _absolute(settings).model_dump(mode="json")
     return dumped
 
 
-def _check_web(settings: EnvironmentSettings) -> None:
+def _check_route(search: SearchToolSettings) -> None:
     """Raise ConfigError if questions are routed individually, because training rows do not say where to search."""
-    search = settings.search
-    if search.web is None or not settings.searches_web:
-        return
-    if search.route == "auto" and search.has_local:
+    if search.web is not None and search.uses_web and search.route == "auto" and search.has_local:
         raise ConfigError(
             'environment.search.route = "auto": rl searches for all questions in one place; set local, web or both'
         )

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question, opening_messages
+from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.runs.stage import Rows
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.verl.rows import TRAINING_COLUMNS, training_rows
 
 Fits = Callable[[Mapping[str, Any]], bool]
@@ -45,6 +45,8 @@ def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_
     """Return a function that checks whether a row's prompt, as the policy gets it, has at most `max_tokens` tokens."""
 
     def fits(row: Mapping[str, Any]) -> bool:
-        return len(tokenizer.prompt_ids(opening_messages(environment, Question.from_row(row)))) <= max_tokens
+        messages = environment.first_messages(Task.from_row(row))
+        # Messages that only an episode knows are checked when it begins.
+        return messages is None or len(tokenizer.prompt_ids(messages)) <= max_tokens
 
     return fits

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
-from treadle.agent.environment import QUESTION_COLUMNS
+from treadle.agent.contract import TASK_COLUMNS
 from treadle.core.runs.stage import Rows
 from treadle.rl.training.events import Validation
 
 Rule = Literal["last", "best"]
 
-_ANSWERED_COLUMNS = (*QUESTION_COLUMNS, "answers")
+_ANSWERED_COLUMNS = (*TASK_COLUMNS, "answers")
 
 
 def choose_step(rule: Rule, saved: Collection[int], validations: Mapping[int, Validation]) -> int:

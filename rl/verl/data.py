@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question, opening_messages
+from treadle.agent.contract import Task
+from treadle.environments.opening import shown_messages
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.verl.rows import VERL_COLUMNS, VERL_SCHEMA, verl_row
 
 _BATCH = 1_000
@@ -81,7 +82,7 @@ def _batches(source: Path, max_rows: int | None) -> Iterator[list[dict[str, Any]
 def _row(row: dict[str, Any], index: int, environment: EnvironmentSettings, split: str, phase: int) -> dict[str, Any]:
     made = verl_row(
         row,
-        opening_messages(environment, Question.from_row(row)),
+        shown_messages(environment, Task.from_row(row)),
         index=index,
         split=split,
         phase=phase,

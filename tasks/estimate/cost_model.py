@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from treadle.agent.config import EnvironmentSettings, SearchSettings
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pools.settings import PoolOptions
+from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
 from treadle.rl.training.plan import draft_plan
-from treadle.web.config import WebSettings
-from treadle.web.pages.rendering import AGENT_WINDOW_CHARS
 
 _CHARS_PER_TOKEN = 4
 
@@ -59,22 +57,8 @@ class ExpectedUsage:
 
 
 def result_tokens(environment: EnvironmentSettings) -> float:
-    """Return the tokens of a tool result at full length, averaged over the enabled tools; 0 without tools."""
-    lengths = []
-    if environment.call_limit("search"):
-        lengths.append(_search_chars(environment.search))
-    if environment.call_limit("python"):
-        # Programs print far less than they may.
-        lengths.append((environment.python.max_output_chars or 1_000) // 4)
-    return sum(lengths) / len(lengths) / _CHARS_PER_TOKEN if lengths else 0.0
-
-
-def _search_chars(search: SearchSettings) -> float:
-    """Return the characters of a search result: the sum over both places, or the mean if each question uses one."""
-    places = [search.top_n * search.document_chars] if search.uses_local else []
-    if search.uses_web and search.web is not None:
-        places.append(_web_chars(search.web))
-    return sum(places) if search.route == "both" else sum(places) / len(places)
+    """Return the expected tokens of a tool result or a message of the environment."""
+    return environment.num_result_chars / _CHARS_PER_TOKEN
 
 
 def web_searches(environment: EnvironmentSettings, model_calls: float) -> float:
@@ -82,16 +66,10 @@ def web_searches(environment: EnvironmentSettings, model_calls: float) -> float:
 
     All turns but the last call a tool, and all tools are called equally often.
     """
-    search, turns = environment.search, ExpectedRollout(environment).turns
-    if not environment.searches_web or search.web is None or search.web.mode == "replay":
+    search, turns = environment.search_tool, ExpectedRollout(environment).turns
+    if search is None or not environment.searches_web or search.web is None or search.web.mode == "replay":
         return 0.0
     return model_calls * (turns - 1) / turns / len(environment.enabled_tools)
-
-
-def _web_chars(web: WebSettings) -> int:
-    """Return the characters of a web result with all pages fetched, as shown to the agent without a summarizer."""
-    page = web.snippet_chars + (2 * (web.window_chars or AGENT_WINDOW_CHARS) if web.pages else 0)
-    return min(web.max_chars, web.top_n * page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +81,7 @@ class ExpectedRollout:
     @property
     def turns(self) -> float:
         """Number of turns of a fresh rollout."""
-        has_tools = any(self.environment.call_limit(name) for name in ("python", "search"))
-        return min(ASSUMPTIONS.turns, self.environment.turn_limit()) if has_tools else 1.0
+        return min(ASSUMPTIONS.turns, self.environment.turn_limit()) if self.environment.num_result_chars else 1.0
 
     @property
     def tokens(self) -> float:
@@ -113,7 +90,7 @@ class ExpectedRollout:
 
     def add_turns(self, expected: ExpectedUsage, times: float, turns: float, before: float = 0.0) -> None:
         """Add turns of the policy, each prompted with everything before it; `before`: tokens of a prefix."""
-        system = len(self.environment.system_text) / _CHARS_PER_TOKEN
+        system = self.environment.num_system_chars / _CHARS_PER_TOKEN
         per_turn = ASSUMPTIONS.sampled_per_turn + result_tokens(self.environment)
         prompt = system + ASSUMPTIONS.question_tokens + before + (turns - 1) / 2 * per_turn
         expected.add("policy", times * turns, prompt, ASSUMPTIONS.sampled_per_turn)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.agent.rollout_settings import RolloutsSettings
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.settings import PoolsSettings
+from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.eval.config import ScoresSettings
 from treadle.rl.config import RlSettings
 from treadle.tasks.estimate.context import EstimateContext

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from treadle.agent.rollout_settings import RolloutsSettings
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.eval.config import ScoresSettings
 from treadle.tasks.estimate.context import EstimateContext
 from treadle.tasks.estimate.cost_model import ASSUMPTIONS, scores_cost

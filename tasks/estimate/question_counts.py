@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from treadle.agent.rollout_settings import RolloutsSettings, selected_questions
 from treadle.core.runs.stage import Instance, Rows
 from treadle.datagen.pools.settings import PoolsSettings
+from treadle.environments.rollouts.settings import RolloutsSettings, selected_questions
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.tasks.estimate.context import EstimateContext
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from treadle.agent.rollout_settings import RolloutsSettings
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.settings import PoolsSettings
+from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.tasks.estimate.context import EstimateContext
 from treadle.tasks.estimate.cost_model import ASSUMPTIONS, pool_cost, rollout_cost, web_searches
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate
@@ -42,7 +42,8 @@ def estimate_of_trajectories(
     factor = num_units if num_units is not None else DEFAULT_NUM_UNITS * samples
     models = _models(settings)
     policy = mean.roles.get("policy", {}).get("calls", 0.0)
-    num_searches, web = round(web_searches(settings.environment, policy) * factor), settings.environment.search.web
+    num_searches, search = round(web_searches(settings.environment, policy) * factor), settings.environment.search_tool
+    web = search.web if search is not None else None
     assumptions = _POOL_ASSUMPTIONS if isinstance(settings, PoolsSettings) else ROLLOUT_ASSUMPTIONS
     return Estimate(
         address=str(item.address),

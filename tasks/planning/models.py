@@ -22,7 +22,7 @@ def flow_models(config: TreadleConfig) -> tuple[str, ...]:
     """Return the models whose rollouts the flow collects; raise ConfigError if there is none."""
     roles = config.pools.roles
     helpers = {roles.critic.model, roles.refiner.model, roles.judge.model} - {roles.policy.model}
-    helpers |= {config.environment.search.summarizer, config.scores.redundancy.model, *config.scores.judges.models}
+    helpers |= {config.environment.summarizer_name, config.scores.redundancy.model, *config.scores.judges.models}
     models = config.flow.models or tuple(name for name in config.models if name not in helpers) or tuple(config.models)
     if not models:
         raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")

@@ -18,6 +18,7 @@ from treadle.core.untrusted.secrets import refuse_secrets
 from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.planning.models import flow_models, pool_models, score_models
 from treadle.tasks.planning.phases import flow_phases, sampling_model
+from treadle.web.config import WebSettings
 
 _CHECK_S = 30.0
 """Longest time a server may take to answer before a run is created. A slower one is checked again by the stage."""
@@ -29,10 +30,11 @@ _CONNECT_S = 10.0
 def key_variables(config: TreadleConfig) -> set[str]:
     """Return the environment variables that the configuration reads API keys from."""
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
-    search = config.environment.search
-    endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
+    search = config.environment.search_tool
+    if search is not None:
+        endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
     named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
-    if search.web is not None and search.web.provider is not None:
+    if search is not None and search.web is not None and search.web.provider is not None:
         named.update(search.web.provider.api_key_envs)
     return named
 
@@ -62,13 +64,18 @@ def check_web(config: TreadleConfig) -> None:
     from treadle.web.key_ring import KeyRing
     from treadle.web.record.folder import record_manifest
 
-    web = config.environment.search.web
-    if web is None or not config.environment.searches_web:
+    web = _searched_web(config)
+    if web is None:
         return
     if web.provider is not None and web.mode != "replay":
         KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
     if web.active_record is not None:
         record_manifest(open_storage(web.active_record))
+
+
+def _searched_web(config: TreadleConfig) -> WebSettings | None:
+    search = config.environment.search_tool
+    return search.web if search is not None and config.environment.searches_web else None
 
 
 def check_provider(config: TreadleConfig) -> None:
@@ -78,8 +85,8 @@ def check_provider(config: TreadleConfig) -> None:
     """
     from treadle.retriever.client import SearchUnavailable
 
-    web = config.environment.search.web
-    if web is None or not config.environment.searches_web or web.mode == "replay" or web.active_record is not None:
+    web = _searched_web(config)
+    if web is None or web.mode == "replay" or web.active_record is not None:
         return
     if web.provider is None or web.provider.url is None:
         return

@@ -20,15 +20,15 @@ def with_service_fingerprint(
     down, or `ask` is false, the fingerprint of the existing run is used. Raises SearchUnavailable for a new run,
     ToolError and ConfigError.
     """
-    search = config.environment.search
-    service = search.service
-    if service is None or service.fingerprint is not None or not config.environment.call_limit("search"):
+    search = config.environment.search_tool
+    service = search.service if search is not None else None
+    if search is None or service is None or service.fingerprint is not None:
         return config
     fingerprint = _fingerprint(service, search.top_n, root, run_id, ask)
     if fingerprint is None:
         return config
     told = search.model_copy(update={"service": service.model_copy(update={"fingerprint": fingerprint})})
-    return config.model_copy(update={"environment": config.environment.model_copy(update={"search": told})})
+    return config.model_copy(update={"environment": config.environment.with_search(told)})
 
 
 def _fingerprint(service: ServiceClientSettings, top_n: int, root: str | Path, run_id: str, ask: bool) -> str | None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from treadle.agent.rollout_report import rollout_warnings
-from treadle.agent.rollout_settings import selected_questions
 from treadle.core.config import load_config
 from treadle.core.errors import ArtifactError, ConfigError
 from treadle.core.figures import Figures, escape, money, render_figures
@@ -21,6 +19,8 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.report import pool_figures, pool_sentences
 from treadle.datagen.pools.rows import tokens_of
+from treadle.environments.rollouts.report import rollout_warnings
+from treadle.environments.rollouts.settings import selected_questions
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.summaries.phase_report import (
     rl_figures,

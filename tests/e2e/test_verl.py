@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from support.training.verl_e2e import prepare_folder
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.environments import engine_environ, install
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.training.events import RlEvents
 
@@ -133,7 +133,7 @@ def test_verl_reward_manager_calls_our_function_without_a_reward(found: dict[str
 
 
 def test_verl_ray_workers_pass_trajectories_to_the_trainer(python: Path, tmp_path: Path) -> None:
-    settings = load_config(EnvironmentSettings, data={"system_prompt": "Use tools.", "search": {"enabled": False}})
+    settings = load_config(QuestionSettings, data={"system_prompt": "Use tools.", "search": {"enabled": False}})
     prepare_folder(tmp_path, settings, interpreter=sys.executable)
     said = run(
         python, tmp_path, TESTS / "support" / "training" / "verl_ray_probe.py", tmp_path / "answer.json", tmp_path

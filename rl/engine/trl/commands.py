@@ -14,11 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.devices import first_gpus
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import greedy_ids, write_model
+from treadle.environments.registry import parse_environment
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.engine.rows import first_prompt
 from treadle.rl.engine.scorer import require_algebra
@@ -96,7 +97,7 @@ def plan_of(job: dict[str, Any]) -> RlPlan:
 
 def environment_of(job: dict[str, Any]) -> EnvironmentSettings:
     """Return the settings of the policy's environment; raise BadEnvironment if they differ from the plan's."""
-    settings = EnvironmentSettings.model_validate(job["environment"])
+    settings = parse_environment(job["environment"])
     if settings.digest() != job["environment_digest"]:
         raise BadEnvironment.of_digests(settings.digest(), job["environment_digest"])
     return settings

@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import continue_greedily
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
+from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.attention import is_supported
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup, open_source

@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.engines.errors import NothingLearned
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.weight_change import had_no_gradient
 from treadle.core.errors import EngineError
+from treadle.environments.registry import parse_environment
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -39,7 +39,7 @@ def check(job: dict[str, Any], events: EventFile) -> None:
 
     plan = _plan(job)
     folder = VerlFolder.of_job(job)
-    found = EnvironmentSettings.model_validate(job["environment"]).digest()
+    found = parse_environment(job["environment"]).digest()
     if found != plan.environment_digest:
         raise BadEnvironment.of_digests(found, plan.environment_digest)
     require_algebra(plan)
@@ -100,7 +100,7 @@ def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides:
 def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None:
     """Write rows and held-out questions in verl's schema."""
     files, rows = folder.files(job), Path(job["rows"])
-    environment = EnvironmentSettings.model_validate(job["environment"])
+    environment = parse_environment(job["environment"])
     write_verl_rows(rows, files.rows, environment, phase=plan.phase)
     # verl requires validation rows even if it never validates.
     held_out, max_rows = (Path(job["validation"]), None) if job["validation"] else (rows, 1)

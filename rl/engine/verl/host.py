@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question
+from treadle.agent.contract import Task
 from treadle.agent.model_types import ChatCodec
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
 from treadle.core.seeds import derive_seed
+from treadle.environments.registry import parse_environment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -45,7 +45,7 @@ class Sample:
     step: int
     index: int
     split: str
-    question: Question
+    question: Task
     answers: tuple[str, ...]
 
     @classmethod
@@ -53,7 +53,7 @@ class Sample:
         """Build a sample from the arguments of an agent loop's `run`; raise DataError for an unknown `data_source`."""
         info = fields["extra_info"]
         rule = domain_of(fields["data_source"])
-        question = Question(
+        question = Task(
             key=str(info["id"]),
             text=info["question"],
             choices=tuple(info.get("choices") or ()),
@@ -218,14 +218,14 @@ async def _open_host(path: Path) -> LoopHost:
 
 async def _open_for_process(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvironment, GroupScorer]:
     """Open the environment and the scorer in a task that keeps them open as long as the event loop runs."""
-    settings = EnvironmentSettings.model_validate(job["environment"])
+    settings = parse_environment(job["environment"])
     interpreter = job.get("interpreter")
     opened: asyncio.Future[tuple[OpenEnvironment, GroupScorer]] = asyncio.get_running_loop().create_future()
 
     async def hold() -> None:
         """Open the tools and wait forever; cancel scopes must be opened and closed by the same task."""
         try:
-            with open_scorer(plan, settings.dialect) as scorer:
+            with open_scorer(plan, settings) as scorer:
                 async with open_environment(
                     settings,
                     digest=job["environment_digest"],

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import Dialect
-from treadle.agent.environment import Question
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TagDialect, require_tags
 from treadle.core.errors import EngineError
+from treadle.environments.registry import parse_environment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl.host import VALIDATION
 from treadle.rl.rewards import GroupItem
@@ -39,19 +39,20 @@ def compute_score(
             "`treadle` can do; use it for all rollouts, or set both sigmas to 0"
         )
     choices = tuple(extra_info.get("choices") or ())
-    question = Question(str(extra_info.get("id", "")), "", choices, scorer=domain_of(data_source))
+    question = Task(str(extra_info.get("id", "")), "", choices, scorer=domain_of(data_source))
     item = GroupItem.from_text(solution_str, dialect=dialect)
     (reward,) = scorer.rewards([item], question, list(ground_truth), (0.0, 0.0))
     return {"score": reward.reward, "acc": reward.correctness, "f_format": reward.f_format}
 
 
 @functools.cache
-def _opened(job: str) -> tuple[RlPlan, GroupScorer, Dialect]:
+def _opened(job: str) -> tuple[RlPlan, GroupScorer, TagDialect]:
     """Open the plan's scorer for the lifetime of this process; its worker processes end with it."""
     described = json.loads(Path(job).read_text(encoding="utf-8"))
     plan = RlPlan.from_json(json.dumps(described["plan"]))
-    dialect = EnvironmentSettings.model_validate(described["environment"]).dialect
-    return plan, _OPEN.enter_context(open_scorer(plan, dialect)), dialect
+    environment = parse_environment(described["environment"])
+    dialect = require_tags(environment.dialect, "scoring of single texts")
+    return plan, _OPEN.enter_context(open_scorer(plan, environment)), dialect
 
 
 _OPEN = contextlib.ExitStack()

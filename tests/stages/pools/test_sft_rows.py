@@ -30,13 +30,12 @@ from support.tables.score_tables import question
 from tokenizers import Tokenizer
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.environment import Question, ToolEnvironment, opening_messages
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.model_types import RolloutLimits
-from treadle.agent.rollout import RolloutEngine, Trajectory
-from treadle.agent.rows import row_of
+from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
+from treadle.agent.trajectory import Trajectory
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ArtifactError, ConfigError, StageFailed
 from treadle.core.llm.config import Sampling
@@ -44,6 +43,9 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen.sft_rows import selection as sft_selection
 from treadle.datagen.sft_rows import stage as sft_rows
 from treadle.datagen.sft_rows.settings import SftRowsOptions
+from treadle.environments.question.episode import QuestionEpisode, first_messages
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.rollouts.rows import row_of
 from treadle.rl.engine.rows import Row, prompt_ids
 
 QUESTIONS = [question(f"q{number}", ["1"]) for number in range(1, 6)]
@@ -108,7 +110,7 @@ def test_stage_without_accepted_rows_fails_and_names_the_reasons(tmp_path: Path)
 
 
 def test_other_environment_or_unknown_question_fails_the_stage(tmp_path: Path) -> None:
-    other = EnvironmentSettings(max_total_calls=3)
+    other = QuestionSettings(max_total_calls=3)
     with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
         make_rows(tmp_path / "a", QUESTIONS, [pool_row("a", environment_digest=other.digest())])
     with pytest.raises(ArtifactError, match="q9"):
@@ -249,7 +251,7 @@ def played(asked: dict[str, Any], replies: Sequence[str], tokenizer: ChatTokeniz
     engine = RolloutEngine(model, tokenizer, Sampling(), RolloutLimits(max_turns=9), TOOL_DIALECT)
     tools: dict[str, Tool] = {"search": Echo("search"), "python": Echo("python")}
     rollout = engine.roll_out(
-        ToolEnvironment(ENVIRONMENT, tools), Question.from_row(asked), seed=1, deadline=math.inf, cache=NullCache()
+        QuestionEpisode(ENVIRONMENT, tools), Task.from_row(asked), seed=1, deadline=math.inf, cache=NullCache()
     )
     return asyncio.run(rollout), model
 
@@ -324,7 +326,7 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
     for number, (trajectory, model) in rollouts.items():
         row = rows[f"r{number}"]
         prompt, output, end = model.prompts[0], trajectory.output_ids, list(tokenizer.turn_end_ids)
-        asked = opening_messages(ENVIRONMENT, Question.from_row(questions[list(TURNS).index(number)]))
+        asked = first_messages(ENVIRONMENT, Task.from_row(questions[list(TURNS).index(number)]))
         assert prompt == tokenizer.prompt_ids(asked) == row["input_ids"][: len(prompt)]
         assert row["input_ids"] == [*prompt, *output, *end]
         assert (row["system"], row["user"], row["assistant"]) == (*(one["content"] for one in asked), trajectory.text)

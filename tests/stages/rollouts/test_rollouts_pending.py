@@ -13,7 +13,6 @@ from support.rollouts.rollouts_bench import ANSWER, Bench, corpus, server, work_
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 from support.tables.given_questions import GIVEN, TOKENIZER
 
-from treadle.agent.rollouts import ROLLOUTS, RolloutsRun
 from treadle.core.errors import (
     BudgetExceeded,
     JobsPending,
@@ -22,6 +21,7 @@ from treadle.core.errors import (
 from treadle.core.journal.journal import Journal
 from treadle.core.runs.address import Address
 from treadle.core.runs.context import Context, NullProgress, Outputs
+from treadle.environments.rollouts.stage import ROLLOUTS, RolloutsRun
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from support.rollouts.rollouts_bench import ANSWER, Bench, corpus, server, work_
 from support.servers.scripted_server import Item, RecordedRequest, ScriptedServer
 from support.tables.given_questions import TOKENIZER, TOKENIZER_FOLDER, give_questions
 
-from treadle.agent.environment import ToolEnvironment
-from treadle.agent.rollout import Trajectory
+from treadle.agent.trajectory import Trajectory
 from treadle.agent.transcript import Transcript
 from treadle.core.errors import (
     ConfigError,
@@ -27,6 +26,7 @@ from treadle.core.errors import (
 )
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.runs.run import Run
+from treadle.environments.question.episode import QuestionEpisode
 
 NO_PYTHON = {"interpreter": "/no/python"}
 
@@ -112,7 +112,7 @@ async def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path
 async def test_memory_use_depends_on_rollouts_in_flight_not_finished_ones(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [f"Question {number}?" for number in range(40)])
     in_flight, num_rollouts = 3, 40 * 4
-    kinds = (Transcript, Trajectory, Completion, CompletionRequest, ToolEnvironment, asyncio.Timeout)
+    kinds = (Transcript, Trajectory, Completion, CompletionRequest, QuestionEpisode, asyncio.Timeout)
     most: Counter[type] = Counter()
     served = 0
 

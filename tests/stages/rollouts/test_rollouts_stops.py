@@ -14,9 +14,9 @@ from support.servers.hosted_service import agent_requests, turn_of
 from support.servers.scripted_server import Item, RecordedRequest, Reply, ScriptedServer, Stops
 from support.tables.given_questions import TOKENIZER
 
-from treadle.agent.rollout_report import rollout_warnings
 from treadle.core.errors import ConfigError
 from treadle.core.runs.records import StageRecord
+from treadle.environments.rollouts.report import rollout_warnings
 
 SEARCH = "<think>s</think><search>moss</search>"
 PROGRAM = "<think>p</think><python>print(6 * 7)</python>"

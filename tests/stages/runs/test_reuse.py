@@ -21,13 +21,13 @@ from support.rollouts.rollouts_bench import Bench, server, work_requests
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 from support.tables.given_questions import TOKENIZER, give_questions
 
-from treadle.agent.config import ENVIRONMENT_VERSION
 from treadle.core.errors import JobsPending, TreadleError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.helping import help_instance
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.environments.settings import ENVIRONMENT_VERSION
 
 Row = dict[str, Any]
 NUM = 6

@@ -13,7 +13,7 @@ import pytest
 from support.rollouts.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase, hostile_cases, hostile_web_cases
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.dialect import TOOL_DIALECT, tokenise
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge
 from treadle.agent.judges.redundancy import redundancy_messages
 from treadle.agent.judges.views import trajectory_view

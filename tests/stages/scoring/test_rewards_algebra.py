@@ -18,11 +18,11 @@ from support.tables.score_tables import question, rollout, score_rows
 from support.training.stub_verl import StubClient
 from support.training.verl_plans import verl_plan
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.settings import QuestionSettings
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.engine.group_source import open_source
@@ -36,7 +36,7 @@ from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 TURN = r"<think>a</think><answer>\boxed{%s}</answer>"
 ENVIRONMENT = {"system_prompt": "Answer.", "python": {"enabled": False}, "search": {"enabled": False}}
-SETTINGS = EnvironmentSettings.model_validate(ENVIRONMENT)
+SETTINGS = QuestionSettings.model_validate(ENVIRONMENT)
 COLOURS = ("red", "green", "blue")
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from support.training.scripted_groups import QUESTION, ScriptedGenerator, WordCodec, job
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.llm.config import Sampling
 from treadle.core.store.storage import LocalStorage
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.environment import ResidentEnvironment, with_interpreter
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
@@ -29,7 +29,7 @@ QUERY = "<search>heron</search>"
 FAULTY = "<python>print(unknown)</python>"
 
 
-def environment(folder: Path) -> EnvironmentSettings:
+def environment(folder: Path) -> QuestionSettings:
     corpus = folder / "corpus.jsonl"
     lines = [
         {"id": "1", "contents": "The heron lives in Ostrava."},
@@ -41,7 +41,7 @@ def environment(folder: Path) -> EnvironmentSettings:
         "search": {"corpus": [str(corpus)], "cache_folder": str(folder), "top_n": 1},
         "python": {"sandbox": {"packages": [], "pool_size": 1}},
     }
-    settings = load_config(EnvironmentSettings, data=keys)
+    settings = load_config(QuestionSettings, data=keys)
     return settings.model_copy(update={"search": settings.search.with_digests()})
 
 
@@ -94,7 +94,7 @@ def test_groups_search_a_recorded_web(tmp_path: Path, monkeypatch: pytest.Monkey
         "search": {"web": {"mode": "replay", "recorded_in": str(record), "pages": False}},
         "python": {"enabled": False},
     }
-    settings = load_config(EnvironmentSettings, data=local_environment(load_config(EnvironmentSettings, data=keys)))
+    settings = load_config(QuestionSettings, data=local_environment(load_config(QuestionSettings, data=keys)))
 
     def say(context: str, seed: int) -> str:
         return "<answer>42</answer>" if "<result>" in context.rpartition(QUESTION.text)[2] else QUERY

@@ -11,9 +11,9 @@ import pytest
 from support.tables.score_tables import new_run
 from support.tables.selection_tables import ENVIRONMENT, Asked, example, question_rows, rollout_rows, score_rows, select
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.errors import ArtifactError, DataError, StageFailed
 from treadle.core.schemas import RL_ROWS
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.selection import stage as selection
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.rl.verl.rows import VERL_COLUMNS
@@ -155,7 +155,7 @@ def test_rejects_rollouts_of_an_earlier_environment_version(tmp_path: Path, monk
 
 def test_rejects_rollouts_of_another_environment_or_of_two_policies(tmp_path: Path) -> None:
     asked = example()
-    other = EnvironmentSettings(max_total_calls=3)
+    other = QuestionSettings(max_total_calls=3)
     with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
         select(tmp_path / "a", asked, rollouts=rollout_rows(asked, environment_digest=other.digest()))
     scores = score_rows(asked)
@@ -246,7 +246,7 @@ def test_rows_have_the_environment_prompt_and_verl_types(tmp_path: Path) -> None
     assert [stored.field(name).type for name in VERL_COLUMNS] == [RL_ROWS.schema.field(n).type for n in VERL_COLUMNS]
     card = (made.folder / "README.md").read_text()
     assert "| `rank` | int32 |" in card
-    bare = EnvironmentSettings(system_prompt="")
+    bare = QuestionSettings(system_prompt="")
     rollouts = rollout_rows(asked, environment_digest=bare.digest())
     made = select(tmp_path / "b", asked, questions=questions, rollouts=rollouts, environment=bare)
     assert all([message["role"] for message in row["prompt"]] == ["user"] for row in made.rows)

@@ -19,8 +19,7 @@ from support.training.scripted_groups import QUESTION, ScriptedGenerator, WordCo
 from support.web.web_entries import record_in, search_of
 from support.web.web_rollouts import SmallWeb, recorded, said, searching
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.tools.outcome import NOT_ON_RECORD
 from treadle.core import schemas
 from treadle.core.config import load_config
@@ -30,6 +29,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.stage import Instance
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.environment import ResidentEnvironment
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
@@ -58,7 +58,7 @@ def search_once(request: RecordedRequest) -> Item:
     return ANSWER if "<result>" in said(request) else "<think>t</think><search>moss</search>"
 
 
-def select(bench: Bench, record: StageRecord, environment: EnvironmentSettings) -> StageRecord:
+def select(bench: Bench, record: StageRecord, environment: QuestionSettings) -> StageRecord:
     """Run the stage `selection` over real rollouts, one of each question being right."""
     scores = [
         score(row["rollout_key"], row["question_key"], row["sample_index"] % 2 == 0)
@@ -97,7 +97,7 @@ def group_of(job_given: dict[str, Any]) -> Group:
             "<answer>42</answer>" if "<result>" in context.rpartition(QUESTION.text)[2] else f"<search>{asked}</search>"
         )
 
-    settings, codec = EnvironmentSettings.model_validate(job_given["environment"]), WordCodec()
+    settings, codec = QuestionSettings.model_validate(job_given["environment"]), WordCodec()
     with (
         ResidentEnvironment(settings, digest=job_given["environment_digest"]) as resident,
         BatchedModel(ScriptedGenerator(codec, say), membership := BatchMembership()) as model,
@@ -124,7 +124,7 @@ async def test_recorded_web_rollouts_are_selected_and_trained_on_in_the_same_run
         }
         async with server(search_once) as scripted_server:
             record = await bench.make(scripted_server.url, environment=environment, options={"samples_per_question": 4})
-    given = EnvironmentSettings.model_validate(environment)
+    given = QuestionSettings.model_validate(environment)
     selected = await asyncio.to_thread(select, bench, record, given)
     (digest,) = {row["environment_digest"] for row in bench.run.rows(selected.outputs["rl_rows"]).rows()}
     assert digest == given.digest()

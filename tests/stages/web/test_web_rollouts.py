@@ -20,7 +20,7 @@ from support.tables.given_questions import TOKENIZER_FOLDER, give_questions
 from support.web.pdf_files import pdf_file
 from support.web.web_rollouts import SmallWeb, exported, recorded, replaying, said, searching
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.errors import JobsPending, ToolError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run

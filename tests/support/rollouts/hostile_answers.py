@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from treadle.agent.dialect import TOOL_DIALECT, result_block, tokenise
+from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
 from treadle.agent.judges.base import Case
 from treadle.agent.judges.views import answer_view
 from treadle.core.answers.extraction import extract_prediction

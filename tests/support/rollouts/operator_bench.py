@@ -10,14 +10,14 @@ from functools import cache
 from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.contract import Task
 from treadle.agent.judges.base import Verdict
 from treadle.agent.model_types import RolloutLimits
+from treadle.agent.prefix import Prefix
 from treadle.agent.role import RoleModel
-from treadle.agent.rollout import RolloutEngine, Trajectory
+from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
-from treadle.agent.transcript import Prefix
+from treadle.agent.trajectory import Trajectory
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
@@ -26,8 +26,10 @@ from treadle.datagen.operators.context import OperatorContext, Parent
 from treadle.datagen.pools.pool import PoolEntry
 from treadle.datagen.prompts import PromptSet
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.settings import QuestionSettings
 
-QUESTION = Question("k", "Which river flows through the birthplace of A?", domain="qa")
+QUESTION = Task("k", "Which river flows through the birthplace of A?", domain="qa")
 HINTS = tuple(f"Wait, {word} thought says: search once more." for word in ("a first", "a second", "a third"))
 STEPS = (
     "<think>Who is A? LOOK</think><search>A</search>",
@@ -119,7 +121,7 @@ class World:
     """The environment of a test: the models by role, the tools, and the limits of rollouts."""
 
     name: str = "qwen"
-    settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    settings: QuestionSettings = field(default_factory=QuestionSettings)
     honours_stops: bool = True
     window: int | None = None
     tools: dict[str, StubTool] = field(default_factory=lambda: {name: StubTool(name) for name in ("search", "python")})
@@ -177,10 +179,10 @@ class World:
         limits = RolloutLimits(self.settings.turn_limit(more))
         engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.dialect)
         tools: dict[str, Tool] = dict(self.tools)
-        episode = ToolEnvironment(self.settings, tools, additional_calls=more)
+        episode = QuestionEpisode(self.settings, tools, additional_calls=more)
         return await engine.roll_out(episode, QUESTION, seed=seed, deadline=math.inf, cache=memory, prefix=prefix)
 
 
-def environment(**keys: object) -> EnvironmentSettings:
+def environment(**keys: object) -> QuestionSettings:
     """Return settings of the environment."""
-    return load_config(EnvironmentSettings, data=keys)
+    return load_config(QuestionSettings, data=keys)

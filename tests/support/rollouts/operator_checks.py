@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.rollouts.operator_bench import World
 
-from treadle.agent.dialect import RESULT, render
-from treadle.agent.rollout import Trajectory
+from treadle.agent.dialects.base import RESULT, render
+from treadle.agent.trajectory import Trajectory
 from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.rejection import EditRejected
 

@@ -9,20 +9,23 @@ from functools import cache
 from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import CallCache, NullCache
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT, render
-from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.contract import Task
+from treadle.agent.dialects.base import render
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.model_types import RolloutLimits
-from treadle.agent.rollout import RolloutEngine, Trajectory
+from treadle.agent.prefix import Prefix
+from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
-from treadle.agent.transcript import Prefix
+from treadle.agent.trajectory import Trajectory
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.demo.embedded_model import embedded_tokenizer
+from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.settings import QuestionSettings
 
-QUESTION = Question("k", "Where was the inventor of the <|im_end|> token born?")
+QUESTION = Task("k", "Where was the inventor of the <|im_end|> token born?")
 SEARCH = "<think>look</think><search>q</search>"
 ANSWER = "<think>done</think><answer>\\boxed{1}</answer>"
 
@@ -86,7 +89,7 @@ async def play(
     model: ScriptedModel,
     tokenizer: ChatTokenizer | None,
     *,
-    environment: EnvironmentSettings | None = None,
+    environment: QuestionSettings | None = None,
     prefix: Prefix | None = None,
     additional: int = 0,
     cache: CallCache | None = None,
@@ -96,19 +99,19 @@ async def play(
     deadline: float = math.inf,
 ) -> Trajectory:
     """One rollout of `QUESTION`."""
-    settings = environment or EnvironmentSettings()
+    settings = environment or QuestionSettings()
     tools: dict[str, Tool] = {"search": tool or FixedTool("search"), "python": FixedTool("python")}
     limits = RolloutLimits(settings.turn_limit(additional), max_model_len, settings.max_trajectory_tokens)
     engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits, TOOL_DIALECT)
-    episode = ToolEnvironment(settings, tools, additional_calls=additional)
+    episode = QuestionEpisode(settings, tools, additional_calls=additional)
     return await engine.roll_out(
         episode, QUESTION, seed=7, deadline=deadline, cache=cache or NullCache(), prefix=prefix
     )
 
 
-def settings(**keys: object) -> EnvironmentSettings:
+def settings(**keys: object) -> QuestionSettings:
     """Return settings of the environment."""
-    return load_config(EnvironmentSettings, data=keys)
+    return load_config(QuestionSettings, data=keys)
 
 
 def check_invariants(trajectory: Trajectory, tokenizer: ChatTokenizer) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 from support.servers.scripted_server import RecordedRequest, ScriptedServer
 from support.tables.given_questions import GIVEN, TOKENIZER, TOKENIZER_FOLDER, give_questions
 
-from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.config import load_config, merge
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.environments.rollouts.settings import RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS
 
 ANSWER = "<think>t</think><answer>\\boxed{1}</answer>"
 FAST = {"retry_limit": 1, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}

@@ -19,7 +19,6 @@ import orjson
 from support.rollouts.tutor_rollout import run_python, run_search
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.config import EnvironmentSettings
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.role import RoleModel
@@ -38,6 +37,7 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import ReplyWriter
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
 from treadle.demo.world_files import write_world
+from treadle.environments.question.settings import QuestionSettings
 
 Row = dict[str, Any]
 _MATH = ("world-compute", "world-arithmetic")
@@ -115,7 +115,7 @@ class Flywheel:
         rows = [_row(line) for line in made.questions.read_bytes().splitlines()[:questions]]
         settings = TutorSettings(persona="noisy", rates=rates or ErrorRates())
         model = TutorModel(ReplyWriter(settings, ChatTokenizer.load(write_byte_tokenizer(folder))))
-        environment, sampling = EnvironmentSettings(), Sampling(max_tokens=512)
+        environment, sampling = QuestionSettings(), Sampling(max_tokens=512)
         fresh, more = (
             RolloutEngine(model, None, sampling, RolloutLimits(environment.turn_limit(extra)), environment.dialect)
             for extra in (0, environment.continuation_calls)

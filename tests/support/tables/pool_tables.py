@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from support.tables.score_tables import new_run, put_rows, rollout
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -17,8 +16,9 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
+from treadle.environments.question.settings import QuestionSettings
 
-ENVIRONMENT = EnvironmentSettings()
+ENVIRONMENT = QuestionSettings()
 THINK = ("think", "<think>hm</think>")
 ANSWER = ("answer", r"<answer>It is \boxed{1}.</answer>")
 SEARCH = ("search", "<search>q</search>")

@@ -16,7 +16,6 @@ from support.tables.score_tables import new_run, put_rows, question
 from support.training import scripted_rl_engine
 from support.training.scripted_rl_engine import SCRIPT
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.config import load_config
 from treadle.core.engines import training_run
@@ -26,6 +25,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.training.stage import RL
 from treadle.rl.verl.rows import verl_row
@@ -44,7 +44,7 @@ def rl_row(key: str, **columns: Any) -> dict[str, Any]:
     asked = question(key, ["Oreb", "oreb"]) | {
         name: columns.pop(name) for name in ("domain", "dataset", "question") if name in columns
     }
-    environment = EnvironmentSettings.model_validate(ENVIRONMENT)
+    environment = QuestionSettings.model_validate(ENVIRONMENT)
     messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": asked["question"]}]
     row = verl_row(asked, messages, index=int(key.lstrip("q") or 0), phase=1)
     return {

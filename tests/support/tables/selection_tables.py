@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from support.tables.score_tables import new_run, put_rows, question, rollout, score
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
 from treadle.rl.selection.stage import SELECTION
 
-ENVIRONMENT = EnvironmentSettings()
+ENVIRONMENT = QuestionSettings()
 
 EXAMPLE: Mapping[str, tuple[str, tuple[float, ...], tuple[int, ...]]] = {
     "A": ("math", (1, 1, 1, 1, 0, 0, 0, 0), (1,) * 8),

@@ -12,15 +12,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.environment import Question
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.advantages import group_advantages
 from treadle.rl.groups.batching import BatchMembership
@@ -30,7 +30,7 @@ from treadle.rl.rewards import group_rewards
 
 SEARCH = "<think>look</think><search>q</search>"
 ANSWER = "<think>done</think><answer>\\boxed{1}</answer>"
-QUESTION = Question("k", "Where?")
+QUESTION = Task("k", "Where?")
 ALONE = Branching(10**6)
 """No branching."""
 
@@ -151,13 +151,13 @@ def make_rollouts(
     *,
     branching: Branching,
     membership: BatchMembership | None = None,
-    environment: EnvironmentSettings | None = None,
+    environment: QuestionSettings | None = None,
     tools: Sequence[StubTool] = (),
     max_response_tokens: int | None = None,
     max_tokens: int = 4096,
 ) -> GroupRollouts:
     """Group rollouts with stub tools; entropies are in nats (a vocabulary of e words)."""
-    settings = environment or EnvironmentSettings()
+    settings = environment or QuestionSettings()
     given: dict[str, Any] = {"search": StubTool("search"), "python": StubTool("python")}
     opened = OpenEnvironment(settings, given | {tool.name: tool for tool in tools})
     engine = opened.engine(model, codec, Sampling(max_tokens=max_tokens), max_response_tokens=max_response_tokens)
@@ -169,14 +169,14 @@ def job(size: int, seed: int = 1, group_id: str = "g") -> GroupJob:
     return GroupJob(group_id, QUESTION, size, seed)
 
 
-CONTRACT_ENVIRONMENT = EnvironmentSettings(system_prompt="Use tools.", max_total_calls=3, on_limit="stop")
+CONTRACT_ENVIRONMENT = QuestionSettings(system_prompt="Use tools.", max_total_calls=3, on_limit="stop")
 CONTRACT_BRANCHING = Branching(4, 2, 0.5, 0.2)
 CONTRACT_VOCABULARY = 259
 CONTRACT_GOLD = ["12"]
 CONTRACT_DOMAIN = "math"
 CONTRACT_SIGMAS = (0.1, 0.1)
 CONTRACT_JOBS = [
-    GroupJob(f"group-{index}", Question(f"key-{index}", f"Question {index}?", domain="math"), 8, derive_seed(7, index))
+    GroupJob(f"group-{index}", Task(f"key-{index}", f"Question {index}?", domain="math"), 8, derive_seed(7, index))
     for index in range(3)
 ]
 _CONTRACT_REPLIES: tuple[str | tuple[str, str], ...] = (
@@ -251,8 +251,8 @@ def runs_of(values: Sequence[int]) -> list[list[int]]:
     return [[value, len(list(group))] for value, group in itertools.groupby(values)]
 
 
-def settings(**keys: object) -> EnvironmentSettings:
-    return load_config(EnvironmentSettings, data=keys)
+def settings(**keys: object) -> QuestionSettings:
+    return load_config(QuestionSettings, data=keys)
 
 
 def turn_of(context: str) -> str:

@@ -20,8 +20,8 @@ from scripted_groups import CONTRACT_JOBS, contract_generator, contract_rollouts
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.environment import Question
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import ConfigError
@@ -119,7 +119,7 @@ class _ScriptedSource:
 
 
 def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments: Any) -> Any:
-    rows = [Row(Question(f"key-{index}", f"Question {index}?", domain="math"), ("12",)) for index in range(3)]
+    rows = [Row(Task(f"key-{index}", f"Question {index}?", domain="math"), ("12",)) for index in range(3)]
     config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
     reporter = TrlReporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
     trainer, slot = trl_trainer._trainer(plan, policy, rows, config, reporter)

@@ -11,19 +11,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question, opening_messages
+from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import Machine
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.episode import first_messages
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 MAKER = Path(__file__).with_name("tiny_policy.py")
 SUMS = ((2, 3), (4, 5), (1, 6), (3, 3))
-ENVIRONMENT = EnvironmentSettings.model_validate(
+ENVIRONMENT = QuestionSettings.model_validate(
     {
         "system_prompt": "Use Python.",
         "search": {"enabled": False},
@@ -32,10 +33,10 @@ ENVIRONMENT = EnvironmentSettings.model_validate(
 )
 
 
-def question(index: int) -> Question:
+def question(index: int) -> Task:
     """Return a sum."""
     left, right = SUMS[index]
-    return Question(f"q{index}", f"{left}+{right}?", (), "sums", "math")
+    return Task(f"q{index}", f"{left}+{right}?", (), "sums", "math")
 
 
 def rows(number: int = len(SUMS)) -> list[dict[str, Any]]:
@@ -78,7 +79,7 @@ def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
     end = min(codec.eos_ids)
     examples = [
         {
-            "prompt_ids": codec.prompt_ids(opening_messages(ENVIRONMENT, question(index))),
+            "prompt_ids": codec.prompt_ids(first_messages(ENVIRONMENT, question(index))),
             "output_ids": [id_ for text, _ in way for id_ in codec.encode(text)] + [end],
         }
         for index in range(len(SUMS))

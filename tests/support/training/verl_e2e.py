@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from support.training.scripted_groups import CONTRACT_ENVIRONMENT
 from support.training.verl_plans import FOUR_GPUS, verl_files, verl_plan
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.engines.config import Machine
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import loop_yaml, override_lines, verl_overrides
@@ -31,7 +31,7 @@ LONG = 3
 """Row whose prompt is too long."""
 
 
-def contract_plan(environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, **keys: Any) -> RlPlan:
+def contract_plan(environment: QuestionSettings = CONTRACT_ENVIRONMENT, **keys: Any) -> RlPlan:
     """Return a plan with the scenario's branching and sigmas."""
     prompts_per_step = keys.pop("prompts_per_step", 2)
     return verl_plan(
@@ -59,7 +59,7 @@ def write_start(folder: Path) -> Path:
 
 
 def prepare_folder(
-    root: Path, environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, *, interpreter: str = "", **keys: Any
+    root: Path, environment: QuestionSettings = CONTRACT_ENVIRONMENT, *, interpreter: str = "", **keys: Any
 ) -> dict[str, Any]:
     """Write it, with further keys of the plan; returns the job."""
     root.mkdir(parents=True, exist_ok=True)

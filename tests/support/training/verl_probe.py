@@ -28,8 +28,8 @@ from support.training.scripted_groups import (
 from support.training.stub_verl import StubClient, caller
 from support.training.verl_plans import loop_fields
 
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.environment import Question
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
@@ -116,7 +116,7 @@ class Probe:
         generator = contract_generator(self.codec)
         generator._entropy = None
         jobs = [
-            GroupJob(f"group-{at}", Question(f"key-{at}", f"Question {at}?", domain="math"), size,
+            GroupJob(f"group-{at}", Task(f"key-{at}", f"Question {at}?", domain="math"), size,
                      derive_seed(self.plan.seed, "train", 1, at))
             for at in range(3)
         ]  # fmt: skip

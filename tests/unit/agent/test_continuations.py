@@ -24,7 +24,8 @@ from support.rollouts.rollout_bench import (
     settings,
 )
 
-from treadle.agent.dialect import TOOL_DIALECT, render
+from treadle.agent.dialects.base import render
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.types import CompletionRequest

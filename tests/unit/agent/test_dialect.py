@@ -4,14 +4,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import (
+from treadle.agent.dialect import ParsedCall
+from treadle.agent.dialects.base import render
+from treadle.agent.dialects.tags import (
     TOOL_DIALECT,
-    ParsedCall,
     cut_after_first_close,
     is_answer,
     neutralise,
-    parse_call,
-    render,
+    parse_calls,
     result_block,
     tokenise,
 )
@@ -106,7 +106,7 @@ def test_truncated_text_has_at_most_one_closing_marker_at_its_end(text: str) -> 
     ],
 )
 def test_call_is_the_text_between_the_first_opening_and_the_closing_marker(text: str, call: ParsedCall | None) -> None:
-    assert parse_call(text, TOOL_DIALECT) == call
+    assert parse_calls(text, TOOL_DIALECT) == call
 
 
 def test_an_answer_ends_with_its_closing_marker() -> None:
@@ -122,7 +122,7 @@ def test_segments_and_calls_agree_on_truncated_text(text: str) -> None:
         for kind, part in kinds(cut, model_text=True)
         if kind in TOOL_DIALECT.tools and part.endswith(TOOL_DIALECT.by_name[kind].closing)
     ]
-    call = parse_call(cut, TOOL_DIALECT)
+    call = parse_calls(cut, TOOL_DIALECT)
     assert closed == ([] if call is None else [call.tool])
 
 

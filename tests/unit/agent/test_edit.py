@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.rollouts.operator_bench import STEPS, World
 
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, render
+from treadle.agent.dialects.base import RESULT, render
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.edit import Piece, assembled, empty_prefix, extended
-from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SYSTEM
+from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SYSTEM
 
 
 @pytest.fixture(params=["qwen", "bytes", "text"])

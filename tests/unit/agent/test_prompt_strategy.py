@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from support.rollouts.rollout_bench import ANSWER, QUESTION, SEARCH, FixedTool, settings
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT, result_block
-from treadle.agent.environment import ToolEnvironment
+from treadle.agent.dialects.tags import TOOL_DIALECT, result_block
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.prompt_strategy import CONTINUE_MESSAGE, conversation, dropped_stop
-from treadle.agent.rollout import RolloutEngine, Trajectory
+from treadle.agent.rollout import RolloutEngine
+from treadle.agent.trajectory import Trajectory
 from treadle.agent.transcript import Transcript
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.stops import DROPPED, lacks_stop
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.llm.wire import Answer
+from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.settings import QuestionSettings
 
 OPENING = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
 RESULT = "<result>found: q</result>"
@@ -62,7 +63,7 @@ class ChattingModel:
 
 
 async def play(
-    model: ChattingModel, environment: EnvironmentSettings | None = None, *, over_chat: bool = True, **limits: Any
+    model: ChattingModel, environment: QuestionSettings | None = None, *, over_chat: bool = True, **limits: Any
 ) -> Trajectory:
     chosen = environment or settings(system_prompt="")
     bounds = RolloutLimits(chosen.turn_limit(), **limits)
@@ -71,7 +72,7 @@ async def play(
     )
     tools = {"search": FixedTool("search"), "python": FixedTool("python")}
     return await engine.roll_out(
-        ToolEnvironment(chosen, tools), QUESTION, seed=7, deadline=float("inf"), cache=NullCache()
+        QuestionEpisode(chosen, tools), QUESTION, seed=7, deadline=float("inf"), cache=NullCache()
     )
 
 

@@ -9,7 +9,7 @@ from support.rollouts.model_pool import settings
 from support.sandbox.memories import Remembering
 from support.servers.scripted_server import ScriptedServer, Stops
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.role import RoleModel, dropped_stop_string, parse_cached_reply
 from treadle.core.llm.config import Sampling

@@ -19,11 +19,11 @@ from support.rollouts.rollout_bench import (
 )
 from support.sandbox.memories import Remembering
 
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.rows import calls_of, head_of_row, row_of, trajectory_of
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
 from treadle.core.seeds import derive_seed
+from treadle.environments.rollouts.rows import calls_of, head_of_row, row_of, trajectory_of
 
 
 @pytest.fixture(params=["qwen", "smollm2"])

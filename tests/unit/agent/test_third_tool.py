@@ -13,16 +13,19 @@ import orjson
 import pytest
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT, Dialect, Segment, Tag
-from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.contract import Task
+from treadle.agent.dialects.base import Segment
+from treadle.agent.dialects.tag_faults import call_faults
+from treadle.agent.dialects.tag_table import Tag
+from treadle.agent.dialects.tags import TOOL_DIALECT, TagDialect
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine
-from treadle.agent.rows import row_of
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
-from treadle.agent.wellformed import call_faults
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.rollouts.rows import row_of
 from treadle.rl.format_check import format_reasons
 from treadle.viewer.segments import without_markers
 
@@ -62,9 +65,9 @@ def custom_tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     after["think"] = ("lookup", *after["think"])
     tags = (*TOOL_DIALECT.tags, Tag("lookup", is_tool=True, stop=True))
     changed = dataclasses.replace(TOOL_DIALECT, tags=tags, successors=after)
-    limit = EnvironmentSettings.call_limit
+    limit = QuestionSettings.call_limit
     monkeypatch.setattr(
-        EnvironmentSettings, "call_limit", lambda self, tool, more=0: 1 if tool == "lookup" else limit(self, tool, more)
+        QuestionSettings, "call_limit", lambda self, tool, more=0: 1 if tool == "lookup" else limit(self, tool, more)
     )
     vars(TOOL_DIALECT).clear()
     vars(TOOL_DIALECT).update(vars(changed))
@@ -76,8 +79,8 @@ def custom_tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def played(model: Model) -> dict[str, Any]:
     """Return the row of a rollout with the third tool."""
     engine = RolloutEngine(model, None, Sampling(), RolloutLimits(max_turns=9), TOOL_DIALECT)
-    environment = ToolEnvironment(EnvironmentSettings(system_prompt="Look it up."), {"lookup": Lookup()})
-    question = Question("q", "What is x?", dataset="world", domain="qa")
+    environment = QuestionEpisode(QuestionSettings(system_prompt="Look it up."), {"lookup": Lookup()})
+    question = Task("q", "What is x?", dataset="world", domain="qa")
     made = engine.roll_out(environment, question, seed=1, deadline=math.inf, cache=NullCache())
     return row_of({}, asyncio.run(made), "", "")
 
@@ -106,9 +109,9 @@ def test_tool_metrics_cover_two_tools() -> None:
 
 def test_files_named_in_the_customization_guide_contain_the_quoted_lines() -> None:
     for name, line in (
-        ("agent/dialect.py", "TOOL_DIALECT = Dialect("),
+        ("agent/dialect.py", "TOOL_DIALECT = TagDialect("),
         ("agent/config.py", "def call_limit("),
         ("agent/tools/toolbox.py", "def make_tools("),
     ):
         assert f"`{name}`" in (ROOT / "docs/guides/own.md").read_text() and line in (ROOT / name).read_text()
-    assert isinstance(TOOL_DIALECT, Dialect) and "lookup" not in TOOL_DIALECT.by_name
+    assert isinstance(TOOL_DIALECT, TagDialect) and "lookup" not in TOOL_DIALECT.by_name

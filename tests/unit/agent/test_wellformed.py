@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import TOOL_DIALECT, Segment, result_block, tokenise
-from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
+from treadle.agent.dialects.base import Segment
+from treadle.agent.dialects.tag_faults import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
+from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
 
 GOOD = (
     r"<think>a</think><search>q</search>{}<think>b</think><python>1</python>{}"

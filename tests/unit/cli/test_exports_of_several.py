@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from support.tables.score_tables import put_rows
 from support.tables.viewer_run import agent_row, filled, put_from, question_row
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.cli.commands.export import export
 from treadle.core import schemas
 from treadle.core.config import Section
@@ -21,10 +20,11 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.environments.question.settings import QuestionSettings
 
 
 class Sampled(Section):
-    environment: EnvironmentSettings = EnvironmentSettings()
+    environment: QuestionSettings = QuestionSettings()
     checkpoint: bool = False
 
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from support.tables.score_tables import question, rollout, score_rows
 
-from treadle.agent.dialect import Segment
-from treadle.agent.environment import CallRecord
-from treadle.agent.rollout import Trajectory
-from treadle.agent.rows import row_of
+from treadle.agent.contract import CallRecord
+from treadle.agent.dialects.base import Segment
+from treadle.agent.trajectory import Trajectory
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.rollouts.rows import row_of
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.lengths import count_agent_ids
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.schemas import RL_LOG, RL_VALIDATION
 from treadle.rl.rewards import GroupItem, Reward, group_rewards
 from treadle.rl.training.events import RlEvents

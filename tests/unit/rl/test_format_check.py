@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.agent.dialect import TOOL_DIALECT, Segment, render, tokenise
-from treadle.agent.wellformed import format_faults
+from treadle.agent.dialects.base import Segment, render
+from treadle.agent.dialects.tag_faults import format_faults
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.rl.format_check import LOOSE_FAULTS, format_reasons
 
 END = r"<think>b</think><answer>\boxed{1}</answer>"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.training.verl_plans import verl_plan
 
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.environment import Question
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core import engines
 from treadle.core.errors import ConfigError
 from treadle.rl.config import AlgebraLimits
@@ -35,7 +35,7 @@ def test_environment_without_algebra_is_refused_with_the_install_command(
 
 def test_answers_that_need_algebra_are_unequal_without_it() -> None:
     with open_scorer(verl_plan(), TOOL_DIALECT) as scorer:
-        (reward,) = scorer.rewards([SUM], Question("q", "?", domain="math"), ["1+x"], (0.0, 0.0))
+        (reward,) = scorer.rewards([SUM], Task("q", "?", domain="math"), ["1+x"], (0.0, 0.0))
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
 
 

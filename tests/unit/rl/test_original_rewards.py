@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from parity.et_agent.rewards import legacy_correctness
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.rl.rewards import GroupItem, group_rewards
 
 

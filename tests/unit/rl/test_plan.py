@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import load_config
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.sigmas import SigmaSchedule, check_sigmas, decay_factor
 from treadle.rl.training.plan import ONE_CPU, RlPlan, plan_phase
@@ -140,7 +140,7 @@ def test_blanks_around_modules_are_ignored() -> None:
 
 
 def test_plan_names_the_environment_of_its_rollouts() -> None:
-    settings = RlSettings(options=RlOptions(**SMALL), environment=EnvironmentSettings(preset="et-agent-rl"))
+    settings = RlSettings(options=RlOptions(**SMALL), environment=QuestionSettings(preset="et-agent-rl"))
     phase = plan_phase(settings, address="1/rl@phase-1", rows_digest="", num_rows=8)
     assert phase.environment_digest == settings.environment.digest() != plan(8).environment_digest
 

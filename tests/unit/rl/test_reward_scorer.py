@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.score_tables import rollout
 
-from treadle.agent.dialect import TOOL_DIALECT, Segment, result_block, tokenise
-from treadle.agent.rollout import STATUSES
+from treadle.agent.dialects.base import Segment
+from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
+from treadle.agent.trajectory import STATUSES
 from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.scores import scored_row
 from treadle.rl.rewards import GroupItem, RewardOptions, group_rewards

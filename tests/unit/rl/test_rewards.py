@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import TOOL_DIALECT, Segment, result_block, tokenise
+from treadle.agent.dialects.base import Segment
+from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.groups.advantages import group_advantages

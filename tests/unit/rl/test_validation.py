@@ -12,15 +12,15 @@ import pytest
 from support.tables.rl_tables import write_policy, write_safetensors
 from support.tables.score_tables import question
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.environment import Question
-from treadle.agent.rollout import Trajectory
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
+from treadle.agent.trajectory import Trajectory
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.training import Greedy
 from treadle.core.errors import StageFailed
 from treadle.core.schemas import RL_ROLLOUTS
 from treadle.core.store.parquet import TableWriter
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.groups.dump import read_steps, write_step
 from treadle.rl.groups.rollout import Group, GroupTrajectory
 from treadle.rl.rewards import GroupItem, group_rewards
@@ -256,7 +256,7 @@ def trajectory(session: int, text: str, status: str = "answered") -> GroupTrajec
 
 
 def test_dumped_step_becomes_table_rows_and_replaces_an_earlier_one(tmp_path: Path) -> None:
-    asked = Question("q", "Who founded Oreb?", dataset="world", domain="qa")
+    asked = Task("q", "Who founded Oreb?", dataset="world", domain="qa")
     group = Group("g", asked, [trajectory(0, WELL), trajectory(1, "<think>", "failed")])
     items = [
         GroupItem.from_text(
@@ -289,9 +289,9 @@ def test_environment_paths_are_absolute_and_its_digest_is_unchanged(
     monkeypatch.chdir(tmp_path)
     python = {"sandbox": {"interpreter": "bin/python"}}
     search = {"corpus": ["docs.jsonl"], "index_folder": "index"}
-    settings = EnvironmentSettings.model_validate({"search": search, "python": python})
+    settings = QuestionSettings.model_validate({"search": search, "python": python})
     local = local_environment(settings)
     assert local["search"]["corpus"] == [str(tmp_path / "docs.jsonl")]
     assert local["search"]["index_folder"] == str(tmp_path / "index")
     assert local["python"]["sandbox"]["interpreter"] == str(tmp_path / "bin/python")
-    assert EnvironmentSettings.model_validate_json(json.dumps(local)).digest() == settings.digest()
+    assert QuestionSettings.model_validate_json(json.dumps(local)).digest() == settings.digest()

@@ -13,7 +13,8 @@ from support.sandbox.memories import Remembering
 from support.servers.scripted_server import Fault, Item, Reply, ScriptedServer
 
 from treadle.agent.call_cache import CallCache, NullCache
-from treadle.agent.dialect import TOOL_DIALECT, Segment, tokenise
+from treadle.agent.dialects.base import Segment
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.agent.judges import redundancy
 from treadle.agent.judges.redundancy import (
     SEGMENT_CHARS,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rollouts.judge_bench import CASE
 
-from treadle.agent.dialect import TOOL_DIALECT, tokenise
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.agent.judges.views import (
     MAX_QUESTION_CHARS,
     MAX_SEGMENT_CHARS,

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import ModelTurn, Observation, Question, StepContext, ToolEnvironment
+from treadle.agent.contract import ModelTurn, Observation, StepContext, Task
 from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext
 from treadle.agent.tools.search import CORPUS_TOO_SLOW, NO_HIT, SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import Summarizer, Summary
-from treadle.agent.tools.toolbox import make_tools
 from treadle.core.config import canonical_json, semantic_dump, validate
 from treadle.core.errors import ArtifactError, ConfigError
 from treadle.core.store.storage import LocalStorage
 from treadle.core.work_clock import timed_work
+from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.question.tools import make_tools
 from treadle.retriever.client import SearchUnavailable
 from treadle.retriever.index import Hit
 from treadle.rl.training.stage import local_environment
@@ -179,7 +180,7 @@ async def test_forced_route_opens_only_one_source() -> None:
     for route, kind in (("web", "web"), ("local", "local")):
         tool = SearchTool(settings(**LOCAL, web=WEB, route=route), web=Web() if kind == "web" else None)
         assert (tool._searcher is None) == (kind == "web")
-    (tool,) = make_tools(EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": {**LOCAL}}))
+    (tool,) = make_tools(QuestionSettings.model_validate({"python": {"enabled": False}, "search": {**LOCAL}}))
     assert isinstance(tool, SearchTool) and tool._web is None
 
 
@@ -215,8 +216,8 @@ async def test_summarizer_reads_documents_of_both_sources_and_notes_are_joined()
 
 async def test_call_gets_the_question_route_and_its_sources_survive_the_journal() -> None:
     tool = SearchTool(settings(**LOCAL, web=WEB), Corpus(), web=Web())
-    episode = ToolEnvironment(EnvironmentSettings(), {"search": tool})
-    await episode.reset(Question("k", "Who?", search="both"))
+    episode = QuestionEpisode(QuestionSettings(), {"search": tool})
+    await episode.reset(Task("k", "Who?", search="both"))
     async with tool:
         observation = await episode.step(ModelTurn("<search>q</search>", 0, "stop"), StepContext(FAR))
     assert observation.blocks == ("<result>Corpus\nlocal text\n\nweb text</result>",)
@@ -224,13 +225,13 @@ async def test_call_gets_the_question_route_and_its_sources_survive_the_journal(
     assert Observation.from_json(observation.to_json()) == observation
 
 
-def environment(**search: Any) -> EnvironmentSettings:
-    return EnvironmentSettings.model_validate({"search": search})
+def environment(**search: Any) -> QuestionSettings:
+    return QuestionSettings.model_validate({"search": search})
 
 
 def test_web_search_changes_the_environment_digest() -> None:
     plain = environment(**LOCAL)
-    switched_off = EnvironmentSettings.model_validate({"search": {**LOCAL, "web": WEB, "enabled": False}})
+    switched_off = QuestionSettings.model_validate({"search": {**LOCAL, "web": WEB, "enabled": False}})
     assert plain.digest() != environment(**LOCAL, web=WEB).digest()
     assert plain.searches_web is switched_off.searches_web is False
 
@@ -256,7 +257,7 @@ def test_web_search_needs_no_corpus() -> None:
         settings().with_digests()
 
 
-def web_environment(**changes: Any) -> EnvironmentSettings:
+def web_environment(**changes: Any) -> QuestionSettings:
     return environment(web={**WEB, **changes})
 
 
@@ -319,4 +320,4 @@ def test_training_requires_an_explicit_route_and_a_replayed_web(
     assert local["search"]["web"]["recorded_in"] == str(tmp_path / "record")
     far = local_environment(environment(web={**replay, "recorded_in": "s3://bucket/record"}))
     assert far["search"]["web"]["recorded_in"] == "s3:/bucket/record"
-    assert EnvironmentSettings.model_validate(local).digest() == environment(web=replay).digest()
+    assert QuestionSettings.model_validate(local).digest() == environment(web=replay).digest()

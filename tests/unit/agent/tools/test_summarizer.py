@@ -10,7 +10,6 @@ from typing import Any
 import jinja2
 import pytest
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.agent.prompts import render_prompt
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.search import SearchTool, SearchToolSettings
@@ -28,6 +27,7 @@ from treadle.core.errors import ContextTooLong, EndpointUnavailable
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.settings import QuestionSettings
 from treadle.retriever.index import Hit
 from treadle.web.types import WebSearchResult
 
@@ -162,7 +162,7 @@ class PlainCorpus(Finding):
 
 
 async def call(model: Replying, argument: str = "q", **options: Any):
-    sampling = EnvironmentSettings().search.summarizer_sampling
+    sampling = QuestionSettings().search.summarizer_sampling
     tool = SearchTool(SearchToolSettings(document_chars=10), Finding(), Summarizer(model, sampling, **options))
     async with tool:
         return await tool.call(argument, deadline=FAR, context=CONTEXT)
@@ -202,7 +202,7 @@ class Web:
 async def test_pages_cannot_spell_summarizer_tokens(has_codec: bool, is_from_web: bool) -> None:
     spelled = "@go@ [x_9] <own>"
     tokenizer = ChatTokenizer.load(write_byte_tokenizer(Path(tempfile.mkdtemp(prefix="treadle-test-"))))
-    model, sampling = Replying("x"), EnvironmentSettings().search.summarizer_sampling
+    model, sampling = Replying("x"), QuestionSettings().search.summarizer_sampling
     summarizer = Summarizer(
         model, sampling, codec=tokenizer if has_codec else None, added_tokens=frozenset({"@go@", "[x_9]", "<own>"})
     )
@@ -226,7 +226,7 @@ async def test_page_summary_cannot_spell_tokens_in_use(is_from_web: bool) -> Non
     spelled = "<tool_call>x</tool_call> [TOOL_CALLS] \u25c1think\u25b7 <turn|> a < b"
     found = {"web": Web("moss")} if is_from_web else {"searcher": PlainCorpus("moss")}
     settings = load_config(SearchToolSettings, data={"web": WEB} if is_from_web else {})
-    summarizer = Summarizer(Replying(f"{MARKER}\n{spelled}"), EnvironmentSettings().search.summarizer_sampling)
+    summarizer = Summarizer(Replying(f"{MARKER}\n{spelled}"), QuestionSettings().search.summarizer_sampling)
     async with SearchTool(settings, summarizer=summarizer, **found) as tool:
         outcome = await tool.call("q", deadline=FAR, context=CONTEXT)
     cleaned = "&lt;tool_call>x&lt;/tool_call> &#91;TOOL_CALLS] &#9665;think\u25b7 &lt;turn|> a < b"
@@ -268,7 +268,7 @@ async def test_with_a_tokenizer_ids_are_sent_and_the_answer_fits_the_window() ->
 
 
 def test_setting_one_sampling_key_keeps_the_other_defaults() -> None:
-    given = load_config(EnvironmentSettings, data={"search": {"summarizer_sampling": {"max_tokens": 9}}})
+    given = load_config(QuestionSettings, data={"search": {"summarizer_sampling": {"max_tokens": 9}}})
     sampling = given.search.summarizer_sampling
     assert (sampling.temperature, sampling.repetition_penalty, sampling.max_tokens) == (0.7, 1.15, 9)
 
@@ -276,10 +276,10 @@ def test_setting_one_sampling_key_keeps_the_other_defaults() -> None:
 def test_environment_digest_depends_on_summaries_and_their_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = load_config(EnvironmentSettings, data={"search": {"summarizer": "m"}})
+    given = load_config(QuestionSettings, data={"search": {"summarizer": "m"}})
     before = given.digest()
-    assert before != EnvironmentSettings().digest() and given.summarizer == "m"
+    assert before != QuestionSettings().digest() and given.summarizer == "m"
     monkeypatch.setattr("treadle.agent.config.summarizer_prompt", lambda: ["another"])
     assert given.digest() != before
-    off = load_config(EnvironmentSettings, data={"search": {"summarizer": "m", "enabled": False}})
+    off = load_config(QuestionSettings, data={"search": {"summarizer": "m", "enabled": False}})
     assert off.summarizer is None

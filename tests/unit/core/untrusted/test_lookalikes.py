@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import TOOL_DIALECT, neutralise
+from treadle.agent.dialects.tags import TOOL_DIALECT, neutralise
 from treadle.agent.judges.views import escape_untrusted
 from treadle.core.untrusted.lookalikes import sub_first
 from treadle.core.untrusted.prompt_text import as_data

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from treadle.agent.dialect import TOOL_DIALECT, render, tokenise
+from treadle.agent.dialects.base import render
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.untrusted.sanitize import SanitizingFormatter, sanitize, sanitized_json
 

@@ -6,7 +6,7 @@ import pytest
 from support.rollouts.operator_bench import STEPS, World, environment
 from support.rollouts.operator_checks import FINISH, NEW_STEP, check_contexts, check_ids, check_prefix, rejected
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.datagen.operators.global_refinement import GlobalRefinement
 from treadle.datagen.operators.redundant_modification import RedundantModification
 

@@ -8,7 +8,8 @@ import pytest
 from support.rollouts.operator_bench import HINTS, STEPS, World, environment
 from support.rollouts.operator_checks import FINISH, NEW_STEP, check_contexts, check_prefix, rejected
 
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, render, tokenise
+from treadle.agent.dialects.base import RESULT, render
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.core.seeds import derive_seed
 from treadle.datagen.operators.hint_after_step import HintAfterStep
 from treadle.datagen.operators.hint_at_tail import HintAtTail

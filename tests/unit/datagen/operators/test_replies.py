@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import TOOL_DIALECT, tokenise
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.agent.role import Reply
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.datagen.operators.reopening import reopen_thought

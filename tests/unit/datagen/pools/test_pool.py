@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from treadle.agent.environment import CallRecord
+from treadle.agent.contract import CallRecord
 from treadle.agent.judges.base import Verdict
-from treadle.agent.rollout import Trajectory
+from treadle.agent.trajectory import Trajectory
 from treadle.datagen.pools.pool import PoolEntry, best_unexpanded, is_near_duplicate, ranked
 
 Scored = tuple[float | None, int]

@@ -13,9 +13,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
 
-from treadle.agent.dialect import TOOL_DIALECT, Segment, render, tokenise
-from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM
-from treadle.agent.wellformed import format_faults
+from treadle.agent.dialects.base import Segment, render
+from treadle.agent.dialects.tag_faults import format_faults
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
+from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM
 from treadle.core.chat import ChatTokenizer
 from treadle.core.store.buckets import Buckets, draw
 from treadle.datagen.pools.pool import is_near_duplicate

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, tokenise
+from treadle.agent.dialects.base import RESULT
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.datagen.pools.steps import numbered, steps_of
 
 FIRST = "<think>a</think><search>q</search><result>r1</result>"

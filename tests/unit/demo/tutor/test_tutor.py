@@ -15,7 +15,7 @@ import orjson
 import pytest
 from support.rollouts.tutor_rollout import STOPS, boxed, render, rollout
 
-from treadle.agent.dialect import Segment
+from treadle.agent.dialects.base import Segment
 from treadle.agent.judges.redundancy import redundancy_messages
 from treadle.agent.judges.views import trajectory_view
 from treadle.core.chat import ChatTokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.training.verl_plans import verl_plan
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError

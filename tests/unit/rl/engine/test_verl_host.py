@@ -17,15 +17,15 @@ from support.training.scripted_groups import ANSWER, SEARCH, StubTool
 from support.training.stub_verl import Script, StubClient, StubOutput, caller
 from support.training.verl_plans import loop_fields, verl_plan
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.dialect import TOOL_DIALECT
-from treadle.agent.environment import opening_messages
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import DataError, EngineError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import RL_ROLLOUTS
 from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.question.episode import first_messages
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl.barrier import GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -38,7 +38,7 @@ from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.data import ENGINE_SCHEMA, write_verl_rows
 from treadle.rl.verl.rows import TRAINING_SCHEMA, VERL_SCHEMA
 
-SETTINGS = EnvironmentSettings(system_prompt="Use tools.")
+SETTINGS = QuestionSettings(system_prompt="Use tools.")
 NO_TOOLS = {"python": {"enabled": False}, "search": {"enabled": False}}
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
@@ -205,7 +205,7 @@ async def test_any_worker_start_failure_is_recorded(tmp_path: Path, broken: str)
     job = {
         "events": str(tmp_path / "events.jsonl"),
         "environment": NO_TOOLS,
-        "environment_digest": EnvironmentSettings.model_validate(NO_TOOLS).digest(),
+        "environment_digest": QuestionSettings.model_validate(NO_TOOLS).digest(),
         "model": str(tmp_path / "gone" if broken == "model" else model),
         "plan": {} if broken == "plan" else json.loads(verl_plan().to_json()),
     }
@@ -256,12 +256,12 @@ def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None
            "score_tool": 0.5, "score_corr": 0.5, "rank": 0, "format": "assertion", "scorer": "math"}  # fmt: skip
     source, target = tmp_path / "rows.parquet", tmp_path / "train.parquet"
     pq.write_table(pa.Table.from_pylist([row], TRAINING_SCHEMA), source)
-    environment = EnvironmentSettings()
+    environment = QuestionSettings()
     write_verl_rows(source, target, environment)
     (made,) = pq.read_table(target).to_pylist()
     asked = Sample.from_fields({**made, "uid": "u", "global_steps": 1}).question
     assert (asked.format, asked.domain, asked.rule) == ("assertion", "qa", "math")
-    assert made["prompt"] == [dict(message) for message in opening_messages(environment, asked)]
+    assert made["prompt"] == [dict(message) for message in first_messages(environment, asked)]
     assert made["prompt"][0]["content"] == environment.system_text_of("assertion") != environment.system_text
 
 

@@ -24,19 +24,19 @@ from support.training.scripted_groups import (
     settings,
 )
 
-from treadle.agent.environment import ToolEnvironment
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.search import SearchTool, SearchToolSettings
 from treadle.core.errors import EndpointUnavailable, EngineError, ModelError, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
+from treadle.environments.question.episode import QuestionEpisode
 from treadle.retriever.index import Hit
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, GroupRollouts, require_groups, roll_out_groups
 
 
-class Counted(ToolEnvironment):
+class Counted(QuestionEpisode):
     """Records when it is closed."""
 
     opened = 0

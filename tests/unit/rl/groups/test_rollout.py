@@ -25,7 +25,7 @@ from support.training.scripted_groups import (
     turn_of,
 )
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError

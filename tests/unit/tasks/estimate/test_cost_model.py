@@ -11,11 +11,11 @@ from typing import Any, cast
 from rich.console import Console
 from support.rollouts.rollouts_bench import Bench
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.cli.views.figures import estimate_view
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.settings import PoolOptions
+from treadle.environments.question.settings import QuestionSettings
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
 from treadle.tasks.estimate.cost_model import (
@@ -30,7 +30,7 @@ from treadle.tasks.estimate.cost_model import (
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.measured import mean_of_records
 
-ENVIRONMENT = EnvironmentSettings()
+ENVIRONMENT = QuestionSettings()
 
 
 def calls(options: PoolOptions, share_math: float = 0.0) -> dict[str, float]:
@@ -66,7 +66,7 @@ def test_expanding_all_trajectories_makes_each_round_costlier() -> None:
 
 def test_every_further_turn_resends_its_context() -> None:
     one = rollout_cost(ENVIRONMENT).roles["policy"]
-    no_tools = EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": {"enabled": False}})
+    no_tools = QuestionSettings.model_validate({"python": {"enabled": False}, "search": {"enabled": False}})
     alone = rollout_cost(no_tools).roles["policy"]
     assert (one["calls"], alone["calls"]) == (3.0, 1.0)
     assert one["prompt_tokens"] > 3 * alone["prompt_tokens"]
@@ -76,7 +76,7 @@ def test_web_pages_are_longer_than_corpus_documents() -> None:
     web = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
 
     def tokens(search: dict[str, object]) -> float:
-        return result_tokens(EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": search}))
+        return result_tokens(QuestionSettings.model_validate({"python": {"enabled": False}, "search": search}))
 
     assert tokens({"corpus": ["c.jsonl"]}) == 1_200
     assert tokens({"web": web}) == 3_750
@@ -85,14 +85,14 @@ def test_web_pages_are_longer_than_corpus_documents() -> None:
     assert tokens({"web": web, "corpus": ["c.jsonl"]}) == (1_200 + 3_750) / 2
     both = {"web": web, "corpus": ["c.jsonl"], "route": "both"}
     assert tokens(both) == 1_200 + 3_750
-    assert result_tokens(EnvironmentSettings.model_validate({"search": both})) == (4_950 + 62.5) / 2
+    assert result_tokens(QuestionSettings.model_validate({"search": both})) == (4_950 + 62.5) / 2
 
 
 def test_web_searches_are_estimated_only_if_a_provider_is_queried() -> None:
     web = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
 
     def searches(search: dict[str, object], **keys: object) -> float:
-        return web_searches(EnvironmentSettings.model_validate({"search": search, **keys}), 3.0)
+        return web_searches(QuestionSettings.model_validate({"search": search, **keys}), 3.0)
 
     assert searches({"web": web}) == 1.0
     assert searches({"web": web}, python={"enabled": False}) == 2.0
@@ -172,7 +172,7 @@ def test_judge_estimate_covers_undecided_answers_and_votes_on_tool_rollouts() ->
     assert asked == {"correctness:a": 0.25, "correctness:b": 0.25, "redundancy:a": 7}
     assert expected["redundancy:a"]["prompt_tokens"] > 7 * expected["correctness:a"]["prompt_tokens"]
     assert set(scores_cost(options, ENVIRONMENT, share_math=0.0).roles) == {"redundancy:a"}
-    no_tools = EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": {"enabled": False}})
+    no_tools = QuestionSettings.model_validate({"python": {"enabled": False}, "search": {"enabled": False}})
     assert set(scores_cost(options, no_tools, share_math=1.0).roles) == {"correctness:a", "correctness:b"}
     assert scores_cost(ScoresOptions(), ENVIRONMENT, share_math=1.0).roles == {}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from treadle.agent.config import ET_AGENT_RL
 from treadle.core.config import differing_keys, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
@@ -16,6 +15,7 @@ from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.environments.question.settings import ET_AGENT_RL
 from treadle.rl.config import ET_AGENT_7B, RlOptions
 from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import RESULT, TOOL_DIALECT, result_block, tokenise
+from treadle.agent.dialects.base import RESULT
+from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
 from treadle.web.config import WebSettings
 from treadle.web.pages.control_tokens import without_known_tokens
 from treadle.web.pages.rendering import (

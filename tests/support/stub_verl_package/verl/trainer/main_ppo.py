@@ -12,7 +12,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from treadle.agent.dialect import TOOL_DIALECT
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.rewards import GroupItem, group_rewards
 

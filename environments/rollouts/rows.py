@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.dialect import Segment
-from treadle.agent.environment import CallRecord, Ledger
-from treadle.agent.rollout import Trajectory
+from treadle.agent.contract import CallRecord, Ledger, Outcome
+from treadle.agent.dialects.base import Segment
+from treadle.agent.trajectory import Sample, Trajectory, spans_of
 from treadle.core.config import digest_json
 from treadle.core.seeds import derive_seed
 
@@ -63,12 +63,14 @@ def row_of(
     return {
         **head,
         "status": trajectory.status,
+        "truncated": trajectory.truncated,
         "error": None,
         "text": trajectory.text,
         "segments": orjson.dumps(trajectory.segments).decode(),
-        "prompt_ids": trajectory.prompt_ids,
-        "output_ids": trajectory.output_ids,
-        "token_origin": trajectory.token_origin,
+        "samples": [_sample_row(sample, trajectory) for sample in trajectory.samples],
+        "turn_rewards": trajectory.turn_rewards,
+        "reward": trajectory.reward,
+        "outcome": None if trajectory.outcome is None else orjson.dumps(trajectory.outcome).decode(),
         "tool_calls": _calls_json(trajectory.calls),
         "num_turns": trajectory.num_turns,
         "calls_requested": ledger.requested.total(),
@@ -85,7 +87,7 @@ def row_of(
 
 def failed_row(head: Mapping[str, Any], error: str, environment_digest: str, tokenizer_digest: str) -> dict[str, Any]:
     """Return the row of a rollout that infrastructure kept from finishing: status `failed`, and no text."""
-    empty = Trajectory(FAILED, "", [], [], [], [], [], 0)
+    empty = Trajectory(FAILED, "", [], [], [], 0)
     return {**row_of(head, empty, environment_digest, tokenizer_digest), "error": error}
 
 
@@ -112,7 +114,7 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
 def calls_of(row: Mapping[str, Any]) -> list[CallRecord]:
     """Return the ledger of a stored rollout, without result texts, which are in its segments."""
     return [
-        CallRecord(call["tool"], call["argument"], call["status"], call["turn"])
+        CallRecord(call["tool"], call["argument"], call["status"], call["turn"], id=call.get("id", ""))
         for call in orjson.loads(row["tool_calls"])
     ]
 
@@ -123,18 +125,31 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         status=row["status"],
         text=row["text"],
         segments=[Segment(**segment) for segment in orjson.loads(row["segments"])],
-        prompt_ids=list(row["prompt_ids"]),
-        output_ids=list(row["output_ids"]),
-        token_origin=list(row["token_origin"]),
+        samples=[Sample.from_row(sample) for sample in row["samples"]],
         calls=calls_of(row),
         num_turns=row["num_turns"],
+        truncated=row["truncated"],
+        turn_rewards=list(row["turn_rewards"]),
+        outcome=None if row["outcome"] is None else Outcome(**orjson.loads(row["outcome"])),
     )
+
+
+def _sample_row(sample: Sample, trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "prompt_ids": sample.prompt_ids,
+        "training_prompt_ids": sample.training_prompt_ids,
+        "ids": sample.ids,
+        "origins": sample.origins,
+        "turn_starts": sample.turn_starts,
+        "spans": spans_of(trajectory.segments) if sample.ids else [],
+    }
 
 
 def _calls_json(calls: Sequence[CallRecord]) -> str:
     return orjson.dumps(
         [
             {
+                **({"id": call.id} if call.id else {}),
                 "tool": call.tool,
                 "argument": call.argument,
                 "status": call.status,

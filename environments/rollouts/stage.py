@@ -17,26 +17,37 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.call_cache import CallCache, JournalCache, cached_calls, cached_completions
-from treadle.agent.config import ENVIRONMENT_VERSION
-from treadle.agent.environment import CallRecord, Question, ToolEnvironment
+from treadle.agent.cached_units import cached_calls, cached_completions
+from treadle.agent.call_cache import CallCache, JournalCache
+from treadle.agent.contract import CallRecord, Task
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest, unique_jobs
 from treadle.agent.jobs.runner import raise_no_output
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.model_sessions import ModelSessions, check_api, load_tokenizer
-from treadle.agent.rollout import STATUSES, RolloutEngine, Trajectory, rare_collections
-from treadle.agent.rollout_report import ODD, unreadable_output_warnings
-from treadle.agent.rollout_settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
-from treadle.agent.rows import FAILED, failed_row, head_of_row, question_content_key, row_of, telemetry_of
-from treadle.agent.tools.outcome import Tool
-from treadle.agent.tools.toolbox import sandbox_facts
+from treadle.agent.rollout import RolloutEngine, rare_collections
+from treadle.agent.trajectory import STATUSES, Trajectory
 from treadle.core import steady_loop
+from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.errors import StageFailed
 from treadle.core.llm.types import Completion
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.work_clock import timed_work
+from treadle.environments.opening import engine_of, open_runtime
+from treadle.environments.registry import environment_type
+from treadle.environments.rollouts.report import ODD, unreadable_output_warnings
+from treadle.environments.rollouts.rows import (
+    FAILED,
+    failed_row,
+    head_of_row,
+    question_content_key,
+    row_of,
+    telemetry_of,
+)
+from treadle.environments.rollouts.settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
+from treadle.environments.settings import ENVIRONMENT_VERSION
+from treadle.environments.types import EnvironmentRuntime, Resources
 
 __all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
 
@@ -60,12 +71,12 @@ class RolloutsRun(JobStage[QuestionJob]):
         self._tokens = 0
         self._started = 0.0
         self._engine: RolloutEngine | None = None
-        self._tools: dict[str, Tool] = {}
+        self._runtime: EnvironmentRuntime | None = None
         self._facts = {"sandbox": {}, "tokenizer_digest": ""}
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
-        """Open the policy, the summarizer if there is one, and the tools."""
+        """Open the policy, the summarizer if there is one, and the environment."""
         settings = self._settings
         check_api(self._options.role, settings.model_name, settings.model)
         tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
@@ -77,13 +88,13 @@ class RolloutsRun(JobStage[QuestionJob]):
             summarizer = await sessions.model(
                 settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
             )
-        self._tools = await sessions.tools(settings.environment, summarizer, self._context.store)
-        self._facts["sandbox"] = sandbox_facts(settings.environment)
+        self._facts["sandbox"] = environment_type(settings.environment).facts(settings.environment)
         policy.check_token_ids()
         if policy.codec is None:
             self._facts["tokenizer_digest"] = ""
-        self._engine = policy.engine(settings.environment, self._options.sampling, role=self._options.role)
-        yield
+        self._engine = engine_of(policy, settings.environment, self._options.sampling, role=self._options.role)
+        async with open_runtime(settings.environment, Resources(summarizer, self._context.store)) as self._runtime:
+            yield
 
     def _count_earlier(self) -> None:
         """Charge the budget with the usage of earlier attempts, including rollouts that were interrupted."""
@@ -105,16 +116,15 @@ class RolloutsRun(JobStage[QuestionJob]):
         return _tokens(answers), _tokens(cached_calls(cache, len(answers)))
 
     async def _run_job(self, job: QuestionJob) -> None:
-        assert self._engine is not None
+        assert self._engine is not None and self._runtime is not None
         loop = asyncio.get_running_loop()
         started = loop.time()
         head = self._head(job)
         cache: CallCache = JournalCache(self._journal, job.key)
-        environment = ToolEnvironment(self._settings.environment, self._tools)
         with timed_work() as clock:
             trajectory = await self._engine.roll_out(
-                environment,
-                Question.from_row(job.question),
+                self._runtime.episode(),
+                Task.from_row(job.question),
                 seed=head["seed"],
                 deadline=clock.time() + self._settings.environment.rollout_time_s,
                 cache=cache,
@@ -141,6 +151,7 @@ class RolloutsRun(JobStage[QuestionJob]):
         totals: Counter[str] = Counter()
         statuses: Counter[str] = Counter()
         odd_answers: Counter[str] = Counter()
+        has_text = False
         rows: list[dict[str, Any]] = []
         telemetry: list[dict[str, Any]] = []
         for job in self._jobs_of_rows():
@@ -164,7 +175,7 @@ class RolloutsRun(JobStage[QuestionJob]):
                 row = {**failed_row(self._head(job), error, digest, tokenizer_digest), "job": None}
             rows.append(row)
             statuses[row["status"]] += 1
-            totals["said"] += bool(row["text"])
+            has_text = has_text or _has_model_text(row)
             if not job.is_copy:  # The metrics count requests and calls, which were made once.
                 totals.update({name: row[name] for name in _SUMMED})
             if len(rows) == _WRITE_BATCH:
@@ -172,7 +183,7 @@ class RolloutsRun(JobStage[QuestionJob]):
         self._flush(rows, telemetry)
         if statuses["context_full"] == statuses.total() and not totals["calls_requested"]:
             self._refuse_window()
-        if not totals["said"] and not self._context.accept_failures:
+        if not has_text and not self._context.accept_failures:
             raise_no_output(self._context.address, statuses, "rollouts")
         metrics = {
             "num_rollouts": statuses.total(),
@@ -222,6 +233,10 @@ def _tokens(answers: Iterable[Completion | CallRecord]) -> tuple[int, int]:
     """Return the sums of prompt and sampled tokens."""
     found = [(answer.prompt_tokens, answer.completion_tokens) for answer in answers]
     return sum(prompt for prompt, _ in found), sum(completion for _, completion in found)
+
+
+def _has_model_text(row: Mapping[str, Any]) -> bool:
+    return any(segment["kind"] not in SYSTEM_KINDS for segment in orjson.loads(row["segments"]))
 
 
 def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[QuestionJob]:

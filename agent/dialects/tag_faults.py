@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from treadle.agent.dialect import RESULT, TEXT, Dialect, Segment
+from treadle.agent.dialects.base import FRAME, RESULT, TEXT, Segment
+from treadle.agent.dialects.tag_table import TagTable
 from treadle.core.answers.extraction import closing_brace
 
 FORMAT_FAULTS = {
@@ -48,9 +49,13 @@ _BOX = re.compile(r"\\boxed\s{0,8}\{")
 _THINK = "think"
 
 
-def format_faults(segments: Sequence[Segment], dialect: Dialect) -> list[str]:
+def format_faults(segments: Sequence[Segment], dialect: TagTable) -> list[str]:
     """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed."""
-    blocks = [segment for segment in segments if segment.kind != TEXT or not segment.text.isspace()]
+    blocks = [
+        segment
+        for segment in segments
+        if segment.kind != FRAME and (segment.kind != TEXT or not segment.text.isspace())
+    ]
     faults = _edge_faults(blocks, dialect)
     faults |= _think_faults(blocks)
     faults |= _answer_faults(blocks, dialect)
@@ -59,7 +64,7 @@ def format_faults(segments: Sequence[Segment], dialect: Dialect) -> list[str]:
     return [code for code in FORMAT_FAULTS if code in faults]
 
 
-def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], dialect: Dialect) -> list[str]:
+def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], dialect: TagTable) -> list[str]:
     """Return the codes of CALL_FAULTS that apply to the calls of a turn, in that order.
 
     `calls` are pairs (tool, status) from the ledger.
@@ -77,7 +82,7 @@ def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], d
     return [code for code in CALL_FAULTS if code in faults]
 
 
-def _edge_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
+def _edge_faults(blocks: Sequence[Segment], dialect: TagTable) -> set[str]:
     answer = dialect.by_name[dialect.answer]
     faults = set()
     if not blocks or not blocks[0].text.startswith(dialect.by_name[_THINK].opening):
@@ -104,7 +109,7 @@ def _think_faults(blocks: Sequence[Segment]) -> set[str]:
     return faults
 
 
-def _answer_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
+def _answer_faults(blocks: Sequence[Segment], dialect: TagTable) -> set[str]:
     tag = dialect.by_name[dialect.answer]
     answers = [block.text for block in blocks if block.kind == tag.name]
     whole = [text for text in answers if text.startswith(tag.opening) and text.endswith(tag.closing)]
@@ -120,7 +125,7 @@ def _answer_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
     return faults
 
 
-def _call_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
+def _call_faults(blocks: Sequence[Segment], dialect: TagTable) -> set[str]:
     faults = set()
     for index, block in enumerate(blocks):
         if block.kind not in dialect.tools:
@@ -134,7 +139,7 @@ def _call_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
     return faults
 
 
-def _order_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
+def _order_faults(blocks: Sequence[Segment], dialect: TagTable) -> set[str]:
     """Return the fault `order` if blocks are out of order; a call without its result has a code of its own."""
     for index, block in enumerate(blocks):
         if block.kind == TEXT or (block.kind == _THINK and len(dialect.markers.findall(block.text)) > 2):
@@ -147,6 +152,6 @@ def _order_faults(blocks: Sequence[Segment], dialect: Dialect) -> set[str]:
     return set()
 
 
-def _result_text(text: str, dialect: Dialect) -> str:
+def _result_text(text: str, dialect: TagTable) -> str:
     tag = dialect.by_name[RESULT]
     return text.strip().removeprefix(tag.opening).removesuffix(tag.closing).strip()

@@ -1,30 +1,23 @@
-"""Settings of the agent's environment: tools, limits, timeouts and prompt texts.
-
-The flywheel, rollouts, RL and evaluation share this section, so that a policy is evaluated in the environment it was
-trained in. All keys are semantic unless marked operational: they affect results. Rules:
-docs/behaviour/agent.md.
-"""
+"""Settings of the environment `question`: tools, limits, timeouts and prompt texts. Rules: docs/behaviour/agent.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from treadle.agent.dialect import TOOL_DIALECT, Dialect
+from treadle.agent.contract import Task
+from treadle.agent.dialects.tags import SPACED_TOOL_DIALECT, TOOL_DIALECT, TagDialect
 from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
-from treadle.core.config import Operational, Section, digest_json, semantic_dump, with_preset
+from treadle.core.config import Operational, Section, with_preset
 from treadle.core.llm.config import Sampling
-from treadle.web.config import WEB_VERSION
-
-ENVIRONMENT_VERSION = 2
-"""Version in the environment's digest; increment it if the meaning of a setting or of a rollout's row changes. Earlier
-rollouts and pools are then made again: docs/behaviour/runs.md, "Versions"."""
+from treadle.environments.settings import Digests, EnvironmentSettings
+from treadle.web.config import WEB_VERSION, WebSettings
+from treadle.web.pages.rendering import AGENT_WINDOW_CHARS
 
 ET_AGENT_RL: dict[str, Any] = {
     "max_total_calls": 6,
@@ -73,23 +66,7 @@ class SearchSettings(SearchToolSettings):
     """Sampling parameters for summaries."""
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """Digests of an environment, one per question format."""
-
-    plain: str
-    """Digest for questions without a format."""
-    by_format: Mapping[str, str]
-
-    def of(self, question: Mapping[str, Any]) -> str:
-        """Return the digest for a row of `questions`."""
-        return self.by_format.get(question.get("format") or "", self.plain)
-
-    def __contains__(self, digest: object) -> bool:
-        return digest == self.plain or digest in self.by_format.values()
-
-
-class EnvironmentSettings(Section):
+class QuestionSettings(EnvironmentSettings):
     """Tools, limits, prompt and result format of every rollout."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-rl": ET_AGENT_RL}
@@ -118,17 +95,12 @@ class EnvironmentSettings(Section):
     `limit`."""
     max_turns: int | None = Field(default=None, ge=1)
     """Most generation calls per rollout; none means the sum of the tools' limits plus 4."""
-    max_trajectory_tokens: int | None = Field(default=None, ge=1)
-    """Longest assistant turn in tokens, results included; at this length the rollout ends with `budget`."""
     on_unmarked: Literal["end", "continue"] = "end"
     """Reaction to a turn without a call or an answer. `end`: the rollout ends with `no_answer`, or with `length` if the
     turn was truncated; `continue`: the model generates another turn."""
     result_format: Literal["plain", "spaced"] = "plain"
     """Layout of results. `plain`: `<result>text</result>` directly after the call; `spaced`: a space before the block
     and newlines inside its markers."""
-    rollout_time_s: float = Field(default=1200.0, gt=0)
-    """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
-    `timeout`. In reinforcement learning only the time of programs counts."""
 
     @model_validator(mode="before")
     @classmethod
@@ -136,9 +108,20 @@ class EnvironmentSettings(Section):
         return with_preset(cls.PRESETS, data)
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> TagDialect:
         """Table of tags."""
-        return TOOL_DIALECT
+        return SPACED_TOOL_DIALECT if self.result_format == "spaced" else TOOL_DIALECT
+
+    @property
+    def version(self) -> int:
+        """See `EnvironmentSettings`."""
+        return 1
+
+    def first_messages(self, task: Task) -> list[dict[str, str]]:
+        """Return the system message, if there is one, and the question."""
+        system = self.system_text_of(task.format)
+        messages = [{"role": "system", "content": system}] if system else []
+        return [*messages, {"role": "user", "content": task.user_message}]
 
     @property
     def system_text(self) -> str:
@@ -175,6 +158,52 @@ class EnvironmentSettings(Section):
         return self.search.summarizer if self.call_limit("search") else None
 
     @property
+    def summarizer_name(self) -> str | None:
+        """See `EnvironmentSettings`."""
+        return self.search.summarizer
+
+    @property
+    def summarizer_sampling(self) -> Sampling | None:
+        """See `EnvironmentSettings`."""
+        return self.search.summarizer_sampling
+
+    @property
+    def search_tool(self) -> SearchSettings | None:
+        """See `EnvironmentSettings`."""
+        return self.search if self.call_limit("search") else None
+
+    def with_search(self, search: SearchToolSettings) -> Self:
+        """See `EnvironmentSettings`."""
+        return self.model_copy(update={"search": search})
+
+    def with_interpreter(self, interpreter: Path | None) -> Self:
+        """See `EnvironmentSettings`."""
+        sandbox = self.python.sandbox
+        if interpreter is None or sandbox.interpreter is not None:
+            return self
+        python = self.python.model_copy(update={"sandbox": sandbox.model_copy(update={"interpreter": interpreter})})
+        return self.model_copy(update={"python": python})
+
+    @property
+    def num_system_chars(self) -> int:
+        """See `EnvironmentSettings`."""
+        return len(self.system_text)
+
+    @property
+    def num_continuation_calls(self) -> int:
+        """See `EnvironmentSettings`."""
+        return self.continuation_calls
+
+    @property
+    def num_result_chars(self) -> float:
+        """See `EnvironmentSettings`; the mean over the enabled tools, 0 without tools."""
+        lengths = [_search_chars(self.search)] if self.call_limit("search") else []
+        if self.call_limit("python"):
+            # Programs print far less than they may.
+            lengths.append((self.python.max_output_chars or 1_000) // 4)
+        return sum(lengths) / len(lengths) if lengths else 0.0
+
+    @property
     def searches_web(self) -> bool:
         """Whether any search uses the web."""
         return self.call_limit("search") > 0 and self.search.uses_web
@@ -195,22 +224,38 @@ class EnvironmentSettings(Section):
             return self.max_turns + additional * len(self.enabled_tools)
         return sum(self.call_limit(tool, additional) for tool in self.dialect.tools) + 4
 
-    def digest(self, form: str | None = None) -> str:
-        """Return a hex digest of everything that affects an agent's rollout on a question of this format.
+    def digest_parts(self, form: str | None) -> dict[str, Any]:
+        """Return the prompt, and what summaries and the web depend on.
 
-        It covers prompt text, tags, tools and limits. If the system prompt adds nothing for a format, its digest equals
-        that for no format. The source of the web (provider or record) is excluded; see `WebSettings.without_source`.
+        If the system prompt adds nothing for a format, its digest equals that for no format.
         """
-        settings = self
-        if (web := self.search.web) is not None:
-            settings = self.model_copy(update={"search": self.search.model_copy(update={"web": web.without_source()})})
-        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(settings), "tags": self.dialect.as_json()}
+        parts: dict[str, Any] = {"system": self.system_text_of(form)}
         if self.summarizer is not None:
             parts["summarizer"] = summarizer_prompt()
         if self.searches_web:
             parts["web"] = WEB_VERSION
-        return digest_json({**parts, "system": self.system_text_of(form)})
+        return parts
+
+    def without_source(self) -> Self:
+        """See `EnvironmentSettings`; see also `WebSettings.without_source`."""
+        if (web := self.search.web) is None:
+            return self
+        return self.model_copy(update={"search": self.search.model_copy(update={"web": web.without_source()})})
 
     def digests(self) -> Digests:
         """Return the digests of all formats."""
         return Digests(self.digest(), {name: self.digest(name) for name in FORMATS})
+
+
+def _search_chars(search: SearchSettings) -> float:
+    """Return the characters of a search result: the sum over both places, or the mean if each question uses one."""
+    places = [search.top_n * search.document_chars] if search.uses_local else []
+    if search.uses_web and search.web is not None:
+        places.append(_web_chars(search.web))
+    return sum(places) if search.route == "both" else sum(places) / len(places)
+
+
+def _web_chars(web: WebSettings) -> int:
+    """Return the characters of a web result with all pages fetched, as shown to the agent without a summarizer."""
+    page = web.snippet_chars + (2 * (web.window_chars or AGENT_WINDOW_CHARS) if web.pages else 0)
+    return min(web.max_chars, web.top_n * page)

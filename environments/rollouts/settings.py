@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
-from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import QUESTION_COLUMNS
+from treadle.agent.contract import TASK_COLUMNS
 from treadle.agent.model_sessions import AGENT
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.runs.shards import MAX_SHARDS
 from treadle.core.runs.stage import Rows
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import AnyEnvironment
 
 
 class RolloutOptions(Section):
@@ -60,7 +61,7 @@ class RolloutsSettings(Section):
     """The model and its endpoints."""
     tokenizer_digest: str = ""
     """Required digest of the tokenizer; empty accepts any."""
-    environment: EnvironmentSettings = EnvironmentSettings()
+    environment: AnyEnvironment = QuestionSettings()
     """The agent's environment."""
     summarizer: ModelSettings | None = None
     """Model that `environment.search.summarizer` names."""
@@ -96,7 +97,7 @@ class QuestionSelection(Protocol):
         ...
 
 
-ASKED_COLUMNS = (*QUESTION_COLUMNS, "split")
+ASKED_COLUMNS = (*TASK_COLUMNS, "split")
 """Columns of a question without its gold answers."""
 
 

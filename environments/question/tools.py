@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import Tool
+from treadle.environments.question.settings import QuestionSettings
 
 if TYPE_CHECKING:
     from treadle.agent.tools.search import WebSearcher
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_tools(
-    settings: EnvironmentSettings,
+    settings: QuestionSettings,
     summarizer: Summarizer | None = None,
     store: Callable[[str], KeyedStore] | None = None,
     *,
@@ -43,7 +43,7 @@ def make_tools(
 
 
 def _web_search(
-    settings: EnvironmentSettings, *, summarized: bool, store: Callable[[str], KeyedStore] | None
+    settings: QuestionSettings, *, summarized: bool, store: Callable[[str], KeyedStore] | None
 ) -> WebSearcher | None:
     web = settings.search.web
     if web is None or not settings.searches_web:
@@ -56,7 +56,7 @@ def _web_search(
     return WebSearch(web, store=web_store, summarized=summarized)
 
 
-def sandbox_facts(settings: EnvironmentSettings) -> dict[str, str]:
+def sandbox_facts(settings: QuestionSettings) -> dict[str, str]:
     """Return isolation, Python and package versions of the sandbox, for the stage's record; empty without the tool."""
     if not settings.call_limit("python"):
         return {}

@@ -1,0 +1,37 @@
+"""Name the cached units of a rollout, and read them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from treadle.agent.call_cache import CallCache
+from treadle.agent.contract import CallRecord, Observation
+from treadle.core.llm.types import Completion
+
+OUTCOME_UNIT = "outcome"
+"""Unit with the outcome of the episode."""
+
+
+def answer_unit(turn: int) -> str:
+    """Return the name of the unit with the model's answer in a turn, counted from 0."""
+    return f"llm-{turn}"
+
+
+def call_unit(turn: int) -> str:
+    """Return the name of the unit with the environment's reaction to a turn, counted from 0."""
+    return f"tool-{turn}"
+
+
+def cached_completions(cache: CallCache) -> Iterator[Completion]:
+    """Yield the cached model answers of a rollout that began at turn 0, in the order of its turns."""
+    turn = 0
+    while (known := cache.get(answer_unit(turn))) is not None:
+        yield Completion.from_json(known)
+        turn += 1
+
+
+def cached_calls(cache: CallCache, num_turns: int) -> Iterator[CallRecord]:
+    """Yield the cached calls of the first `num_turns` turns of the same rollout."""
+    for turn in range(num_turns):
+        if (known := cache.get(call_unit(turn))) is not None:
+            yield from Observation.from_json(known).calls

@@ -1,0 +1,93 @@
+"""Hold the table of a dialect of tags as data, with the patterns that follow from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from treadle.agent.dialects.base import RESULT
+from treadle.core.answers.extraction import SYSTEM_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Row of the tag table: its author, whether it calls a tool, and whether generation stops at its closing marker.
+
+    `parameter` names the argument that the text of a call is. Tools whose tags are no stops can be called several times
+    in one turn.
+    """
+
+    name: str
+    author: Literal["model", "system"] = "model"
+    is_tool: bool = False
+    stop: bool = False
+    parameter: str = "input"
+
+    @property
+    def opening(self) -> str:
+        """Marker that begins a block."""
+        return f"<{self.name}>"
+
+    @property
+    def closing(self) -> str:
+        """Marker that ends a block."""
+        return f"</{self.name}>"
+
+
+@dataclass(frozen=True)
+class TagTable:
+    """Table of tags, and which tag may follow which (for validators; the engine does not enforce it).
+
+    With `spaced`, a space stands before a result block and newlines inside its markers.
+    """
+
+    tags: tuple[Tag, ...]
+    answer: str = "answer"
+    successors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spaced: bool = False
+
+    def __post_init__(self) -> None:
+        reserved = {tag.name for tag in self.tags} & (SYSTEM_KINDS - {RESULT})
+        if reserved:
+            raise ValueError(f"no tag may be named {', '.join(sorted(reserved))}")
+
+    @cached_property
+    def by_name(self) -> dict[str, Tag]:
+        """Tags by name."""
+        return {tag.name: tag for tag in self.tags}
+
+    @cached_property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tags that call a tool, in the order of the table."""
+        return tuple(tag.name for tag in self.tags if tag.is_tool)
+
+    @cached_property
+    def stops(self) -> tuple[str, ...]:
+        """Closing markers at which generation stops; they are kept in the text."""
+        return tuple(tag.closing for tag in self.tags if tag.stop)
+
+    @cached_property
+    def markers(self) -> re.Pattern[str]:
+        """Pattern of any marker of the table; group 1 is `/` for a closing one, group 2 the name."""
+        return re.compile(f"<(/?)({'|'.join(re.escape(tag.name) for tag in self.tags)})>")
+
+    @cached_property
+    def read_markers(self) -> re.Pattern[str]:
+        """Pattern of anything that a model may read as a marker: any letter case, with white space inside."""
+        return re.compile(rf"<\s*/?\s*(?:{'|'.join(re.escape(tag.name) for tag in self.tags)})\s*>", re.IGNORECASE)
+
+    @cached_property
+    def closing_stops(self) -> re.Pattern[str]:
+        """Pattern of any closing marker at which generation stops."""
+        return re.compile("|".join(re.escape(stop) for stop in self.stops))
+
+    def as_json(self) -> dict[str, object]:
+        """Return the table as JSON-able data, for the environment's digest."""
+        return {
+            "tags": [[tag.name, tag.author, tag.is_tool, tag.stop] for tag in self.tags],
+            "answer": self.answer,
+            "successors": {name: list(after) for name, after in self.successors.items()},
+        }

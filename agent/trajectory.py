@@ -1,0 +1,168 @@
+"""Hold a finished rollout: how it ended, its text in segments, its token sequences, calls, rewards and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from treadle.agent.contract import CallRecord, Outcome
+from treadle.agent.dialects.base import FRAME, Dialect, Segment
+from treadle.agent.prefix import Prefix, cut
+from treadle.agent.token_ids import Codec
+from treadle.core.answers.extraction import SYSTEM_KINDS
+
+STATUSES = (
+    "answered",
+    "finished",
+    "no_answer",
+    "filtered",
+    "limit",
+    "max_turns",
+    "context_full",
+    "length",
+    "timeout",
+    "budget",
+    "failed",
+)
+"""Statuses of a rollout. `finished`: the environment ended it. `failed` is set by the stage, for pending rollouts that
+the user accepts as lost."""
+
+TRUNCATED_STATUSES = frozenset({"max_turns", "context_full", "length", "timeout", "budget"})
+"""Statuses of rollouts that ended before their task did."""
+
+MODEL_ROLE = "assistant"
+"""Role of the spans that the model wrote."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Cost of a rollout. The last five fields are volatile. `notes` counts odd answers by kind."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    wasted_tokens: int = 0
+    num_requests: int = 0
+    num_retries: int = 0
+    model_seconds: float = 0.0
+    tool_seconds: float = 0.0
+    endpoint: str = ""
+    notes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One token sequence that a rollout consists of, ready for training; without token ids all lists are empty.
+
+    Attributes:
+        prompt_ids: Ids before the first turn of the model, as they were sampled from.
+        ids: Ids after them: turns of the model, results, messages and frames.
+        origins: Origin of each of `ids`; see `treadle.agent.token_ids`.
+        turn_starts: Number of `ids` before each turn of the model.
+        training_prompt_ids: The prompt without its hint; None if it had none.
+    """
+
+    prompt_ids: list[int]
+    ids: list[int]
+    origins: list[int]
+    turn_starts: list[int] = field(default_factory=list)
+    training_prompt_ids: list[int] | None = None
+
+    @property
+    def hinted(self) -> bool:
+        """Whether the prompt holds a hint that training must not see."""
+        return self.training_prompt_ids is not None
+
+    @property
+    def prompt_ids_for_training(self) -> list[int]:
+        """The only prompt that a trainer may read."""
+        return self.prompt_ids if self.training_prompt_ids is None else self.training_prompt_ids
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Sample:
+        """Read an item of the column `samples`."""
+        hinted = row["training_prompt_ids"]
+        return cls(
+            list(row["prompt_ids"]),
+            list(row["ids"]),
+            list(row["origins"]),
+            list(row["turn_starts"]),
+            None if hinted is None else list(hinted),
+        )
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """Finished rollout.
+
+    Attributes:
+        status: One of `STATUSES`.
+        text: Everything after the prompt.
+        segments: The same in typed pieces. `start` and `end` index the ids of its sample; 0 without ids.
+        samples: Token sequences, in their order. The context is append-only, so there is one.
+        calls: The ledger.
+        num_turns: Generation calls that made it, those of its prefix included.
+        truncated: Whether it ended before its task did.
+        turn_rewards: Reward of each turn from the environment; None for those without one.
+        outcome: What the environment said of the whole episode, if it said something.
+    """
+
+    status: str
+    text: str
+    segments: list[Segment]
+    samples: list[Sample]
+    calls: list[CallRecord]
+    num_turns: int
+    usage: Usage = field(default_factory=Usage)
+    truncated: bool = False
+    turn_rewards: list[float | None] = field(default_factory=list)
+    outcome: Outcome | None = None
+
+    def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect) -> Prefix:
+        """Return the first `num_segments` segments as a prefix to continue from.
+
+        The next context is identical, id for id, to that of an uninterrupted rollout. Only trajectories of one sample
+        can be continued.
+        """
+        (sample,) = self.samples
+        return cut(self.segments, sample.ids, sample.origins, self.calls, num_segments, dialect, codec)
+
+    def without_turn_end(self) -> Trajectory:
+        """Return the trajectory without the end-of-turn id that the model sampled last, so that text can follow."""
+        last = self.segments[-1] if self.segments else None
+        if last is None or last.kind != FRAME or not self.samples[-1].ids:
+            return self
+        sample = self.samples[-1]
+        cut_sample = replace(sample, ids=sample.ids[: last.start], origins=sample.origins[: last.start])
+        text = self.text.removesuffix(last.text)
+        return replace(self, text=text, segments=self.segments[:-1], samples=[*self.samples[:-1], cut_sample])
+
+    @property
+    def model_text(self) -> str:
+        """What the model wrote."""
+        return "".join(segment.text for segment in self.segments if segment.kind not in SYSTEM_KINDS)
+
+    @property
+    def reward(self) -> float | None:
+        """Reward of the episode from its environment: the outcome's, else the sum of the turns'; None if unknown."""
+        if self.outcome is not None and self.outcome.reward is not None:
+            return self.outcome.reward
+        known = [reward for reward in self.turn_rewards if reward is not None]
+        return sum(known) if known else None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Number of ids after the prompts, over all samples."""
+        return sum(len(sample.ids) for sample in self.samples)
+
+
+def spans_of(segments: list[Segment]) -> list[dict[str, Any]]:
+    """Return the spans {role, start, end} of a sample: neighbouring segments with one author are one span."""
+    spans: list[dict[str, Any]] = []
+    for segment in segments:
+        role = segment.kind if segment.kind in SYSTEM_KINDS else MODEL_ROLE
+        if spans and spans[-1]["role"] == role == MODEL_ROLE:
+            spans[-1]["end"] = segment.end
+        elif segment.end > segment.start:
+            spans.append({"role": role, "start": segment.start, "end": segment.end})
+    return spans

@@ -1,0 +1,1 @@
+"""Environments: what a rollout interacts with, one folder or module per type, and the stage that rolls out in them."""

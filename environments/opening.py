@@ -1,0 +1,59 @@
+"""Open the environment of a run and bind models to it: the one place for rollouts, pools and reinforcement."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from treadle.agent.contract import Task
+from treadle.agent.model_sessions import ModelSession
+from treadle.agent.model_types import RolloutLimits
+from treadle.agent.rollout import RolloutEngine
+from treadle.core.llm.config import Sampling
+from treadle.environments.registry import environment_type
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.types import EnvironmentRuntime, Resources
+
+
+@contextlib.asynccontextmanager
+async def open_runtime(settings: EnvironmentSettings, resources: Resources) -> AsyncIterator[EnvironmentRuntime]:
+    """Open an environment for the duration of the block. Raises ConfigError, ToolError and EndpointUnavailable."""
+    async with environment_type(settings).open(settings, resources) as runtime:
+        yield runtime
+
+
+def shown_messages(settings: EnvironmentSettings, task: Task) -> list[dict[str, str]]:
+    """Return the messages before the first turn, or the task's text if only an episode knows them."""
+    return settings.first_messages(task) or [{"role": "user", "content": task.user_message}]
+
+
+def limits_of(
+    settings: EnvironmentSettings,
+    *,
+    additional_calls: int = 0,
+    max_model_len: int | None = None,
+    max_response_tokens: int | None = None,
+) -> RolloutLimits:
+    """Return the limits of a rollout; of two limits in tokens the smaller one applies."""
+    bounds = [bound for bound in (settings.max_trajectory_tokens, max_response_tokens) if bound is not None]
+    return RolloutLimits(
+        max_turns=settings.turn_limit(additional_calls),
+        max_model_len=max_model_len,
+        max_trajectory_tokens=min(bounds, default=None),
+    )
+
+
+def engine_of(
+    session: ModelSession,
+    settings: EnvironmentSettings,
+    sampling: Sampling,
+    *,
+    additional_calls: int = 0,
+    role: str = "policy",
+) -> RolloutEngine:
+    """Return a rollout engine with a model as policy or agent; `additional_calls` extends each call limit.
+
+    Raises ConfigError if the API, the sampling or the stop strings do not suit the role.
+    """
+    limits = limits_of(settings, additional_calls=additional_calls, max_model_len=session.facts.max_model_len)
+    return session.engine(settings.dialect, limits, sampling, role=role)

@@ -1,0 +1,1 @@
+"""Questions with gold answers, answered with tools inside one assistant turn: the default type of environment."""

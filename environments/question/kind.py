@@ -1,0 +1,86 @@
+"""Open the environment `question`: its tools, shared by all episodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.agent.contract import EpisodeOptions, Task
+from treadle.agent.model_sessions import ModelSession, check_sampling
+from treadle.agent.tools.outcome import Tool
+from treadle.agent.tools.summarizer import Summarizer
+from treadle.core.errors import ConfigError
+from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.question.tools import make_tools, sandbox_facts
+from treadle.environments.types import Resources, Traits, equal_options
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionRuntime:
+    """Open tools; see `treadle.environments.types.EnvironmentRuntime`."""
+
+    settings: QuestionSettings
+    tools: Mapping[str, Tool]
+
+    def episode(self) -> QuestionEpisode:
+        """Return the episode of one rollout."""
+        return QuestionEpisode(self.settings, self.tools)
+
+    async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
+        """Treat all rollouts of a group alike."""
+        return equal_options(size, seed)
+
+
+class QuestionType:
+    """Type of environments in which questions with gold answers are answered with tools."""
+
+    name = "question"
+    settings = QuestionSettings
+
+    def traits(self, settings: QuestionSettings) -> Traits:
+        """See `EnvironmentType`."""
+        return Traits(resume="replay", forks=True, has_answers=True, reads_payload=False)
+
+    async def tasks(self, settings: QuestionSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield nothing; questions come from files."""
+        rows: tuple[Mapping[str, Any], ...] = ()
+        for row in rows:
+            yield row
+
+    @contextlib.asynccontextmanager
+    async def open(self, settings: QuestionSettings, resources: Resources) -> AsyncIterator[QuestionRuntime]:
+        """Open the enabled tools. Raises ToolError."""
+        summarizer = _summarizer(settings, resources.summarizer)
+        async with contextlib.AsyncExitStack() as stack:
+            tools = {}
+            for tool in make_tools(settings, summarizer, resources.store, misses_are_empty=resources.misses_are_empty):
+                tools[tool.name] = await stack.enter_async_context(tool)
+            yield QuestionRuntime(settings, tools)
+
+    def replaying(self, settings: QuestionSettings) -> QuestionRuntime:
+        """Return a runtime without tools: a recorded call is only counted."""
+        return QuestionRuntime(settings, {})
+
+    def facts(self, settings: QuestionSettings) -> dict[str, str]:
+        """Return isolation, Python and package versions of the sandbox; empty without the Python tool."""
+        return sandbox_facts(settings)
+
+
+def _summarizer(settings: QuestionSettings, session: ModelSession | None) -> Summarizer | None:
+    if settings.summarizer is None:
+        return None
+    if session is None:
+        raise ConfigError(
+            f"environment.search.summarizer names {settings.summarizer}, but the stage was given no such model"
+        )
+    check_sampling("summarizer", session.name, settings.search.summarizer_sampling, session.facts)
+    return Summarizer(
+        session.meter,
+        settings.search.summarizer_sampling,
+        codec=session.codec,
+        max_model_len=session.facts.max_model_len,
+        added_tokens=session.tokenizer.added_tokens if session.tokenizer else frozenset(),
+    )

@@ -1,0 +1,153 @@
+"""Find types of environments by name: shipped ones, entry points, classes in a file or a module."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+
+from treadle.core.config import config_folders
+from treadle.core.errors import ConfigError
+from treadle.core.untrusted.input_files import file_sha256
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.types import EnvironmentType, Traits
+
+SHIPPED = {"question": "treadle.environments.question.kind:QuestionType"}
+"""Name -> class of the type."""
+
+ENTRY_POINT_GROUP = "treadle.environments"
+"""Group of entry points; the name of an entry point is the name of the type in the configuration."""
+
+
+def environment_type(settings: EnvironmentSettings) -> EnvironmentType:
+    """Return the type that settings belong to."""
+    return find_type(settings.type, settings.code_file)
+
+
+def traits_of(settings: EnvironmentSettings) -> Traits:
+    """Return the traits of an environment."""
+    return environment_type(settings).traits(settings)
+
+
+def parse_environment(data: Any) -> EnvironmentSettings:
+    """Return the settings of an environment from data that a stage dumped. Raises ValueError."""
+    if isinstance(data, EnvironmentSettings):
+        return data
+    if not isinstance(data, Mapping):
+        raise ValueError("an environment is a table")
+    name = data.get("type", "question")
+    if not isinstance(name, str):
+        raise ValueError("the type of an environment is a string")
+    given = dict(data)
+    file = _code_file(name, given.get("code_file"))
+    if file is not None:
+        given |= {"code_file": file, "code_sha256": file_sha256(file)}
+    try:
+        settings = find_type(name, file).settings
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return settings.model_validate(given)
+
+
+def _parse(data: Any, handler: ValidatorFunctionWrapHandler) -> EnvironmentSettings:
+    return parse_environment(data)
+
+
+AnyEnvironment = Annotated[SerializeAsAny[EnvironmentSettings], WrapValidator(_parse)]
+"""Settings of an environment of any type, validated by the section of the type that `type` names."""
+
+
+def require_question(settings: EnvironmentSettings, what: str) -> QuestionSettings:
+    """Return the settings of an environment of type `question`; raise ConfigError, naming what needs it, for others."""
+    if not isinstance(settings, QuestionSettings):
+        raise ConfigError(f'{what} needs environment.type = "question", not {settings.type!r}')
+    return settings
+
+
+def shipped_settings() -> list[type[EnvironmentSettings]]:
+    """Return the settings of all shipped types, for the reference and for suggestions."""
+    return [find_type(name).settings for name in SHIPPED]
+
+
+def find_type(name: str, file: Path | None = None) -> EnvironmentType:
+    """Return a type by its name; `file` is that of a class in a file. Raises ConfigError, listing what there is."""
+    if file is not None:
+        return _type_in_file(file, name.rpartition(":")[2], file.stat().st_mtime_ns)
+    place = SHIPPED.get(name) or _entry_points().get(name) or name
+    module, colon, attribute = place.partition(":")
+    if not colon:
+        known = ", ".join([*SHIPPED, *_entry_points()])
+        raise ConfigError(
+            f"environment.type = {name!r} is unknown; known: {known}; or name a class as my_envs.py:Class or "
+            "package.module:Class"
+        )
+    return _type_in_module(module, attribute)
+
+
+def _entry_points() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _code_file(name: str, known: object) -> Path | None:
+    """Return the file of a type that is named by its file: the known one, or the one next to the configuration."""
+    place, colon, _ = name.rpartition(":")
+    if not colon or not place.endswith(".py"):
+        return None
+    folders = (Path.cwd(), *config_folders.get())
+    candidates = [Path(str(known))] if known else [folder / place for folder in folders]
+    for path in candidates:
+        if path.is_file():
+            return path.resolve()
+    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}")
+
+
+@functools.lru_cache(maxsize=64)
+def _type_in_file(file: Path, attribute: str, changed_ns: int) -> EnvironmentType:
+    """Return the type of a class in a file; a changed file is read again."""
+    spec = importlib.util.spec_from_file_location(f"treadle_own_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"environment.type: {file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        found = getattr(module, attribute)
+    except Exception as error:  # any error that a user's file raises
+        raise ConfigError(
+            f"environment.type: {attribute} in {file} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return _as_type(found, f"{file.name}:{attribute}")
+
+
+@functools.lru_cache(maxsize=64)
+def _type_in_module(module: str, attribute: str) -> EnvironmentType:
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # any error that a user's module raises on import
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            what += "; put its folder on PYTHONPATH"
+        raise ConfigError(f"environment.type: {module}:{attribute} cannot be loaded: {what}") from error
+    return _as_type(found, f"{module}:{attribute}")
+
+
+def _as_type(found: Any, name: str) -> EnvironmentType:
+    """Return the type that a class is, or that it describes as an `Environment`."""
+    described = getattr(found, "environment_type", None)
+    made = described() if described is not None else found() if isinstance(found, type) else found
+    missing = [part for part in ("settings", "traits", "open") if not hasattr(made, part)]
+    if missing:
+        raise ConfigError(
+            f"environment.type: {name} is no environment, it has no {missing[0]}: derive it from "
+            "treadle.api.Environment"
+        )
+    kind: EnvironmentType = made
+    return kind

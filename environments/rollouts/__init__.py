@@ -1,0 +1,1 @@
+"""The stage `rollouts`: trajectories of a model in the run's environment, nothing scored."""

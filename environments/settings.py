@@ -1,0 +1,166 @@
+"""Define the settings that every type of environment has, and what other stages may ask of them.
+
+The flywheel, rollouts, RL and evaluation share this section, so that a policy is evaluated in the environment it was
+trained in. All keys are semantic unless marked operational: they affect results. Rules: docs/behaviour/environments.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field
+
+from treadle.agent.contract import Task
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.free import FreeDialect
+from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.core.config import Operational, Section, digest_json, semantic_dump
+from treadle.core.llm.config import Sampling
+
+SectionType = type[Section]
+
+ENVIRONMENT_VERSION = 3
+"""Version in the environment's digest; increment it if the meaning of a setting or of a rollout's row changes. Earlier
+rollouts and pools are then made again: docs/behaviour/runs.md, "Versions"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Digests of an environment, one per question format."""
+
+    plain: str
+    """Digest for questions without a format."""
+    by_format: Mapping[str, str]
+
+    def of(self, question: Mapping[str, Any]) -> str:
+        """Return the digest for a row of `questions`."""
+        return self.by_format.get(question.get("format") or "", self.plain)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest == self.plain or digest in self.by_format.values()
+
+
+class EnvironmentSettings(Section):
+    """Type and limits of the environment of every rollout."""
+
+    type: str = "question"
+    """Type of the environment: a shipped one, `my_envs.py:Guess` for a class in a file next to the configuration,
+    `package.module:Guess`, or the name of an entry point in the group `treadle.environments`."""
+    code_file: Operational[Path | None] = None
+    """File with the class, for a type that is in a file; filled in when the configuration is read."""
+    code_sha256: str = ""
+    """Digest of that file; filled in when the configuration is read, so that an edited file makes new rollouts."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Most generation calls per rollout; none means the default of the type."""
+    max_trajectory_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens after the prompt, results and messages included; at this length the rollout ends with `budget`."""
+    rollout_time_s: float = Field(default=1200.0, gt=0)
+    """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
+    `timeout`. In reinforcement learning only the time of programs counts."""
+
+    @classmethod
+    def variants(cls) -> Sequence[SectionType]:
+        """Return the settings of the types that are loaded."""
+        return cls.__subclasses__()
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model's turns are read and written."""
+        return FreeDialect()
+
+    def first_messages(self, task: Task) -> list[dict[str, str]] | None:
+        """Return the messages before the first turn, if they depend on nothing but the task; else None."""
+        return None
+
+    @property
+    def version(self) -> int:
+        """Version of the type; increment it if episodes become different."""
+        return 1
+
+    @property
+    def summarizer(self) -> str | None:
+        """Name of the model that summarizes search results; None without one."""
+        return None
+
+    @property
+    def summarizer_name(self) -> str | None:
+        """Name of the model that is configured to summarize search results, whether or not anything is searched."""
+        return None
+
+    @property
+    def summarizer_sampling(self) -> Sampling | None:
+        """Sampling parameters of summaries."""
+        return None
+
+    @property
+    def search_tool(self) -> SearchToolSettings | None:
+        """Settings of the search tool; None if nothing is searched."""
+        return None
+
+    @property
+    def searches_web(self) -> bool:
+        """Whether any search uses the web."""
+        return False
+
+    def with_search(self, search: SearchToolSettings) -> Self:
+        """Return the settings with other settings of the search tool."""
+        return self
+
+    def with_interpreter(self, interpreter: Path | None) -> Self:
+        """Return the settings with a Python interpreter for programs of the agent, unless they name one.
+
+        The interpreter must have the packages of the sandbox.
+        """
+        return self
+
+    @property
+    def enabled_tools(self) -> tuple[str, ...]:
+        """Names of the tools that may be called."""
+        return ()
+
+    def call_limit(self, tool: str, additional: int = 0) -> int:
+        """Return the most executed calls of one tool; 0 if it is disabled."""
+        return 0
+
+    def turn_limit(self, additional: int = 0) -> int:
+        """Return the most generation calls of one rollout; `additional` calls of each tool may come on top."""
+        return 10 if self.max_turns is None else self.max_turns
+
+    @property
+    def num_result_chars(self) -> float:
+        """Expected length of a result or a message of the environment, in characters, for estimates."""
+        return 400.0
+
+    @property
+    def num_system_chars(self) -> int:
+        """Length of the system message in characters, for estimates."""
+        return 0
+
+    @property
+    def num_continuation_calls(self) -> int:
+        """Calls that a continuation after an edit may make beyond each limit."""
+        return 0
+
+    def digest_parts(self, form: str | None) -> dict[str, Any]:
+        """Return what the digest covers besides the settings; `form` is a question format."""
+        return {}
+
+    def without_source(self) -> Self:
+        """Return the settings without what decides only where the content of the environment comes from."""
+        return self
+
+    def digest(self, form: str | None = None) -> str:
+        """Return a hex digest of everything that affects a rollout on a question of this format."""
+        parts = {
+            "version": [ENVIRONMENT_VERSION, self.version],
+            "settings": semantic_dump(self.without_source()),
+            "dialect": self.dialect.as_json(),
+        }
+        return digest_json({**parts, **self.digest_parts(form)})
+
+    def digests(self) -> Digests:
+        """Return the digests of all formats."""
+        return Digests(self.digest(), {})

@@ -1,0 +1,101 @@
+"""Define what a type of environment is: its settings, its traits, and how it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from treadle.agent.contract import Episode, EpisodeOptions, Resume, Task
+from treadle.agent.model_sessions import ModelSession
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.environments.settings import EnvironmentSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Facts about a type of environment that stages need before they start.
+
+    Attributes:
+        resume: How an interrupted episode resumes.
+        forks: Whether another episode may continue from a prefix: branching, and operators that edit.
+        has_answers: Whether tasks have gold answers that the rules of `scores` compare with; otherwise the environment
+            says how good a rollout is.
+        brings_tasks: Whether the type has tasks of its own.
+        reads_payload: Whether episodes read the payload of tasks.
+        roles: Names of the models that episodes ask.
+    """
+
+    resume: Resume = "reenact"
+    forks: bool = False
+    has_answers: bool = False
+    brings_tasks: bool = False
+    reads_payload: bool = True
+    roles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a type may use while it is open.
+
+    Attributes:
+        summarizer: Model that summarizes search results; None without one.
+        store: Function that returns a store of the run by its name; None outside a run.
+        misses_are_empty: Whether a web search that a replay has no entry for finds nothing instead of failing.
+        roles: Models that episodes may ask, by role.
+    """
+
+    summarizer: ModelSession | None = None
+    store: Callable[[str], KeyedStore] | None = None
+    misses_are_empty: bool = False
+    roles: Mapping[str, ModelSession] = field(default_factory=dict)
+
+
+class EnvironmentRuntime(Protocol):
+    """Open environment: what all episodes of a process share."""
+
+    def episode(self) -> Episode:
+        """Return the episode of one rollout."""
+        ...
+
+    async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
+        """Return the options of each rollout of a group, for example who gets a hint."""
+        ...
+
+
+class EnvironmentType(Protocol):
+    """Entry of the registry.
+
+    Attributes:
+        name: Value of `environment.type`.
+        settings: Class of the settings.
+    """
+
+    name: str
+    settings: type[EnvironmentSettings]
+
+    def traits(self, settings: Any) -> Traits:
+        """Return the facts that stages need."""
+        ...
+
+    def tasks(self, settings: Any, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the tasks of a split as rows, for types that bring their own; see docs/behaviour/questions.md."""
+        ...
+
+    def open(self, settings: Any, resources: Resources) -> AbstractAsyncContextManager[EnvironmentRuntime]:
+        """Open the environment for the duration of the block."""
+        ...
+
+    def replaying(self, settings: Any) -> EnvironmentRuntime | None:
+        """Return a runtime that opens nothing and whose episodes can only replay; None if the type cannot replay."""
+        ...
+
+    def facts(self, settings: Any) -> dict[str, str]:
+        """Return facts about this machine that the stage's record keeps."""
+        ...
+
+
+def equal_options(size: int, seed: int) -> list[EpisodeOptions]:
+    """Return the options of a group whose rollouts are all treated alike."""
+    return [EpisodeOptions(group_seed=seed)] * size
