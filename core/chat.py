@@ -13,18 +13,22 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treadle.core import chat_turns
+from treadle.core.chat_files import build_tokenizer, find_template, named_special_tokens, read, read_object
 from treadle.core.chat_template import compile_template
+from treadle.core.chat_turns import text_after_turn, unused_marker, well_formed
 from treadle.core.config import canonical_json
 from treadle.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_Render = Callable[[Sequence[Mapping[str, str]]], str]
 
 _CACHED_PIECES = 256
 _CACHED_PIECE_CHARS = 20_000
@@ -43,11 +47,11 @@ class ChatTokenizer:
 
     def __init__(self, folder: Path, tokenizer_json: bytes, template: str, config: Mapping[str, Any]) -> None:
         self.folder = folder
-        self._with_specials = _build_tokenizer(folder, tokenizer_json)
+        self._with_specials = build_tokenizer(folder, tokenizer_json)
         # Encodes spellings of special tokens as plain text.
-        self._plain = _build_tokenizer(folder, tokenizer_json)
+        self._plain = build_tokenizer(folder, tokenizer_json)
         self._plain.encode_special_tokens = True
-        self._named = _named_special_tokens(config)
+        self._named = named_special_tokens(config)
         self._template = compile_template(folder, template)
         added = self._plain.get_added_tokens_decoder()
         self.added_tokens = frozenset(token.content for token in added.values())
@@ -69,6 +73,8 @@ class ChatTokenizer:
         # Prompts of a run share their system message, so most of a prompt is already cached.
         self._piece_ids = functools.lru_cache(maxsize=_CACHED_PIECES)(self.encode)
         self._pieces_are_independent = self._check_pieces()
+        self._count_turn_end = functools.lru_cache(maxsize=_CACHED_PIECES)(self._find_turn_end)
+        self._find_rewrites = functools.cache(functools.partial(chat_turns.find_rewrites, self))
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -78,12 +84,12 @@ class ChatTokenizer:
         ConfigError naming the file that is missing or damaged.
         """
         folder = Path(folder)
-        tokenizer_json = _read(folder / "tokenizer.json")
-        config = _read_object(folder / "tokenizer_config.json")
+        tokenizer_json = read(folder / "tokenizer.json")
+        config = read_object(folder / "tokenizer_config.json")
         generation = folder / "generation_config.json"
         if generation.exists():
-            config["generation_eos"] = _read_object(generation).get("eos_token_id")
-        return cls(folder, tokenizer_json, _find_template(folder, config), config)
+            config["generation_eos"] = read_object(generation).get("eos_token_id")
+        return cls(folder, tokenizer_json, find_template(folder, config), config)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text; spellings of special tokens stay text, and no special token is added.
@@ -172,12 +178,38 @@ class ChatTokenizer:
 
         For messages without such spellings the ids are those of the rendered text as a whole.
         """
-        if any(self._has_special(value) for message in messages for value in message.values()):
-            return self._guarded_prompt_ids(messages)
-        rendered = self.render(messages)
-        if self._pieces_are_independent:
-            return self._ids_by_pieces(rendered)
-        return self._encode(self._with_specials, rendered)
+        return self._rendered_ids(messages, self.render)
+
+    def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
+        """Return the ids between two assistant turns, and how many of the first ones end the earlier turn.
+
+        They are the ids of `reply_text`, with spellings of control tokens in the messages kept as plain text. The
+        second value counts up to the id of `eos_ids` that the template writes before the first message; it is 0 if
+        there is none. If the model itself sampled that id, only the ids after it follow its turn. Raises the errors of
+        `reply_text`.
+        """
+        return self._rendered_ids(messages, self.reply_text), self._count_turn_end(_without_content(messages))
+
+    def reply_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return what the template writes between two assistant turns if an environment writes `messages` there.
+
+        That is the end of the earlier turn, the messages, and the opening of the next turn. The messages of one reply
+        belong in one call, because templates group consecutive tool results. Lone surrogates become U+FFFD. The text
+        does not distinguish a control token from its spelling. Raises ConfigError naming the role if the template
+        refuses or drops a message, and ValueError without messages.
+        """
+        self._count_turn_end(_without_content(messages))
+        return well_formed(text_after_turn(self, messages))
+
+    def context_rewrites(self, roles: Sequence[str] = ("user", "tool")) -> dict[str, str]:
+        """Return how the template rewrites a conversation as it grows: kind -> the predicate of a sentence.
+
+        Contexts are append-only: the prompt's ids, a turn's ids, `reply_ids`, the next turn's ids, and so on. Without
+        rewrites they equal `prompt_ids` of the whole conversation, unless a token crosses the border of a turn (of one
+        that starts with a newline, for example). `roles` are those of the environment's messages; those that the
+        template refuses are skipped. For the kinds see `treadle.core.chat_turns.find_rewrites`. Computed once.
+        """
+        return dict(self._find_rewrites(tuple(roles)))
 
     def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
         """Raise NotImplementedError."""
@@ -194,12 +226,7 @@ class ChatTokenizer:
         They include one of `eos_ids`: if the template writes none, `eos_token` is appended, or else the smallest of
         `eos_ids`. Raises ConfigError if the template drops the turn or no id ends a turn.
         """
-        turn = _unused_marker(()) * 3
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn}]
-        _, found, end = self.render(messages, open_turn=False).rpartition(turn)
-        if not found:
-            raise ConfigError(f"chat template of {self.folder} does not render an assistant's turn")
-        ids = self._ids_by_pieces(end)
+        ids = self._ids_by_pieces(text_after_turn(self, (), open_turn=False))
         if self.eos_ids.isdisjoint(ids):
             if not self.eos_ids:
                 raise ConfigError(f"the tokenizer of {self.folder} has no id that ends a turn; set its `eos_token`")
@@ -207,9 +234,18 @@ class ChatTokenizer:
             ids.append(min(self.eos_ids) if named is None else named)
         return tuple(ids)
 
-    def _guarded_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def _rendered_ids(self, messages: Sequence[Mapping[str, str]], render: _Render) -> list[int]:
+        """Return the ids of what `render` returns, keeping spellings of control tokens in messages as plain text."""
+        if any(self._has_special(value) for message in messages for value in message.values()):
+            return self._guarded_ids(messages, render)
+        rendered = render(messages)
+        if self._pieces_are_independent:
+            return self._ids_by_pieces(rendered)
+        return self._encode(self._with_specials, rendered)
+
+    def _guarded_ids(self, messages: Sequence[Mapping[str, str]], render: _Render) -> list[int]:
         """Render with placeholders for the spellings, split at control tokens, and encode the rest as plain text."""
-        nonce = _unused_marker(messages)
+        nonce = unused_marker(messages)
         spelled: list[str] = []
 
         def hide(match: re.Match[str]) -> str:
@@ -217,11 +253,16 @@ class ChatTokenizer:
             return f"{nonce}{len(spelled) - 1}{nonce}"
 
         hidden = [
-            {key: self._special_pattern.sub(hide, _well_formed(value)) for key, value in message.items()}
+            {key: self._special_pattern.sub(hide, well_formed(value)) for key, value in message.items()}
             for message in messages
         ]
         marker = re.compile(f"{re.escape(nonce)}(\\d+){re.escape(nonce)}")
-        return self._ids_by_pieces(self.render(hidden), lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))
+        return self._ids_by_pieces(render(hidden), lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))
+
+    def _find_turn_end(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> int:
+        """Compute the second value of `reply_ids` for messages without their content; raise ConfigError likewise."""
+        ids = self._rendered_ids(*chat_turns.text_before_reply(self, [dict(message) for message in messages]))
+        return next((index + 1 for index, item in enumerate(ids) if item in self.eos_ids), 0)
 
     def _ids_by_pieces(self, rendered: str, restore: Callable[[str], str] | None = None) -> list[int]:
         """Return the ids of a text in which spellings of special tokens are those tokens and the rest is plain text."""
@@ -265,7 +306,7 @@ class ChatTokenizer:
         try:
             encoding = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
         except (UnicodeEncodeError, TypeError):
-            encoding = tokenizer.encode_batch_fast([_well_formed(text)], add_special_tokens=False)[0]
+            encoding = tokenizer.encode_batch_fast([well_formed(text)], add_special_tokens=False)[0]
         ids: list[int] = encoding.ids
         return ids
 
@@ -312,71 +353,5 @@ def byte_letters() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _well_formed(text: str) -> str:
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
-def _unused_marker(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return a short run of private-use characters that occurs in no message."""
-    marker = "\ue000"
-    while any(marker in value for message in messages for value in message.values()):
-        marker += "\ue001"
-    return marker
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"tokenizer file {path} cannot be read: {error.strerror}") from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read(path))
-    except ValueError as error:
-        raise ConfigError(f"tokenizer file {path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"tokenizer file {path} does not hold a JSON object")
-    return value
-
-
-def _build_tokenizer(folder: Path, tokenizer_json: bytes) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    # Batches of one text gain nothing from threads, and a fork after using them would cause a warning.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        tokenizer = Tokenizer.from_buffer(tokenizer_json)
-    # The library raises a bare Exception for every defect of the file.
-    except Exception as error:
-        raise ConfigError(f"tokenizer file {folder / 'tokenizer.json'} cannot be used: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def _named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return `bos_token`, `eos_token` and the like, which templates may print."""
-    named = {}
-    for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
-        value = config.get(key)
-        text = value.get("content") if isinstance(value, Mapping) else value
-        if isinstance(text, str):
-            named[key] = text
-    return named
-
-
-def _find_template(folder: Path, config: Mapping[str, Any]) -> str:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return _read(file).decode("utf-8", "replace")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
-        template = named.get("default")
-    if not isinstance(template, str):
-        raise ConfigError(
-            f"model folder {folder} has no chat template; use the tokenizer of an instruction-tuned model"
-        )
-    return template
+def _without_content(messages: Sequence[Mapping[str, str]]) -> tuple[tuple[tuple[str, str], ...], ...]:
+    return tuple(tuple(sorted(item for item in message.items() if item[0] != "content")) for message in messages)
