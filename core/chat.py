@@ -211,14 +211,6 @@ class ChatTokenizer:
         """
         return dict(self._find_rewrites(tuple(roles)))
 
-    def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
-        """Raise NotImplementedError."""
-        raise NotImplementedError
-
-    def reply_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Raise NotImplementedError."""
-        raise NotImplementedError
-
     @functools.cached_property
     def turn_end_ids(self) -> tuple[int, ...]:
         """Ids that the template puts after an assistant's turn, such as those of `<|im_end|>` and a newline.

@@ -74,15 +74,15 @@ def test_every_rollout_ends_with_an_expected_status(demo_run: Run, model: str) -
 def test_row_ids_decode_to_the_row_text(demo_run: Run, model: str) -> None:
     tokenizer = ChatTokenizer.load(embedded_tokenizer())
     found = rows(demo_run, f"1/rollouts@{model}", "rollouts")
-    assert any(row["output_ids"] for row in found)
+    assert any(row["samples"][0]["ids"] for row in found)
     for row in found:
-        assert tokenizer.decode(row["output_ids"]) == row["text"]
-        assert len(row["output_ids"]) == len(row["token_origin"])
+        assert tokenizer.decode(row["samples"][0]["ids"]) == row["text"]
+        assert len(row["samples"][0]["ids"]) == len(row["samples"][0]["origins"])
         segments = json.loads(row["segments"])
         assert "".join(segment["text"] for segment in segments) == row["text"]
         ends = [0, *(segment["end"] for segment in segments)]
         assert [segment["start"] for segment in segments] == ends[:-1]
-        assert ends[-1] == len(row["output_ids"])
+        assert ends[-1] == len(row["samples"][0]["ids"])
 
 
 def test_finished_demo_is_not_run_again(demo_run: Run, tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ def test_small_real_model_plays_every_role(served_embedded_model: ServedModel, t
         assert event["outcome"] != "failed", event
     for row in pools:
         # Sampled, inserted and tool text are adjacent spans of the turn, and join to its text.
-        assert len(row["output_ids"]) == len(row["token_origin"]) and len(row["prompt_ids"]) > 0
+        assert (
+            len(row["samples"][0]["ids"]) == len(row["samples"][0]["origins"])
+            and len(row["samples"][0]["prompt_ids"]) > 0
+        )
         assert "".join(segment["text"] for segment in row["segments"]) == row["text"]
     assert any(row["operator"] != "initial" for row in pools), "no operator made anything of any reply"

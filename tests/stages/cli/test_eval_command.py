@@ -202,7 +202,7 @@ async def test_chat_only_service_needs_the_chat_option_and_fails_in_one_line_wit
     assert sorted(used) == [(2, "/v1/chat/completions")] * 3 + [(4, "/v1/chat/completions")] * 3
     assert all(record["reused"] for record in again.json())
     rows = desk.rows("r", "1/rollouts@treadle-tutor", "rollouts")
-    assert [(row["status"], row["python_calls"], row["output_ids"]) for row in rows] == [("answered", 1, [])] * 3
+    assert [(row["status"], row["python_calls"], row["samples"][0]["ids"]) for row in rows] == [("answered", 1, [])] * 3
     assert all("<python>print((110 + 1" in row["text"] and "<result>2" in row["text"] for row in rows)
     scores = desk.rows("r", "1/scores@treadle-tutor", "scores")
     assert all(row["correct"] and row["reasoning_tokens"] for row in scores)

@@ -325,7 +325,7 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
     assert set(rows) == {"r0", "r1", "r2", "r3"}
     for number, (trajectory, model) in rollouts.items():
         row = rows[f"r{number}"]
-        prompt, output, end = model.prompts[0], trajectory.output_ids, list(tokenizer.turn_end_ids)
+        prompt, output, end = model.prompts[0], trajectory.samples[0].ids, list(tokenizer.turn_end_ids)
         asked = first_messages(ENVIRONMENT, Task.from_row(questions[list(TURNS).index(number)]))
         assert prompt == tokenizer.prompt_ids(asked) == row["input_ids"][: len(prompt)]
         assert row["input_ids"] == [*prompt, *output, *end]
@@ -386,7 +386,7 @@ def test_row_over_the_length_limit_is_rejected_not_truncated(tmp_path: Path) -> 
     long, _ = played(QUESTIONS[0], TURNS[3], tokenizer)
     short, _ = played(QUESTIONS[1], TURNS[0], tokenizer)
     pools = [pool_row_of("long", "q1", long, tokenizer), pool_row_of("short", "q2", short, tokenizer)]
-    length = len(long.prompt_ids) + len(long.output_ids) + len(tokenizer.turn_end_ids)
+    length = len(long.prompt_ids) + len(long.samples[0].ids) + len(tokenizer.turn_end_ids)
     whole = make_rows(
         tmp_path / "a", QUESTIONS, pools, SftRowsOptions(cutoff_tokens=length), tokenizer=tokenizer.folder
     )
@@ -452,7 +452,7 @@ def test_repaired_row_has_the_ids_of_its_own_text(tmp_path: Path, tokenizer: Cha
     output = row["input_ids"][row["num_prompt_tokens"] : -len(tokenizer.turn_end_ids)]
     assert tokenizer.decode(output) == row["assistant"]
     call = next(segment for segment in trajectory.segments if segment.kind == "result")
-    assert output[-(len(trajectory.output_ids) - call.start) :] == trajectory.output_ids[call.start :]
+    assert output[-(len(trajectory.samples[0].ids) - call.start) :] == trajectory.samples[0].ids[call.start :]
 
 
 def test_template_without_end_of_turn_gets_the_model_default(tmp_path: Path) -> None:

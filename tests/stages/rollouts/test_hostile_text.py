@@ -238,8 +238,14 @@ def test_special_ids_come_only_from_the_template(line: Any) -> None:
     rows = desk.rows("r", "1/rollouts@ids", "rollouts")
     assert sum(SPOKEN in row["text"] for row in rows) > 5
     for row in rows:
-        assert [index for index in row["prompt_ids"] if index in special] == [start, end, start, end, start]
-        assert not special.intersection(row["output_ids"])
+        assert [index for index in row["samples"][0]["prompt_ids"] if index in special] == [
+            start,
+            end,
+            start,
+            end,
+            start,
+        ]
+        assert not special.intersection(row["samples"][0]["ids"])
     sent = [item.prompt for item in server.requests if isinstance(item.prompt, list) and len(item.prompt) > 1]
     assert sent and all(sum(index in special for index in prompt) == 5 for prompt in sent)
     # Templates in texts are text.

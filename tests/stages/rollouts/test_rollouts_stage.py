@@ -64,7 +64,7 @@ async def test_question_format_determines_the_system_message_and_digest(tmp_path
     async with server() as scripted:
         rows = bench.rows(await bench.make(scripted.url))
     environment = bench.instance("http://127.0.0.1:9").settings.environment
-    prompts = [TOKENIZER.decode(row["prompt_ids"]) for row in rows]
+    prompts = [TOKENIZER.decode(row["samples"][0]["prompt_ids"]) for row in rows]
     assert [environment.system_text_of(form) in prompt for form, prompt in zip(forms, prompts, strict=True)] == [
         True
     ] * 4
@@ -145,7 +145,12 @@ async def test_server_without_token_ids_gives_rows_without_ids(bench: Bench) -> 
         record = await bench.make(scripted.url)
         assert isinstance(work_requests(scripted)[0].prompt, str)
     row = bench.rows(record)[0]
-    assert (row["status"], row["output_ids"], row["prompt_ids"], row["tokenizer_digest"]) == ("answered", [], [], "")
+    assert (row["status"], row["samples"][0]["ids"], row["samples"][0]["prompt_ids"], row["tokenizer_digest"]) == (
+        "answered",
+        [],
+        [],
+        "",
+    )
     assert row["text"] == ANSWER
 
 

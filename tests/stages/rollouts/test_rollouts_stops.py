@@ -70,8 +70,12 @@ async def test_rows_are_equal_however_the_server_treats_stop_strings(tmp_path: P
         # The record counts how often a marker was restored.
         assert record.metrics.get("odd_marker_restored", 0) == (3 if stops in ("named", "dropped") else 0)
         if route == "ids":
-            assert TOKENIZER.decode(row["output_ids"]) == row["text"]
-            marked = [id for id, origin in zip(row["output_ids"], row["token_origin"], strict=True) if origin == 2]
+            assert TOKENIZER.decode(row["samples"][0]["ids"]) == row["text"]
+            marked = [
+                id
+                for id, origin in zip(row["samples"][0]["ids"], row["samples"][0]["origins"], strict=True)
+                if origin == 2
+            ]
             # No id that was not sampled has a log-prob loss.
             closing = "</search></python></answer>" if stops in ("named", "dropped") else ""
             assert TOKENIZER.decode(marked).startswith(closing)

@@ -10,7 +10,7 @@ from functools import cache
 from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
-from treadle.agent.contract import Task
+from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.judges.base import Verdict
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.prefix import Prefix
@@ -179,8 +179,16 @@ class World:
         limits = RolloutLimits(self.settings.turn_limit(more))
         engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.dialect)
         tools: dict[str, Tool] = dict(self.tools)
-        episode = QuestionEpisode(self.settings, tools, additional_calls=more)
-        return await engine.roll_out(episode, QUESTION, seed=seed, deadline=math.inf, cache=memory, prefix=prefix)
+        options = EpisodeOptions(additional_calls=more)
+        return await engine.roll_out(
+            QuestionEpisode(self.settings, tools),
+            QUESTION,
+            seed=seed,
+            deadline=math.inf,
+            cache=memory,
+            prefix=prefix,
+            options=options,
+        )
 
 
 def environment(**keys: object) -> QuestionSettings:

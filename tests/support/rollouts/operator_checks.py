@@ -18,12 +18,12 @@ def check_ids(trajectory: Trajectory, world: World) -> None:
     """Ids, origins, segments and text tell the same story."""
     assert render(trajectory.segments) == trajectory.text
     if world.tokenizer is None:
-        assert trajectory.output_ids == []
+        assert trajectory.samples[0].ids == []
         return
-    assert len(trajectory.output_ids) == len(trajectory.token_origin)
-    assert world.tokenizer.decode(trajectory.output_ids) == trajectory.text
+    assert len(trajectory.samples[0].ids) == len(trajectory.samples[0].origins)
+    assert world.tokenizer.decode(trajectory.samples[0].ids) == trajectory.text
     for segment in trajectory.segments:
-        origins = set(trajectory.token_origin[segment.start : segment.end])
+        origins = set(trajectory.samples[0].origins[segment.start : segment.end])
         assert origins <= ({0} if segment.kind == RESULT else {1, 2})
 
 
@@ -33,8 +33,8 @@ def check_prefix(trajectory: Trajectory, parent: Trajectory, num_segments: int, 
     assert trajectory.text.startswith(kept)
     if world.tokenizer is not None and num_segments:
         end = parent.segments[num_segments - 1].end
-        assert trajectory.output_ids[:end] == parent.output_ids[:end]
-        assert trajectory.token_origin[:end] == parent.token_origin[:end]
+        assert trajectory.samples[0].ids[:end] == parent.samples[0].ids[:end]
+        assert trajectory.samples[0].origins[:end] == parent.samples[0].origins[:end]
     check_ids(trajectory, world)
 
 
@@ -49,7 +49,7 @@ def check_contexts(world: World, trajectory: Trajectory, first: str) -> None:
         assert all((head + trajectory.text).startswith(str(request.prompt)) for request in requests)
         return
     for request in requests:
-        assert [*trajectory.prompt_ids, *trajectory.output_ids][: len(request.prompt)] == request.prompt
+        assert [*trajectory.samples[0].prompt_ids, *trajectory.samples[0].ids][: len(request.prompt)] == request.prompt
     assert world.scripts["policy"].prompts()[0].endswith(first)
 
 

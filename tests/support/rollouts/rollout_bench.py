@@ -9,9 +9,8 @@ from functools import cache
 from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import CallCache, NullCache
-from treadle.agent.contract import Task
+from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.dialects.base import render
-from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.prefix import Prefix
 from treadle.agent.rollout import RolloutEngine
@@ -102,10 +101,15 @@ async def play(
     settings = environment or QuestionSettings()
     tools: dict[str, Tool] = {"search": tool or FixedTool("search"), "python": FixedTool("python")}
     limits = RolloutLimits(settings.turn_limit(additional), max_model_len, settings.max_trajectory_tokens)
-    engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits, TOOL_DIALECT)
-    episode = QuestionEpisode(settings, tools, additional_calls=additional)
+    engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits, settings.dialect)
     return await engine.roll_out(
-        episode, QUESTION, seed=7, deadline=deadline, cache=cache or NullCache(), prefix=prefix
+        QuestionEpisode(settings, tools),
+        QUESTION,
+        seed=7,
+        deadline=deadline,
+        cache=cache or NullCache(),
+        prefix=prefix,
+        options=EpisodeOptions(additional_calls=additional),
     )
 
 
@@ -116,12 +120,12 @@ def settings(**keys: object) -> QuestionSettings:
 
 def check_invariants(trajectory: Trajectory, tokenizer: ChatTokenizer) -> None:
     """Ids, origins, segments and text tell the same story."""
-    assert len(trajectory.output_ids) == len(trajectory.token_origin)
-    assert tokenizer.decode(trajectory.output_ids) == trajectory.text == render(trajectory.segments)
+    assert len(trajectory.samples[0].ids) == len(trajectory.samples[0].origins)
+    assert tokenizer.decode(trajectory.samples[0].ids) == trajectory.text == render(trajectory.segments)
     position = 0
     for segment in trajectory.segments:
         assert segment.start == position <= segment.end
         position = segment.end
-        origins = set(trajectory.token_origin[segment.start : segment.end])
-        assert origins <= ({0} if segment.kind == "result" else {1, 2})
-    assert position == len(trajectory.output_ids)
+        origins = set(trajectory.samples[0].origins[segment.start : segment.end])
+        assert origins <= {"result": {0}, "frame": {1}}.get(segment.kind, {1, 2})
+    assert position == len(trajectory.samples[0].ids)

@@ -85,15 +85,15 @@ def test_continuation_has_the_same_context_ids_as_an_unbroken_rollout(
         assert continued.text.startswith(render(whole.segments[:number]))
         if prefix.pending or number == 0 or whole.segments[number - 1].kind == "result":
             assert [request.prompt for request in begun.requests] == contexts[len(contexts) - len(begun.requests) :]
-            assert (continued.text, continued.output_ids, continued.token_origin, continued.segments) == (
-                *(whole.text, whole.output_ids, whole.token_origin, whole.segments),
+            assert (continued.text, continued.samples[0].ids, continued.samples[0].origins, continued.segments) == (
+                *(whole.text, whole.samples[0].ids, whole.samples[0].origins, whole.segments),
             )
             assert (continued.calls, continued.status, continued.num_turns) == (
                 *(whole.calls, whole.status, whole.num_turns),
             )
         elif 2 not in prefix.origins[-1:]:
             end = prompt_length + len(prefix.ids)
-            assert begun.requests[0].prompt == [*whole.prompt_ids, *whole.output_ids][:end]
+            assert begun.requests[0].prompt == [*whole.samples[0].prompt_ids, *whole.samples[0].ids][:end]
 
 
 @pytest.mark.covers("flywheel-17")

@@ -31,7 +31,7 @@ async def test_extended_prefix_keeps_parent_ids_and_adds_only_text_ids(
     if world.tokenizer is not None:
         new = world.tokenizer.encode(text)
         assert after.ids == (*before.ids, *new)
-        assert after.ids[: len(before.ids)] == tuple(parent.output_ids[: len(before.ids)])
+        assert after.ids[: len(before.ids)] == tuple(parent.samples[0].ids[: len(before.ids)])
         assert after.origins == (*before.origins, *[ORIGIN_REENCODED] * len(new))
 
 
@@ -74,11 +74,11 @@ async def test_combined_pieces_equal_text_written_at_once(world: World) -> None:
     assert made.text == parent.text
     assert [(part.kind, part.text) for part in made.segments] == [(part.kind, part.text) for part in parent.segments]
     assert (made.calls, made.usage.num_requests) == (parent.calls[:1], 0)
-    assert (made.status, made.prompt_ids) == (parent.status, parent.prompt_ids)
+    assert (made.status, made.samples[0].prompt_ids) == (parent.status, parent.samples[0].prompt_ids)
     assert parent.usage.num_requests == 3
     if world.tokenizer is not None:
-        assert world.tokenizer.decode(made.output_ids) == parent.text
+        assert world.tokenizer.decode(made.samples[0].ids) == parent.text
         for segment in made.segments:
             origin = ORIGIN_SYSTEM if segment.kind == RESULT else ORIGIN_REENCODED
-            assert set(made.token_origin[segment.start : segment.end]) == {origin}
-            assert world.tokenizer.decode(made.output_ids[segment.start : segment.end]) == segment.text
+            assert set(made.samples[0].origins[segment.start : segment.end]) == {origin}
+            assert world.tokenizer.decode(made.samples[0].ids[segment.start : segment.end]) == segment.text

@@ -108,7 +108,7 @@ async def test_trajectory_token_budget_ends_with_budget(tokenizer: ChatTokenizer
     model = ScriptedModel([SEARCH, ("<think>cut", "length")], tokenizer)
     trajectory = await play(model, tokenizer, environment=settings(max_trajectory_tokens=60))
     assert trajectory.status == "budget"
-    assert model.requests[1].max_tokens == 60 - len(model.requests[1].prompt) + len(trajectory.prompt_ids)
+    assert model.requests[1].max_tokens == 60 - len(model.requests[1].prompt) + len(trajectory.samples[0].prompt_ids)
 
 
 async def test_wall_time_ends_with_timeout_and_keeps_the_text(tokenizer: ChatTokenizer) -> None:
@@ -138,8 +138,8 @@ async def test_interrupted_rollout_is_replayed_without_model_or_tool(tokenizer: 
     resumed = await play(model, tokenizer, cache=cache, tool=tool)
     assert len(model.requests) == 3 - broken_at
     assert tool.calls == 1
-    assert (resumed.text, resumed.output_ids, resumed.token_origin, resumed.calls, resumed.segments) == (
-        *(whole.text, whole.output_ids, whole.token_origin, whole.calls, whole.segments),
+    assert (resumed.text, resumed.samples[0].ids, resumed.samples[0].origins, resumed.calls, resumed.segments) == (
+        *(whole.text, whole.samples[0].ids, whole.samples[0].origins, whole.calls, whole.segments),
     )
 
 
@@ -159,7 +159,7 @@ async def test_text_mode_gives_the_same_text_and_no_ids(tokenizer: ChatTokenizer
     model = ScriptedModel([f"{SEARCH} and more", "t</search>", ANSWER], None)
     trajectory = await play(model, None)
     assert trajectory.text == f"{SEARCH}<result>found: q</result>t</search><result>found: </result>{ANSWER}"
-    assert (trajectory.prompt_ids, trajectory.output_ids, trajectory.token_origin) == ([], [], [])
+    assert (trajectory.samples[0].prompt_ids, trajectory.samples[0].ids, trajectory.samples[0].origins) == ([], [], [])
     assert {(segment.start, segment.end) for segment in trajectory.segments} == {(0, 0)}
     assert str(model.requests[1].prompt).endswith("<|im_start|>assistant\n" + SEARCH + "<result>found: q</result>")
     assert [call.status for call in trajectory.calls] == ["ok", "invalid"]
@@ -171,8 +171,8 @@ async def test_stored_row_restores_the_trajectory(tokenizer: ChatTokenizer) -> N
     head = head_of_row(question, "base", 0, 1)
     row = row_of(head, trajectory, "e", tokenizer.digest)
     again = trajectory_of(row)
-    assert (again.segments, again.output_ids, again.token_origin) == (
-        *(trajectory.segments, trajectory.output_ids, trajectory.token_origin),
+    assert (again.segments, again.samples[0].ids, again.samples[0].origins) == (
+        *(trajectory.segments, trajectory.samples[0].ids, trajectory.samples[0].origins),
     )
     assert [(call.tool, call.argument, call.status, call.turn) for call in calls_of(row)] == [("search", "q", "ok", 0)]
     assert (row["calls_requested"], row["search_calls"], row["python_calls"], row["num_turns"]) == (1, 1, 0, 2)

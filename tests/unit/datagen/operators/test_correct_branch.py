@@ -116,7 +116,7 @@ async def test_global_refinement_rewrites_only_thoughts_and_executes_no_tool(wor
     assert actions[0] == actions[1]
     assert edit.trajectory.calls == parent.calls
     assert edit.trajectory.status == parent.status
-    assert edit.trajectory.prompt_ids == parent.prompt_ids
+    assert edit.trajectory.samples[0].prompt_ids == parent.samples[0].prompt_ids
     assert [tool.arguments for tool in world.tools.values()] == [[], []]
     assert not world.scripts["policy"].requests
     check_ids(edit.trajectory, world)

@@ -72,7 +72,10 @@ async def test_repeated_application_sends_no_request_and_gives_the_same_result(n
     refiner = [" it is early.", "<think>Not yet.</think><search>Z</search>"]
     edit = await operator.apply(world.bench(parent, critic=critic, refiner=refiner, policy=[FINISH], memory=memory))
     again = await operator.apply(world.bench(parent, memory=memory))
-    assert (again.trajectory.text, again.trajectory.output_ids) == (edit.trajectory.text, edit.trajectory.output_ids)
+    assert (again.trajectory.text, again.trajectory.samples[0].ids) == (
+        edit.trajectory.text,
+        edit.trajectory.samples[0].ids,
+    )
     assert (again.step, again.text) == (edit.step, edit.text)
     assert not any(script.requests for script in world.scripts.values())
 

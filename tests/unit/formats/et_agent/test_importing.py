@@ -50,8 +50,8 @@ def test_pools_of_another_flywheel_become_training_rows(flywheel: Desk) -> None:
     assert [row["status"] for row in rows][3:] == ["no_answer", "answered", "answered"]
     assert rows[5]["text"] == RIGHT
     tokenizer = ChatTokenizer.load(flywheel.tokenizer)
-    assert all(tokenizer.decode(row["output_ids"]) == row["text"] for row in rows)
-    assert {origin for row in rows for origin in row["token_origin"]} == {0, 2}, "none of them was sampled"
+    assert all(tokenizer.decode(row["samples"][0]["ids"]) == row["text"] for row in rows)
+    assert {origin for row in rows for origin in row["samples"][0]["origins"]} == {0, 2}, "none of them was sampled"
     flywheel.make("1/sft_rows")
     trained = flywheel.rows("1/sft_rows", "sft_rows")
     assert {row["rollout_key"] for row in trained} == {rows[place]["rollout_key"] for place in (1, 2, 5)}
@@ -128,7 +128,7 @@ def test_rollouts_import_from_parquet_and_whitespace_before_results_is_masked(di
     assert [part["text"] for part in segments if part["kind"] == "result"] == [" <result>\n36\n</result>"]
     assert (row["text"], row["num_turns"]) == (text, 2)
     space = segments[2]
-    assert set(row["token_origin"][space["start"] : space["end"]]) == {0}
+    assert set(row["samples"][0]["origins"][space["start"] : space["end"]]) == {0}
 
 
 def test_export_in_the_same_format_equals_the_import(flywheel: Desk) -> None:
@@ -183,7 +183,7 @@ def test_rows_are_text_only_without_a_tokenizer(flywheel: Desk) -> None:
     flywheel.config.write_text("\n".join(lines))
     flywheel.bring("pools", flywheel.write([evolved(1, calling("36"))]))
     (row,) = flywheel.rows("1/pools", "pools")
-    assert (row["output_ids"], row["prompt_ids"], row["tokenizer_digest"]) == ([], [], "")
+    assert (row["samples"][0]["ids"], row["samples"][0]["prompt_ids"], row["tokenizer_digest"]) == ([], [], "")
     flywheel.make("1/sft_rows")
     assert flywheel.run.record(Address(1, "sft_rows")).metrics["text_mode_rows"] == 1  # type: ignore[union-attr]
 

@@ -274,8 +274,8 @@ async def test_reencoded_tail_is_not_trained_on() -> None:
     generator = ScriptedGenerator(tokenizer, rounds_of_tools(1), overrun="\n\n")
     (group,) = await roll_out_groups(make_rollouts(generator, tokenizer, branching=ALONE), [job(1)])
     (made,) = group.trajectories
-    assert 2 in made.trajectory.token_origin
-    assert made.env_mask == [int(origin == 1) for origin in made.trajectory.token_origin]
+    assert 2 in made.trajectory.samples[0].origins
+    assert made.env_mask == [int(origin == 1) for origin in made.trajectory.samples[0].origins]
     for mask, logprob in zip(made.env_mask, made.logprobs, strict=True):
         assert (logprob < 0) == bool(mask)
     first_turn = made.logprobs[: made.logprobs.index(0.0)]

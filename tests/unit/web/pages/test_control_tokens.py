@@ -107,11 +107,11 @@ async def test_page_cannot_spell_tokens_that_are_matched_as_a_whole(form: str) -
         trajectory = await play(model, tokenizer, tool=tool, environment=environment, cache=cache)
         check_invariants(trajectory, tokenizer)
         assert [segment.kind for segment in trajectory.segments if segment.kind == "result"] == ["result"]
-        assert added.isdisjoint(trajectory.output_ids) == is_from_web
+        assert added.isdisjoint(trajectory.samples[0].ids) == is_from_web
         assert ("&lt;tool_call>x&lt;/tool_call> &lt;|fim_prefix|>" in trajectory.text) == is_from_web
         assert "<p>" in trajectory.text
         again = await play(ScriptedModel([], tokenizer), tokenizer, tool=tool, environment=environment, cache=cache)
-        assert again.text == trajectory.text and again.output_ids == trajectory.output_ids
+        assert again.text == trajectory.text and again.samples[0].ids == trajectory.samples[0].ids
         cache = Remembering()
 
 
