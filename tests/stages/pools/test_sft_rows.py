@@ -121,7 +121,7 @@ def test_pools_of_an_earlier_environment_version_fail_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.agent.config.ENVIRONMENT_VERSION", 1)
+        patch.setattr("treadle.environments.settings.ENVIRONMENT_VERSION", 1)
         earlier = ENVIRONMENT.digest()
     with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
         make_rows(tmp_path, QUESTIONS, [pool_row("a", environment_digest=earlier)])
