@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.agent import model_sessions as opening
-from treadle.agent import rollouts
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
+from treadle.environments.question import kind
 from treadle.environments.question.settings import QuestionSettings
 
 
@@ -33,7 +32,7 @@ def replace_tools(text: str) -> None:
     def make_stubs(settings: QuestionSettings, *_: object, **__: object) -> list[Tool]:
         return [StubTool(name, text) for name in ("python", "search") if settings.call_limit(name)]
 
-    assert hasattr(opening, "make_tools") and hasattr(rollouts, "sandbox_facts"), "tools are opened elsewhere now"
-    opening.make_tools = make_stubs
+    assert hasattr(kind, "make_tools") and hasattr(kind, "sandbox_facts"), "tools are opened elsewhere now"
+    kind.make_tools = make_stubs
     # No sandbox is used, and querying its facts takes 2 s.
-    rollouts.sandbox_facts = lambda settings: {}
+    kind.sandbox_facts = lambda settings: {}

@@ -29,13 +29,13 @@ import orjson
 from benchmarks.parts.figures import Figure, add_json_option, publish
 from benchmarks.parts.measuring import KIB, MemoryTimes, memory_kib
 from benchmarks.parts.scale_runs import tutor
-from treadle.agent import model_sessions as opening
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.config import load_config
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.world_files import write_world
+from treadle.environments.question import kind
 from treadle.environments.question.settings import QuestionSettings
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
@@ -121,12 +121,12 @@ def configuration(folder: Path, url: str, questions: int) -> TreadleConfig:
 
 def make(folder: Path, url: str, questions: int) -> dict[str, Any]:
     """Run one size and return its costs."""
-    real = opening.make_tools
+    real = kind.make_tools
 
     def with_stub(settings: QuestionSettings, *given: Any, **options: Any) -> list[Tool]:
         return [Arithmetic(), *(tool for tool in real(settings, *given, **options) if tool.name != "python")]
 
-    opening.make_tools = with_stub
+    kind.make_tools = with_stub
     asked, pools = flow_instances(configuration(folder, url, questions))
     root = folder / f"root-{questions}"
     run = Run.create(root, "r", {}, {})

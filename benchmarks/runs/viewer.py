@@ -56,7 +56,8 @@ def rows_of(table: schemas.Table, number: int) -> Iterator[dict[str, Any]]:
     }
     generator = random.Random(0)
     thoughts, results = texts(TEXTS, 400, generator), texts(TEXTS, 1_400, generator)
-    ids, origins = [generator.randrange(50_000) for _ in range(3_000)], [1] * 1_500
+    ids = [generator.randrange(50_000) for _ in range(3_000)]
+    sample = {"prompt_ids": [], "training_prompt_ids": None, "origins": [1] * 1_500, "turn_starts": [], "spans": []}
     for place in range(number // SAMPLES if table.kind == "questions" else number):
         question = place if table.kind == "questions" else place // SAMPLES
         row = base | {"question_key": f"{question:016x}", "dataset": f"world-{question % 5}", "domain": "qa"}
@@ -71,10 +72,7 @@ def rows_of(table: schemas.Table, number: int) -> Iterator[dict[str, Any]]:
             yield row | {"prediction": "Ilme", "correct": right, "score": float(right), "scorer": "qa_f1"}
             continue
         yield (
-            row
-            | _rollout(generator, thoughts, results)
-            | {"output_ids": ids[place % 1_500 :][:1_500]}
-            | {"token_origin": origins}
+            row | _rollout(generator, thoughts, results) | {"samples": [sample | {"ids": ids[place % 1_500 :][:1_500]}]}
         )
 
 

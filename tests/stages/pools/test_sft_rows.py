@@ -43,7 +43,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen.sft_rows import selection as sft_selection
 from treadle.datagen.sft_rows import stage as sft_rows
 from treadle.datagen.sft_rows.settings import SftRowsOptions
-from treadle.environments.question.episode import QuestionEpisode, first_messages
+from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.rows import row_of
 from treadle.rl.engine.rows import Row, prompt_ids
@@ -326,7 +326,7 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
     for number, (trajectory, model) in rollouts.items():
         row = rows[f"r{number}"]
         prompt, output, end = model.prompts[0], trajectory.samples[0].ids, list(tokenizer.turn_end_ids)
-        asked = first_messages(ENVIRONMENT, Task.from_row(questions[list(TURNS).index(number)]))
+        asked = ENVIRONMENT.first_messages(Task.from_row(questions[list(TURNS).index(number)]))
         assert prompt == tokenizer.prompt_ids(asked) == row["input_ids"][: len(prompt)]
         assert row["input_ids"] == [*prompt, *output, *end]
         assert (row["system"], row["user"], row["assistant"]) == (*(one["content"] for one in asked), trajectory.text)

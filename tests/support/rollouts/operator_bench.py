@@ -180,7 +180,7 @@ class World:
         engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.dialect)
         tools: dict[str, Tool] = dict(self.tools)
         options = EpisodeOptions(additional_calls=more)
-        return await engine.roll_out(
+        trajectory = await engine.roll_out(
             QuestionEpisode(self.settings, tools),
             QUESTION,
             seed=seed,
@@ -189,6 +189,7 @@ class World:
             prefix=prefix,
             options=options,
         )
+        return trajectory.without_turn_end()
 
 
 def environment(**keys: object) -> QuestionSettings:

@@ -96,6 +96,19 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
     return {**row, **columns}
 
 
+def sample(origins: Sequence[int]) -> dict[str, Any]:
+    """Return an item of the column `samples`, with a prompt of one id and these origins."""
+    ids = [5] * len(origins)
+    return {
+        "prompt_ids": [1],
+        "training_prompt_ids": None,
+        "ids": ids,
+        "origins": list(origins),
+        "turn_starts": [],
+        "spans": [],
+    }
+
+
 def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> dict[str, Any]:
     """Return a row of `scores`."""
     value = None if correct is None else float(correct)

@@ -79,8 +79,12 @@ class WordCodec:
         """Their ids."""
         return self.encode(self.render(messages))
 
+    def reply_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """See `treadle.agent.model_types.Renderer`: the end of the turn, and the messages."""
+        return self._words[0] + self.render(messages)
+
     def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
-        """See `treadle.agent.token_ids.Codec`: the end of the turn, and the messages."""
+        """See `treadle.agent.token_ids.Codec`: the ids of `reply_text`."""
         return [0, *self.prompt_ids(messages)], 1
 
 

@@ -33,6 +33,7 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
+from treadle.environments.question.kind import QuestionRuntime
 from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.engine.verl import loop as verl_loop
 from treadle.rl.engine.verl.compose import compose_config
@@ -64,7 +65,7 @@ class Probe:
         self.plan = RlPlan.from_json(json.dumps(self.job["plan"]))
         self.lines = json.loads((folder / "overrides.json").read_text())
         self.codec = ChatTokenizer.load(folder / "start")
-        self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT.dialect))
+        self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT))
 
     def composed(self) -> dict[str, Any]:
         """Return how verl's schema answers each list of overrides, unknown keys, and some resulting values."""
@@ -155,9 +156,10 @@ class Probe:
         from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
         from verl.workers.rollout.replica import TokenOutput
 
+        settings = CONTRACT_ENVIRONMENT if host is ContractHost else WIDE
         made = host(
             self.plan,
-            OpenEnvironment(CONTRACT_ENVIRONMENT if host is ContractHost else WIDE, contract_tools()),
+            OpenEnvironment(settings, QuestionRuntime(settings, contract_tools())),
             self.codec,
             CONTRACT_VOCABULARY,
             VerlFolder(self.folder / "verl"),

@@ -7,13 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.tables.score_tables import question, rollout, score_rows
+from support.tables.score_tables import question, rollout, sample, score_rows
 
 from treadle.agent.contract import CallRecord
 from treadle.agent.dialects.base import Segment
 from treadle.agent.trajectory import Trajectory
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
+from treadle.core.schemas import ROLLOUTS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.rollouts.rows import row_of
 from treadle.eval.config import ScoresOptions, ScoresSettings
@@ -39,14 +40,16 @@ def only_row(tmp_path: Path, segments: list[tuple[str, str]], tokenizer: Path | 
 
 
 def test_ids_not_written_by_a_tool_are_counted(tmp_path: Path) -> None:
-    row = only_row(tmp_path, [ANSWER], output_ids=[5] * 6, token_origin=[1, 1, 0, 0, 2, 1], tokenizer_digest="d")
+    row = only_row(tmp_path, [ANSWER], samples=[sample([1, 1, 0]), sample([0, 2, 1])], tokenizer_digest="d")
     assert row["reasoning_tokens"] == 4
 
 
 def test_ids_are_counted_per_rollout_of_a_batch() -> None:
-    origins = pa.array([[1, 0, 2], [], [0, 0], [1]], pa.list_(pa.int8()))
-    assert count_agent_ids(origins) == [2, 0, 0, 1]
-    assert count_agent_ids(origins[1:]) == [0, 0, 1]
+    rollouts = [[[1, 0, 2]], [[]], [[0, 0]], [], [[1], [0, 1]]]
+    rows = [[sample(origins) for origins in samples] for samples in rollouts]
+    samples = pa.array(rows, ROLLOUTS.schema.field("samples").type)
+    assert count_agent_ids(samples) == [2, 0, 0, 0, 2]
+    assert count_agent_ids(samples[1:]) == [0, 0, 0, 2]
 
 
 def test_text_is_counted_by_the_model_tokenizer_if_ids_are_missing(tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_result_text_never_changes_a_length(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.covers("evaluation-11")
 def test_unloadable_tokenizer_is_an_error_before_any_row(tmp_path: Path) -> None:
-    ids = {"output_ids": [5], "token_origin": [1], "tokenizer_digest": "d"}
+    ids = {"samples": [sample([1])], "tokenizer_digest": "d"}
     with pytest.raises(ConfigError, match=r"nowhere.tokenizer\.json"):
         only_row(tmp_path / "a", [ANSWER], tmp_path / "nowhere", **ids)
     settings = ScoresSettings(tokenizer=write_byte_tokenizer(tmp_path / "tokenizer"), tokenizer_digest="other")
@@ -105,7 +108,7 @@ def test_published_token_f1_is_reported_next_to_the_corrected_one(tmp_path: Path
 def scored_calls(tmp_path: Path, calls: list[CallRecord], segments: list[tuple[str, str]]) -> Any:
     """Return the row of `scores` for a trajectory as the engine writes it down, ledger and all."""
     parts = [Segment(kind, text, 0, 0) for kind, text in segments]
-    trajectory = Trajectory("answered", "".join(part.text for part in parts), parts, [], [], [], calls, 1)
+    trajectory = Trajectory("answered", "".join(part.text for part in parts), parts, [], calls, 1)
     written = row_of(rollout("r1", "q1", []), trajectory, "e", "")
     (row,), _ = score_rows(tmp_path, QUESTIONS, [written])
     return row

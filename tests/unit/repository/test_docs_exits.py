@@ -19,7 +19,20 @@ PAGE = ROOT / "docs/behaviour/exits.md"
 _ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
 TROUBLES = ROOT / "docs/guides/troubleshooting.md"
 _REFUSAL_KINDS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
-_CODE = ("agent", "core", "datagen", "eval", "formats", "report", "retriever", "rl", "sft", "tasks", "web")
+_CODE = (
+    "agent",
+    "core",
+    "datagen",
+    "environments",
+    "eval",
+    "formats",
+    "report",
+    "retriever",
+    "rl",
+    "sft",
+    "tasks",
+    "web",
+)
 
 
 class Exit(NamedTuple):

@@ -12,6 +12,7 @@ from treadle.agent.contract import Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core import engines
 from treadle.core.errors import ConfigError
+from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import AlgebraLimits
 from treadle.rl.engine.scorer import open_scorer, require_algebra
 from treadle.rl.rewards import GroupItem
@@ -28,13 +29,13 @@ def test_environment_without_algebra_is_refused_with_the_install_command(
     plan = verl_plan(algebra=AlgebraLimits())
     with pytest.raises(ConfigError, match=r"environment of verl has no math-verify; run `treadle env install verl`"):
         require_algebra(plan)
-    with pytest.raises(ConfigError, match="math-verify"), open_scorer(plan, TOOL_DIALECT):
+    with pytest.raises(ConfigError, match="math-verify"), open_scorer(plan, QuestionSettings()):
         pass
     require_algebra(verl_plan())
 
 
 def test_answers_that_need_algebra_are_unequal_without_it() -> None:
-    with open_scorer(verl_plan(), TOOL_DIALECT) as scorer:
+    with open_scorer(verl_plan(), QuestionSettings()) as scorer:
         (reward,) = scorer.rewards([SUM], Task("q", "?", domain="math"), ["1+x"], (0.0, 0.0))
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
 

@@ -302,7 +302,16 @@ ROWS_OF_QUESTIONS = QUESTIONS.schema.names
 
 
 def test_rollout_row_round_trips(tmp_path: Path) -> None:
-    values = {pa.string(): "x", pa.int32(): 1, pa.int64(): 2}
-    row = {field.name: values.get(field.type, []) for field in ROLLOUTS.schema} | {"output_ids": [1, 2], "error": None}
+    values = {pa.string(): "x", pa.int32(): 1, pa.int64(): 2, pa.bool_(): True, pa.float64(): 0.5}
+    sample = {
+        "prompt_ids": [1, 2],
+        "training_prompt_ids": None,
+        "ids": [3, 4],
+        "origins": [1, 0],
+        "turn_starts": [0],
+        "spans": [{"role": "assistant", "start": 0, "end": 1}, {"role": "result", "start": 1, "end": 2}],
+    }
+    row = {field.name: values.get(field.type, []) for field in ROLLOUTS.schema}
+    row |= {"samples": [sample, sample | {"training_prompt_ids": [1]}], "turn_rewards": [0.5, None], "error": None}
     ref = write(tmp_path, [row], table=ROLLOUTS)
     assert list(ArtifactReader(open_storage(tmp_path), ref).rows()) == [row]

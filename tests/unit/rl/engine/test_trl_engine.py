@@ -23,7 +23,6 @@ from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, T
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.environments.question.episode import first_messages
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, kind_of
 from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
@@ -181,7 +180,7 @@ def test_rows_are_restored_as_questions_with_their_answers(tmp_path: Path, codec
     rows = read_rows(path)
     assert [row.question.key for row in rows] == ["q0", "q1", "q2", "q3"]
     assert rows[0].answers == ("5",) and rows[0].question.domain == "math"
-    messages = first_messages(trl_jobs.ENVIRONMENT, rows[0].question)
+    messages = trl_jobs.ENVIRONMENT.first_messages(rows[0].question)
     assert first_prompt(path, trl_jobs.ENVIRONMENT, codec) == codec.prompt_ids(messages)
 
 

@@ -24,7 +24,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import RL_ROLLOUTS
 from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.environments.question.episode import first_messages
+from treadle.environments.question.kind import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl.barrier import GroupFailed
@@ -49,8 +49,9 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, rewards: RewardFunction | None = None) -> LoopHost:
-    opened = OpenEnvironment(SETTINGS, {"search": StubTool("search"), "python": StubTool("python")})
-    scorer = GroupScorer(plan, None, SETTINGS.dialect)
+    tools = {"search": StubTool("search"), "python": StubTool("python")}
+    opened = OpenEnvironment(SETTINGS, QuestionRuntime(SETTINGS, tools))
+    scorer = GroupScorer(plan, None, SETTINGS)
     return LoopHost(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer, rewards=rewards)
 
 
@@ -261,7 +262,7 @@ def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None
     (made,) = pq.read_table(target).to_pylist()
     asked = Sample.from_fields({**made, "uid": "u", "global_steps": 1}).question
     assert (asked.format, asked.domain, asked.rule) == ("assertion", "qa", "math")
-    assert made["prompt"] == [dict(message) for message in first_messages(environment, asked)]
+    assert made["prompt"] == [dict(message) for message in environment.first_messages(asked)]
     assert made["prompt"][0]["content"] == environment.system_text_of("assertion") != environment.system_text
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.servers import own_clock
@@ -24,12 +23,14 @@ from support.training.scripted_groups import (
     settings,
 )
 
+from treadle.agent.contract import EpisodeOptions, InitialState, Task
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.search import SearchTool, SearchToolSettings
 from treadle.core.errors import EndpointUnavailable, EngineError, ModelError, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
 from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.kind import QuestionRuntime
 from treadle.retriever.index import Hit
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
@@ -42,12 +43,22 @@ class Counted(QuestionEpisode):
     opened = 0
     closed = 0
 
-    async def reset(self, *args: Any) -> list[dict[str, str]]:
+    async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         type(self).opened += 1
-        return await super().reset(*args)
+        return await super().reset(task, options)
 
     async def close(self) -> None:
         type(self).closed += 1
+
+
+@dataclass(frozen=True)
+class RuntimeOf(QuestionRuntime):
+    """Makes episodes of one class."""
+
+    kind: type[QuestionEpisode]
+
+    def episode(self) -> QuestionEpisode:
+        return self.kind(self.settings, self.tools)
 
 
 class Broken(StubTool):
@@ -73,13 +84,12 @@ def search_outage() -> ToolError:
 
 def with_tool(tool: StubTool, reply: Callable[[str, int], str], branching: Branching = ALONE) -> GroupRollouts:
     codec = WordCodec()
-    environment = settings()
 
     class Episode(Counted):
         pass
 
     rollouts = make_rollouts(ScriptedGenerator(codec, reply), codec, branching=branching)
-    return replace(rollouts, new_environment=lambda: Episode(environment, {"search": tool}))
+    return replace(rollouts, runtime=RuntimeOf(settings(), {"search": tool}, Episode))
 
 
 def search_by_seed(context: str, seed: int) -> str:
@@ -98,9 +108,9 @@ async def test_infrastructure_failure_fails_its_group_only(error: Exception, bra
     assert failed.retryable == getattr(error, "retryable", False)
     assert (fine.error, len(fine.trajectories)) == ("", 4)
     assert rollouts.membership.num_active == 0
-    environment = type(rollouts.new_environment())
-    assert issubclass(environment, Counted)
-    assert environment.opened == environment.closed > 0
+    episode = type(rollouts.runtime.episode())
+    assert issubclass(episode, Counted)
+    assert episode.opened == episode.closed > 0
 
 
 async def test_failure_ends_waiting_siblings() -> None:
@@ -172,9 +182,9 @@ async def test_permanent_error_is_raised(error: Exception) -> None:
     rollouts = with_tool(Broken(error, lambda _: True), search_by_seed)
     with pytest.raises(type(error), match=str(error)):
         await roll_out_groups(rollouts, [job(2, 1, "a"), job(2, 2, "b")])
-    environment = type(rollouts.new_environment())
-    assert issubclass(environment, Counted)
-    assert environment.opened == environment.closed
+    episode = type(rollouts.runtime.episode())
+    assert issubclass(episode, Counted)
+    assert episode.opened == episode.closed
 
 
 async def test_environment_that_fails_to_close_keeps_no_other_open() -> None:
@@ -185,7 +195,7 @@ async def test_environment_that_fails_to_close_keeps_no_other_open() -> None:
                 raise ZeroDivisionError("a defect")
 
     rollouts = with_tool(StubTool("search"), search_by_seed)
-    rollouts = replace(rollouts, new_environment=lambda: Stubborn(settings(), {"search": StubTool("search")}))
+    rollouts = replace(rollouts, runtime=RuntimeOf(settings(), {"search": StubTool("search")}, Stubborn))
     with pytest.raises(ZeroDivisionError):
         await roll_out_groups(rollouts, [job(4)])
     assert (Stubborn.opened, Stubborn.closed, rollouts.membership.num_active) == (4, 4, 0)
