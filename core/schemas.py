@@ -227,7 +227,7 @@ ROLLOUTS = Table(
 
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
-    3,
+    4,
     ("rollout_key",),
     pa.schema(
         [
@@ -247,6 +247,8 @@ ROLLOUT_TELEMETRY = Table(
                 "prompt tokens of the model that summarizes searches, over its calls",
             ),
             _field("summarizer_completion_tokens", pa.int64(), "tokens sampled by that model"),
+            _field("num_restarts", pa.int32(), "times that it began again because its episode could not be resumed"),
+            _field("voided_tokens", pa.int64(), "prompt and sampled tokens of the attempts before the last restart"),
             _field("odd_answers", pa.string(), "JSON object: kind of odd answer -> number of such answers"),
         ]
     ),

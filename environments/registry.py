@@ -16,6 +16,8 @@ from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from treadle.core.config import config_folders
 from treadle.core.errors import ConfigError
 from treadle.core.untrusted.input_files import file_sha256
+from treadle.environments.custom.base import Environment
+from treadle.environments.custom.kind import CustomType
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentType, Traits
@@ -140,9 +142,10 @@ def _type_in_module(module: str, attribute: str) -> EnvironmentType:
 
 
 def _as_type(found: Any, name: str) -> EnvironmentType:
-    """Return the type that a class is, or that it describes as an `Environment`."""
-    described = getattr(found, "environment_type", None)
-    made = described() if described is not None else found() if isinstance(found, type) else found
+    """Return the type that a class is, or that stands for an environment class."""
+    if isinstance(found, type) and issubclass(found, Environment):
+        return CustomType(found)
+    made = found() if isinstance(found, type) else found
     missing = [part for part in ("settings", "traits", "open") if not hasattr(made, part)]
     if missing:
         raise ConfigError(

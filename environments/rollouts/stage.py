@@ -17,9 +17,8 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.cached_units import cached_calls, cached_completions
 from treadle.agent.call_cache import CallCache, JournalCache
-from treadle.agent.contract import CallRecord, Task
+from treadle.agent.contract import CallRecord, EpisodeOptions, Task
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest, unique_jobs
 from treadle.agent.jobs.runner import raise_no_output
 from treadle.agent.jobs.stage import JobStage
@@ -35,17 +34,19 @@ from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.work_clock import timed_work
 from treadle.environments.opening import engine_of, open_runtime
-from treadle.environments.registry import environment_type
+from treadle.environments.registry import environment_type, traits_of
 from treadle.environments.rollouts.report import ODD, unreadable_output_warnings
+from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
 from treadle.environments.rollouts.rows import (
     FAILED,
     failed_row,
     head_of_row,
     question_content_key,
+    rollout_seed,
     row_of,
     telemetry_of,
 )
-from treadle.environments.rollouts.settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
+from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings, job_columns, selected_questions
 from treadle.environments.settings import ENVIRONMENT_VERSION
 from treadle.environments.types import EnvironmentRuntime, Resources
 
@@ -93,7 +94,12 @@ class RolloutsRun(JobStage[QuestionJob]):
         if policy.codec is None:
             self._facts["tokenizer_digest"] = ""
         self._engine = engine_of(policy, settings.environment, self._options.sampling, role=self._options.role)
-        async with open_runtime(settings.environment, Resources(summarizer, self._context.store)) as self._runtime:
+        roles = {
+            role: (await sessions.model(one.name, one.model, one.tokenizer_digest)).for_role(role, one.sampling)
+            for role, one in settings.roles.items()
+        }
+        resources = Resources(summarizer, self._context.store, roles=roles)
+        async with open_runtime(settings.environment, resources) as self._runtime:
             yield
 
     def _count_earlier(self) -> None:
@@ -112,25 +118,33 @@ class RolloutsRun(JobStage[QuestionJob]):
             policy_tokens, helper = ([int(counts.get(name, 0)) for name in names] for names in (_TOKENS, _SUMMARY))
             return (policy_tokens[0], policy_tokens[1]), (helper[0], helper[1])
         cache = JournalCache(self._journal, key)
-        answers = list(cached_completions(cache))
-        return _tokens(answers), _tokens(cached_calls(cache, len(answers)))
+        used = list(cached_usage(cache))
+        answers = [one for one in used if isinstance(one, Completion)]
+        return _tokens(answers), _tokens([one for one in used if isinstance(one, CallRecord)])
 
     async def _run_job(self, job: QuestionJob) -> None:
-        assert self._engine is not None and self._runtime is not None
         loop = asyncio.get_running_loop()
         started = loop.time()
         head = self._head(job)
         cache: CallCache = JournalCache(self._journal, job.key)
         with timed_work() as clock:
-            trajectory = await self._engine.roll_out(
-                self._runtime.episode(),
-                Task.from_row(job.question),
-                seed=head["seed"],
-                deadline=clock.time() + self._settings.environment.rollout_time_s,
-                cache=cache,
+            deadline = clock.time() + self._settings.environment.rollout_time_s
+            trajectory = await roll_out_again(
+                lambda seed, cache: self._roll_out(job, seed, cache, deadline), head["seed"], cache
             )
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._facts["tokenizer_digest"])
         self._finish(job, row, trajectory, loop.time() - started)
+
+    async def _roll_out(self, job: QuestionJob, seed: int, cache: CallCache, deadline: float) -> Trajectory:
+        assert self._engine is not None and self._runtime is not None
+        return await self._engine.roll_out(
+            self._runtime.episode(),
+            Task.from_row(job.question),
+            seed=seed,
+            deadline=deadline,
+            cache=cache,
+            options=EpisodeOptions(group_seed=rollout_seed(self._settings.seed, job.question, "", -1)),
+        )
 
     def _finish(self, job: QuestionJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
         telemetry = telemetry_of(row["rollout_key"], self._context.attempt, seconds, trajectory)
@@ -242,11 +256,13 @@ def _has_model_text(row: Mapping[str, Any]) -> bool:
 def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[QuestionJob]:
     """Yield the jobs of all rollouts that settings and questions define, in the order of their rows.
 
-    Questions that ask the same have the same seeds, and so the same jobs: gold answers are no part of a rollout.
+    Questions that ask the same have the same seeds, and so the same jobs: gold answers that episodes do not read are no
+    part of a rollout.
     """
     shared, environment = shared_digest(settings, inputs), settings.environment.digests()
+    columns = job_columns(traits_of(settings.environment))
     seen: set[bytes] = set()
-    for question in selected_questions(settings.options, inputs["questions"], JOB_COLUMNS):
+    for question in selected_questions(settings.options, inputs["questions"], columns):
         question_content = [question_content_key(question), environment.of(question), question["search"]]
         digest = bytes.fromhex(job_key(*question_content))
         is_copy = digest in seen
