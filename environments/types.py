@@ -25,6 +25,7 @@ class Traits:
         has_answers: Whether tasks have gold answers that the rules of `scores` compare with; otherwise the environment
             says how good a rollout is.
         brings_tasks: Whether the type has tasks of its own.
+        writes_messages: Whether episodes write messages between turns of the model, not only blocks inside one.
         reads_payload: Whether episodes read the payload of tasks.
         roles: Names of the models that episodes ask.
     """
@@ -33,6 +34,7 @@ class Traits:
     forks: bool = False
     has_answers: bool = False
     brings_tasks: bool = False
+    writes_messages: bool = True
     reads_payload: bool = True
     roles: tuple[str, ...] = ()
 

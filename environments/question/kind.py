@@ -43,7 +43,7 @@ class QuestionType:
 
     def traits(self, settings: QuestionSettings) -> Traits:
         """See `EnvironmentType`."""
-        return Traits(resume="replay", forks=True, has_answers=True, reads_payload=False)
+        return Traits(resume="replay", forks=True, has_answers=True, writes_messages=False, reads_payload=False)
 
     async def tasks(self, settings: QuestionSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
         """Yield nothing; questions come from files."""

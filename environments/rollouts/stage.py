@@ -27,6 +27,7 @@ from treadle.agent.rollout import RolloutEngine, rare_collections
 from treadle.agent.trajectory import STATUSES, Trajectory
 from treadle.core import steady_loop
 from treadle.core.answers.extraction import SYSTEM_KINDS
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.llm.types import Completion
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
@@ -73,7 +74,7 @@ class RolloutsRun(JobStage[QuestionJob]):
         self._started = 0.0
         self._engine: RolloutEngine | None = None
         self._runtime: EnvironmentRuntime | None = None
-        self._facts = {"sandbox": {}, "tokenizer_digest": ""}
+        self._facts = {"environment": {}, "context": {}, "tokenizer_digest": ""}
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
@@ -89,10 +90,11 @@ class RolloutsRun(JobStage[QuestionJob]):
             summarizer = await sessions.model(
                 settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
             )
-        self._facts["sandbox"] = environment_type(settings.environment).facts(settings.environment)
+        self._facts["environment"] = environment_type(settings.environment).facts(settings.environment)
         policy.check_token_ids()
         if policy.codec is None:
             self._facts["tokenizer_digest"] = ""
+        self._facts["context"] = self._context_facts(policy.codec)
         self._engine = engine_of(policy, settings.environment, self._options.sampling, role=self._options.role)
         roles = {
             role: (await sessions.model(one.name, one.model, one.tokenizer_digest)).for_role(role, one.sampling)
@@ -101,6 +103,20 @@ class RolloutsRun(JobStage[QuestionJob]):
         resources = Resources(summarizer, self._context.store, roles=roles)
         async with open_runtime(settings.environment, resources) as self._runtime:
             yield
+
+    def _context_facts(self, tokenizer: ChatTokenizer | None) -> dict[str, str]:
+        """Warn if the chat template rewrites earlier turns, which an append-only context does not; return the facts."""
+        if tokenizer is None or not traits_of(self._settings.environment).writes_messages:
+            return {}
+        rewrites = tokenizer.context_rewrites(("user",))
+        for sentence in rewrites.values():
+            _log.warning(
+                "models.%s: the chat template %s; rollouts only append to their context, so the model sees and is "
+                "trained on other tokens there",
+                self._settings.model_name,
+                sentence.rstrip("."),
+            )
+        return {"context": "append_only", **{f"template_{kind}": sentence for kind, sentence in rewrites.items()}}
 
     def _count_earlier(self) -> None:
         """Charge the budget with the usage of earlier attempts, including rollouts that were interrupted."""
@@ -205,7 +221,8 @@ class RolloutsRun(JobStage[QuestionJob]):
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
             **{name: totals[name] for name in _SUMMARY if self._settings.environment.summarizer},
             **{f"{ODD}{name}": count for name, count in sorted(odd_answers.items())},
-            **worked.facts.get("sandbox", {}),
+            **worked.facts.get("environment", {}),
+            **worked.facts.get("context", {}),
         }
         for sentence in unreadable_output_warnings(metrics):
             _log.warning("%s: %s", self._context.address, sentence)
