@@ -14,7 +14,8 @@ from treadle.core.runs.address import Address
 from treadle.core.store.leases import hold_key, watch_leases
 from treadle.core.store.locks import hold
 from treadle.core.store.object_storage import ObjectStorage
-from treadle.core.store.storage import Storage, remove_abandoned
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import remove_abandoned
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from treadle.core.errors import RunError
 from treadle.core.store.leases import hold_key, watch_leases
 from treadle.core.store.locks import Lease, LeaseWatch
 from treadle.core.store.object_storage import ObjectStorage
-from treadle.core.store.storage import Storage, make_folder, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import make_folder, storage_errors
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from treadle.core.store.artifacts import parse_manifest
 from treadle.core.store.leases import watch_leases
 from treadle.core.store.locks import LeaseWatch
 from treadle.core.store.object_storage import ObjectStorage
-from treadle.core.store.storage import Storage, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
 
 What = Literal["artifact", "journal", "workspace", "work folder", "temporary", "remains of a run"]
 

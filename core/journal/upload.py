@@ -24,7 +24,8 @@ from treadle.core.journal.journal import Journal, count_finished
 from treadle.core.journal.segments import is_intact, segments
 from treadle.core.store.locks import Lease
 from treadle.core.store.object_storage import ObjectStorage, RetryPolicy
-from treadle.core.store.storage import Storage, make_folder, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import make_folder, storage_errors
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.locks import LeaseWatch
 from treadle.core.store.parquet import TableWriter
-from treadle.core.store.storage import Storage
+from treadle.core.store.roots import Storage
 
 WORK_FOLDER = "work"
 """Folder of an attempt for files that are not needed after it completes."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from treadle.core.config import digest_json
 from treadle.core.errors import RunError
 from treadle.core.runs.records import FORMAT, StoredRecord
-from treadle.core.store.storage import Storage
+from treadle.core.store.roots import Storage
 
 T_Record = TypeVar("T_Record", bound=StoredRecord)
 

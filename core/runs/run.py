@@ -41,8 +41,8 @@ from treadle.core.store.artifacts import ArtifactRef, verify_artifact
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.leases import hold_key, holder_of
 from treadle.core.store.locks import Lease, live_holder, write_fenced
-from treadle.core.store.roots import open_storage
-from treadle.core.store.storage import LocalStorage, Storage
+from treadle.core.store.roots import Storage, open_storage
+from treadle.core.store.storage import LocalStorage
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CUT_OFF = ("failed", "interrupted", "crashed")

@@ -30,7 +30,8 @@ from treadle.core.journal.upload import count_recorded, fetch_journal, last_toke
 from treadle.core.runs.stage import JournalView, WorkResult
 from treadle.core.store.leases import hold_key, watch_leases
 from treadle.core.store.locks import Lease, LeaseWatch, write_fenced
-from treadle.core.store.storage import Storage, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
 
 _log = logging.getLogger(__name__)
 

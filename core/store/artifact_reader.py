@@ -13,7 +13,8 @@ import pyarrow as pa
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import TABLES
 from treadle.core.store.artifacts import ArtifactRef, FileEntry, read_manifest
-from treadle.core.store.storage import Storage, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
 
 _BATCH_ROWS = 1024
 

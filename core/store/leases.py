@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from treadle.core.store.locks import FileLeaseWatch, Holder, Lease, LeaseWatch, hold, live_holder
 from treadle.core.store.object_storage import ObjectStorage
-from treadle.core.store.storage import Storage
+from treadle.core.store.roots import Storage
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
-from treadle.core.store.storage import Storage, storage_errors, write_all
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors, write_all
 from treadle.core.store.watched_path import file_identity, moved
 from treadle.core.untrusted.sanitize import one_line
 
