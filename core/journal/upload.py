@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from treadle.core.errors import RunError, StorageError
 from treadle.core.journal.journal import Journal, count_finished
 from treadle.core.journal.segments import is_intact, segments
-from treadle.core.store.locks import Lease
+from treadle.core.store.leases import Lease
 from treadle.core.store.object_storage import ObjectStorage, RetryPolicy
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import make_folder, storage_errors

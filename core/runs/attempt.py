@@ -25,7 +25,7 @@ from treadle.core.runs.retry import retry_journal
 from treadle.core.runs.run import Run, utc_now
 from treadle.core.runs.stage import Instance, JournalView, Progress, Rows, Stage, WorkResult
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.core.store.locks import Lease
+from treadle.core.store.leases import Lease
 from treadle.core.store.storage import storage_errors
 
 _log = logging.getLogger(__name__)

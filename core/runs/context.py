@@ -13,7 +13,7 @@ from treadle.core.runs.shards import ShardPlan, Shards, shard_of
 from treadle.core.runs.stage import JournalView, Progress, Rows, Stage, StageContext, WorkResult
 from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.store.keyed_store import KeyedStore
-from treadle.core.store.locks import LeaseWatch
+from treadle.core.store.leases import LeaseWatch
 from treadle.core.store.parquet import TableWriter
 from treadle.core.store.roots import Storage
 

@@ -20,8 +20,7 @@ from treadle.core.runs.execute import fingerprint_of, is_current
 from treadle.core.runs.run import Run
 from treadle.core.runs.shards import ShardPlan, Shards
 from treadle.core.runs.stage import Instance, JournalView, Progress
-from treadle.core.store.leases import watch_leases
-from treadle.core.store.locks import LeaseWatch
+from treadle.core.store.leases import LeaseWatch, watch_leases
 
 _log = logging.getLogger(__name__)
 

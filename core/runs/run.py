@@ -39,8 +39,8 @@ from treadle.core.runs.shards import Shards
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef, verify_artifact
 from treadle.core.store.keyed_store import KeyedStore
-from treadle.core.store.leases import hold_key, holder_of
-from treadle.core.store.locks import Lease, live_holder, write_fenced
+from treadle.core.store.leases import Lease, hold_key, holder_of, write_fenced
+from treadle.core.store.locks import live_holder
 from treadle.core.store.roots import Storage, open_storage
 from treadle.core.store.storage import LocalStorage
 

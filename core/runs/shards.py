@@ -28,8 +28,7 @@ from treadle.core.journal.journal import Journal, finished_owners, finished_rows
 from treadle.core.journal.segments import segments
 from treadle.core.journal.upload import count_recorded, fetch_journal, last_token, open_journal
 from treadle.core.runs.stage import JournalView, WorkResult
-from treadle.core.store.leases import hold_key, watch_leases
-from treadle.core.store.locks import Lease, LeaseWatch, write_fenced
+from treadle.core.store.leases import Lease, LeaseWatch, hold_key, watch_leases, write_fenced
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
 
