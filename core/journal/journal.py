@@ -55,7 +55,7 @@ def _parts(place: int) -> tuple[int, int, int]:
 
 
 class Journal:
-    """Durable records by owner and unit; implements `core.stage.JournalView`.
+    """Durable records by owner and unit; implements `core.runs.stage.JournalView`.
 
     `append` and `finish` pass the record to the kernel before they return, so it survives SIGKILL. A thread forces the
     data to disk every 100 ms, which bounds what a power loss costs. The first record of an owner and unit wins. Only

@@ -17,13 +17,23 @@ from treadle.core.gc.commit_gate import committing
 from treadle.core.journal.upload import delete_journal, open_journal
 from treadle.core.runs.attempt_log import log_to
 from treadle.core.runs.bound_inputs import open_inputs
-from treadle.core.runs.context import WORK_FOLDER, Context, NullProgress, Outputs, run_on_shards
 from treadle.core.runs.earlier_jobs import attempt_start, reused_jobs
 from treadle.core.runs.provenance import package_versions
 from treadle.core.runs.records import AttemptRecord, AttemptState, InputRef, StageRecord
 from treadle.core.runs.retry import retry_journal
 from treadle.core.runs.run import Run, utc_now
-from treadle.core.runs.stage import Instance, JournalView, Progress, Rows, Stage, WorkResult
+from treadle.core.runs.shard_work import work_on_shards
+from treadle.core.runs.stage import (
+    WORK_FOLDER,
+    Instance,
+    JournalView,
+    Outputs,
+    Progress,
+    Rows,
+    Stage,
+    StageContext,
+    WorkResult,
+)
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.core.store.leases import Lease
 from treadle.core.store.storage import storage_errors
@@ -91,7 +101,7 @@ class Attempt:
             stack.callback(self._keep_log)
             try:
                 stack.enter_context(log_to(log_path))
-                record = self._make(accept_failures, progress or NullProgress())
+                record = self._make(accept_failures, progress or Progress())
             except TreadleError as error:
                 _log.error("%s: %s", self._record.address, error)
                 self._end("failed", str(error))
@@ -127,20 +137,20 @@ class Attempt:
             ) as reused,
         ):
 
-            def context_of(journal: JournalView) -> Context:
-                return Context(
+            def context_of(journal: JournalView) -> StageContext:
+                return StageContext(
                     address=address,
                     attempt=self._record.number,
                     settings=self._instance.settings,
                     inputs=inputs,
                     producers=self._instance.inputs,
                     journal=reused.over(journal),
-                    current_table=self._current_table,
+                    earlier=self._current_table,
                     progress=progress,
                     accept_failures=accept_failures,
                     scratch=scratch,
                     workspace=run.storage.directory(workspace),
-                    store_of=run.store,
+                    store=run.store,
                 )
 
             with self._run_work(context_of, progress) as (journal, work_result):
@@ -160,7 +170,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def _run_work(
-        self, context_of: Callable[[JournalView], Context], progress: Progress
+        self, context_of: Callable[[JournalView], StageContext], progress: Progress
     ) -> Iterator[tuple[JournalView, WorkResult]]:
         """Yield the instance's journal once the stage's jobs are done, and what `Stage.work` returned."""
         run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
@@ -183,7 +193,7 @@ class Attempt:
                     self._helper_scope(len(list(shards.open(plan)))) if self._helper_scope else contextlib.nullcontext()
                 )
                 with helper_scope:
-                    run_on_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
+                    work_on_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
                 with shards.read(plan) as whole:
                     yield whole, shards.work_result(plan)
                 return

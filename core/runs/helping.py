@@ -14,12 +14,12 @@ from pathlib import Path
 from treadle.core.errors import RunError, StorageError
 from treadle.core.runs.attempt_log import log_to
 from treadle.core.runs.bound_inputs import bind_inputs, open_inputs
-from treadle.core.runs.context import Context, NullProgress, run_on_shards
 from treadle.core.runs.earlier_jobs import reused_jobs
 from treadle.core.runs.execute import fingerprint_of, is_current
 from treadle.core.runs.run import Run
+from treadle.core.runs.shard_work import work_on_shards
 from treadle.core.runs.shards import ShardPlan, Shards
-from treadle.core.runs.stage import Instance, JournalView, Progress
+from treadle.core.runs.stage import Instance, JournalView, Progress, StageContext
 from treadle.core.store.leases import LeaseWatch, watch_leases
 
 _log = logging.getLogger(__name__)
@@ -81,29 +81,29 @@ def help_instance(
     shards, plan = _plan_of(instance, run, fingerprint_of(instance, inputs))
     if plan is None:
         return 0
+    shown = progress or Progress()
     with (
         _log_next_to_attempt(run, instance, plan) as log,
         tempfile.TemporaryDirectory(prefix="treadle-") as scratch,
         reused_jobs(instance, run, Path(scratch), from_scratch=not plan.reuse_results) as reused,
     ):
 
-        def context_of(journal: JournalView) -> Context:
-            return Context(
+        def context_of(journal: JournalView) -> StageContext:
+            return StageContext(
                 address=instance.address,
                 attempt=plan.attempt,
                 settings=instance.settings,
                 inputs=open_inputs(run, inputs),
                 producers=instance.inputs,
                 journal=reused.over(journal),
-                progress=progress or NullProgress(),
+                progress=shown,
                 accept_failures=False,
                 scratch=Path(scratch),
                 workspace=Path(scratch) / "workspace",
-                store_of=run.store,
+                store=run.store,
             )
 
-        shown = progress or NullProgress()
-        return run_on_shards(shards, work, context_of, progress=shown, wait=False, growing=(log,), watch=watch)
+        return work_on_shards(shards, work, context_of, progress=shown, wait=False, growing=(log,), watch=watch)
 
 
 @contextlib.contextmanager

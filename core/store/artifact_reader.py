@@ -20,7 +20,7 @@ _BATCH_ROWS = 1024
 
 
 class ArtifactReader:
-    """A reader of a committed table; implements `core.stage.Rows`."""
+    """A reader of a committed table."""
 
     def __init__(self, storage: Storage, ref: ArtifactRef) -> None:
         """Read the manifest; raise ArtifactError if it is missing, damaged or of an unsupported schema version."""
