@@ -59,7 +59,7 @@ class ShardWorker:
             line
             for log in logs
             for line in log.read_text().splitlines()
-            if re.search("core.runs.shards: (working|finished)", line)
+            if re.search("core.runs.shard_work: (working|finished)", line)
         ]
         if not lines or "working at shard" not in lines[-1]:
             return None
