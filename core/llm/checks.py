@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.wire import Answer, Failure
 
 SLACK_TOKENS = 16
@@ -25,17 +25,6 @@ _WINDOW_SLACK = 64
 _OUTPUT_LIMIT = "output limit was reached"
 _CHAT_SLACK = 1024
 """Tokens that a chat template may add to the messages."""
-
-
-class Vocabulary(Protocol):
-    """Part of a tokenizer that the checks use; `treadle.core.chat.ChatTokenizer` fits."""
-
-    vocab_size: int
-    added_tokens: frozenset[str]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens."""
-        ...
 
 
 @dataclass(slots=True)
@@ -62,7 +51,7 @@ class PromptFacts:
     in_ids: bool = False
     num_bytes: int = 0
     head: str | tuple[int, ...] | None = None
-    vocabulary: Vocabulary | None = None
+    vocabulary: ChatTokenizer | None = None
     stop_styles: Mapping[str, str] | None = None
 
 
@@ -71,7 +60,7 @@ def prompt_facts(
     prompt: list[int] | str,
     max_tokens: int,
     stops: tuple[str, ...],
-    vocabulary: Vocabulary | None,
+    vocabulary: ChatTokenizer | None,
     stop_styles: Mapping[str, str] | None,
 ) -> PromptFacts:
     """Return the data that the answer to a prompt is checked against; keeps only the beginning of the prompt."""
@@ -149,7 +138,7 @@ def _check_ids(answer: Answer, ids: tuple[int, ...], asked: PromptFacts) -> None
         raise _impossible("ids_not_text", f"the {len(ids)} token ids of the answer do not spell its text")
 
 
-def _ends_spell(ids: tuple[int, ...], text: str, vocabulary: Vocabulary) -> bool:
+def _ends_spell(ids: tuple[int, ...], text: str, vocabulary: ChatTokenizer) -> bool:
     """Return whether the first and the last of many ids match the text; decoding all of them takes much longer."""
     if len(ids) <= 4 * _END_IDS:
         return False

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
-from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall, chat_url, completions_url
+from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall
 from treadle.core.llm.checks import PromptFacts, checked_refusal, prompt_facts
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
@@ -22,7 +23,7 @@ from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.hosted import MAX_STOPS
 from treadle.core.llm.outage import Outages
-from treadle.core.llm.preflight import PreflightVocabulary, inspect_endpoints
+from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
 from treadle.core.llm.wire import (
     FINAL_KINDS,
@@ -31,8 +32,6 @@ from treadle.core.llm.wire import (
     chat_body,
     completion_body,
     failure_of,
-    parse_chat,
-    parse_completion,
 )
 from treadle.core.work_clock import TimeLimit
 
@@ -58,7 +57,7 @@ class ModelPool:
         self.settings = settings
         self.stats = PoolStats()
         self.facts: ServerFacts | None = None
-        self._vocabulary: PreflightVocabulary | None = None
+        self._vocabulary: ChatTokenizer | None = None
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
@@ -76,7 +75,7 @@ class ModelPool:
         for item in self.settings.endpoints:
             self._endpoints.append(self._new_endpoint(item))
         self._by_url = {endpoint.url: endpoint for endpoint in self._endpoints}
-        self._http = HttpClient(self.settings)
+        self._http = HttpClient(self.settings.connect_timeout_s, self.settings.max_response_bytes)
         watch = self._hedges.watch(self._note_late, self._hedge)
         self._watch = asyncio.get_running_loop().create_task(watch)
         return self
@@ -97,7 +96,7 @@ class ModelPool:
             await asyncio.gather(*(endpoint.wait_idle() for endpoint in self._endpoints))
             await self._http.close()
 
-    async def check(self, vocabulary: PreflightVocabulary | None = None) -> ServerFacts:
+    async def check(self, vocabulary: ChatTokenizer | None = None) -> ServerFacts:
         """Check that every endpoint answers, serves the model, and agrees with the configuration.
 
         Sends each endpoint GET /models, a completion of one token, and up to six short ones that find out how it
@@ -142,7 +141,7 @@ class ModelPool:
         body = completion_body(model, request, want_ids)
         asked = prompt_facts(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
         del request  # The body holds everything; free the prompt while the call waits.
-        completion = await self._call(PoolCall(completions_url, body, parse_completion, session, deadline, asked))
+        completion = await self._call(PoolCall("completions", body, session, deadline, asked))
         if want_ids and completion.token_ids is None and self._ids_promised():
             raise ModelError(
                 f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
@@ -169,7 +168,7 @@ class ModelPool:
         sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MAX_STOPS])
         styles = self.facts.stops if self.facts is not None else None
         asked = PromptFacts(self.settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
-        return await self._call(PoolCall(chat_url, body, parse_chat, session, deadline, asked))
+        return await self._call(PoolCall("chat", body, session, deadline, asked))
 
     def states(self) -> dict[str, str]:
         """Return the state of each URL: `healthy`, `trial` (just back), `draining` or `down`."""
@@ -294,9 +293,11 @@ class ModelPool:
         return failure if call.asked is None else checked_refusal(failure, call.asked, window)
 
     async def _exchange(self, endpoint: Endpoint, call: PoolCall) -> tuple[int, Mapping[str, str], bytes]:
+        target = endpoint.target
+        url = target.chat if call.route == "chat" else target.completions
         try:
             async with asyncio.timeout(self.settings.request_timeout_s):
-                return await self._client().post(call.url_of(endpoint), call.body, endpoint.target.headers)
+                return await self._client().post(url, call.body, target.headers)
         except TimeoutError:
             raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
 

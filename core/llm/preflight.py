@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -54,22 +54,6 @@ _SILENCES = 2
 """Maximum number of retries of a step that timed out."""
 
 
-class PreflightVocabulary(Protocol):
-    """Part of a tokenizer that the preflight uses; `treadle.core.chat.ChatTokenizer` fits."""
-
-    folder: Path
-    vocab_size: int
-    added_tokens: frozenset[str]
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of plain text, without BOS or EOS."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     max_model_len: int | None
@@ -85,7 +69,7 @@ async def inspect_endpoints(
     settings: ModelSettings,
     targets: Sequence[Target],
     sleep: Callable[[float], Awaitable[object]],
-    vocabulary: PreflightVocabulary | None = None,
+    vocabulary: ChatTokenizer | None = None,
     took: Callable[[str, float], None] = lambda url, seconds: None,
 ) -> ServerFacts:
     """Inspect all endpoints of a model concurrently.
@@ -97,8 +81,11 @@ async def inspect_endpoints(
         ConfigError: The first endpoint that fails does not fit the configuration.
         EndpointUnavailable: The first endpoint that fails cannot be reached or does not work.
     """
-    inspections = [_Inspection(http, name, settings, target, sleep, vocabulary, took).run() for target in targets]
-    results = await asyncio.gather(*inspections, return_exceptions=True)
+    inspections = [
+        _Inspection(http, settings, target, f"models.{name}: endpoint {target.url}", sleep, vocabulary, took)
+        for target in targets
+    ]
+    results = await asyncio.gather(*(inspection.run() for inspection in inspections), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -118,30 +105,20 @@ async def inspect_endpoints(
     )
 
 
+@dataclass(slots=True)
 class _Inspection:
     """Preflight of one endpoint. Temporary failures are retried; a refused connection is not."""
 
-    def __init__(
-        self,
-        http: HttpClient,
-        name: str,
-        settings: ModelSettings,
-        target: Target,
-        sleep: Callable[[float], Awaitable[object]],
-        vocabulary: PreflightVocabulary | None,
-        took: Callable[[str, float], None],
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._took = took
-        self._http = http
-        self._name = name
-        self._settings = settings
-        self._target = target
-        self._sleep = sleep
-        self._where = f"models.{name}: endpoint {target.url}"
-        self._listed = False
-        self._returns_prompt_ids = False
-        self._refused_keys: list[str] = []
+    _http: HttpClient
+    _settings: ModelSettings
+    _target: Target
+    _where: str
+    _sleep: Callable[[float], Awaitable[object]]
+    _vocabulary: ChatTokenizer | None
+    _took: Callable[[str, float], None]
+    _listed: bool = False
+    _returns_prompt_ids: bool = False
+    _refused_keys: list[str] = field(default_factory=list)
 
     async def run(self) -> _Found:
         chat = self._settings.api == "chat"
