@@ -86,13 +86,9 @@ class Child:
             code = self._supervisor.wait()
         return code
 
-    def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of its log, safe to print."""
-        return log_tail(self.log_path, lines)
-
     def failure(self, what: str) -> EngineError:
         """Return the error for this child: what happened, the path of its log, and the log's last lines."""
-        return EngineError(f"{self.name} {what}; log: {self.log_path}\n{self.log_tail()}")
+        return EngineError(f"{self.name} {what}; log: {self.log_path}\n{log_tail(self.log_path)}")
 
 
 def start_child(

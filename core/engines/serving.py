@@ -184,7 +184,9 @@ def _vllm_command(
 ) -> tuple[list[str], dict[str, str], Path | None]:
     variant = choose_variant("serve", settings.variant)
     python = python_of("serve", settings.variant)
-    model, tokenizer = _resolve_model(settings.model, notify)
+    # A hub id has its tokenizer in the hub's cache.
+    tokenizer = local_model(settings.model, notify, "model folder")
+    model = str(tokenizer or settings.model)
     extra = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -212,19 +214,22 @@ def _vllm_command(
     return [*start, *vllm_arguments(settings, model, name, port, variant)], environ, tokenizer
 
 
-def _resolve_model(model: str, notify: Notify) -> tuple[str, Path | None]:
-    """Return the model that vLLM is to load, and the local folder if there is one."""
+def local_model(model: str, notify: Notify, what: str) -> Path | None:
+    """Return the folder of a model in Hugging Face format; None if `model` is a hub id.
+
+    `embedded` is created in the cache on first use. `what` begins the message of a ConfigError for a folder that holds
+    no model; raise EngineError if `embedded` fails.
+    """
     if model == EMBEDDED:
-        folder = embedded_folder("model", notify)
-        return str(folder), folder
+        return embedded_folder("model", notify)
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model folder {path} has no config.json; name a folder in Hugging Face format")
-        return str(path.absolute()), path.absolute()
+            raise ConfigError(f"{what} {path} has no config.json; name a folder in Hugging Face format")
+        return path.absolute()
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise ConfigError(f"model folder {model} does not exist")
-    return model, None
+        raise ConfigError(f"{what} {model} does not exist")
+    return None
 
 
 def _tutor_command(settings: TutorServer, port: int) -> tuple[list[str], dict[str, str], Path | None]:

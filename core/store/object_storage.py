@@ -168,15 +168,11 @@ class ObjectStorage:
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `LocalStorage.keys`."""
-        with self._errors("list", prefix):
-            for batch in _obstore().list(self._store, self._name(prefix)):
-                yield from (entry["path"] for entry in batch)
+        return (key for key, _, _ in self.listed(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the keys of all objects below a prefix with their sizes in bytes."""
-        with self._errors("list", prefix):
-            batches = _obstore().list(self._store, self._name(prefix))
-            return {entry["path"]: entry["size"] for batch in batches for entry in batch}
+        return {key: num_bytes for key, num_bytes, _ in self.listed(prefix)}
 
     def listed(self, prefix: str) -> Iterator[tuple[str, int, float]]:
         """Yield the key, the size in bytes and the time of the put (Unix time) of all objects below a prefix."""

@@ -70,7 +70,7 @@ class LocalStorage:
         target = self.path(key)
         with storage_errors("write", target):
             self._make_folder(target.parent)
-            _write_atomically(target, data)
+            write_atomically(target, data)
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """Write an object if its content is `expected` (None: if it does not exist); return whether it did.
@@ -219,7 +219,8 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _write_atomically(target: Path, data: bytes) -> None:
+def write_atomically(target: Path, data: bytes) -> None:
+    """Write a file whole or not at all, replacing an existing one; raise OSError if that fails."""
     temporary, descriptor = _locked_temporary(target.parent)
     try:
         write_all(descriptor, data)

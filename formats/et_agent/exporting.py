@@ -16,7 +16,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
-from treadle.core.store.export_folder import new_folder
+from treadle.core.store.exported import new_folder
 from treadle.formats.et_agent.records import ImportKind
 from treadle.tasks.exchange.dataset_export import write_facts
 
