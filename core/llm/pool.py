@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 from treadle.core.chat import ChatTokenizer
@@ -80,9 +79,7 @@ class ModelPool:
         self._watch = asyncio.get_running_loop().create_task(watch)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cancel all requests in flight or waiting (they raise EndpointUnavailable), then close connections."""
         self._closing = True
         await self._outages.close()

@@ -15,7 +15,7 @@ from treadle.core.config import semantic_dump
 from treadle.core.errors import ArtifactError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.gc.commit_gate import committing
 from treadle.core.journal.upload import delete_journal, open_journal
-from treadle.core.runs.attempt_log import log_to
+from treadle.core.runs.attempt_log import uploaded_log
 from treadle.core.runs.bound_inputs import open_inputs
 from treadle.core.runs.earlier_jobs import attempt_start, reused_jobs
 from treadle.core.runs.provenance import package_versions
@@ -98,9 +98,8 @@ class Attempt:
         self._folder = self._run.storage.directory(self._key)
         log_path = self._folder / "log.txt"
         with contextlib.ExitStack() as stack:
-            stack.callback(self._keep_log)
             try:
-                stack.enter_context(log_to(log_path))
+                stack.enter_context(uploaded_log(self._run.storage, f"{self._key}/log.txt", "the attempt's"))
                 record = self._make(accept_failures, progress or Progress())
             except TreadleError as error:
                 _log.error("%s: %s", self._record.address, error)
@@ -239,14 +238,6 @@ class Attempt:
     def _end(self, state: AttemptState, error: str | None = None) -> None:
         update = {"state": state, "error": error, "finished_at": utc_now()}
         _write_state(self._record.model_copy(update=update), self._run, self._lease)
-
-    def _keep_log(self) -> None:
-        try:
-            self._run.storage.keep(f"{self._key}/log.txt")
-        except StorageError as failure:
-            _log.warning(
-                "the attempt's log cannot be uploaded, it stays on this machine in %s: %s", self._folder, failure
-            )
 
 
 def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:

@@ -236,10 +236,6 @@ class Run:
             self.storage, self._lock_key(address), f"{address} of run {self.run_id}", above=above, brief=brief
         )
 
-    def lock_path(self, address: Address) -> Path:
-        """Return the file of a stage instance's lease on this machine."""
-        return self.storage.directory(self._lock_key(address))
-
     def waiting_path(self, address: Address) -> Path:
         """Return a lock file on this machine; `doing` of its holder is what a stage instance waits for."""
         return self.storage.directory(self.key(f"locks/waiting/{address}.lock"))

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import StorageError
 from treadle.core.journal.journal import Journal, finished_owners, finished_rows
 from treadle.core.journal.segments import segments
 from treadle.core.journal.upload import count_recorded, fetch_journal
+from treadle.core.runs.record_files import as_json
 from treadle.core.runs.stage import JournalView, WorkResult, shard_of
 from treadle.core.store.leases import Lease, LeaseWatch, write_fenced
 from treadle.core.store.roots import Storage
@@ -117,7 +117,7 @@ class Shards:
             return None
         if plan.num_shards != num_shards:
             _log.info("%s was started with %d shards and keeps that number", self.what, plan.num_shards)
-        write_fenced(self.storage, f"{self.key}/shards.json", _as_json(plan), lease.token, lease)
+        write_fenced(self.storage, f"{self.key}/shards.json", as_json(plan), lease.token, lease)
         return plan
 
     def open(self, plan: ShardPlan) -> Iterator[int]:
@@ -149,7 +149,7 @@ class Shards:
         """Record how a shard was finished."""
         result = ShardResult(token=lease.token, attempt=plan.attempt, fingerprint=plan.fingerprint, **asdict(worked))
         key = f"{self.shard_key(plan, index)}/result.json"
-        write_fenced(self.storage, key, _as_json(result), lease.token, lease)
+        write_fenced(self.storage, key, as_json(result), lease.token, lease)
 
     def work_result(self, plan: ShardPlan) -> WorkResult:
         """Return the combined result of all shards, once all are finished."""
@@ -175,24 +175,22 @@ class Shards:
 
     def count_finished(self) -> int:
         """Return the number of finished owners in the instance's journals, whether it is divided or not."""
-        plan = self.plan()
-        if plan is None:
-            return count_recorded(self.storage, self.key)
-        return sum(count_recorded(self.storage, self.shard_key(plan, index)) for index in range(plan.num_shards))
+        return sum(count_recorded(self.storage, key) for key in self._journal_keys())
 
     def finished_owners(self) -> set[str]:
         """Return the finished owners in those of the instance's journals that are on this machine."""
-        plan = self.plan()
-        keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
-        return {owner for key in keys for owner in finished_owners(self.storage.directory(key))}
+        return {owner for key in self._journal_keys() for owner in finished_owners(self.storage.directory(key))}
 
     def finished_rows(self, max_owners: int) -> list[bytes]:
         """Return the final rows of up to `max_owners` finished owners from the journals that are on this machine."""
-        plan, rows = self.plan(), list[bytes]()
-        keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
-        for key in keys:
+        rows: list[bytes] = []
+        for key in self._journal_keys():
             rows += finished_rows(self.storage.directory(key), max_owners - len(rows))
         return rows
+
+    def _journal_keys(self) -> list[str]:
+        plan = self.plan()
+        return [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
 
     def delete(self, token: int) -> None:
         """Delete the plan and the shards' journals, unless the plan has a later fencing token than `token`."""
@@ -273,7 +271,3 @@ def _load(storage: Storage, key: str, model: type[T_Model]) -> T_Model | None:
         return None if content is None else model.model_validate_json(content)
     except ValidationError:
         raise StorageError(f"{storage.location(key)} is damaged; rerun the instance with --force") from None
-
-
-def _as_json(model: BaseModel) -> bytes:
-    return orjson.dumps(model.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -108,13 +108,10 @@ class FileLease:
             if file_identity(self._path) != self._identity:
                 raise moved(f"the lock file of {self._what},", self._path)
 
-    def is_held(self) -> bool:
-        """Return whether work may continue; a local lease is never lost before it is released."""
-        return self._descriptor is not None
-
     def guard(self) -> None:
         """Raise RunError unless the lease is known to be held; sends no request, so an event loop may call it.
 
+        A local lease is never lost before it is released.
         Also raises StorageError if the lock file was moved, as it is with the root or the run.
         """
         if self._descriptor is None:

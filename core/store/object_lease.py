@@ -177,7 +177,7 @@ class ObjectLease:
             return False
 
     def is_held(self) -> bool:
-        """See `FileLease.is_held`; becomes False before another process can take the lease."""
+        """Return whether work may continue; becomes False before another process can take the lease."""
         return not self._lost and not self._stopped.is_set() and self._times.clock() < self._valid_until
 
     def check(self) -> None:
