@@ -38,11 +38,6 @@ class Child:
         self._supervisor = supervisor
         self._grace_s = grace_s
 
-    @property
-    def supervisor_pid(self) -> int:
-        """Process id of the supervisor; all processes of the engine are its descendants."""
-        return self._supervisor.pid
-
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs; 128 + n if signal n ended it."""
         return self._supervisor.poll()

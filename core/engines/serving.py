@@ -51,8 +51,6 @@ class ServedModel:
     """Model name that requests must use."""
     tokenizer_folder: Path | None
     """Folder with `tokenizer.json`; None for a hub id (its files are in the hub's cache) or a tutor without one."""
-    startup_s: float
-    """Seconds from the start of the process to its first completion."""
     child: Child
     """Process of the server."""
 
@@ -91,9 +89,8 @@ def serve(
                 notify,
                 " (startup_timeout_s)",
             )
-            startup_s = time.monotonic() - started
-            notify(f"{child.name} answers at {url} after {startup_s:.0f} s")
-            yield ServedModel(url, name, tokenizer, startup_s, child)
+            notify(f"{child.name} answers at {url} after {time.monotonic() - started:.0f} s")
+            yield ServedModel(url, name, tokenizer, child)
         finally:
             child.stop()
     finally:

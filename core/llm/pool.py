@@ -168,27 +168,14 @@ class ModelPool:
         return await self._call(PoolCall("chat", body, session, deadline, asked))
 
     def states(self) -> dict[str, str]:
-        """Return the state of each URL: `healthy`, `trial` (just back), `draining` or `down`."""
+        """Return the state of each URL: `healthy`, `trial` (just back) or `down`."""
         return {endpoint.url: endpoint.health.value for endpoint in self._endpoints}
-
-    async def drain(self, url: str) -> None:
-        """Stop placing requests on one endpoint and return when it is idle; its sessions move until `resume`."""
-        endpoint = self._by_url[url.rstrip("/")]
-        endpoint.drain()
-        self._outages.refresh()
-        await endpoint.wait_idle()
-
-    def resume(self, url: str) -> None:
-        """End a drain."""
-        self._by_url[url.rstrip("/")].resume()
-        self._outages.refresh()
 
     def _ids_promised(self) -> bool:
         return self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
 
     async def _call(self, call: PoolCall) -> Completion:
         started = asyncio.get_running_loop().time()
-        self.stats.requests += 1
         while True:
             endpoint = self._place(call)
             if endpoint is None:
@@ -205,8 +192,6 @@ class ModelPool:
 
     def _completion(self, answer: Answer, endpoint: Endpoint, started: float, call: PoolCall) -> Completion:
         self.stats.completions += 1
-        self.stats.prompt_tokens += answer.prompt_tokens
-        self.stats.completion_tokens += answer.completion_tokens
         if answer.notes:
             self.stats.odd.update(answer.notes)
         return call.completion(answer, endpoint, asyncio.get_running_loop().time() - started)
