@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.record_files import load_record
-from treadle.core.runs.records import AttemptRecord, InputRef, RunInfo, StageRecord
+from treadle.core.runs.records import AttemptRecord, InputRef, RunInfo, StageRecord, load_record
 from treadle.core.runs.run import Run
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.core.store.leases import LeaseWatch

@@ -26,13 +26,14 @@ import orjson
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.provenance import git_state, package_versions
-from treadle.core.runs.record_files import as_json, load_record
 from treadle.core.runs.records import (
     AttemptRecord,
     InstanceState,
     InstanceStatus,
     RunInfo,
     StageRecord,
+    as_json,
+    load_record,
 )
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.shards import Shards

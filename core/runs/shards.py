@@ -24,7 +24,7 @@ from treadle.core.errors import StorageError
 from treadle.core.journal.journal import Journal, finished_owners, finished_rows
 from treadle.core.journal.segments import segments
 from treadle.core.journal.upload import count_recorded, fetch_journal
-from treadle.core.runs.record_files import as_json
+from treadle.core.runs.records import as_json
 from treadle.core.runs.stage import JournalView, WorkResult, shard_of
 from treadle.core.store.leases import Lease, LeaseWatch, write_fenced
 from treadle.core.store.roots import Storage

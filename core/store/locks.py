@@ -22,8 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
-from treadle.core.store.storage import LocalStorage, storage_errors, write_all
-from treadle.core.store.watched_path import file_identity, moved
+from treadle.core.store.storage import LocalStorage, file_identity, moved, storage_errors, write_all
 from treadle.core.untrusted.sanitize import one_line
 
 _HOLDER_BYTES = 512
