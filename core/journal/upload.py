@@ -10,6 +10,7 @@ list and are ignored: `docs/behaviour/runs.md`. On a local root the journal is u
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import threading
@@ -304,11 +305,7 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    first = last = None
-    for number in sorted(numbers):
-        if last is not None and first is not None and number != last + 1:
-            yield first, last
-            first = number
-        first, last = number if first is None else first, number
-    if first is not None and last is not None:
-        yield first, last
+    # Numbers in a row have the same distance from their places.
+    for _, group in itertools.groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
+        row = [number for _, number in group]
+        yield row[0], row[-1]

@@ -60,7 +60,6 @@ class ModelPool:
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
-        self._by_url: dict[str, Endpoint] = {}
         self._http: HttpClient | None = None
         self._limits: set[TimeLimit] = set()
         self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
@@ -73,7 +72,6 @@ class ModelPool:
             raise ConfigError(f"models.{self.name} has no endpoints; give their URLs, or a server to start")
         for item in self.settings.endpoints:
             self._endpoints.append(self._new_endpoint(item))
-        self._by_url = {endpoint.url: endpoint for endpoint in self._endpoints}
         self._http = HttpClient(self.settings.connect_timeout_s, self.settings.max_response_bytes)
         watch = self._hedges.watch(self._note_late, self._hedge)
         self._watch = asyncio.get_running_loop().create_task(watch)
@@ -105,15 +103,8 @@ class ModelPool:
             EndpointUnavailable: An endpoint cannot be reached or does not work; one line names it.
         """
         self._vocabulary = vocabulary
-        targets = [endpoint.target for endpoint in self._endpoints]
         self.facts = await inspect_endpoints(
-            self._client(),
-            self.name,
-            self.settings,
-            targets,
-            self._sleep,
-            vocabulary,
-            lambda url, seconds: self._by_url[url].heartbeat.took(seconds),
+            self._client(), self.name, self.settings, self._endpoints, self._sleep, vocabulary
         )
         return self.facts
 
@@ -139,7 +130,8 @@ class ModelPool:
         asked = prompt_facts(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
         del request  # The body holds everything; free the prompt while the call waits.
         completion = await self._call(PoolCall("completions", body, session, deadline, asked))
-        if want_ids and completion.token_ids is None and self._ids_promised():
+        is_promised = self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
+        if want_ids and completion.token_ids is None and is_promised:
             raise ModelError(
                 f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
                 'return_token_ids), or set token_ids = "off"'
@@ -170,9 +162,6 @@ class ModelPool:
     def states(self) -> dict[str, str]:
         """Return the state of each URL: `healthy`, `trial` (just back) or `down`."""
         return {endpoint.url: endpoint.health.value for endpoint in self._endpoints}
-
-    def _ids_promised(self) -> bool:
-        return self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
 
     async def _call(self, call: PoolCall) -> Completion:
         started = asyncio.get_running_loop().time()
@@ -264,15 +253,11 @@ class ModelPool:
             call.limit = None  # The limit refers to the call: a cycle would keep both until the next collection.
         endpoint.heartbeat.heard()
         if status != 200:
-            raise self._refusal(endpoint, self._checked(failure_of(status, headers, data), call), status)
+            raise self._refusal(endpoint, failure_of(status, headers, data), status, call)
         answer = call.read(data)
         self._outages.note_success(endpoint, sent_at)
         self._hedges.answered(endpoint.last_alive_at - sent_at)
         return answer
-
-    def _checked(self, failure: Failure, call: PoolCall) -> Failure:
-        window = self.facts.max_model_len if self.facts is not None else None
-        return failure if call.asked is None else checked_refusal(failure, call.asked, window)
 
     async def _exchange(self, endpoint: Endpoint, call: PoolCall) -> tuple[int, Mapping[str, str], bytes]:
         target = endpoint.target
@@ -313,7 +298,10 @@ class ModelPool:
         if endpoint.health is Health.DOWN:
             raise Failure("timeout", "no answer, and the server is down")
 
-    def _refusal(self, endpoint: Endpoint, failure: Failure, status: int) -> Failure:
+    def _refusal(self, endpoint: Endpoint, failure: Failure, status: int, call: PoolCall) -> Failure:
+        if call.asked is not None:
+            window = self.facts.max_model_len if self.facts is not None else None
+            failure = checked_refusal(failure, call.asked, window)
         if status in (429, 503):
             endpoint.refused(endpoint.last_alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure

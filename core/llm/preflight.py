@@ -11,8 +11,9 @@ import orjson
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable
-from treadle.core.llm.client import HttpClient, Target
+from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.endpoint import Endpoint
 from treadle.core.llm.hosted import FIXED_VALUES, refused_keys
 from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN, stop_within, style_of
 from treadle.core.llm.types import CompletionRequest, ServerFacts
@@ -67,23 +68,21 @@ async def inspect_endpoints(
     http: HttpClient,
     name: str,
     settings: ModelSettings,
-    targets: Sequence[Target],
+    endpoints: Sequence[Endpoint],
     sleep: Callable[[float], Awaitable[object]],
-    vocabulary: ChatTokenizer | None = None,
-    took: Callable[[str, float], None] = lambda url, seconds: None,
+    vocabulary: ChatTokenizer | None,
 ) -> ServerFacts:
     """Inspect all endpoints of a model concurrently.
 
-    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`. `took` is called
-    with the URL of an endpoint and the seconds that it took to list its models.
+    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`.
 
     Raises:
         ConfigError: The first endpoint that fails does not fit the configuration.
         EndpointUnavailable: The first endpoint that fails cannot be reached or does not work.
     """
     inspections = [
-        _Inspection(http, settings, target, f"models.{name}: endpoint {target.url}", sleep, vocabulary, took)
-        for target in targets
+        _Inspection(http, settings, endpoint, f"models.{name}: endpoint {endpoint.url}", sleep, vocabulary)
+        for endpoint in endpoints
     ]
     results = await asyncio.gather(*(inspection.run() for inspection in inspections), return_exceptions=True)
     for result in results:
@@ -93,15 +92,15 @@ async def inspect_endpoints(
     windows = [item.max_model_len for item in found if item.max_model_len is not None]
     token_ids = all(item.token_ids for item in found) and settings.token_ids != "off"
     if settings.token_ids == "required" and not token_ids:
-        bad = [target.url for target, item in zip(targets, found, strict=True) if not item.token_ids]
+        bad = [endpoint.url for endpoint, item in zip(endpoints, found, strict=True) if not item.token_ids]
         raise ConfigError(f'models.{name}: token_ids = "required", but {", ".join(bad)} does not return token ids')
     return ServerFacts(
         model=settings.model,
         max_model_len=settings.max_model_len or min(windows, default=None),
         token_ids=token_ids,
-        endpoints=tuple(target.url for target in targets),
+        endpoints=tuple(endpoint.url for endpoint in endpoints),
         refused_keys=tuple(sorted({key for item in found for key in item.refused_keys})),
-        stops={target.url: item.stops for target, item in zip(targets, found, strict=True)},
+        stops={endpoint.url: item.stops for endpoint, item in zip(endpoints, found, strict=True)},
     )
 
 
@@ -111,11 +110,10 @@ class _Inspection:
 
     _http: HttpClient
     _settings: ModelSettings
-    _target: Target
+    _endpoint: Endpoint
     _where: str
     _sleep: Callable[[float], Awaitable[object]]
     _vocabulary: ChatTokenizer | None
-    _took: Callable[[str, float], None]
     _listed: bool = False
     _returns_prompt_ids: bool = False
     _refused_keys: list[str] = field(default_factory=list)
@@ -170,8 +168,8 @@ class _Inspection:
     async def _check_model(self) -> int | None:
         """Return the served window in tokens, None if unknown; raise ConfigError if the model is not listed."""
         began = asyncio.get_running_loop().time()
-        status, headers, data = await self._http.get(self._target.models, self._target.headers)
-        self._took(self._target.url, asyncio.get_running_loop().time() - began)
+        status, headers, data = await self._http.get(self._endpoint.target.models, self._endpoint.target.headers)
+        self._endpoint.heartbeat.took(asyncio.get_running_loop().time() - began)
         if status in _NO_ROUTE:
             return None
         if status != 200:
@@ -233,7 +231,7 @@ class _Inspection:
             status, headers, data = await self._ask_chat()
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
-                f"{self._where} lists the model, but {self._target.chat} answers HTTP {status}; "
+                f"{self._where} lists the model, but {self._endpoint.target.chat} answers HTTP {status}; "
                 'set api = "completions" if it completes prompts'
             )
         if status != 200:
@@ -250,17 +248,17 @@ class _Inspection:
         sampling = _CHAT_PROBE.model_copy(update={key: FIXED_VALUES[key] for key in refused if key in FIXED_VALUES})
         messages = [{"role": "user", "content": PROBE_TEXT}]
         body = chat_body(self._settings.model, messages, sampling, 0, _CHAT_STOP, chat_only=True, refused=refused)
-        return await self._http.post(self._target.chat, body, self._target.headers)
+        return await self._http.post(self._endpoint.target.chat, body, self._endpoint.target.headers)
 
     async def _complete(
         self, prompt: list[int] | str, *, want_ids: bool = False, max_tokens: int = 1, stop: tuple[str, ...] = ()
     ) -> Answer:
         request = CompletionRequest(prompt, max_tokens=max_tokens, sampling=_GREEDY, stop=stop, seed=0)
-        body = completion_body(self._settings.model, request, want_ids)
-        status, headers, data = await self._http.post(self._target.completions, body, self._target.headers)
+        body, target = completion_body(self._settings.model, request, want_ids), self._endpoint.target
+        status, headers, data = await self._http.post(target.completions, body, target.headers)
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
-                f"{self._where} lists the model, but {self._target.completions} answers HTTP {status}: a chat-only "
+                f"{self._where} lists the model, but {target.completions} answers HTTP {status}: a chat-only "
                 'service is asked with api = "chat" (eval: --chat), as agent of rollouts, judge and summarizer; '
                 "every other role needs a server that completes prompts, such as vLLM"
             )

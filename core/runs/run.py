@@ -281,18 +281,17 @@ class Run:
                 state = "completed"
             elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
                 state = "crashed"
-        forced_state: InstanceState | None = None
-        gaps_state: InstanceState | None = None
-        retry_state: InstanceState | None = None
-        retried: tuple[str, ...] = ()
+        later: dict[str, Any] = {}
         if record and last and last.fingerprint == record.fingerprint and state in _CUT_OFF:
             if last.forced:
-                forced_state, state = state, "completed"
+                later = {"forced_state": state}
             elif last.retried:
-                retry_state, retried, state = state, last.retried, "completed"
+                later = {"retry_state": state, "retried": last.retried}
             elif last.fills_gaps:
-                gaps_state, state = state, "completed"
-        unfinished = bool(forced_state or gaps_state or retry_state) or state not in ("completed", "absent")
+                later = {"gaps_state": state}
+        if later:
+            state = "completed"
+        unfinished = bool(later) or state not in ("completed", "absent")
         num_finished = 0
         if last is not None and unfinished:
             num_finished = self.shards(address, last.journal_name).count_finished()
@@ -304,10 +303,7 @@ class Run:
             num_finished=num_finished,
             num_attempts=len(attempts),
             error=last.error if last and unfinished else None,
-            forced_state=forced_state,
-            gaps_state=gaps_state,
-            retry_state=retry_state,
-            retried=retried,
+            **later,
             reused_from=reused_from,
             was_reused_from=record.reused_from if record and not reused_from else "",
             waits_for=waiting.doing if (waiting := live_holder(self.waiting_path(address))) else "",

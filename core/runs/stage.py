@@ -268,10 +268,6 @@ def _one_shard(settings: Any) -> int:
     return 1
 
 
-def _always(metrics: Mapping[str, Any]) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One step of the flywheel: its inputs and outputs, and the function that runs it.
@@ -312,7 +308,7 @@ class Stage:
     depends_on_address: bool = False
     """Whether results name the instance that they are of or made from, so that no result can be reused for another
     instance."""
-    is_complete: Callable[[Mapping[str, Any]], bool] = _always
+    is_complete: Callable[[Mapping[str, Any]], bool] = lambda metrics: True
     """Function from metrics to whether the result is complete. A result with accepted gaps is not; each run of the
     instance tries to fill them."""
 
