@@ -45,7 +45,7 @@ HelperScope = Callable[[int], contextlib.AbstractContextManager[None]]
 
 
 class Attempt:
-    """One attempt at a stage instance, made while holding its lease."""
+    """One attempt at a stage instance, made while holding its lease; creating it writes its record as running."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Attempt:
         earlier = run.attempts(instance.address)
         start = attempt_start(instance, earlier, fingerprint, force=force)
         self._from_scratch, self._ignores_results = start.from_scratch, start.ignores_results
-        self._record = AttemptRecord(
+        opened = AttemptRecord(
             address=str(instance.address),
             number=earlier[-1].number + 1 if earlier else 1,
             state="running",
@@ -83,14 +83,10 @@ class Attempt:
             token=lease.token,
             started_at=utc_now(),
         )
-        self._journal_key = run.journal_key(instance.address, self._record.journal_name)
         # A killed attempt leaves its work folder behind.
         for attempt in earlier:
             run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
-
-    def open(self) -> None:
-        """Write the attempt's record with state `running` and its inputs."""
-        self._record = self._run.open_attempt(self._record, self._lease)
+        self._record = run.open_attempt(opened, lease)
 
     def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
         """Run the stage and return its record; record how the attempt ended in any case."""
@@ -196,9 +192,8 @@ class Attempt:
                 with shards.read(plan) as whole:
                     yield whole, shards.work_result(plan)
                 return
-        with open_journal(
-            run.storage, self._journal_key, self._lease, from_scratch=self._from_scratch, growing=(log,)
-        ) as journal:
+        key = run.journal_key(address, self._record.journal_name)
+        with open_journal(run.storage, key, self._lease, from_scratch=self._from_scratch, growing=(log,)) as journal:
             _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
             yield journal, WorkResult() if stage.work is None else stage.work(context_of(journal))
 

@@ -84,7 +84,6 @@ def execute(
                 retry=retry,
                 helper_scope=helper_scope,
             )
-            attempt.open()
         try:
             return attempt.make(accept_failures, progress)
         except (JobsPending, EndpointUnavailable) as error:
