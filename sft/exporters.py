@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from treadle.core.runs.stage import Rows
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import EXPORT_FILE, new_folder
 
 EXPORT_VERSION = 1
 DATASET_NAME = "sft"

@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -37,12 +36,6 @@ _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 8.0
 
 Sleep = Callable[[float], Awaitable[object]]
-
-
-@dataclass(frozen=True)
-class _Connection:
-    connect_timeout_s: float = 10.0
-    max_response_bytes: int = 1 << 20
 
 
 class WebProvider:
@@ -143,7 +136,7 @@ class WebProvider:
         # Already encoded: yarl must not encode a query's plus and percent signs again.
         url = URL(request.url, encoded=True)
         if self._http is None:
-            self._http = HttpClient(_Connection())
+            self._http = HttpClient(10.0, 1 << 20)
         remaining_s = deadline - self._now()
         limit_s = min(remaining_s, self._settings.request_timeout_s)
         try:

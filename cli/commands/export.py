@@ -152,7 +152,7 @@ def dataset(wanted: ExportOptions, kind: str) -> None:
 )
 def report(wanted: ExportOptions, format_name: str | None) -> None:
     """Write a report of a run as JSON, CSV or markdown."""
-    from treadle.core.store.export_file import write_file
+    from treadle.core.store.exported import write_file
     from treadle.tasks.exchange.report_export import format_by_name, report_content
 
     format_name = format_name or format_by_name(wanted.out)

@@ -15,7 +15,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
-from treadle.core.store.export_folder import new_folder
+from treadle.core.store.exported import new_folder
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import parse_environment, require_question
 from treadle.formats.et_agent.records import ImportKind

@@ -25,7 +25,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, StageContext
 from treadle.core.schemas import POOL_EVENTS, POOL_QUESTIONS, POOLS, ROLLOUTS
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import EXPORT_FILE, new_folder
 from treadle.core.store.leases import holder_of
 from treadle.core.untrusted.input_files import InputRow, file_sha256
 from treadle.datagen.pools.report import PoolReport

@@ -9,7 +9,6 @@ import itertools
 import random
 import threading
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
@@ -32,12 +31,6 @@ _RETRIES: Final = 6
 _TIMEOUT_S: Final = 120.0
 _CHARS_PER_TOKEN: Final = 8
 """Characters per token kept in a request; the server truncates by tokens, this only bounds the size of requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Http:
-    connect_timeout_s: float = 10.0
-    max_response_bytes: int = 256 << 20
 
 
 class EndpointEncoder(Encoder):
@@ -142,7 +135,7 @@ class EndpointEncoder(Encoder):
 
 
 async def _make_client() -> HttpClient:
-    return HttpClient(_Http())
+    return HttpClient(10.0, 256 << 20)
 
 
 def _vectors(data: bytes, count: int) -> NDArray[np.float32]:

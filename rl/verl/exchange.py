@@ -16,7 +16,7 @@ import orjson
 
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.runs.stage import Rows
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import EXPORT_FILE, new_folder
 from treadle.core.untrusted.input_files import read_rows
 from treadle.rl.verl.data import write_verl
 from treadle.rl.verl.rows import DATA_SOURCES, VERL_COLUMNS, domain_of, gold_answers, texts_of

@@ -15,7 +15,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import CHECKPOINTS
 from treadle.core.store.artifact_reader import ArtifactReader
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import EXPORT_FILE, new_folder
 from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_paths
 
 CARD = "README.md"

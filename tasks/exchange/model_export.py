@@ -17,7 +17,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.core.store.export_folder import new_folder
+from treadle.core.store.exported import new_folder
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.metrics import FIGURES

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from treadle.core.errors import ConfigError
-from treadle.core.store.export_file import write_file
+from treadle.core.store.exported import write_file
 from treadle.core.store.storage import storage_errors
 from treadle.report.page.document import GENERATOR
 

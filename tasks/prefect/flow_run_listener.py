@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Protocol
 
-from treadle.core.runs.context import NullProgress
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
@@ -37,8 +36,8 @@ class FlowRunListener(Protocol):
         ...
 
 
-class TeeProgress:
-    """Progress reported to two listeners. Implements `treadle.core.runs.stage.Progress`."""
+class TeeProgress(Progress):
+    """Progress reported to two listeners."""
 
     def __init__(self, first: Progress, second: Progress) -> None:
         self._both = (first, second)
@@ -62,7 +61,7 @@ class _NullListener:
         pass
 
     def running(self, instance: Instance, run: Run) -> AbstractContextManager[Progress]:
-        return nullcontext(NullProgress())
+        return nullcontext(Progress())
 
     def made(self, record: StageRecord) -> None:
         pass

@@ -9,6 +9,7 @@ from types import TracebackType
 from uuid import UUID
 
 from treadle.core.figures import escape
+from treadle.core.runs.stage import Progress
 from treadle.tasks.prefect.ui_artifacts import create_progress, update_progress
 from treadle.tasks.progress_tracker import ProgressTracker
 
@@ -18,11 +19,10 @@ POST_INTERVAL_S = 3.0
 """Update interval of the artifact: short enough to watch, long enough for Prefect's database."""
 
 
-class PrefectProgress:
+class PrefectProgress(Progress):
     """Progress posted from a separate thread, so that the stage's event loop never waits for Prefect.
 
-    An unreachable Prefect server causes a log line, never a failure of the stage. Implements
-    `treadle.core.runs.stage.Progress`.
+    An unreachable Prefect server causes a log line, never a failure of the stage.
     """
 
     def __init__(self, key: str, label: str, *, even_if_brief: bool = True) -> None:

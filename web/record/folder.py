@@ -24,8 +24,8 @@ from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import WEB_RECORD
 from treadle.core.store.artifacts import Manifest, parse_manifest
-from treadle.core.store.roots import is_object_store, open_storage
-from treadle.core.store.storage import Storage, force_folder_to_disk, storage_errors
+from treadle.core.store.roots import Storage, is_object_store, open_storage
+from treadle.core.store.storage import force_folder_to_disk, storage_errors
 from treadle.core.untrusted.confined_rows import MAX_UNPACKED_BYTES, UnreadableInput, UnreadableRow, read_parquet
 from treadle.web.record.stored_entries import packed, unpacked
 from treadle.web.record.table import entry_of

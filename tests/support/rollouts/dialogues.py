@@ -58,7 +58,7 @@ class Halving:
         for guess, reply in re.findall(r"I say (\d+)\D+?(Higher|Lower)\.", text):
             low, high = (int(guess) + 1, high) if reply == "Higher" else (low, int(guess) - 1)
         said = f"I say {(low + high) // 2}"
-        ids = None if self._tokenizer is None else (*self._tokenizer.encode(said), min(self._tokenizer.eos_ids))
+        ids = None if self._tokenizer is None else (*self._tokenizer.encode(said), self._tokenizer.turn_end_ids[0])
         return Completion(said, ids, "stop", None, len(prompt), 4, "http://x/v1", 0.1, 0)
 
     def _decoded(self, ids: list[int]) -> str:
@@ -79,12 +79,17 @@ async def play(
     **settings: Any,
 ) -> Trajectory:
     """Return one rollout of a task."""
-    kind = CustomType(environment)
+    kind, kept = CustomType(environment), NullCache() if cache is None else cache
     parsed = kind.settings.model_validate({"type": "x:Guess", **settings})
     async with kind.open(parsed, resources or Resources()) as runtime:
         engine = RolloutEngine(
             model, tokenizer, Sampling(), limits_of(parsed), parsed.dialect, renderer=renderer or tokenizer
         )
         return await engine.roll_out(
-            runtime.episode(), task, seed=7, deadline=math.inf, cache=NullCache() if cache is None else cache, options=options
+            runtime.episode(),
+            task,
+            seed=7,
+            deadline=math.inf,
+            cache=NullCache() if cache is None else cache,
+            options=options,
         )

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.execute import fingerprint_of
-from treadle.core.runs.record_files import json_round_trip
+from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer

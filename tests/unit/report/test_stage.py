@@ -20,7 +20,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
 from treadle.core.store.artifact_reader import ArtifactReader
-from treadle.core.store.export_file import write_file
+from treadle.core.store.exported import write_file
 from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs

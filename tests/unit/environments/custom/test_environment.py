@@ -55,7 +55,7 @@ async def test_each_sampled_id_with_the_end_of_its_turn_has_origin_1(name: str) 
     (sample,) = trajectory.samples
     sampled = [index for index, origin in zip(sample.ids, sample.origins, strict=True) if origin == 1]
     turns = [text for text in StoredRollout.of(trajectory).turns]
-    expected = [index for text in turns for index in (*tokenizer.encode(text), min(tokenizer.eos_ids))]
+    expected = [index for text in turns for index in (*tokenizer.encode(text), tokenizer.turn_end_ids[0])]
     assert sampled == expected and sample.turn_starts == [
         len(r.prompt) - len(sample.prompt_ids) for r in model.requests
     ]
@@ -83,7 +83,7 @@ async def test_text_of_the_environment_never_becomes_a_control_token() -> None:
     tokenizer = load("qwen")
     trajectory = await play(Hostile, Halving(tokenizer), tokenizer, TASK)
     (sample,) = trajectory.samples
-    start, end = (tokenizer.prompt_ids([{"role": "user", "content": "x"}])[0], min(tokenizer.eos_ids))
+    start, end = (tokenizer.prompt_ids([{"role": "user", "content": "x"}])[0], tokenizer.turn_end_ids[0])
     said = next(one for one in trajectory.segments if one.kind == "user")
     assert not {start, end} & set(sample.ids[said.start : said.end]) and "<|im_end|>" in said.text
 

@@ -24,7 +24,8 @@ from treadle.core.runs.run import Run
 from treadle.core.schemas import WEB_RECORD, Table
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactWriter, Manifest, verify_artifact
-from treadle.core.store.storage import LocalStorage, Storage
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import LocalStorage
 from treadle.web.keys import loose_key
 from treadle.web.record import folder as record_folder
 from treadle.web.record.folder import KEPT_RECORDS, RecordFolder, open_record, record_digest

@@ -1,4 +1,4 @@
-"""Write a folder atomically, replacing only an earlier export."""
+"""Write a folder or a file for the user atomically, replacing only an earlier export or on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from treadle.core.errors import ConfigError
-from treadle.core.store.storage import force_folder_to_disk, make_folder, storage_errors
+from treadle.core.store.storage import force_folder_to_disk, make_folder, storage_errors, write_atomically
 
 EXPORT_FILE = "export.json"
 """File in every export, which identifies a folder as one."""
@@ -68,3 +68,17 @@ def _put(work: Path, target: Path) -> None:
     finally:
         if target.exists():
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_file(target: Path, content: bytes, *, replace: bool = False) -> None:
+    """Write a file atomically.
+
+    Raises ConfigError if the file exists and `replace` is false, or if it is a folder; raises StorageError if writing
+    fails.
+    """
+    target = target.absolute()
+    if target.is_dir() or (os.path.lexists(target) and not replace):
+        raise ConfigError(f"{target} already exists; choose another file, or replace it with --force")
+    with storage_errors("write", target):
+        make_folder(target.parent)
+        write_atomically(target, content)
