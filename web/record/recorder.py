@@ -26,6 +26,7 @@ from treadle.web.types import IMPORTED, Entry, Language, PageEntry, RecordMiss, 
 _SHOWN_CHARS = 200
 _MIB = 1024 * 1024
 T_Result = TypeVar("T_Result")
+T_Entry = TypeVar("T_Entry", SearchEntry, PageEntry)
 
 
 def utc_time() -> datetime:
@@ -89,12 +90,12 @@ class WebRecorder:
         def base() -> SearchEntry | None:
             found = self._in_base(key) or (self._base.loose(loose_key(query)) if self._base else None)
             # Found by a loose key, it becomes the entry of exactly this query.
-            return None if found is None else replace(_search(found), key=key, query=query, language=language)
+            return None if found is None else replace(_as(SearchEntry, found), key=key, query=query, language=language)
 
         entry, recorded = await self._get_or_request(
             key, base, ask, f"search for '{_for_message(query)}' ({language})", ""
         )
-        return _search(entry), recorded
+        return _as(SearchEntry, entry), recorded
 
     async def page(
         self, key: str, url: str, fetch: Callable[[], Awaitable[PageEntry]] | None
@@ -106,7 +107,7 @@ class WebRecorder:
         entry, recorded = await self._get_or_request(
             key, lambda: self._in_base(key), fetch, f"page {_for_message(url)}", ", or set pages = false"
         )
-        return _page(entry), recorded
+        return _as(PageEntry, entry), recorded
 
     async def wait_recorded(self) -> None:
         """Wait until everything requested is recorded; each request has its own deadline."""
@@ -260,15 +261,10 @@ def _num_bytes(entry: Entry) -> int:
     return sum(sys.getsizeof(getattr(part, field.name)) for part in (entry, *hits) for field in fields(part))
 
 
-def _search(entry: Entry) -> SearchEntry:
-    if not isinstance(entry, SearchEntry):
-        raise ArtifactError(f"entry {entry.key} of the web record is a page, expected a search")
-    return entry
-
-
-def _page(entry: Entry) -> PageEntry:
-    if not isinstance(entry, PageEntry):
-        raise ArtifactError(f"entry {entry.key} of the web record is a search, expected a page")
+def _as(kind: type[T_Entry], entry: Entry) -> T_Entry:
+    if not isinstance(entry, kind):
+        expected = "search" if kind is SearchEntry else "page"
+        raise ArtifactError(f"entry {entry.key} of the web record is of another kind, expected a {expected}")
     return entry
 
 

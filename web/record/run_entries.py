@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -64,8 +65,6 @@ class RunEntries:
         self._run = run
         self._store = run.store(WEB_STORE)
         self._stack = ExitStack()
-        self._record: RecordFolder | None = None
-        self._is_opened = False
 
     def __enter__(self) -> Self:
         return self
@@ -80,21 +79,19 @@ class RunEntries:
         """
         if (value := self._store.get(checked_key(key))) is not None:
             return unpacked(value, self._store.location(key))
-        return record.get(key) if (record := self._opened()) is not None else None
+        return self._record.get(key) if self._record is not None else None
 
     def loose(self, key: str) -> SearchEntry | None:
         """Return the imported search with this loose key (see `loose_key`), or None; only records have such searches.
 
         Raises the same errors as `get`.
         """
-        return record.loose(key) if (record := self._opened()) is not None else None
+        return self._record.loose(key) if self._record is not None else None
 
-    def _opened(self) -> RecordFolder | None:
-        if not self._is_opened:
-            self._is_opened = True
-            if (place := recorded_in(self._run)) is not None:
-                self._record = self._stack.enter_context(closing(open_record(place)))
-        return self._record
+    @cached_property
+    def _record(self) -> RecordFolder | None:
+        place = recorded_in(self._run)
+        return None if place is None else self._stack.enter_context(closing(open_record(place)))
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the URLs of pages by key, for the first keys; a key that cannot be looked up is left out."""
