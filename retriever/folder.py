@@ -12,17 +12,11 @@ from typing import Any
 
 import orjson
 
-from treadle.core.engines.cache import cache_root
 from treadle.core.errors import StorageError
 from treadle.core.store.storage import force_folder_to_disk
 
 MANIFEST = "index.json"
 """File that is written last, with the folder's description and the size of each of its files."""
-
-
-def default_cache() -> Path:
-    """Return `$TREADLE_CACHE/indexes`, or `~/.cache/treadle/indexes`."""
-    return cache_root() / "indexes"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -34,11 +28,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if complete else None
-
-
-def is_complete(folder: Path) -> bool:
-    """Return whether an index exists with all its files in full size."""
-    return read_manifest(folder) is not None
 
 
 def build_once(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:

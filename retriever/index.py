@@ -25,18 +25,10 @@ Ranking = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Document):
     """A document that was found. The score depends on the engine: BM25, inner product, or sum of reciprocal ranks."""
 
-    id: str
-    title: str
-    text: str
     score: float
-
-    @property
-    def contents(self) -> str:
-        """Title line and text, as in the corpus."""
-        return Document(self.id, self.title, self.text).contents
 
 
 @dataclass(frozen=True, slots=True)

