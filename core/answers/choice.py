@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from treadle.core.answers.choice_letters import letters_named
-from treadle.core.answers.choice_phrases import LEAD_IN
+from treadle.core.answers.choice_letters import LEAD_IN, letters_named
 from treadle.core.answers.extraction import unwrap_command
 from treadle.core.answers.text_match import normalize_math, normalize_text, plain_typography
 
