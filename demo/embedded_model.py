@@ -12,10 +12,9 @@ differently from the model's training; its tokenizer is therefore not used.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +117,13 @@ def _write_weights(gguf: Path, folder: Path) -> None:
         raise child.failure(f"failed with code {code}")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(part: str) -> None:
     """Make `tokenizer` or `model`; print progress as lines, and last a JSON line with `folder` or `error`."""
-    parts: dict[str, Callable[[Notify], Path]] = {"tokenizer": embedded_tokenizer, "model": embedded_model}
-    if len(arguments) != 1 or arguments[0] not in parts:
-        sys.stderr.write(f"usage: {os.path.basename(__file__)} {'|'.join(parts)}\n")
-        return 2
     try:
-        answer = {"folder": str(parts[arguments[0]](_say))}
+        answer = {"folder": str(embedded_model(_say) if part == "model" else embedded_tokenizer(_say))}
     except TreadleError as error:
         answer = {"error": str(error)}
     _say(json.dumps(answer))
-    return 0
 
 
 def _say(line: str) -> None:
@@ -138,4 +132,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1])

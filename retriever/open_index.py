@@ -57,7 +57,7 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
             return _open_built(
                 settings.index_folder, _checked_manifest(settings.index_folder, identity), settings, encoder
             )
-        folder = index_folder(settings, identity)
+        folder = _cache(settings) / f"{settings.engine}-{digest_json(identity)[:32]}"
         built: list[Path] = []
 
         def fill(building: Path) -> Mapping[str, Any]:
@@ -132,11 +132,6 @@ def _sampled_digest(path: Path) -> str:
     except OSError as error:
         raise unreadable(path, error) from error
     return digest_json(parts)
-
-
-def index_folder(settings: IndexSettings, identity: Mapping[str, Any]) -> Path:
-    """Return the folder in the cache for an index of this identity."""
-    return _cache(settings) / f"{settings.engine}-{digest_json(identity)[:32]}"
 
 
 def _cache(settings: IndexSettings) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from treadle.core.answers.extraction import closing_brace, unwrap_command
+from treadle.core.answers.text_match import collapse
 
 WRAPPERS = (
     "text", "mathrm", "textbf", "mathbf", "mbox", "boxed", "fbox", "textit", "textrm", "mathit", "mathsf", "emph",
@@ -93,7 +94,7 @@ def clean(text: str) -> str:
         text = text.replace(symbol, replacement)
     text = _THIN_THOUSANDS.sub(_without_separators, _THOUSANDS_MARK.sub("", text))
     text = text.replace("{,}", ",").replace("{:}", ":").replace(r"\{", r"\lbrace ").replace(r"\}", r"\rbrace ")
-    text = _collapse(_DROPPED.sub("", _SPACING.sub(" ", text)))
+    text = collapse(_DROPPED.sub("", _SPACING.sub(" ", text)))
     text = _COMMAND.sub(_synonym, _drop_dollars(text)).strip()
     text = _unwrap(_INFIX.sub(_prefix, text))
     if match := _LEAD_IN.match(text):
@@ -164,10 +165,6 @@ def _unwrap(text: str) -> str:
 
 def _prefix(match: re.Match[str]) -> str:
     return rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1].strip()}}}{{{match[3].strip()}}}"
-
-
-def _collapse(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _without_separators(match: re.Match[str]) -> str:

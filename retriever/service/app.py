@@ -7,6 +7,7 @@ ids are text, and `contents` is the document as indexed.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi_offline import FastAPIOffline
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from treadle.core.errors import TreadleError
 from treadle.core.untrusted.origin_guard import OriginGuard
@@ -26,7 +28,6 @@ from treadle.retriever.batching import MicroBatcher, QueueFull
 from treadle.retriever.index import Index, Ranking
 from treadle.retriever.service.cache import RankingCache
 from treadle.retriever.service.config import ServiceSettings
-from treadle.retriever.service.guard import TokenGuard, read_body
 from treadle.retriever.service.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 BLANK_QUERY = "Query content cannot be empty"
 DEFAULT_TOP_N = 10
 _MIB = 1024 * 1024
+_OPEN_PATHS = frozenset({"/health"})
 _CLIENT_CLOSED = 499
 """Status in the metrics for callers that disconnected, who never receive it."""
 
@@ -83,6 +85,25 @@ class HealthReport(BaseModel):
 
 
 T_Request = TypeVar("T_Request", bound=_Options)
+
+
+class TokenGuard:
+    """A middleware that answers 401 to requests without the token; `/health` is open to all."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if self._expected is None or scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if hmac.compare_digest(given, self._expected):
+            return await self._app(scope, receive, send)
+        body = orjson.dumps({"detail": "send the service's token as 'Authorization: Bearer ...'"})
+        refusal = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
+        await refusal(scope, receive, send)
 
 
 class RetrievalService:
@@ -288,7 +309,7 @@ async def _parse(service: RetrievalService, request: Request, model: type[T_Requ
     require_json(request)
     try:
         async with asyncio.timeout(service.settings.timeout_s):
-            body = await read_body(request, service.settings.max_body_bytes)
+            body = await _read_body(request, service.settings.max_body_bytes)
         return model.model_validate_json(body)
     except TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
@@ -296,6 +317,20 @@ async def _parse(service: RetrievalService, request: Request, model: type[T_Requ
         raise HTTPException(_CLIENT_CLOSED, "the client disconnected before its body was complete") from None
     except ValidationError as error:
         raise HTTPException(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request; raise HTTPException as soon as it is known to be too long."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise HTTPException(413, f"a request may have at most {max_bytes} bytes; this one has {announced}")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise HTTPException(413, f"a request may have at most {max_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def _value(make: Callable[[], Any]) -> Any:

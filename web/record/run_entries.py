@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 from treadle.core.errors import ArtifactError, DataError, TreadleError
 from treadle.core.runs.run import Run
@@ -57,19 +56,13 @@ def verify_web(run: Run) -> dict[str, list[str]]:
     return found
 
 
-class RunEntries:
+class RunEntries(ExitStack):
     """Entries of a run's store and of the record that it replays or extends; the record is opened on first use."""
 
     def __init__(self, run: Run) -> None:
+        super().__init__()
         self._run = run
         self._store = run.store(WEB_STORE)
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
 
     def get(self, key: str) -> Entry | None:
         """Return the entry with this key, or None.
@@ -90,7 +83,7 @@ class RunEntries:
     @cached_property
     def _record(self) -> RecordFolder | None:
         place = recorded_in(self._run)
-        return None if place is None else self._stack.enter_context(closing(open_record(place)))
+        return None if place is None else self.enter_context(closing(open_record(place)))
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the URLs of pages by key, for the first keys; a key that cannot be looked up is left out."""

@@ -79,7 +79,6 @@ def unpacked(value: bytes, where: str) -> Entry:
 
 def entries_of(store: KeyedStore) -> Iterator[Entry]:
     """Yield all entries of a run's store in the order of their keys. Raises ArtifactError and StorageError."""
-    keys = store.keys()
-    for key in keys:
+    for key in store.keys():  # noqa: SIM118 - a store is no mapping
         if (value := store.get(key)) is not None:
             yield unpacked(value, store.location(key))
