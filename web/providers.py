@@ -21,7 +21,7 @@ from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import ProviderSettings
 from treadle.web.key_ring import Key, KeyRing
 from treadle.web.provider_requests import failure_of, hits_of, repeats_key, request_of, without_key
-from treadle.web.types import Language, Provider, QueryRefused, WebHit
+from treadle.web.types import Language, QueryRefused, WebHit
 
 EMPTY_TRIES = 3
 """Answers without a hit after which a search counts as empty."""
@@ -39,7 +39,7 @@ Sleep = Callable[[float], Awaitable[object]]
 
 
 class WebProvider:
-    """Search provider over HTTP; see `Provider`."""
+    """Search provider over HTTP. Many searches use it concurrently on one event loop."""
 
     def __init__(
         self,
@@ -52,9 +52,10 @@ class WebProvider:
     ) -> None:
         """Read the keys; `clock` and `sleep` are replaced in tests, `seed` is for the jitter of pauses.
 
-        Raises the errors of `KeyRing`.
+        Raises ConfigError naming a variable without a usable key.
         """
         self.name = settings.name
+        """Name as in `SearchEntry.provider`."""
         self._settings = settings
         self._now = clock if clock is not None else _loop_time
         self._sleep = sleep
@@ -64,7 +65,12 @@ class WebProvider:
         self._http: HttpClient | None = None
 
     async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """See `Provider.search`."""
+        """Return at most 20 hits, best first; none if several answers in a row had none.
+
+        `deadline` is in the event loop's clock. Raises QueryRefused if the provider refuses this query but accepts
+        others, SearchUnavailable at the deadline or if errors persist, and ToolError if the provider refuses all keys,
+        or every request.
+        """
         for _ in range(EMPTY_TRIES):
             if hits := await self._answer(query, language, deadline):
                 return hits
@@ -195,8 +201,3 @@ def _outcome(
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
-
-
-def make_provider(settings: ProviderSettings) -> Provider:
-    """Return the configured provider. Raises ConfigError naming a variable without a usable key."""
-    return WebProvider(settings)

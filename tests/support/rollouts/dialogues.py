@@ -85,11 +85,4 @@ async def play(
         engine = RolloutEngine(
             model, tokenizer, Sampling(), limits_of(parsed), parsed.dialect, renderer=renderer or tokenizer
         )
-        return await engine.roll_out(
-            runtime.episode(),
-            task,
-            seed=7,
-            deadline=math.inf,
-            cache=NullCache() if cache is None else cache,
-            options=options,
-        )
+        return await engine.roll_out(runtime.episode(), task, seed=7, deadline=math.inf, cache=kept, options=options)

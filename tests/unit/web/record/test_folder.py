@@ -351,13 +351,13 @@ def test_unsorted_record_is_refused(tmp_path: Path) -> None:
 
 def test_one_of_concurrent_openers_unpacks_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, unpackings = record_in(tmp_path, *ENTRIES), list[Path]()
-    unpack = record_folder._unpack
+    unpack = record_folder._write_unpacked
 
     def counted(storage: Storage, manifest: Manifest, into: Path) -> None:
         unpackings.append(into)
         unpack(storage, manifest, into)
 
-    monkeypatch.setattr(record_folder, "_unpack", counted)
+    monkeypatch.setattr(record_folder, "_write_unpacked", counted)
     together = threading.Barrier(4)
 
     def opened(number: int) -> Entry | None:
