@@ -28,7 +28,6 @@ from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings,
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_ROWS = 500
 _SHOWN_CHARS = 500
 """Number of characters of a raw row that are written to the file of unusable rows."""
 _NAMES_SHOWN = 10
@@ -58,25 +57,6 @@ class _SourceTally:
     def __str__(self) -> str:
         counts = ", ".join(f"{reason} {count:,}" for reason, count in self.reasons.most_common())
         return f"{self.rows:,} rows, {self.unusable:,} unusable ({counts}); first: {self.first_problem}"
-
-
-class _Writer:
-    """Buffer that collects rows of one table and writes them in chunks."""
-
-    def __init__(self, context: StageContext, kind: str) -> None:
-        self._context = context
-        self._kind = kind
-        self._rows: list[dict[str, Any]] = []
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
-        if len(self._rows) >= _CHUNK_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._rows:
-            self._context.write(self._kind, self._rows)
-            self._rows = []
 
 
 class _Rejections:
@@ -112,11 +92,10 @@ class _QuestionsRun:
     """State of one run of the stage: the questions kept so far, and counts."""
 
     def __init__(self, context: StageContext, settings: QuestionsSettings) -> None:
+        self._context = context
         self._settings = settings
         self._duplicates = DuplicateIndex(settings.near_duplicate_threshold)
         self._benchmarks = BenchmarkIndex(settings.contamination_overlap)
-        self._questions = _Writer(context, QUESTIONS.kind)
-        self._quarantine = _Writer(context, QUARANTINE.kind)
         self.unusable = _Rejections(context.scratch)
         self.datasets: Counter[str] = Counter()
         self.splits: Counter[str] = Counter()
@@ -185,44 +164,37 @@ class _QuestionsRun:
     def _keep(self, question: ParsedQuestion, split: Split, source: SourceSettings) -> None:
         self.datasets[question.dataset] += 1
         self.splits[split] += 1
-        self._questions.add(
-            {
-                "question_key": question.key,
-                "dataset": question.dataset,
-                "domain": question.domain,
-                "question": question.question,
-                "answers": list(question.answers),
-                "choices": list(question.choices),
-                "split": split,
-                "source_file": source.label,
-                "source_row": question.source_row,
-                "meta": question.meta,
-                "format": question.format,
-                "scorer": question.scorer,
-                "search": question.search,
-            }
-        )
+        row = {
+            "question_key": question.key,
+            "dataset": question.dataset,
+            "domain": question.domain,
+            "question": question.question,
+            "answers": list(question.answers),
+            "choices": list(question.choices),
+            "split": split,
+            "source_file": source.label,
+            "source_row": question.source_row,
+            "meta": question.meta,
+            "format": question.format,
+            "scorer": question.scorer,
+            "search": question.search,
+        }
+        self._context.write(QUESTIONS.kind, [row])
 
     def _reject(self, row: InputRow, source: SourceSettings, rejection: RowRejected, tally: _SourceTally) -> None:
         tally.reasons[rejection.reason] += 1
         if rejection.reason not in _DUPLICATE_REASONS:
             tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
             self.unusable.add(source.label, row, rejection)
-        self._quarantine.add(
-            {
-                "source_file": source.label,
-                "source_row": row.number,
-                "dataset": source.dataset_name,
-                "reason": rejection.reason,
-                "detail": str(rejection),
-                "raw": row.raw,
-            }
-        )
-
-    def flush(self) -> None:
-        """Write all buffered rows."""
-        self._questions.flush()
-        self._quarantine.flush()
+        rejected = {
+            "source_file": source.label,
+            "source_row": row.number,
+            "dataset": source.dataset_name,
+            "reason": rejection.reason,
+            "detail": str(rejection),
+            "raw": row.raw,
+        }
+        self._context.write(QUARANTINE.kind, [rejected])
 
 
 def run_questions(context: StageContext) -> Mapping[str, Any]:
@@ -239,7 +211,6 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
     for source in settings.sources:
         tallies[source.label] = intake.add_source(source)
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
-    intake.flush()
     _warn_about_unused_routes(settings, intake.datasets)
     _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
     _check_any_left(tallies)
