@@ -8,11 +8,11 @@ engines' environments. Model text is never evaluated. Documented in docs/behavio
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from treadle.agent.dialect import Dialect, Segment, render, tokenise
+from treadle.agent.dialect import Dialect, Segment, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer
@@ -40,9 +40,6 @@ class GroupItem:
         model_tokens: Number of tokens that the model wrote.
         total_tokens: Number of tokens, tool results included.
         status: How the rollout ended; see `treadle.agent.rollout.STATUSES`.
-        session: Number within the group, from 0.
-        branch_parent: Session that it branched from; None if it started from the question.
-        branch_depth: Number of branchings between the question and this trajectory.
     """
 
     segments: tuple[Segment, ...]
@@ -52,29 +49,12 @@ class GroupItem:
     status: str
     tool_failures: int = 0
     web_misses: int = 0
-    session: int = 0
-    branch_parent: int | None = None
-    branch_depth: int = 0
 
     @classmethod
     def from_text(cls, text: str, *, status: str = _ANSWERED, dialect: Dialect, **counts: int) -> GroupItem:
         """Build an item from flat text alone; every well-formed result block counts as a tool result."""
         known = {"tool_calls": 0, "model_tokens": 0, "total_tokens": 0, **counts}
         return cls(segments=tuple(tokenise(text, dialect)), status=status, **known)
-
-    @property
-    def text(self) -> str:
-        """The assistant turn, results included."""
-        return render(self.segments)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the item as JSON-able data; `from_json` reads it back."""
-        return {**asdict(self), "segments": [[part.kind, part.text] for part in self.segments]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GroupItem:
-        """Read `as_json` back; the offsets of segments are not kept."""
-        return cls(**{**data, "segments": tuple(Segment(kind, text, 0, 0) for kind, text in data["segments"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +106,6 @@ class Reward:
     sigma_tool: float
     sigma_length: float
     web_misses: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all components as JSON-able data, for dumps and logs."""
-        return {**asdict(self), "format_reasons": list(self.format_reasons)}
 
 
 def group_rewards(

@@ -51,7 +51,7 @@ class GroupSource:
         """
         size = self._plan.options.group_size
         jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
-        return self._make(self._rollouts, jobs, rows, self._plan.sigmas.at(step))
+        return self._make(self._rollouts, jobs, rows, self._plan.sigmas_at(step))
 
     def validate(self, rows: Sequence[Row]) -> list[Reward]:
         """Return the reward of one greedy trajectory per row; both sigmas are 0."""

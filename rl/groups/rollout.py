@@ -115,9 +115,6 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         model_tokens=sum(made.env_mask),
         total_tokens=len(made.completion_ids),
         status=made.trajectory.status,
-        session=made.session,
-        branch_parent=made.branch_parent,
-        branch_depth=made.branch_depth,
     )
 
 

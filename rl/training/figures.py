@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.rl.groups.advantages import deviation
 from treadle.rl.rewards import Reward
 
 CUT_OFF = frozenset({"length", "budget", "context_full"})
@@ -71,6 +70,15 @@ def _validation(rewards: Sequence[Reward]) -> dict[str, Any]:
         "executed": (calls - failures) / calls if calls else None,
         "web_misses": _mean(reward.web_misses for reward in rewards),
     }
+
+
+def deviation(rewards: Sequence[float]) -> float:
+    """Return the sample standard deviation (n - 1); exactly 0 for equal rewards and for fewer than two."""
+    count = len(rewards)
+    if count < 2 or min(rewards) == max(rewards):
+        return 0.0
+    mean = math.fsum(rewards) / count
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -174,12 +174,12 @@ class LoopHost:
 
     def _plan_rewards(self, sample: Sample, group: Group) -> list[Reward]:
         # A validation uses only correctness and format; a group of one has nothing to compare.
-        sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas.at(sample.step)
+        sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas_at(sample.step)
         return self._scorer.rewards(group.items, sample.question, sample.answers, sigmas)
 
     def _store(self, sample: Sample, group: Group, rewards: Sequence[Reward]) -> None:
         lines = [
-            {"row": rollout_row(sample.step, group, made, reward), "reward": reward.as_json()}
+            {"row": rollout_row(sample.step, group, made, reward), "reward": asdict(reward)}
             for made, reward in zip(group.trajectories, rewards, strict=True)
         ]
         self._folder.write_group(sample.step, sample.group_id, lines, validation=sample.validates)
