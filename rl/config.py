@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
+from treadle.core.llm.config import Sampling
 from treadle.rl.rewards import RewardOptions
 from treadle.rl.trl.keys import REFUSED_KEYS, TYPED_KEYS
 
@@ -242,6 +243,16 @@ class RlOptions(TrainingOptions):
     def branches(self) -> bool:
         """True if trajectories branch."""
         return self.initial_rollouts is not None and self.initial_rollouts < self.group_size
+
+    @property
+    def sampling(self) -> Sampling:
+        """Sampling of training rollouts; a turn has at most `max_tokens`."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_tokens=self.max_new_tokens or self.max_response_tokens,
+        )
 
     @property
     def reward(self) -> RewardOptions:

@@ -11,7 +11,6 @@ from typing import Any
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
-from treadle.core.llm.config import Sampling
 from treadle.core.seeds import derive_seed
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.rows import Row
@@ -87,12 +86,6 @@ def open_source(
     Raises BadEnvironment if a tool cannot be opened.
     """
     options = plan.options
-    sampling = Sampling(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        max_tokens=options.max_new_tokens or options.max_response_tokens,
-    )
     membership = BatchMembership()
     with (
         open_scorer(plan, settings.dialect) as scorer,
@@ -100,7 +93,7 @@ def open_source(
         BatchedModel(generate, membership, max_batch=max_batch) as model,
     ):
         engine = environment.open.engine(
-            model, codec, sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
+            model, codec, options.sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
         )
         rollouts = environment.open.groups(
             engine, Branching.from_options(options), vocab_size=codec.vocab_size, membership=membership

@@ -13,18 +13,18 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question
 from treadle.agent.model_types import ChatCodec
 from treadle.core.chat import ChatTokenizer
-from treadle.core.llm.config import Sampling
 from treadle.core.seeds import derive_seed
+from treadle.rl.engine.rows import plan_of
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.model import Client, VerlModel
+from treadle.rl.engine.verl.model import VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environment
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.dump import rollout_row
@@ -87,14 +87,6 @@ class RewardedTrajectory:
     max_version: int
 
 
-class RewardFunction(Protocol):
-    """Function that computes the rewards of a group."""
-
-    def __call__(self, sample: Sample, group: Group) -> Sequence[Reward]:
-        """Return one reward per trajectory of the group, by session."""
-        ...
-
-
 class LoopHost:
     """Host of all sessions of one worker process. Use it on one event loop."""
 
@@ -106,17 +98,14 @@ class LoopHost:
         vocab_size: int,
         folder: VerlFolder,
         scorer: GroupScorer,
-        *,
-        rewards: RewardFunction | None = None,
     ) -> None:
-        """Host a training; `vocab_size` is the policy's, `rewards` replaces the scorer's rewards."""
+        """Host a training; `vocab_size` is the policy's."""
         self._plan = plan
         self._environment = environment
         self._codec = codec
         self._vocab_size = vocab_size
         self._folder = folder
         self._scorer = scorer
-        self._rewards = rewards or self._plan_rewards
         self._barrier: GroupBarrier[RewardedTrajectory] = GroupBarrier(plan.options.stall_timeout_s / 2)
 
     @property
@@ -125,7 +114,7 @@ class LoopHost:
         return min(self._codec.eos_ids)
 
     async def join(
-        self, sample: Sample, session: int, size: int, client: Client, sampling: Mapping[str, Any]
+        self, sample: Sample, session: int, size: int, client: Any, sampling: Mapping[str, Any]
     ) -> RewardedTrajectory:
         """Join a group of `size` as one session and return its trajectory.
 
@@ -143,19 +132,14 @@ class LoopHost:
             raise
 
     async def _make(
-        self, sample: Sample, size: int, client: Client, sampling: Mapping[str, Any]
+        self, sample: Sample, size: int, client: Any, sampling: Mapping[str, Any]
     ) -> list[RewardedTrajectory]:
         options = self._plan.options
         model = VerlModel(client, sample.group_id, sampling, self._codec)
         engine = self._environment.engine(
             model,
             self._codec,
-            Sampling(
-                temperature=options.temperature,
-                top_p=options.top_p,
-                top_k=options.top_k,
-                max_tokens=options.max_new_tokens or options.max_response_tokens,
-            ),
+            options.sampling,
             max_response_tokens=options.max_response_tokens,
             max_model_len=options.max_prompt_tokens + options.max_response_tokens,
         )
@@ -172,7 +156,7 @@ class LoopHost:
             for made, reward in zip(group.trajectories, rewards, strict=True)
         ]
 
-    def _plan_rewards(self, sample: Sample, group: Group) -> list[Reward]:
+    def _rewards(self, sample: Sample, group: Group) -> list[Reward]:
         # A validation uses only correctness and format; a group of one has nothing to compare.
         sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas_at(sample.step)
         return self._scorer.rewards(group.items, sample.question, sample.answers, sigmas)
@@ -207,7 +191,7 @@ async def _open_host(path: Path) -> LoopHost:
     job = json.loads(path.read_text(encoding="utf-8"))
     folder = VerlFolder.of_job(job)
     try:
-        plan = RlPlan.from_json(json.dumps(job["plan"]))
+        plan = plan_of(job)
         environment, scorer = await _open_for_process(job, plan)
         codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
         return LoopHost(plan, environment, codec, codec.vocab_size, folder, scorer)

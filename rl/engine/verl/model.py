@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from treadle.agent.model_types import ChatCodec
 from treadle.core.errors import EndpointUnavailable, ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 
 
-class Client(Protocol):
-    """Protocol of verl's `LLMServerClient`, limited to the one method that is used."""
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """Return a `TokenOutput` with token_ids, log_probs, stop_reason and extra_fields."""
-        ...
-
-
 class VerlModel:
     """Model for one group; all requests carry the group's id, so that they share one server's prefix cache."""
 
-    def __init__(self, client: Client, group_id: str, sampling: Mapping[str, Any], codec: ChatCodec) -> None:
-        """Use verl's `sampling` parameters; stop strings, lengths and seeds come from the rollout."""
+    def __init__(self, client: Any, group_id: str, sampling: Mapping[str, Any], codec: ChatCodec) -> None:
+        """Use verl's `LLMServerClient`, of which only `generate` is called, and its `sampling` parameters.
+
+        Stop strings, lengths and seeds come from the rollout.
+        """
         self._client = client
         self._group_id = group_id
         self._sampling = dict(sampling)
