@@ -17,18 +17,18 @@ from treadle.core import schemas
 from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import Score
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.eval.answers import COPIED_COLUMNS, FAILED, Answer, Gold, answers, open_checker, rule_score
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
-from treadle.eval.lengths import Encoder, agent_text, load_tokenizer, reasoning_tokens
+from treadle.eval.lengths import agent_text, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
-    Agreement,
     JudgeVerdict,
     agreement,
     binary_score,
@@ -228,20 +228,17 @@ class _ScoreCounts:
         found |= {"num_judgements_missing": num_missing}
         found |= {"usage": {role: dict(self.usage[role]) for role in sorted(self.usage)}}
         if len(self.judges) > 1:
-            found |= _agreement_metrics(agreement(self.joint))
+            joint = agreement(self.joint)
+            found |= {
+                "num_judged_jointly": joint.num_answers,
+                "judge_agreement": joint.share,
+                "judge_kappa": joint.kappa,
+            }
         return found
 
 
-def _agreement_metrics(found: Agreement) -> dict[str, Any]:
-    return {
-        "num_judged_jointly": found.num_answers,
-        "judge_agreement": found.share,
-        "judge_kappa": found.kappa,
-    }
-
-
 def scored_row(
-    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: Encoder | None = None
+    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: ChatTokenizer | None = None
 ) -> dict[str, Any]:
     """Return the row of `scores` for a rollout and its verdict.
 

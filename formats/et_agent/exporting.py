@@ -16,9 +16,8 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
-from treadle.core.store.export_folder import new_folder
+from treadle.core.store.export_folder import new_folder, write_facts
 from treadle.formats.et_agent.records import ImportKind
-from treadle.tasks.exchange.dataset_export import write_facts
 
 _ASKED = ("question_key", "dataset", "question", "answers", "format")
 _EVENTS = ("question_key", "round", "operator", "outcome", "reason")

@@ -26,7 +26,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, StageContext
 from treadle.core.schemas import POOL_EVENTS, POOL_QUESTIONS, POOLS, ROLLOUTS
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.export_folder import new_folder, write_facts
 from treadle.core.store.leases import holder_of
 from treadle.core.untrusted.input_files import InputRow, file_sha256
 from treadle.datagen.pools.report import PoolReport
@@ -93,7 +93,7 @@ def write_questions(
     `domains`: data set -> domain, for data sets without a known one. Raises DataError if no row has a question and
     trajectories, ConfigError if `target` cannot be used (see `new_folder`), StorageError.
     """
-    settings = _with_domains(config.questions, domains)
+    settings = config.questions.model_copy(update={"domains": {**config.questions.domains, **domains}})
     found, seen = ImportResult(), set[str]()
     with new_folder(target, replace=replace_it) as folder:
         with (folder / QUESTIONS_FILE).open("wb") as file:
@@ -108,8 +108,7 @@ def write_questions(
         if not seen:
             raise DataError(_no_usable_rows(path, found))
         (folder / SOURCES_FILE).write_text(_sources_toml(target.absolute(), domains), encoding="utf-8")
-        facts = {"version": 1, "kind": "questions", "format": kind, "source": path.name, "num_questions": len(seen)}
-        (folder / EXPORT_FILE).write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
+        write_facts(folder, {"kind": "questions", "format": kind, "source": path.name, "num_questions": len(seen)})
     return len(seen)
 
 
@@ -303,10 +302,6 @@ def _question_of(record: ImportRecord, settings: QuestionsSettings) -> ParsedQue
     except RowRejected as error:
         more = "; or give --domain NAME=DOMAIN" if error.reason == "unknown_source" else ""
         return RejectedRow(record.number, error.reason, f"{error}{more}")
-
-
-def _with_domains(settings: QuestionsSettings, domains: Mapping[str, str]) -> QuestionsSettings:
-    return settings.model_copy(update={"domains": {**settings.domains, **domains}})
 
 
 def _sources_toml(folder: Path, domains: Mapping[str, str]) -> str:

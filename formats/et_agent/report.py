@@ -16,11 +16,11 @@ from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.eval.config import ScoresSettings
 from treadle.eval.statistics import mean_of
-from treadle.formats.et_agent.math_equality import legacy_math_equal
 from treadle.formats.et_agent.metrics import (
     LegacySample,
     legacy_conciseness,
     legacy_execution_score,
+    legacy_math_equal,
     legacy_overall,
     legacy_results,
     legacy_sample,
