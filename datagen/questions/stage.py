@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
@@ -59,35 +59,6 @@ class _SourceTally:
         return f"{self.rows:,} rows, {self.unusable:,} unusable ({counts}); first: {self.first_problem}"
 
 
-class _Rejections:
-    """JSON Lines file of unusable rows in the attempt's folder; a failing stage writes no quarantine table."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "unusable_rows.jsonl"
-        self._file: IO[str] | None = None
-
-    def add(self, source: str, row: InputRow, rejection: RowRejected) -> None:
-        """Append a row; raise StorageError if that fails."""
-        line = {
-            "source_file": source,
-            "source_row": row.number,
-            "reason": rejection.reason,
-            "detail": str(rejection),
-            "raw": row.raw[:_SHOWN_CHARS],
-        }
-        with storage_errors("write", self.path):
-            if self._file is None:
-                self._file = self.path.open("w", encoding="ascii")
-            self._file.write(json.dumps(line) + "\n")
-
-    def close(self) -> str:
-        """Close the file and return its path."""
-        if self._file is not None:
-            with storage_errors("write", self.path):
-                self._file.close()
-        return str(self.path)
-
-
 class _QuestionsRun:
     """State of one run of the stage: the questions kept so far, and counts."""
 
@@ -96,7 +67,8 @@ class _QuestionsRun:
         self._settings = settings
         self._duplicates = DuplicateIndex(settings.near_duplicate_threshold)
         self._benchmarks = BenchmarkIndex(settings.contamination_overlap)
-        self.unusable = _Rejections(context.scratch)
+        self.unusable_file = context.scratch / "unusable_rows.jsonl"
+        """JSON lines of the unusable rows, for messages: a failing stage writes no quarantine table."""
         self.datasets: Counter[str] = Counter()
         self.splits: Counter[str] = Counter()
         self.benchmark_rows_skipped = 0
@@ -134,7 +106,7 @@ class _QuestionsRun:
                 tally.kept += 1
                 self._keep(question, split, source)
         if tally.unusable == tally.rows:
-            raise StageFailed(f"no row of {source.label} can be used: {tally}; full list: {self.unusable.close()}")
+            raise StageFailed(f"no row of {source.label} can be used: {tally}; full list: {self.unusable_file}")
         if tally.unusable > tally.errors:
             left_out = sorted(_UNSUPPORTED_REASONS & tally.reasons.keys())
             counts = ", ".join(f"{reason} {tally.reasons[reason]:,}" for reason in left_out)
@@ -182,10 +154,6 @@ class _QuestionsRun:
         self._context.write(QUESTIONS.kind, [row])
 
     def _reject(self, row: InputRow, source: SourceSettings, rejection: RowRejected, tally: _SourceTally) -> None:
-        tally.reasons[rejection.reason] += 1
-        if rejection.reason not in _DUPLICATE_REASONS:
-            tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
-            self.unusable.add(source.label, row, rejection)
         rejected = {
             "source_file": source.label,
             "source_row": row.number,
@@ -195,6 +163,11 @@ class _QuestionsRun:
             "raw": row.raw,
         }
         self._context.write(QUARANTINE.kind, [rejected])
+        tally.reasons[rejection.reason] += 1
+        if rejection.reason not in _DUPLICATE_REASONS:
+            tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
+            with storage_errors("write", self.unusable_file), self.unusable_file.open("a", encoding="ascii") as file:
+                file.write(json.dumps(rejected | {"raw": row.raw[:_SHOWN_CHARS]}) + "\n")
 
 
 def run_questions(context: StageContext) -> Mapping[str, Any]:
@@ -212,7 +185,7 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
         tallies[source.label] = intake.add_source(source)
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
     _warn_about_unused_routes(settings, intake.datasets)
-    _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
+    _check_error_rate(tallies, settings, context.accept_failures, intake.unusable_file)
     _check_any_left(tallies)
     return _metrics(intake, tallies)
 
@@ -241,7 +214,7 @@ def _warn_about_unused_routes(settings: QuestionsSettings, datasets: Collection[
 
 
 def _check_error_rate(
-    tallies: Mapping[str, _SourceTally], settings: QuestionsSettings, accept_failures: bool, unusable: str
+    tallies: Mapping[str, _SourceTally], settings: QuestionsSettings, accept_failures: bool, unusable: Path
 ) -> None:
     rows = sum(tally.rows for tally in tallies.values())
     errors = sum(tally.errors for tally in tallies.values())

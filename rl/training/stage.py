@@ -34,8 +34,7 @@ from treadle.rl.training.events import RlStep, Validation
 from treadle.rl.training.launch import EngineJob, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.training.report import engine_of, num_validation_misses, num_web_misses, record_metrics, render_report
-from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on
-from treadle.rl.training.validation import validation_questions
+from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, validation_questions
 from treadle.rl.verl.rows import TRAINING_SCHEMA, validation_rows
 
 _log = logging.getLogger(__name__)
