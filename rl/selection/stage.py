@@ -27,8 +27,14 @@ from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.rl.rewards import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.selection.dispersion import DispersionSums
-from treadle.rl.selection.fronts_picture import draw_fronts
-from treadle.rl.selection.report import EarlierPhase, SelectionFindings, metrics_of, quota_note, render_report
+from treadle.rl.selection.report import (
+    EarlierPhase,
+    SelectionFindings,
+    draw_fronts,
+    metrics_of,
+    quota_note,
+    render_report,
+)
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.verl.rows import check_domain, verl_row
 
@@ -258,7 +264,8 @@ class _SelectionRun:
         key = question["question_key"]
         number = self._questions.numbers[key]
         usable = [outcome for outcome in outcomes if outcome[3]]
-        score_tool, score_corr = (float(values[number]) for values in (choice.score_tool, choice.score_corr))
+        score_tool = float(choice.dispersion.score_tool[number])
+        score_corr = float(choice.dispersion.score_corr[number])
         rank, distance = int(choice.rank[number]), float(choice.distance[number])
         verl = verl_row(
             question,

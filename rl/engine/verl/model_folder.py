@@ -21,6 +21,7 @@ from treadle.core.engines.export_model import greedy_ids, write_model
 from treadle.core.errors import EngineError
 from treadle.rl.engine.verl.folder import VerlFolder, merge_command
 from treadle.rl.training.plan import RlPlan
+from treadle.rl.trl.config import lora_arguments
 
 _ADAPTERS = "lora_adapter"
 """Folder in which verl's merger puts adapters, inside the folder of the merged weights."""
@@ -70,16 +71,11 @@ def count_trained(model: Path, plan: RlPlan) -> int:
 
     with torch.device("meta"):
         policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)))
-    options = plan.options
-    if options.finetuning_type == "lora":
+    if (lora := lora_arguments(plan)) is not None:
         from peft import LoraConfig, get_peft_model
 
-        modules: Any = [name.strip() for name in options.lora_target.split(",")]
-        target = "all-linear" if options.lora_target == "all" else modules
         with torch.device("meta"):
-            policy = get_peft_model(
-                policy, LoraConfig(r=options.lora_rank, target_modules=target, task_type="CAUSAL_LM")
-            )
+            policy = get_peft_model(policy, LoraConfig(**lora))
     return sum(weights.numel() for weights in policy.parameters() if weights.requires_grad)
 
 
@@ -92,13 +88,12 @@ def finish_model(job: Mapping[str, Any], plan: RlPlan, events: EventFile) -> Non
     merged = final.with_name(final.name + ".merged")
     shutil.rmtree(merged, ignore_errors=True)
     merge(state, merged)
-    is_adapter, adapters, options = plan.options.finetuning_type == "lora", merged / _ADAPTERS, plan.options
-    if is_adapter:
-        alpha = options.lora_alpha or 2 * options.lora_rank
-        compare_with_shards(adapters, state / "actor", rank=options.lora_rank, alpha=alpha)
+    lora, adapters = lora_arguments(plan), merged / _ADAPTERS
+    if lora is not None:
+        compare_with_shards(adapters, state / "actor", rank=lora["r"], alpha=lora["lora_alpha"])
     else:
         compare_with_live(merged, state / "actor" / "huggingface")
-    write_model(str(start), adapters if is_adapter else merged, final, is_adapter=is_adapter)
+    write_model(str(start), adapters if lora else merged, final, is_adapter=lora is not None)
     shutil.rmtree(merged)
     prompt = first_prompt(VerlFolder.of_job(job), start)
     events.write("greedy", **greedy_ids(final, prompt, int(job["greedy_tokens"])))
