@@ -14,6 +14,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
+from treadle.rl.groups.branching import Branching
 from treadle.rl.rewards import RewardOptions
 
 ET_AGENT_7B: dict[str, Any] = {
@@ -290,25 +291,17 @@ class RlOptions(TrainingOptions):
         return self
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> RlOptions:
+    def _check_numbers(self) -> RlOptions:
         if (self.max_new_tokens or 0) > self.max_response_tokens:
             raise ValueError(
                 f"max_new_tokens {self.max_new_tokens} of a turn is more than max_response_tokens "
                 f"{self.max_response_tokens} of the whole trajectory; lower it, or leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_mini_batch(self) -> RlOptions:
         if self.prompts_per_step % self.mini_batch_prompts:
             raise ValueError(
                 f"prompts_per_step {self.prompts_per_step} is not a multiple of mini_batch_prompts "
                 f"{self.mini_batch_prompts}; an update uses whole mini-batches"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_best(self) -> RlOptions:
         if self.checkpoint_rule == "best" and self.save_steps % self.validation_steps:
             raise ValueError(
                 f"save_steps {self.save_steps} is not a multiple of validation_steps {self.validation_steps}, so saved "
@@ -320,6 +313,12 @@ class RlOptions(TrainingOptions):
     def branches(self) -> bool:
         """True if trajectories branch."""
         return self.initial_rollouts is not None and self.initial_rollouts < self.group_size
+
+    @property
+    def branching(self) -> Branching:
+        """Rule by which the trajectories of a group branch."""
+        initial = self.initial_rollouts or self.group_size
+        return Branching(initial, self.beam_size, self.branch_probability, self.entropy_weight)
 
     @property
     def sampling(self) -> Sampling:

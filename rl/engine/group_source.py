@@ -96,7 +96,7 @@ def open_source(
             model, codec, options.sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
         )
         rollouts = environment.open.groups(
-            engine, Branching.from_options(options), vocab_size=codec.vocab_size, membership=membership
+            engine, options.branching, vocab_size=codec.vocab_size, membership=membership
         )
         yield GroupSource(plan, environment, rollouts, scorer)
 

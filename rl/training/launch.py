@@ -77,6 +77,11 @@ class Reinforcement(TrainingResult[RlStep]):
     live_greedy: Greedy | None
     """Greedy completion by the policy in training when the state was saved."""
 
+    @property
+    def chosen_validation(self) -> Validation | None:
+        """Validation of the exported policy; None if it was not validated."""
+        return next((made for made in self.validations if made.step == self.chosen_step), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Listener(TrainingListener[RlStep]):

@@ -254,7 +254,7 @@ class RlRun:
         return {**facts, "validation_web_misses": in_validation} if done.validations else facts
 
     def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
-        validated = {made.step: made.overall.correctness for made in done.validations}
+        validation = done.chosen_validation
         return {
             **done.checkpoint_columns(),
             "name": plan.address,
@@ -268,7 +268,7 @@ class RlRun:
             "chosen_step": done.chosen_step,
             "first_reward": done.steps[0].reward,
             "last_reward": done.steps[-1].reward,
-            "validation_correctness": validated.get(done.chosen_step),
+            "validation_correctness": validation.overall.correctness if validation else None,
         }
 
     def _policy_in(self) -> str:

@@ -214,7 +214,7 @@ class LoopHost:
             max_response_tokens=options.max_response_tokens,
             max_model_len=options.max_prompt_tokens + options.max_response_tokens,
         )
-        branching = Branching(size) if sample.validates else Branching.from_options(options)
+        branching = Branching(size) if sample.validates else options.branching
         rollouts = self._environment.groups(engine, branching, vocab_size=self._vocab_size)
         seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
         (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, sample.question, size, seed)])
