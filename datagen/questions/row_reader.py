@@ -108,12 +108,11 @@ class RowReader:
 
     def _question_with_request(self, names: Sequence[str]) -> str:
         """Return the question; if it is the input of a request, both."""
-        texts = LAYOUTS.texts
-        request = self._fields.get(texts.request)
-        if self._first(names) != texts.request_input or not isinstance(request, str) or not request.strip():
+        request = self._fields.get(LAYOUTS.request)
+        if self._first(names) != LAYOUTS.request_input or not isinstance(request, str) or not request.strip():
             return self._text(names, "question")
-        self.used.update((texts.request, texts.request_input))
-        given = self._fields[texts.request_input]
+        self.used.update((LAYOUTS.request, LAYOUTS.request_input))
+        given = self._fields[LAYOUTS.request_input]
         if isinstance(given, str) and not given.strip():
             return question_of(request)
         return f"{request.strip()}\n\n{question_of(given)}"

@@ -186,8 +186,9 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
     _warn_about_unused_routes(settings, intake.datasets)
     _check_error_rate(tallies, settings, context.accept_failures, intake.unusable_file)
-    _check_any_left(tallies)
-    return _metrics(intake, tallies)
+    reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
+    _check_any_left(tallies, reasons)
+    return _metrics(intake, tallies, reasons)
 
 
 def _warn_about_web_routes(settings: QuestionsSettings) -> None:
@@ -227,11 +228,10 @@ def _check_error_rate(
         )
 
 
-def _check_any_left(tallies: Mapping[str, _SourceTally]) -> None:
+def _check_any_left(tallies: Mapping[str, _SourceTally], reasons: Counter[str]) -> None:
     """Raise StageFailed if no question is left, which can happen even if every source has usable rows."""
     if any(tally.kept for tally in tallies.values()):
         return
-    reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
     counts_text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
     raise StageFailed(
         f"no question is left of {reasons.total():,} rows ({counts_text}); add questions, or check "
@@ -239,10 +239,7 @@ def _check_any_left(tallies: Mapping[str, _SourceTally]) -> None:
     )
 
 
-def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally]) -> dict[str, Any]:
-    reasons: Counter[str] = Counter()
-    for tally in tallies.values():
-        reasons.update(tally.reasons)
+def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons: Counter[str]) -> dict[str, Any]:
     return {
         "rows_read": sum(tally.rows for tally in tallies.values()),
         "questions": sum(tally.kept for tally in tallies.values()),

@@ -64,10 +64,10 @@ class GroupSource:
         self, rollouts: GroupRollouts, jobs: Sequence[GroupJob], rows: Sequence[Row], sigmas: tuple[float, float]
     ) -> list[ScoredGroup]:
         groups = self._environment.run(require_groups(rollouts, jobs))
-        return [ScoredGroup(group, self._score(group, row, sigmas)) for group, row in zip(groups, rows, strict=True)]
-
-    def _score(self, group: Group, row: Row, sigmas: tuple[float, float]) -> list[Reward]:
-        return self._scorer.rewards(group.items, row.question, row.answers, sigmas)
+        return [
+            ScoredGroup(group, self._scorer.rewards(group.items, row.question, row.answers, sigmas))
+            for group, row in zip(groups, rows, strict=True)
+        ]
 
 
 @contextlib.contextmanager
@@ -108,14 +108,12 @@ def _resident(job: dict[str, Any], settings: EnvironmentSettings) -> Iterator[Re
         digest=job["environment_digest"],
         interpreter=Path(job["interpreter"]) if job.get("interpreter") else None,
     )
-    try:
-        environment.__enter__()
-    except (ConfigError, ToolError, EndpointUnavailable) as error:
-        raise BadEnvironment(str(error)) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(environment)
+        except (ConfigError, ToolError, EndpointUnavailable) as error:
+            raise BadEnvironment(str(error)) from error
         yield environment
-    finally:
-        environment.__exit__(None, None, None)
 
 
 def _job(row: Row, group_id: str, size: int, *seeds: int) -> GroupJob:

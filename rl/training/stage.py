@@ -140,13 +140,7 @@ class RlRun:
                 f"{rows.num_rows} others are fewer than rl.prompts_per_step = {self._options.prompts_per_step}; "
                 "raise the former"
             )
-        if rows.num_too_long:
-            _log.warning(
-                "%d of %d rows are left out: their prompts are longer than %d tokens (rl.max_prompt_tokens)",
-                rows.num_too_long,
-                rows.num_too_long + rows.num_rows,
-                self._options.max_prompt_tokens,
-            )
+        self._warn_about_long_prompts(rows, "rows")
         return rows.num_rows
 
     def _store_validation(self, fits: Fits) -> int:
@@ -168,20 +162,23 @@ class RlRun:
         rows = FittingRows([validation_rows(chosen)], fits)
         write_rows(self._folder.validation, TRAINING_SCHEMA, rows.batches())
         self._num_validation_too_long = rows.num_too_long
-        if rows.num_too_long:
-            _log.warning(
-                "%d of %d validation questions are left out: their prompts are longer than %d tokens "
-                "(rl.max_prompt_tokens)",
-                rows.num_too_long,
-                len(chosen),
-                self._options.max_prompt_tokens,
-            )
+        self._warn_about_long_prompts(rows, "validation questions")
         if not rows.num_rows:
             raise ConfigError(
                 f"{address}: all {len(chosen):,} validation questions have prompts longer than rl.max_prompt_tokens = "
                 f"{self._options.max_prompt_tokens}; raise it, or set rl.validation_questions = 0"
             )
         return rows.num_rows
+
+    def _warn_about_long_prompts(self, rows: FittingRows, what: str) -> None:
+        if rows.num_too_long:
+            _log.warning(
+                "%d of %d %s are left out: their prompts are longer than %d tokens (rl.max_prompt_tokens)",
+                rows.num_too_long,
+                rows.num_too_long + rows.num_rows,
+                what,
+                self._options.max_prompt_tokens,
+            )
 
     def _plan(self, num_rows: int, num_validation_rows: int) -> RlPlan:
         options = self._options
