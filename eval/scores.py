@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
@@ -251,14 +251,8 @@ def scored_row(
         **{name: row[name] for name in COPIED_COLUMNS},
         "prediction": answer.prediction,
         "is_valid_answer": answer.is_answered and bool(answer.prediction),
-        "correct": score.correct,
-        "score": score.score,
-        "em": score.em,
-        "acc": score.acc,
-        "f1": score.f1,
+        **asdict(score),
         "f1_legacy": _f1_legacy(answer.prediction, answer.gold) if answer.is_answered else 0.0,
-        "scorer": score.scorer,
-        "error": score.error,
         "efficiency": None if score.score is None else efficiency(score.score, row["calls_requested"]),
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),

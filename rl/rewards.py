@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from treadle.agent.dialect import Dialect, Segment, tokenise
@@ -206,9 +206,7 @@ class _GroupStatistics:
             tool_calls=item.tool_calls,
             tool_failures=item.tool_failures,
             length=length,
-            tool_mean=self.tool_mean,
-            length_mean=self.length_mean,
-            length_std=self.length_std,
+            **asdict(self),
             sigma_tool=sigma_tool,
             sigma_length=sigma_length,
             web_misses=item.web_misses,

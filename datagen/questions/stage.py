@@ -10,7 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +137,12 @@ class _QuestionsRun:
         self.datasets[question.dataset] += 1
         self.splits[split] += 1
         row = {
+            **asdict(question),
             "question_key": question.key,
-            "dataset": question.dataset,
-            "domain": question.domain,
-            "question": question.question,
             "answers": list(question.answers),
             "choices": list(question.choices),
             "split": split,
             "source_file": source.label,
-            "source_row": question.source_row,
-            "meta": question.meta,
-            "format": question.format,
-            "scorer": question.scorer,
-            "search": question.search,
         }
         self._context.write(QUESTIONS.kind, [row])
 

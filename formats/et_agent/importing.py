@@ -44,6 +44,7 @@ QUESTIONS_FILE = "questions.jsonl"
 SOURCES_FILE = "questions.toml"
 IMPORT_FILE = "imported.json"
 _MAX_REPORTED = 10_000
+_COUNTS = ("num_rows", "num_trajectories", "num_other_prompts", "num_selected")
 _SOURCE = SourceSettings(
     path=Path(QUESTIONS_FILE), dataset="imported", source_field="source", question_field="question",
     answer_field="answer", answer_form="plain",
@@ -74,10 +75,7 @@ class ImportResult:
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
         return {
-            "num_rows": self.num_rows,
-            "num_trajectories": self.num_trajectories,
-            "num_other_prompts": self.num_other_prompts,
-            "num_selected": self.num_selected,
+            **{name: getattr(self, name) for name in _COUNTS},
             "left_out": dict(sorted(self.reasons.items())),
             "rejected": [
                 {"line": one.number, "reason": one.reason, "detail": one.detail[:300]} for one in self.rejected_rows

@@ -77,10 +77,7 @@ class Choice:
             keys=[self.keys[number] for number in numbers.tolist()],
             domains=[self.domains[number] for number in numbers.tolist()],
             dispersion=Dispersion(*(values[numbers] for values in self.dispersion)),
-            decisions=self.decisions[numbers],
-            rank=self.rank[numbers],
-            distance=self.distance[numbers],
-            place=self.place[numbers],
+            **{name: getattr(self, name)[numbers] for name in ("decisions", "rank", "distance", "place")},
             quotas={},
         )
 
