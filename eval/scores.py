@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
@@ -18,6 +18,7 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import Score
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.environments.settings import EnvironmentSettings
@@ -35,12 +36,11 @@ from treadle.eval.answers import (
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
-from treadle.eval.lengths import Encoder, agent_text, load_tokenizer, reasoning_tokens
+from treadle.eval.lengths import agent_text, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
-    Agreement,
     JudgeVerdict,
     agreement,
     binary_score,
@@ -247,20 +247,17 @@ class _ScoreCounts:
         found |= {"num_judgements_missing": num_missing}
         found |= {"usage": {role: dict(self.usage[role]) for role in sorted(self.usage)}}
         if len(self.judges) > 1:
-            found |= _agreement_metrics(agreement(self.joint))
+            joint = agreement(self.joint)
+            found |= {
+                "num_judged_jointly": joint.num_answers,
+                "judge_agreement": joint.share,
+                "judge_kappa": joint.kappa,
+            }
         return found
 
 
-def _agreement_metrics(found: Agreement) -> dict[str, Any]:
-    return {
-        "num_judged_jointly": found.num_answers,
-        "judge_agreement": found.share,
-        "judge_kappa": found.kappa,
-    }
-
-
 def scored_row(
-    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: Encoder | None = None
+    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: ChatTokenizer | None = None
 ) -> dict[str, Any]:
     """Return the row of `scores` for a rollout and its verdict.
 
@@ -274,14 +271,8 @@ def scored_row(
         **{name: row[name] for name in COPIED_COLUMNS},
         "prediction": prediction,
         "is_valid_answer": answer.has_ended and bool(prediction),
-        "correct": score.correct,
-        "score": score.score,
-        "em": score.em,
-        "acc": score.acc,
-        "f1": score.f1,
+        **asdict(score),
         "f1_legacy": _f1_legacy(answer.prediction, answer.gold) if answer.is_answered and answer.gold.answers else 0.0,
-        "scorer": score.scorer,
-        "error": score.error,
         "efficiency": None if score.score is None else efficiency(score.score, row["calls_requested"]),
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),

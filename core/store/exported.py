@@ -6,8 +6,11 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from treadle.core.errors import ConfigError
 from treadle.core.store.storage import force_folder_to_disk, make_folder, storage_errors, write_atomically
@@ -42,6 +45,12 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
             _put(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write `export.json`, which marks a folder as an export."""
+    content = orjson.dumps({"version": 1, **facts}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    (folder / EXPORT_FILE).write_bytes(content)
 
 
 def _check(target: Path, replace: bool) -> None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from treadle.datagen.questions.question_similarity import (
@@ -35,7 +35,6 @@ _LSH_MARGIN = 0.15
 pairs at its own threshold."""
 _MAX_LSH_CANDIDATES = 64
 """Number of entries in a question's LSH buckets above which candidates are looked up by their words."""
-_MAX_CACHED_TEXTS = 1_024
 _MAX_CACHED_CHARS = 2_000
 
 
@@ -66,23 +65,14 @@ def _may_repeat(new: _KeptQuestion, kept: _KeptQuestion) -> bool:
     return new.answers == kept.answers or not (new.is_heldout and kept.is_heldout)
 
 
-class _FeatureCache:
-    """Cache of the tokenized texts; only short texts that were compared recently are kept."""
+@lru_cache(maxsize=1_024)
+def _cached_features(text: str) -> QuestionFeatures:
+    return QuestionFeatures(tokenize(text))
 
-    def __init__(self) -> None:
-        self._cache: OrderedDict[str, QuestionFeatures] = OrderedDict()
 
-    def __call__(self, text: str) -> QuestionFeatures:
-        if len(text) > _MAX_CACHED_CHARS:
-            return QuestionFeatures(tokenize(text))
-        features = self._cache.get(text)
-        if features is None:
-            features = self._cache[text] = QuestionFeatures(tokenize(text))
-            if len(self._cache) > _MAX_CACHED_TEXTS:
-                self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(text)
-        return features
+def _features(text: str) -> QuestionFeatures:
+    """Return the features of a text; those of short texts that were compared recently are kept."""
+    return _cached_features(text) if len(text) <= _MAX_CACHED_CHARS else QuestionFeatures(tokenize(text))
 
 
 class _Buckets:
@@ -136,7 +126,6 @@ class DuplicateIndex:
         self._exact: dict[bytes, int] = {}
         self._exact_heldout: dict[tuple[bytes, frozenset[str]], int] = {}
         self._buckets = _Buckets(max(0.3, threshold - _LSH_MARGIN))
-        self._feature_cache = _FeatureCache()
         self._by_signature: dict[int, list[int]] = {}
         self._by_words: dict[int, WordIndex] = {}
         self._spellings = Spellings()
@@ -154,7 +143,7 @@ class DuplicateIndex:
         if (same := self._find_exact(digest, new)) is not None:
             return Duplicate("exact_duplicate", same.key, same.answers == new.answers)
         # Compare near duplicates as written, because case distinguishes names from words.
-        features = self._feature_cache(new.text)
+        features = _features(new.text)
         keys = self._buckets.keys(features)
         for number in self._candidates(new, features, keys):
             if (similarity := self._similarity(new, features, self._kept[number])) is not None:
@@ -187,14 +176,14 @@ class DuplicateIndex:
             index = self._by_words[signature] = WordIndex(self._spellings)
             for number in self._by_signature[signature]:
                 kept = self._kept[number]
-                index.add(number, self._feature_cache(kept.text), kept.answers)
+                index.add(number, _features(kept.text), kept.answers)
         return index
 
     def _similarity(self, new: _KeptQuestion, features: QuestionFeatures, kept: _KeptQuestion) -> float | None:
         """Return the similarity to a kept question that the new one repeats; None if it does not repeat it."""
         if new.answers.isdisjoint(kept.answers) or not _may_repeat(new, kept):
             return None
-        theirs = self._feature_cache(kept.text)
+        theirs = _features(kept.text)
         if not is_same_question(features, theirs):
             return None
         similarity = jaccard(features.grams, theirs.grams)

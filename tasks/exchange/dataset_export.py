@@ -15,7 +15,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import CHECKPOINTS
 from treadle.core.store.artifact_reader import ArtifactReader
-from treadle.core.store.exported import EXPORT_FILE, new_folder
+from treadle.core.store.exported import new_folder, write_facts
 from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_paths
 
 CARD = "README.md"
@@ -72,12 +72,6 @@ def copy_checked(run: Run, rows: ArtifactReader, name: str, target: Path) -> Non
     with target.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
             raise ArtifactError(f"{key} has changed since it was written; `treadle verify` shows what else has")
-
-
-def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Write `export.json`, which marks a folder as an export."""
-    content = orjson.dumps({"version": 1, **facts}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    (folder / EXPORT_FILE).write_bytes(content)
 
 
 def front_matter(fields: dict[str, str | list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Compute the advantages within a group, as a reference for the contract tests of both engines.
+"""The advantages within a group: the reference for the contract tests of both engines.
 
 Group-relative policy optimisation (arXiv 2402.03300). Documented in docs/behaviour/rewards.md.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+from treadle.rl.training.figures import deviation
 
 EPSILON = 1e-6
 """Added to the standard deviation; TRL adds 1e-4."""
@@ -23,12 +25,3 @@ def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list
         return [0.0] * len(rewards)
     mean = math.fsum(rewards) / len(rewards)
     return [(reward - mean) / (spread + epsilon) for reward in rewards]
-
-
-def deviation(rewards: Sequence[float]) -> float:
-    """Return the sample standard deviation (n - 1); exactly 0 for equal rewards and for fewer than two."""
-    count = len(rewards)
-    if count < 2 or min(rewards) == max(rewards):
-        return 0.0
-    mean = math.fsum(rewards) / count
-    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))

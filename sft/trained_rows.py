@@ -1,4 +1,4 @@
-"""Compute statistics of the rows that are trained on: lengths and target shares, by operator and data set."""
+"""Select the rows of `sft_rows` to train on, and describe them: lengths and target shares, as a table and a picture."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from treadle.core.figures import Figures, render_table
+from treadle.core.plots import COLOUR, LIGHT, WARM, draw_svg
 from treadle.core.untrusted.sanitize import one_line
-from treadle.sft.selection import RowSelection
+from treadle.sft.config import SftOptions
 
 COLUMNS = (
     "operator",
@@ -25,6 +26,57 @@ COLUMNS = (
 """Columns of `sft_rows` that are used."""
 _NUMBERS = COLUMNS[2:]
 _GROUPS_SHOWN = 40
+_BINS = 40
+_OPERATORS_SHOWN = 8
+
+
+class RowSelection:
+    """A filter of rows: those with token ids, within the cut-off, up to a maximum number.
+
+    It takes them batch by batch, in their order (they are shuffled), and counts those that it leaves out.
+
+    Rows are never truncated: half a trajectory would teach the model to stop in the middle.
+    """
+
+    def __init__(self, options: SftOptions) -> None:
+        self._cutoff_tokens = options.cutoff_tokens
+        self._max_rows = options.max_rows
+        self.num_read = 0
+        """Number of rows read."""
+        self.num_text_mode = 0
+        """Number of these without token ids."""
+        self.num_too_long = 0
+        """Number of these longer than `cutoff_tokens`."""
+        self.num_over_limit = 0
+        """Number of these beyond `max_rows`."""
+        self.num_rows = 0
+        """Number of these taken."""
+        self.longest_row = 0
+        """Number of tokens of the longest row taken."""
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch to train on; the batch must have the column `num_tokens`."""
+        import pyarrow.compute as pc
+
+        self.num_read += batch.num_rows
+        taken = batch.filter(pc.greater(batch["num_tokens"], 0))
+        self.num_text_mode += batch.num_rows - taken.num_rows
+        if self._cutoff_tokens is not None:
+            fitting = taken.filter(pc.less_equal(taken["num_tokens"], self._cutoff_tokens))
+            self.num_too_long += taken.num_rows - fitting.num_rows
+            taken = fitting
+        if self._max_rows is not None:
+            wanted = taken.slice(0, self._max_rows - self.num_rows)
+            self.num_over_limit += taken.num_rows - wanted.num_rows
+            taken = wanted
+        if taken.num_rows:
+            self.num_rows += taken.num_rows
+            self.longest_row = max(self.longest_row, pc.max(taken["num_tokens"]).as_py())
+        return taken
+
+    def left_out(self) -> dict[str, int]:
+        """Return the number of rows left out, by reason."""
+        return {"text_mode": self.num_text_mode, "too_long": self.num_too_long, "over_limit": self.num_over_limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +186,49 @@ def _figures(groups: Sequence[RowGroup]) -> Figures:
         numbers = (group.num_rows, group.tokens, group.median_tokens, group.p95_tokens, group.longest)
         rows.append((name, *(f"{number:,.0f}" for number in numbers), f"{group.target_share:.1%}"))
     return Figures("", header, tuple(rows))
+
+
+def draw_rows(statistics: RowStatistics, cutoff_tokens: int | None = None) -> bytes:
+    """Return an SVG with two histograms, and the shares of prompt and results, and of targets, by operator.
+
+    Equal rows give equal bytes. Raises ConfigError without matplotlib.
+    """
+
+    def draw(figure: Any) -> None:
+        lengths, shares, operators = figure.subplots(1, 3)
+        _draw_lengths(lengths, statistics.numbers("num_tokens"), cutoff_tokens)
+        _draw_shares(shares, statistics.target_shares())
+        _draw_operators(operators, statistics)
+
+    return draw_svg(draw, width=10.0, height=3.2)
+
+
+def _draw_lengths(axes: Any, lengths: np.ndarray, cutoff_tokens: int | None) -> None:
+    axes.hist(lengths, bins=_BINS, color=COLOUR)
+    if lengths.size:
+        middle = float(np.median(lengths))
+        axes.axvline(middle, color="black", linewidth=1, label=f"median {middle:,.0f}")
+    if cutoff_tokens is not None and lengths.size and cutoff_tokens <= 1.5 * float(lengths.max()):
+        axes.axvline(cutoff_tokens, color=WARM, linewidth=1, linestyle="--", label=f"cut-off {cutoff_tokens:,}")
+    axes.set(title="Length of rows", xlabel="tokens", ylabel="rows")
+    if lengths.size:
+        axes.legend(frameon=False)
+
+
+def _draw_shares(axes: Any, shares: np.ndarray) -> None:
+    axes.hist(100.0 * shares, bins=_BINS, range=(0.0, 100.0), color=COLOUR)
+    axes.set(title="Share of targets", xlabel="% of a row's tokens", ylabel="rows")
+
+
+def _draw_operators(axes: Any, statistics: RowStatistics) -> None:
+    groups = [group for group in statistics.groups() if group.kind == "operator"]
+    largest = sorted(groups, key=lambda group: (-group.num_rows, group.name))[:_OPERATORS_SHOWN][::-1]
+    names = [f"{one_line(group.name)[:24]} ({group.num_rows:,})" for group in largest]
+    targets = [100.0 * group.target_share for group in largest]
+    places = range(len(largest))
+    axes.barh(places, [100.0] * len(largest), color=LIGHT, label="prompt and results")
+    axes.barh(places, targets, color=COLOUR, label="targets")
+    axes.set_yticks(places, names)
+    axes.set(title="Tokens by operator", xlabel="%", xlim=(0.0, 100.0))
+    if largest:
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2)
