@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from treadle.core.untrusted.sanitize import one_line, sanitize
-from treadle.tasks.inspection.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
+from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
 
 _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 

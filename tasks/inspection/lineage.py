@@ -17,7 +17,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.tasks.inspection.pool_tree import PoolTree, pool_trees
 from treadle.tasks.inspection.rows import full_key, rows_with
-from treadle.tasks.inspection.trajectory_changes import TrajectoryChanges, changes_between
+from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between
 
 _KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
 _ROLLOUTS = ("rollouts", "rollout_key")
