@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from treadle.cli.commands.run import dry_run_option, run_flow, work_options
+from treadle.cli.commands.run import WorkOptions, run_flow, work_options
 from treadle.cli.options import combine_options, say
-
-if TYPE_CHECKING:
-    from treadle.tasks.evaluation import EvalOptions
 
 TOOLS = ("python", "search")
 
@@ -128,22 +125,9 @@ _eval_options = combine_options(
     short_help="Measure a model on benchmarks.",
     epilog="Example:  treadle eval --endpoint http://localhost:8000/v1 --model my-model --benchmark gsm8k=test.jsonl",
 )
-@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @_eval_options
-@dry_run_option
 @work_options
-def evaluate(
-    configs: tuple[Path, ...],
-    run_id: str | None,
-    overrides: tuple[str, ...],
-    root: str | Path,
-    dry_run: bool,
-    force: bool,
-    accept_failures: bool,
-    with_prefect: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def evaluate(asked: WorkOptions, run_id: str | None, **options: Any) -> None:
     """Measure how well a model answers benchmarks, with or without tools.
 
     Creates an ordinary run of questions, rollouts, scores and report, and prints its table. After any interruption, the
@@ -152,21 +136,11 @@ def evaluate(
     """
     from treadle.tasks.evaluation import EvalOptions, evaluation_config, run_name, unknown_template
 
-    asked: EvalOptions = EvalOptions(**options)
-    name = run_id or run_name(asked, configs)
-    config = evaluation_config(asked, root, name, configs, overrides)
-    if run_id is None and not as_json:
+    evaluation = EvalOptions(**options)
+    name = run_id or run_name(evaluation, asked.configs)
+    config = evaluation_config(evaluation, asked.root, name, asked.configs, asked.overrides)
+    if run_id is None and not asked.as_json:
         say(f"run {name}")
     for model in unknown_template(config):
         say(f"warning: {model} is prompted in ChatML; if its chat template differs, give its folder with --tokenizer")
-    run_flow(
-        config,
-        root,
-        name,
-        configs,
-        dry_run=dry_run,
-        force=force,
-        accept_failures=accept_failures,
-        with_prefect=with_prefect,
-        as_json=as_json,
-    )
+    run_flow(config, name, asked)
