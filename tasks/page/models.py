@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES, EVERY, KNOWLEDGE, MATH
@@ -123,9 +122,8 @@ def _scored(source: PageRun, report: StageRecord) -> tuple[dict[str, list[Scored
     found: dict[str, list[ScoredRollout]] = {}
     scorings: dict[str, Scoring] = {}
     for given, prefix in report_tables(report):
-        maker = source.run.record(Address.parse(given.address))
-        is_maker = maker is not None and maker.outputs.get(given.artifact.kind) == given.artifact
-        scoring = Scoring.of(maker.version, maker.settings) if maker is not None and is_maker else None
+        maker = source.maker(given)
+        scoring = Scoring.of(maker.version, maker.settings) if maker is not None else None
         for row in source.rows(given.artifact, given.address, [*COLUMNS, "model"]):
             name = prefix + row["model"]
             found.setdefault(name, []).append(ScoredRollout.from_row(row))

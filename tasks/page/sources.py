@@ -16,6 +16,7 @@ from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.report.page.document import Chart, Fold, Paragraph, Part
+from treadle.tasks.summaries.report_tables import maker_of
 
 Row = dict[str, Any]
 
@@ -87,11 +88,7 @@ class PageRun:
 
     def maker(self, given: InputRef) -> StageRecord | None:
         """Return the record that made an input; None if it has been replaced since or cannot be read."""
-        kind, digest = given.artifact.kind, given.artifact.digest
-        for record in self.records:
-            if record.address == given.address and kind in record.outputs and record.outputs[kind].digest == digest:
-                return record
-        return None
+        return maker_of(given, self.records)
 
     def file(self, record: StageRecord, kind: str, name: str) -> bytes | None:
         """Return the content of another file of the artifact; None if there is none or it cannot be read."""

@@ -21,8 +21,9 @@ def imported_lines(report: StageRecord, run: Run) -> list[str]:
     """Return a sentence for each model of a report whose rollouts were imported from another program."""
     records, found = run.readable_records()[0], dict[str, str]()
     for scores, prefix in report_tables(report):
-        for rollouts in _inputs(records, scores, "rollouts"):
-            made = _maker(records, rollouts)
+        scored = maker_of(scores, records)
+        for rollouts in scored.inputs.get("rollouts", ()) if scored is not None else ():
+            made = maker_of(rollouts, records)
             if made is not None and made.imported_from:
                 found[prefix + made.settings["model_name"]] = made.imported_from
     return [
@@ -32,12 +33,7 @@ def imported_lines(report: StageRecord, run: Run) -> list[str]:
     ]
 
 
-def _inputs(records: Sequence[StageRecord], made: InputRef, name: str) -> tuple[InputRef, ...]:
-    maker = _maker(records, made)
-    return maker.inputs.get(name, ()) if maker is not None else ()
-
-
-def _maker(records: Sequence[StageRecord], made: InputRef) -> StageRecord | None:
-    """Return the record of the instance that made a table; None if it has been replaced since."""
+def maker_of(made: InputRef, records: Sequence[StageRecord]) -> StageRecord | None:
+    """Return the record of the instance that made a table; None if it has been replaced since or cannot be read."""
     ours = (one for one in records if one.address == made.address)
     return next((one for one in ours if one.outputs.get(made.artifact.kind) == made.artifact), None)
