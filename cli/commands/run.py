@@ -114,7 +114,7 @@ def run_flow(
         with _shown_flow_run(view):
             from treadle.flows.flywheel import flywheel
 
-            flywheel(run_id, force=asked.force, accept_failures=asked.accept_failures, **given)
+            flywheel(run_id=run_id, force=asked.force, accept_failures=asked.accept_failures, **given)
     else:
         with run_instances(
             part.instances, opened, config, force=asked.force, is_part=part.is_part, notify=view.tell
@@ -161,7 +161,7 @@ def stage(asked: WorkOptions, address: str, run_id: str, retry: tuple[str, ...])
         with _shown_flow_run(view):
             from treadle.flows.flywheel import stage as stage_flow
 
-            stage_flow(run_id, address, force=force, accept_failures=asked.accept_failures, **given)
+            stage_flow(run_id=run_id, instance=address, force=force, accept_failures=asked.accept_failures, **given)
     else:
         with ModelServers(opened, wait_s=config.flow.device_wait_s, notify=view.tell) as servers:
             scheduled = ScheduledInstance(wanted, force, servers)
