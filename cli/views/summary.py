@@ -80,8 +80,7 @@ def _print_unknown_to_tutor(run: Run, records: Sequence[StageRecord]) -> None:
 def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[str]) -> None:
     """Print the results of the demo's pools, training and models, write its report page, and print all folders."""
     from treadle.demo.results import differences, outcome
-    from treadle.tasks.page.build import report_page
-    from treadle.tasks.page.page_file import write_page
+    from treadle.tasks.page.build import report_page, write_page
 
     out = console()
     for record in records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.core.figures import Figures
@@ -28,43 +28,25 @@ _RL = (
 )
 
 
-def pools_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on the yield of operators."""
-    return _section(sources, "pools", "Yield of operators", _POOLS, ("pools",), _pool_parts)
-
-
-def selection_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on the fronts of selections."""
-    return _section(sources, "fronts", "Questions selected", _SELECTION, ("selection",), _selection_parts)
-
-
-def sft_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on fine-tuning rows and the training loss."""
-    return _section(sources, "sft", "Fine-tuning", _SFT, ("sft_rows", "sft"), _sft_parts)
-
-
-def rl_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on reinforcement learning curves."""
-    return _section(sources, "rl", "Reinforcement", _RL, ("rl",), _rl_parts)
-
-
-def _section(
-    sources: Sequence[PageRun],
-    name: str,
-    title: str,
-    reading: str,
-    stages: tuple[str, ...],
-    make: Callable[[PageRun, StageRecord], list[Part]],
-) -> list[Section]:
-    """Return one section, if any run has a result of these stages."""
-    parts = [
-        part
-        for source in sources
-        for stage in stages
-        for record in own_results(source.of_stage(stage))
-        for part in source.named_parts(make(source, record))
-    ]
-    return [Section(name, title, reading, parts)] if parts else []
+def training_sections(sources: Sequence[PageRun]) -> list[Section]:
+    """Return the sections on operators, selections, fine-tuning and reinforcement of which any run has a result."""
+    makers = {
+        ("pools", "Yield of operators", _POOLS, ("pools",)): _pool_parts,
+        ("fronts", "Questions selected", _SELECTION, ("selection",)): _selection_parts,
+        ("sft", "Fine-tuning", _SFT, ("sft_rows", "sft")): _sft_parts,
+        ("rl", "Reinforcement", _RL, ("rl",)): _rl_parts,
+    }
+    sections = []
+    for (name, title, reading, stages), make in makers.items():
+        parts = [
+            part
+            for source in sources
+            for stage in stages
+            for record in own_results(source.of_stage(stage))
+            for part in source.named_parts(make(source, record))
+        ]
+        sections += [Section(name, title, reading, parts)] if parts else []
+    return sections
 
 
 def _pool_parts(source: PageRun, record: StageRecord) -> list[Part]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
-from treadle.report.labels import label_prefixes
+from treadle.report.summary import label_prefixes
 
 
 def report_tables(report: StageRecord) -> list[tuple[InputRef, str]]:
