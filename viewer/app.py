@@ -44,12 +44,14 @@ _REFRESH_S = 3.0
 _NO_STORE = {"cache-control": "no-store"}
 """Browsers must not cache the contents of a run."""
 _TRAJECTORY_PATH = "/{iteration}/{stage}/{key:path}"
+_PageValues = Callable[[Snapshot, LoadedTrajectory, Selection], Mapping[str, Any]]
 
 
 def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRESH_S) -> Starlette:
     """Return the viewer application of a run. `refresh_s`: seconds before finished instances are listed again."""
     viewer = _Viewer(run, refresh_s)
-    shown = {"trajectory": pages.trajectory, "changes": pages.changes, "lineage": partial(pages.lineage, trace_back)}
+    lineage = partial(pages.lineage, trace_back)
+    shown: dict[str, _PageValues] = {"trajectory": pages.trajectory, "changes": pages.changes, "lineage": lineage}
     routes = [
         Route("/", _handle_errors(viewer.overview)),
         Route("/static/{name}", _static),
@@ -81,12 +83,7 @@ class _Viewer:
         snapshot, selection = self._asked(request)
         return self._page("overview.html.jinja", snapshot, pages.overview(snapshot, selection))
 
-    def trajectory_page(
-        self,
-        name: str,
-        values: Callable[[Snapshot, LoadedTrajectory, Selection], Mapping[str, Any]],
-        request: Request,
-    ) -> Response:
+    def trajectory_page(self, name: str, values: _PageValues, request: Request) -> Response:
         """Show a page of one trajectory; `values` returns what its template shows."""
         snapshot, one, selection = self._one(request)
         return self._page(f"{name}.html.jinja", snapshot, values(snapshot, one, selection))

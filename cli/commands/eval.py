@@ -13,41 +13,25 @@ from treadle.cli.options import combine_options, say
 TOOLS = ("python", "search")
 
 
-class ToolsType(click.ParamType[Any]):
-    """Comma-separated names of tools, or `none`."""
-
-    name = "tools"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
-        """Return the set of names; report a usage error for unknown ones."""
-        names = frozenset(part.strip() for part in str(value).split(","))
-        if names == {"none"}:
-            return frozenset()
-        if not names <= set(TOOLS):
-            self.fail(f"{value!r} is not python, search, python,search or none", param, ctx)
-        return names
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the placeholder in help texts."""
-        return "python,search|none"
+def _parse_tools(context: click.Context, parameter: click.Parameter, value: str | None) -> frozenset[str] | None:
+    """Return the names of tools in a comma-separated list, or an empty set for `none`."""
+    if value is None:
+        return None
+    names = frozenset(part.strip() for part in value.split(","))
+    if names == {"none"}:
+        return frozenset()
+    if not names <= set(TOOLS):
+        raise click.BadParameter(f"{value!r} is not python, search, python,search or none")
+    return names
 
 
-class PricesType(click.ParamType[Any]):
-    """Two numbers separated by a slash."""
-
-    name = "prices"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """Return the prices of prompt and sampled tokens; report a usage error for anything else."""
-        try:
-            prompt, completion = map(float, str(value).split("/"))
-        except ValueError:
-            self.fail(f"{value!r} is not two numbers as in 0.15/0.60", param, ctx)
-        return prompt, completion
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the placeholder in help texts."""
-        return "PROMPT/COMPLETION"
+def _parse_prices(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, float] | None:
+    """Return the prices of prompt and sampled tokens: two numbers separated by a slash."""
+    try:
+        prompt, completion = map(float, value.split("/")) if value is not None else (0.0, 0.0)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not two numbers as in 0.15/0.60") from None
+    return (prompt, completion) if value is not None else None
 
 
 _file = click.Path(path_type=Path)
@@ -80,7 +64,8 @@ _eval_options = combine_options(
     click.option("--samples", type=click.IntRange(min=1), metavar="K", help="Rollouts per question. [default: 1]"),
     click.option(
         "--tools",
-        type=ToolsType(),
+        metavar="python,search|none",
+        callback=_parse_tools,
         help="Tools of the agent. [default: python, and search if there is something to search]",
     ),
     click.option("--corpus", type=_file, multiple=True, help="File of documents to search; repeatable."),
@@ -102,7 +87,12 @@ _eval_options = combine_options(
     click.option(
         "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT", help="Cost budget; needs --prices."
     ),
-    click.option("--prices", type=PricesType(), help="Prices per million tokens, such as 0.15/0.60."),
+    click.option(
+        "--prices",
+        metavar="PROMPT/COMPLETION",
+        callback=_parse_prices,
+        help="Prices per million tokens, such as 0.15/0.60.",
+    ),
     click.option(
         "--judge",
         metavar="MODEL",

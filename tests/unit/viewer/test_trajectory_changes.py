@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from treadle.cli.views.changes import changes_view
+from treadle.cli.views.trajectory import changes_view
 from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, changes_between
 
 
