@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.report.page.document import Chart, Fold, Paragraph, Part
-from treadle.tasks.summaries.report_tables import maker_of
+from treadle.tasks.summaries.report_tables import maker_of, telemetry_rows
 
 Row = dict[str, Any]
 
@@ -104,21 +103,14 @@ class PageRun:
     def telemetry(self, record: StageRecord, kind: str) -> list[Row]:
         """Return the rows of a telemetry log; empty if it no longer exists or cannot be read."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        key = record.telemetry.get(kind)
-        if key is None:
-            return []
         try:
-            content = self.run.storage.get(key)
-            rows: list[Row] = [] if content is None else pq.read_table(io.BytesIO(content)).to_pylist()
+            return telemetry_rows(record, self.run, kind)
         except (pa.ArrowException, OSError):
-            self._note(record.address, f"{key} cannot be read")
-            return []
+            self._note(record.address, f"{record.telemetry[kind]} cannot be read")
         except StorageError as error:
             self._note(record.address, error)
-            return []
-        return rows
+        return []
 
     def notes(self) -> list[str]:
         """Return what is not shown, grouped by reason."""

@@ -32,9 +32,9 @@ def training_sections(sources: Sequence[PageRun]) -> list[Section]:
     """Return the sections on operators, selections, fine-tuning and reinforcement of which any run has a result."""
     makers = {
         ("pools", "Yield of operators", _POOLS, ("pools",)): _pool_parts,
-        ("fronts", "Questions selected", _SELECTION, ("selection",)): _selection_parts,
+        ("fronts", "Questions selected", _SELECTION, ("selection",)): _phase_parts,
         ("sft", "Fine-tuning", _SFT, ("sft_rows", "sft")): _sft_parts,
-        ("rl", "Reinforcement", _RL, ("rl",)): _rl_parts,
+        ("rl", "Reinforcement", _RL, ("rl",)): _phase_parts,
     }
     sections = []
     for (name, title, reading, stages), make in makers.items():
@@ -87,28 +87,27 @@ def _sft_parts(source: PageRun, record: StageRecord) -> list[Part]:
     return [*parts, *_picture(source, record, ("checkpoint", "rows.svg"), "Rows that were trained on", words)]
 
 
-def _selection_parts(source: PageRun, record: StageRecord) -> list[Part]:
+_PICTURES = {
+    "selection": (
+        ("rl_rows", "fronts.svg"),
+        "Fronts",
+        "Questions by the deviation of their calls and of their correctness, sizes of the fronts, mean correctness.",
+    ),
+    "rl": (
+        ("checkpoint", "curves.svg"),
+        "Curves over the steps",
+        "Reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps.",
+    ),
+}
+"""Stage -> its picture: table and file, title, description."""
+
+
+def _phase_parts(source: PageRun, record: StageRecord) -> list[Part]:
     report = stage_report(record, source.run)
     if report is None:
         return []
-    words = "Questions by the deviation of their calls and of their correctness, sizes of the fronts, mean correctness."
-    return [
-        *_texts(record, report.sentences),
-        *_picture(source, record, ("rl_rows", "fronts.svg"), "Fronts", words),
-        *report.figures,
-    ]
-
-
-def _rl_parts(source: PageRun, record: StageRecord) -> list[Part]:
-    report = stage_report(record, source.run)
-    if report is None:
-        return []
-    words = "Reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps."
-    return [
-        *_texts(record, report.sentences),
-        *_picture(source, record, ("checkpoint", "curves.svg"), "Curves over the steps", words),
-        *map(_without_curve, report.figures),
-    ]
+    picture = _picture(source, record, *_PICTURES[record.stage])
+    return [*_texts(record, report.sentences), *picture, *map(_without_curve, report.figures)]
 
 
 def _without_curve(figures: Figures) -> Figures:

@@ -7,7 +7,6 @@ Prices are taken from the run's current configuration, so they may be added or c
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from treadle.datagen.pools.rows import tokens_of
 from treadle.rl.curriculum import phase_name
 from treadle.rl.training.curves import end_steps, sparkline
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.summaries.report_tables import telemetry_rows
 
 Metrics = Mapping[str, Any]
 
@@ -120,7 +120,7 @@ def _selection(record: StageRecord, run: Run) -> StageReport:
 
 
 def _rl(record: StageRecord, run: Run) -> StageReport:
-    log = rl_log(record, run)
+    log = telemetry_rows(record, run, RL_LOG.kind)
     return StageReport(rl_sentences(record.metrics), rl_figures(log), rl_steps(log))
 
 
@@ -270,16 +270,6 @@ def rl_figures(log: Sequence[Metrics]) -> list[Figures]:
 def rl_steps(log: Sequence[Metrics]) -> list[dict[str, Any]]:
     """Return a row per step, for a page that sorts and filters them."""
     return [{"step": step["step"], **{name: _rounded(step[column]) for column, name in _SHOWN.items()}} for step in log]
-
-
-def rl_log(record: StageRecord, run: Run) -> list[dict[str, Any]]:
-    """Return the rows of the step log; empty if it no longer exists."""
-    import pyarrow.parquet as pq
-
-    key = record.telemetry.get(RL_LOG.kind)
-    content = run.storage.get(key) if key is not None else None
-    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist() if content is not None else []
-    return rows
 
 
 def _blocks(values: Sequence[float | None]) -> list[float | None]:
