@@ -110,7 +110,7 @@ def run_flow(
     opened = open_run(root, run_id, config, asked.configs)
     view = ProgressView(quiet=asked.as_json)
     if as_flow:
-        given: dict[str, Any] = {"start_from": start_from, "without": without}
+        given: dict[str, Any] = {"config": config, "root": str(root), "start_from": start_from, "without": without}
         with _shown_flow_run(view):
             from treadle.flows.flywheel import flywheel
 

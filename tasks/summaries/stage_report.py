@@ -221,7 +221,7 @@ def selection_sentences(metrics: Metrics) -> list[str]:
 
 def selection_figures(metrics: Metrics) -> list[Figures]:
     """Return why questions were left out, and what happened to those that earlier phases trained on."""
-    left_out = sorted(_group(metrics, "left_out.").items(), key=lambda item: (-item[1], item[0]))
+    left_out = {name.replace("_", " "): count for name, count in _group(metrics, "left_out.").items()}
     overlap = _group(metrics, "overlap.")
     phases = sorted({name.partition(".")[0] for name in overlap}, key=int)
     rows = []
@@ -230,11 +230,7 @@ def selection_figures(metrics: Metrics) -> list[Figures]:
         rest = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in outcomes.items() if n and name != "selected")
         rows.append((phase_name(int(phase)), sum(outcomes.values()), outcomes.get("selected", 0), rest or "-"))
     return [
-        Figures(
-            "Why questions were left out",
-            ("reason", "questions"),
-            tuple((name.replace("_", " "), count) for name, count in left_out if count),
-        ),
+        _counts("Why questions were left out", "reason", "questions", left_out),
         Figures("Questions of earlier phases", ("phase", "questions", "selected again", "others"), tuple(rows)),
     ]
 
