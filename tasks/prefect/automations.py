@@ -33,15 +33,15 @@ _BODY = """{{ flow_run.name }} of flow {{ flow.name }} is {{ flow_run.state.name
 {{ flow_run|ui_url }}"""
 
 
-def install_automations(block: str | None = None, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> list[str]:
+def install_automations(block: str | None = None) -> list[str]:
     """Install or update the automations; return one line about each.
 
     `block` names a notification block of the server, as in `slack-webhook/my-hook`. Raises ConfigError if it does not
     exist.
     """
-    _install(_silent(heartbeat_timeout_s))
+    _install(_silent())
     _install(_stuck())
-    lines = [f"a flow run without a heartbeat for {heartbeat_timeout_s:g} s becomes Crashed"]
+    lines = [f"a flow run without a heartbeat for {HEARTBEAT_TIMEOUT_S:g} s becomes Crashed"]
     if block is not None:
         _install(_failed(_block(block)))
         lines.append(f"notifications of failed and crashed flow runs go to {block}")
@@ -54,15 +54,15 @@ def _treadle_tag() -> dict[str, Any]:
     return {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
 
 
-def _silent(heartbeat_timeout_s: float) -> AutomationCore:
+def _silent() -> AutomationCore:
     return _crashing(
         SILENT,
         "Marks flow runs as Crashed if their process ended without reporting.",
-        f"No heartbeat for {heartbeat_timeout_s:g} s: the process is gone. "
+        f"No heartbeat for {HEARTBEAT_TIMEOUT_S:g} s: the process is gone. "
         "Finished work is kept; run it again to continue.",
         after={_HEARTBEAT},
         expected_states=_NO_HEARTBEAT_STATES,
-        within_s=heartbeat_timeout_s,
+        within_s=HEARTBEAT_TIMEOUT_S,
     )
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +75,7 @@ DEPLOYMENTS = (
 )
 
 
-def deploy(folder: Path, pool: str = POOL, deployments: Sequence[FlowDeployment] = DEPLOYMENTS) -> None:
+def deploy(folder: Path, pool: str = POOL) -> None:
     """Create or update the pool, its queues and the deployments on the server of PREFECT_API_URL.
 
     Flow runs work in `folder`: relative roots and configuration files are resolved against it.
@@ -92,10 +91,10 @@ def deploy(folder: Path, pool: str = POOL, deployments: Sequence[FlowDeployment]
         for name, description in QUEUES.items():
             _make_queue(client, pool, name, description)
         made: dict[str, tuple[UUID, dict[str, Any]]] = {}
-        for entrypoint in dict.fromkeys(item.entrypoint for item in deployments):
+        for entrypoint in dict.fromkeys(item.entrypoint for item in DEPLOYMENTS):
             flow: Flow[..., Any] = load_flow_from_entrypoint(entrypoint)
             made[entrypoint] = client.create_flow(flow), parameter_schema(flow).model_dump_for_openapi()
-        for item in deployments:
+        for item in DEPLOYMENTS:
             flow_id, schema = made[item.entrypoint]
             client.create_deployment(
                 flow_id,
