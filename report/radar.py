@@ -87,7 +87,7 @@ def draw_radar(axes: Sequence[Axis]) -> bytes:
         plane.set_theta_direction(-1)
         plane.set(ylim=(0.0, 1.0))
         plane.set_yticks([0.25, 0.5, 0.75, 1.0], [])
-        plane.set_xticks(angles, [_title(axis) for axis in axes])
+        plane.set_xticks(angles, [f"{axis.title}\n{axis.low:g} to {axis.high:g}" for axis in axes])
         for angle, label in zip(angles, plane.get_xticklabels(), strict=True):
             label.set_horizontalalignment(_side(angle))
         plane.grid(color=_GREY, linewidth=0.5)
@@ -104,10 +104,6 @@ def _side(angle: float) -> str:
     """Return the alignment of an axis title, so that it extends away from the circle."""
     across = math.sin(angle)
     return "center" if abs(across) < 1e-9 else "left" if across > 0 else "right"
-
-
-def _title(axis: Axis) -> str:
-    return f"{axis.title}\n{axis.low:g} to {axis.high:g}"
 
 
 def _draw_model(plane: Any, angles: Sequence[float], places: Sequence[float | None], colour: str, mark: str) -> None:

@@ -205,7 +205,10 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
         ("fine-tuning", facts["sft_outcome"].replace("_", " ")),
     ]
     if "usage" in row:
-        found += [(f"tokens of {role}", _used(used)) for role, used in orjson.loads(row["usage"]).items()]
+        found += [
+            (f"tokens of {role}", f"{used['prompt_tokens']:,} in, {used['completion_tokens']:,} out")
+            for role, used in orjson.loads(row["usage"]).items()
+        ]
         found += [(f"model as {role}", model) for role, model in orjson.loads(row["models"]).items()]
     found += [
         ("seed", str(row["seed"])),
@@ -247,7 +250,3 @@ def _operator(one: LoadedTrajectory) -> str:
     parts += [f"round {facts['round']:,}"] if facts["round"] else []
     parts += [f"at step {step:,}"] if step is not None else []
     return ", ".join(parts)
-
-
-def _used(used: Mapping[str, int]) -> str:
-    return f"{used['prompt_tokens']:,} in, {used['completion_tokens']:,} out"

@@ -51,7 +51,8 @@ def report_page(runs: Sequence[Run]) -> bytes:
         notes = ["Nothing was evaluated yet, so there are no figures of models."]
     if len(models) > len(SERIES):
         notes.append(f"There are {len(SERIES)} colours for {len(models)} models, so colours repeat.")
-    return render_page(Page(_title(runs), _facts(runs, models), sections, notes))
+    title = " and ".join(dict.fromkeys(run.run_id for run in runs))
+    return render_page(Page(title, _facts(runs, models), sections, notes))
 
 
 def write_page(target: Path, content: bytes) -> None:
@@ -80,10 +81,6 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         return [""]
     names = Counter(run.run_id for run in runs)
     return [run.run_id if names[run.run_id] == 1 else f"{run.run_id} ({number})" for number, run in enumerate(runs, 1)]
-
-
-def _title(runs: Sequence[Run]) -> str:
-    return " and ".join(dict.fromkeys(run.run_id for run in runs))
 
 
 def _facts(runs: Sequence[Run], models: Sequence[EvaluatedModel]) -> list[tuple[str, str]]:

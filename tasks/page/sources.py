@@ -114,10 +114,8 @@ class PageRun:
 
     def notes(self) -> list[str]:
         """Return what is not shown, grouped by reason."""
-        return [f"Not shown of {self._what(what)}: {reason}" for reason, what in self._problems.items()]
-
-    def _what(self, what: Sequence[str]) -> str:
-        return f"{', '.join(what)}{f' ({self.label})' if self.label else ''}"
+        run = f" ({self.label})" if self.label else ""
+        return [f"Not shown of {', '.join(what)}{run}: {reason}" for reason, what in self._problems.items()]
 
     def _note(self, what: str, error: Exception | str) -> None:
         reason = _ARTIFACT_FOLDER.sub(r"\1", str(error))
