@@ -207,15 +207,9 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
 
 
 def environment_roles(config: TreadleConfig) -> dict[str, RoleSettings]:
-    """Return the models that the environment asks, by role. Raises ConfigError for one that is not configured."""
-    roles = {}
-    for role, one in config.environment.role_models.items():
-        if one.model not in config.models:
-            raise ConfigError(
-                f"environment.roles.{role} names {one.model!r}, which is not under [models]; add [models.{one.model}]"
-            )
-        roles[role] = _role(one.model, config.models[one.model], one.sampling)
-    return roles
+    """Return the models that the environment asks, by role."""
+    asked = config.environment.role_models
+    return {role: _role(one.model, config.models[one.model], one.sampling) for role, one in asked.items()}
 
 
 def _rollouts_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from treadle.rl.training.curves import end_steps
 from treadle.rl.training.events import RlStep
 from treadle.rl.training.report import render_report
-from treadle.tasks.summaries.phase_report import (
+from treadle.tasks.summaries.stage_report import (
     rl_figures,
     rl_sentences,
     rl_steps,
