@@ -43,7 +43,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen.sft_rows import selection as sft_selection
 from treadle.datagen.sft_rows import stage as sft_rows
 from treadle.datagen.sft_rows.settings import SftRowsOptions
-from treadle.environments.question.episode import QuestionEpisode, first_messages
+from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.rows import row_of
 from treadle.rl.engine.rows import Row, prompt_ids
@@ -121,7 +121,7 @@ def test_pools_of_an_earlier_environment_version_fail_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.agent.config.ENVIRONMENT_VERSION", 1)
+        patch.setattr("treadle.environments.settings.ENVIRONMENT_VERSION", 2)
         earlier = ENVIRONMENT.digest()
     with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
         make_rows(tmp_path, QUESTIONS, [pool_row("a", environment_digest=earlier)])
@@ -326,7 +326,7 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
     for number, (trajectory, model) in rollouts.items():
         row = rows[f"r{number}"]
         prompt, output, end = model.prompts[0], trajectory.samples[0].ids, list(tokenizer.turn_end_ids)
-        asked = first_messages(ENVIRONMENT, Task.from_row(questions[list(TURNS).index(number)]))
+        asked = ENVIRONMENT.first_messages(Task.from_row(questions[list(TURNS).index(number)]))
         assert prompt == tokenizer.prompt_ids(asked) == row["input_ids"][: len(prompt)]
         assert row["input_ids"] == [*prompt, *output, *end]
         assert (row["system"], row["user"], row["assistant"]) == (*(one["content"] for one in asked), trajectory.text)
@@ -386,7 +386,7 @@ def test_row_over_the_length_limit_is_rejected_not_truncated(tmp_path: Path) -> 
     long, _ = played(QUESTIONS[0], TURNS[3], tokenizer)
     short, _ = played(QUESTIONS[1], TURNS[0], tokenizer)
     pools = [pool_row_of("long", "q1", long, tokenizer), pool_row_of("short", "q2", short, tokenizer)]
-    length = len(long.prompt_ids) + len(long.samples[0].ids) + len(tokenizer.turn_end_ids)
+    length = len(long.samples[0].prompt_ids) + len(long.samples[0].ids) + len(tokenizer.turn_end_ids)
     whole = make_rows(
         tmp_path / "a", QUESTIONS, pools, SftRowsOptions(cutoff_tokens=length), tokenizer=tokenizer.folder
     )

@@ -37,6 +37,7 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import ReplyWriter
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
 from treadle.demo.world_files import write_world
+from treadle.environments.question.kind import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
 
 Row = dict[str, Any]
@@ -125,7 +126,7 @@ class Flywheel:
             environment=environment,
             fresh=fresh,
             continuing=more,
-            tools={name: Shelf(name, texts) for name in ("search", "python")},
+            runtime=QuestionRuntime(environment, {name: Shelf(name, texts) for name in ("search", "python")}),
             roles={name: RoleModel(name, "tutor", model, sampling) for name in ("critic", "refiner")},
             judge=AnswerJudge(symbolic=None, model=RoleModel("judge", "tutor", model, sampling)),
             operators=load_operators(operators),

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.agent.dialect import ParsedCall
+from treadle.agent.contract import Call
 from treadle.agent.dialects.base import render
 from treadle.agent.dialects.tags import (
     TOOL_DIALECT,
@@ -95,18 +97,35 @@ def test_truncated_text_has_at_most_one_closing_marker_at_its_end(text: str) -> 
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        ("<think>t</think><search> q </search>", ParsedCall("search", "q")),
-        ("<python>1+1\n</python>", ParsedCall("python", "1+1")),
-        ("q</search>", ParsedCall("search", "")),
-        ("<search></search>", ParsedCall("search", "")),
-        ("<python>a<python>b</python>", ParsedCall("python", "a<python>b")),
+        ("<think>t</think><search> q </search>", ("search", "q")),
+        ("<python>1+1\n</python>", ("python", "1+1")),
+        ("q</search>", ("search", "")),
+        ("<search></search>", ("search", "")),
+        ("<python>a<python>b</python>", ("python", "a<python>b")),
         ("<answer>x</answer>", None),
         ("<search>q", None),
         ("", None),
     ],
 )
-def test_call_is_the_text_between_the_first_opening_and_the_closing_marker(text: str, call: ParsedCall | None) -> None:
-    assert parse_calls(text, TOOL_DIALECT) == call
+def test_call_is_the_text_between_the_first_opening_and_the_closing_marker(
+    text: str, call: tuple[str, str] | None
+) -> None:
+    calls = parse_calls(text, 2, "stop", TOOL_DIALECT)
+    assert [(found.tool, found.text) for found in calls] == ([] if call is None else [call])
+    assert [found.id for found in calls] == [f"t2.{found.tool}_0" for found in calls]
+    assert parse_calls(text, 2, "length", TOOL_DIALECT) == ()
+
+
+def test_calls_at_which_generation_does_not_stop_are_read_in_their_order() -> None:
+    tags = tuple(dataclasses.replace(tag, stop=tag.name in ("search", "answer")) for tag in TOOL_DIALECT.tags)
+    dialect = dataclasses.replace(TOOL_DIALECT, tags=tags)
+    text = "<think>t</think><python> 1 </python>, <python>2</python><python>open <search>q</search>"
+    assert dialect.read(text, 0, "stop").calls == (
+        Call("t0.python_0", "python", {"code": "1"}),
+        Call("t0.python_1", "python", {"code": "2"}),
+        Call("t0.search_0", "search", {"query": "q"}),
+    )
+    assert [call.tool for call in dialect.read(text, 0, "length").calls] == ["python", "python"]
 
 
 def test_an_answer_ends_with_its_closing_marker() -> None:
@@ -122,8 +141,7 @@ def test_segments_and_calls_agree_on_truncated_text(text: str) -> None:
         for kind, part in kinds(cut, model_text=True)
         if kind in TOOL_DIALECT.tools and part.endswith(TOOL_DIALECT.by_name[kind].closing)
     ]
-    call = parse_calls(cut, TOOL_DIALECT)
-    assert closed == ([] if call is None else [call.tool])
+    assert closed == [call.tool for call in parse_calls(cut, 0, "stop", TOOL_DIALECT)]
 
 
 @given(marked_text, st.booleans())
