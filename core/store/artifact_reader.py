@@ -31,6 +31,7 @@ class ArtifactReader:
         self.digest = ref.digest
         self.num_rows = self.manifest.num_rows
         table, version = TABLES.get(ref.kind), self.manifest.schema_version
+        self._default_columns = table.visible if table is not None and table.hidden else None
         if table is not None and version != table.version:
             raise ArtifactError(
                 f"{ref.folder} holds table {ref.kind} in version {version}; "
@@ -40,11 +41,12 @@ class ArtifactReader:
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield record batches of up to 1,024 rows in the stored order, holding one row group in memory at a time.
 
-        Each file is hashed before its first row is yielded, because parquet itself does not detect a flipped bit.
-        Raises ArtifactError if a file has changed.
+        By default they have all columns that are not hidden. Each file is hashed before its first row is yielded,
+        because parquet itself does not detect a flipped bit. Raises ArtifactError if a file has changed.
         """
         import pyarrow.parquet as pq
 
+        wanted = list(columns) if columns else self._default_columns
         for entry in self.manifest.files:
             if not entry.name.endswith(".parquet"):
                 continue
@@ -53,7 +55,7 @@ class ArtifactReader:
                 self._check(entry, file)
                 try:
                     parquet = pq.ParquetFile(file, pre_buffer=False)
-                    yield from parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None)
+                    yield from parquet.iter_batches(_BATCH_ROWS, columns=wanted)
                 except pa.ArrowException as error:
                     raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
 
@@ -67,7 +69,7 @@ class ArtifactReader:
         """
         import pyarrow.parquet as pq
 
-        wanted = None if columns is None else list(dict.fromkeys((column, *columns)))
+        wanted = self._default_columns if columns is None else list(dict.fromkeys((column, *columns)))
         for entry in self.manifest.files:
             if not entry.name.endswith(".parquet"):
                 continue

@@ -57,6 +57,7 @@ def question(index: int) -> dict[str, Any]:
         "format": None,
         "scorer": None,
         "search": None,
+        "payload": "{}",
     }
 
 
@@ -252,12 +253,12 @@ def test_manifest_bit_flip_is_named_or_changes_no_row(tmp_path: Path) -> None:
             assert "artifact.json is damaged" in str(error)
 
 
-@pytest.mark.parametrize("version", [1, 99])
+@pytest.mark.parametrize("version", [2, 99])
 def test_other_schema_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     path = tmp_path / ref.folder / "artifact.json"
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": version}))
-    with pytest.raises(ArtifactError, match=f"table questions in version {version}; this Treadle reads version 2"):
+    with pytest.raises(ArtifactError, match=f"table questions in version {version}; this Treadle reads version 3"):
         ArtifactReader(open_storage(tmp_path), ref)
 
 
@@ -266,7 +267,7 @@ def test_files_contain_kind_and_version_and_nothing_volatile(tmp_path: Path) -> 
 
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     schema = pq.read_schema(tmp_path / ref.folder / "part-00000.parquet")
-    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"2"}
+    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"3"}
     assert schema.names == QUESTIONS.schema.names
 
 
