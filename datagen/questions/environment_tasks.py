@@ -57,7 +57,7 @@ def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTas
         raise DataError(f"the environment {settings.kind!r} has no tasks{split}; give another split, or a path")
 
 
-def _as_row(number: int, task: Task) -> InputRow:
+def _as_row(number: int, task: object) -> InputRow:
     if isinstance(task, Mapping):
         return InputRow(number, dict(task))
     return InputRow(number, None, "not_an_object", f"expected a task with fields, not {type(task).__name__}", b"")

@@ -34,7 +34,9 @@ _FOLDER_VARIABLES = (
 
 
 if TYPE_CHECKING:
-    _Origin = Section
+
+    class _Origin(Section):
+        """Base of `SourceSettings` with its key `from`."""
 else:
     # `from` is a keyword, so no class body can declare it.
     _Origin = create_model(
