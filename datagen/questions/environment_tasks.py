@@ -6,7 +6,7 @@ Which type brings which tasks is not known here: `questions_stage` is given a fu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ def brings_none(settings: QuestionsSettings) -> TaskProvider | None:
     return None
 
 
-def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTasks) -> Iterator[InputRow]:
+def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTasks) -> Generator[InputRow, None, None]:
     """Yield the tasks of the environment as rows, at most `limit`; nothing is read ahead.
 
     Raises ConfigError if its type brings none, DataError if there is not one in this split.

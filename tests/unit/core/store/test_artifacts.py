@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -260,6 +261,16 @@ def test_other_schema_version_is_refused_by_name(tmp_path: Path, version: int) -
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": version}))
     with pytest.raises(ArtifactError, match=f"table questions in version {version}; this Treadle reads version 3"):
         ArtifactReader(open_storage(tmp_path), ref)
+
+
+def test_hidden_columns_are_read_only_by_name(tmp_path: Path) -> None:
+    reader = ArtifactReader(open_storage(tmp_path), write(tmp_path, [question(0)], table=QUESTIONS))
+    whole, found = reader.rows(), reader.matching("dataset", lambda values: pc.equal(values, "world"))
+    assert [list(row) for row in (next(whole), next(found).to_pylist()[0])] == [QUESTIONS.visible] * 2
+    assert "payload" not in QUESTIONS.visible
+    assert next(reader.rows(("payload",))) == {"payload": "{}"}
+    named = reader.matching("dataset", lambda values: pc.equal(values, "world"), ("payload",))
+    assert next(named).to_pylist() == [{"dataset": "world", "payload": "{}"}]
 
 
 def test_files_contain_kind_and_version_and_nothing_volatile(tmp_path: Path) -> None:

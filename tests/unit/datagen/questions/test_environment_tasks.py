@@ -14,8 +14,8 @@ from treadle.core.errors import ConfigError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute, fingerprint_of
 from treadle.core.runs.stage import Instance
-from treadle.datagen.questions.environment_tasks import FindTasks
-from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.datagen.questions.environment_tasks import FindTasks, task_rows
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE, questions_stage
 
 TEXT = "I think of a number. Which one?"
@@ -93,6 +93,17 @@ def test_limit_ends_the_reading_of_tasks(bench: Bench, asynchronous: bool) -> No
     tasks = Tasks(*secrets(9), asynchronous=asynchronous)
     assert len(taken(bench, tasks, {**SOURCE, "limit": 3}).questions) == 3
     assert (tasks.num_read, tasks.closed) == (3, True)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_tasks_are_not_read_ahead(asynchronous: bool) -> None:
+    tasks = Tasks(*secrets(9), asynchronous=asynchronous)
+    settings = QuestionsSettings(sources=(SourceSettings(**SOURCE),))
+    rows = task_rows(settings.sources[0], settings, lambda _: tasks)
+    assert [next(rows).number for _ in range(2)] == [1, 2]
+    assert (tasks.num_read, tasks.closed) == (2, False)
+    rows.close()
+    assert tasks.closed
 
 
 def test_task_says_its_answers_choices_domain_dataset_and_split(bench: Bench) -> None:
