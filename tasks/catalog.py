@@ -24,6 +24,7 @@ from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.datagen.pools.stage import POOLS_STAGE
 from treadle.datagen.prompts import PromptSet
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
@@ -183,6 +184,13 @@ def semantic_of(config: TreadleConfig) -> dict[str, Any]:
     return semantic
 
 
+def _questions(config: TreadleConfig, address: Address) -> QuestionsSettings:
+    options = overridden(config, address, config.questions)
+    # What the type of the environment says of its tasks; `QUESTIONS_STAGE` finds those that it brings.
+    asked = options.for_environment("question", needs_answers=True, tasks_digest="", seed=config.seed)
+    return asked.with_digests()
+
+
 def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
     if phase_of(name) is not None:
@@ -339,7 +347,7 @@ def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tupl
 
 _RECIPES: Mapping[str, _Recipe] = {
     "questions": _Recipe(
-        settings=lambda config, address: overridden(config, address, config.questions).with_digests(),
+        settings=_questions,
         inputs=lambda config, address: {},
     ),
     "index": _Recipe(settings=_index, inputs=lambda config, address: {}),

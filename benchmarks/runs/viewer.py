@@ -64,7 +64,10 @@ def rows_of(table: schemas.Table, number: int) -> Iterator[dict[str, Any]]:
         row = base | {"question_key": f"{question:016x}", "dataset": f"world-{question % 5}", "domain": "qa"}
         if table.kind == "questions":
             asked = f"Which {thoughts[place % TEXTS][:80]}?"
-            yield row | {"question": asked, "answers": ["Ilme"], "split": "heldout", "source_file": "w", "meta": "{}"}
+            yield row | {
+                "question": asked, "answers": ["Ilme"], "split": "heldout", "source_file": "w", "meta": "{}",
+                "payload": "{}",
+            }  # fmt: skip
             continue
         row |= {"rollout_key": f"{place:016x}", "model": "base", "sample_index": place % SAMPLES}
         row["status"] = generator.choices(("answered", "max_turns", "no_answer"), (8, 1, 1))[0]

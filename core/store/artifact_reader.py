@@ -32,6 +32,7 @@ class ArtifactReader:
         self.digest = ref.digest
         self.num_rows = self.manifest.num_rows
         table, version = TABLES.get(ref.kind), self.manifest.schema_version
+        self._default_columns = table.visible if table is not None and table.hidden else None
         if table is not None and version != table.version:
             raise ArtifactError(
                 f"{ref.folder} holds table {ref.kind} in version {version}; "
@@ -41,16 +42,17 @@ class ArtifactReader:
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield record batches of up to 1,024 rows in the stored order, holding one row group in memory at a time.
 
-        Each file is hashed before its first row is yielded, because parquet itself does not detect a flipped bit.
-        Raises ArtifactError if a file has changed.
+        By default they have all columns that are not hidden. Each file is hashed before its first row is yielded,
+        because parquet itself does not detect a flipped bit. Raises ArtifactError if a file has changed.
         """
         import pyarrow.parquet as pq
 
+        wanted = list(columns) if columns else self._default_columns
         for entry in self._parts():
             with self._parquet_errors(entry.name) as file:
                 self._check(entry, file)
                 parquet = pq.ParquetFile(file, pre_buffer=False)
-                yield from parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None)
+                yield from parquet.iter_batches(_BATCH_ROWS, columns=wanted)
 
     def matching(
         self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None
@@ -62,7 +64,7 @@ class ArtifactReader:
         """
         import pyarrow.parquet as pq
 
-        wanted = None if columns is None else list(dict.fromkeys((column, *columns)))
+        wanted = self._default_columns if columns is None else list(dict.fromkeys((column, *columns)))
         for entry in self._parts():
             with self._parquet_errors(entry.name) as file:
                 if groups := self._row_groups_with(entry, file, column, test):

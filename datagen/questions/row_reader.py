@@ -78,6 +78,10 @@ class Gold:
     """Form of the answers; None: inferred from the value."""
 
 
+NO_GOLD = Gold(AnswerLayout(field=""), None, None)
+"""Stands for the answers of a task that has none."""
+
+
 class RowReader:
     """Reader of question, answers and options in a row.
 

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from treadle.core.untrusted.input_files import InputRow
 from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.questions.contamination import BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex, identity
+from treadle.datagen.questions.environment_tasks import FindTasks, brings_none, task_rows
 from treadle.datagen.questions.layouts import RowRejected
+from treadle.datagen.questions.payload import EMPTY, masked, texts_in
 from treadle.datagen.questions.rows import ParsedQuestion, benchmark_questions, parse_row, with_split_warning
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, source_rows
 
@@ -62,9 +65,10 @@ class _SourceTally:
 class _QuestionsRun:
     """State of one run of the stage: the questions kept so far, and counts."""
 
-    def __init__(self, context: StageContext, settings: QuestionsSettings) -> None:
+    def __init__(self, context: StageContext, settings: QuestionsSettings, find_tasks: FindTasks) -> None:
         self._context = context
         self._settings = settings
+        self._find_tasks = find_tasks
         self._duplicates = DuplicateIndex(settings.near_duplicate_threshold)
         self._benchmarks = BenchmarkIndex(settings.contamination_overlap)
         self.unusable_file = context.scratch / "unusable_rows.jsonl"
@@ -95,13 +99,14 @@ class _QuestionsRun:
     def add_source(self, source: SourceSettings) -> _SourceTally:
         """Read one source; raise StageFailed if none of its rows is usable."""
         tally = _SourceTally()
-        for row in with_split_warning(source_rows(source), source):
+        tasks = task_rows(source, self._settings, self._find_tasks) if source.is_environment else source_rows(source)
+        for row in with_split_warning(tasks, source):
             tally.rows += 1
             try:
                 question = parse_row(row, source, self._settings)
                 split = self._admit(question)
             except RowRejected as rejection:
-                self._reject(row, source, rejection, tally)
+                self._reject(masked(row, source.hidden), source, rejection, tally)
             else:
                 tally.kept += 1
                 self._keep(question, split, source)
@@ -116,10 +121,15 @@ class _QuestionsRun:
     def _admit(self, question: ParsedQuestion) -> Split:
         """Return the question's split; raise RowRejected for a duplicate or a contaminated training question."""
         split = question.split or self._draw_split(question)
-        if split == "train" and (found := self._benchmarks.find(question.question)):
-            raise RowRejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.match}")
+        if split == "train":
+            self._check_not_contaminated(question)
         duplicate = self._duplicates.add(
-            question.key, question.question, question.answers, question.choices, heldout=split == "heldout"
+            question.key,
+            question.question,
+            question.answers,
+            question.choices,
+            heldout=split == "heldout",
+            payload=question.payload,
         )
         if duplicate is not None:
             detail = f"repeats question {duplicate.key}"
@@ -128,8 +138,20 @@ class _QuestionsRun:
             raise RowRejected(duplicate.kind, detail + ("" if duplicate.same_answers else ", but with other answers"))
         return split
 
+    def _check_not_contaminated(self, question: ParsedQuestion) -> None:
+        """Raise RowRejected if the question, or a text in its payload, repeats one of a benchmark."""
+        hidden = texts_in(question.payload) if len(self._benchmarks) else []
+        # Together as well, because a text may be cut into lines.
+        for text in dict.fromkeys((question.question, *(("\n".join(hidden), *hidden) if hidden else ()))):
+            if found := self._benchmarks.find(text):
+                where = "" if text == question.question else "in the payload: "
+                what = f"question of benchmark {found.benchmark} row {found.row}: {where}{found.match}"
+                raise RowRejected("contaminated", what)
+
     def _draw_split(self, question: ParsedQuestion) -> Split:
         text = identity(question.question, question.choices)
+        if question.payload != EMPTY:
+            text += f"\n{question.payload}"
         share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         return "heldout" if share < self._settings.heldout_share else "train"
 
@@ -163,14 +185,14 @@ class _QuestionsRun:
                 file.write(json.dumps(rejected | {"raw": row.raw[:_SHOWN_CHARS]}) + "\n")
 
 
-def run_questions(context: StageContext) -> Mapping[str, Any]:
+def run_questions(context: StageContext, find_tasks: FindTasks) -> Mapping[str, Any]:
     """Read, validate and deduplicate all sources; return counts by reason, data set and split."""
     settings: QuestionsSettings = context.settings
     if not settings.sources:
         raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
     context.progress.start(total=len(settings.sources), done=0, unit="sources")
     _warn_about_web_routes(settings)
-    intake = _QuestionsRun(context, settings)
+    intake = _QuestionsRun(context, settings, find_tasks)
     for benchmark in settings.decontaminate:
         intake.add_benchmark(benchmark)
     tallies = {}
@@ -244,10 +266,15 @@ def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons
     }
 
 
-QUESTIONS_STAGE = Stage(
-    name="questions",
-    version=2,
-    settings=QuestionsSettings,
-    produces=(QUESTIONS, QUARANTINE),
-    run=run_questions,
-)
+def questions_stage(find_tasks: FindTasks = brings_none) -> Stage:
+    """Return the stage; `find_tasks` finds the tasks that the type of the environment brings."""
+    return Stage(
+        name="questions",
+        version=3,
+        settings=QuestionsSettings,
+        produces=(QUESTIONS, QUARANTINE),
+        run=partial(run_questions, find_tasks=find_tasks),
+    )
+
+
+QUESTIONS_STAGE = questions_stage()

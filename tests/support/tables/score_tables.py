@@ -67,6 +67,7 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "format": None,
         "scorer": None,
         "search": None,
+        "payload": "{}",
     }
 
 

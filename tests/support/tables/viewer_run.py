@@ -102,7 +102,13 @@ def question_row(key: str, text: str, answers: Sequence[str] = ("Ilme",), **colu
     """Return a row of `questions`."""
     fixed = {"dataset": "world", "domain": "qa", "split": "heldout", "source_file": "world.jsonl", "source_row": 1}
     return filled(
-        schemas.QUESTIONS, question_key=key, question=text, answers=list(answers), meta="{}", **{**fixed, **columns}
+        schemas.QUESTIONS,
+        question_key=key,
+        question=text,
+        answers=list(answers),
+        meta="{}",
+        payload="{}",
+        **{**fixed, **columns},
     )
 
 

@@ -76,7 +76,7 @@ WebSettings.cache_mb WebSettings.recorded_in
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-FIXED = {"TutorServer.type", "VllmServer.type"}
+FIXED = {"TutorServer.type", "VllmServer.type", "SourceSettings.from"}
 """Keys with one possible value. The type of a server changes with the whole of it."""
 
 PROVIDER = {"type": "bright_data", "api_key_envs": ["ONE_KEY", "OTHER_KEY"], "zone": "z", "url": "http://127.0.0.1:9"}

@@ -1,0 +1,90 @@
+"""Read the tasks that a type of environment brings, in place of a file.
+
+Which type brings which tasks is not known here: `questions_stage` is given a function that finds the `TaskProvider`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from typing import Any, Protocol
+
+from treadle.core.errors import DataError
+from treadle.core.steady_loop import SteadyLoop
+from treadle.core.untrusted.input_files import InputRow
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, no_tasks
+
+Task = Mapping[str, Any]
+"""One task: `question` (text), and if wanted `payload` (object), `answers`, `choices` (lists of texts), `domain`,
+`dataset`, `split`. Other fields go to `meta`."""
+
+
+class TaskProvider(Protocol):
+    """The tasks of a type of environment."""
+
+    def __call__(self, split: Split | None, seed: int) -> Iterable[Task] | AsyncIterable[Task]:
+        """Yield the tasks of a split, of all splits if None, in an order that only split and seed decide."""
+        ...
+
+
+FindTasks = Callable[[QuestionsSettings], TaskProvider | None]
+"""Function from the stage's settings (their `kind` names the type) to its tasks; None if it brings none."""
+
+
+def brings_none(settings: QuestionsSettings) -> TaskProvider | None:
+    """Return None: no type of environment brings tasks."""
+    return None
+
+
+def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTasks) -> Generator[InputRow, None, None]:
+    """Yield the tasks of the environment as rows, at most `limit`; nothing is read ahead.
+
+    Raises ConfigError if its type brings none, DataError if there is not one in this split.
+    """
+    provider = find(settings)
+    if provider is None:
+        raise no_tasks(settings.kind)
+    given = provider(source.split, settings.seed)
+    number = 0
+    with closing(_stepped(given) if isinstance(given, AsyncIterable) else _each(given)) as tasks:
+        for number, task in enumerate(tasks, start=1):
+            yield _as_row(number, task)
+            if number == source.limit:
+                return
+    if number == 0:
+        split = f" in its split {source.split!r}" if source.split else ""
+        raise DataError(f"the environment {settings.kind!r} has no tasks{split}; give another split, or a path")
+
+
+def _as_row(number: int, task: object) -> InputRow:
+    if isinstance(task, Mapping):
+        return InputRow(number, dict(task))
+    return InputRow(number, None, "not_an_object", f"expected a task with fields, not {type(task).__name__}", b"")
+
+
+def _each(tasks: Iterable[Task]) -> Generator[Task, None, None]:
+    yield from tasks
+
+
+def _stepped(tasks: AsyncIterable[Task]) -> Generator[Task, None, None]:
+    """Yield the items of an asynchronous iterator, each awaited when it is asked for."""
+    items = aiter(tasks)
+    with asyncio.Runner(loop_factory=SteadyLoop) as runner:
+        try:
+            while (item := runner.run(_next(items))) is not _END:
+                yield item
+        finally:
+            if (close := getattr(items, "aclose", None)) is not None:
+                runner.run(_awaited(close()))
+
+
+_END: Any = object()
+
+
+async def _next(items: AsyncIterator[Task]) -> Any:
+    return await anext(items, _END)
+
+
+async def _awaited(pending: Any) -> None:
+    await pending
