@@ -186,8 +186,15 @@ def semantic_of(config: TreadleConfig) -> dict[str, Any]:
 
 def _questions(config: TreadleConfig, address: Address) -> QuestionsSettings:
     options = overridden(config, address, config.questions)
-    # What the type of the environment says of its tasks; `QUESTIONS_STAGE` finds those that it brings.
-    asked = options.for_environment("question", needs_answers=True, tasks_digest="", seed=config.seed)
+    environment = environment_of(config)
+    traits = traits_of(environment)
+    asked = options.for_environment(
+        environment.type,
+        needs_answers=traits.has_answers,
+        tasks_digest=environment.digest() if traits.brings_tasks else "",
+        seed=config.seed,
+        environment=environment,
+    )
     return asked.with_digests()
 
 

@@ -1,6 +1,6 @@
 """Read the tasks that a type of environment brings, in place of a file.
 
-Which type brings which tasks is not known here: `questions_stage` is given a function that finds the `TaskProvider`.
+`questions_stage` is given a function that finds the `TaskProvider`; by default it asks the registry of types.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any, Protocol
 
 from treadle.core.errors import DataError
 from treadle.core.steady_loop import SteadyLoop
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, no_tasks
+from treadle.environments.registry import environment_type, traits_of
+from treadle.environments.settings import EnvironmentSettings
 
 Task = Mapping[str, Any]
 """One task: `question` (text), and if wanted `payload` (object), `answers`, `choices` (lists of texts), `domain`,
@@ -32,9 +35,19 @@ FindTasks = Callable[[QuestionsSettings], TaskProvider | None]
 """Function from the stage's settings (their `kind` names the type) to its tasks; None if it brings none."""
 
 
-def brings_none(settings: QuestionsSettings) -> TaskProvider | None:
-    """Return None: no type of environment brings tasks."""
-    return None
+def find_tasks(settings: QuestionsSettings) -> TaskProvider | None:
+    """Return the tasks that the type of the run's environment brings."""
+    environment = settings.environment
+    if environment is None or not traits_of(environment).brings_tasks:
+        return None
+    return partial(_tasks_of, environment)
+
+
+async def _tasks_of(environment: EnvironmentSettings, split: Split | None, seed: int) -> AsyncIterator[Task]:
+    splits: tuple[Split, ...] = ("train", "heldout") if split is None else (split,)
+    for one in splits:
+        async for task in environment_type(environment).tasks(environment, one, seed):
+            yield {"split": one, **task}
 
 
 def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTasks) -> Generator[InputRow, None, None]:

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, create_model, field_validator, model_validator
 
@@ -18,6 +18,8 @@ from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
 from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
+from treadle.environments.registry import AnyEnvironment
+from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
 PAYLOAD_FIELD = "payload"
@@ -187,6 +189,8 @@ class QuestionsSettings(Section):
     """Maximum share of unusable rows; above it the stage fails. Duplicates do not count."""
     max_payload_chars: int = Field(default=1_000_000, ge=2)
     """Maximum number of characters of a payload as JSON; a row with a longer one goes to quarantine."""
+    environment: AnyEnvironment | None = None
+    """Environment whose tasks are read; filled in when the run starts, if a source has `from = "environment"`."""
     kind: str = "question"
     """Type of the environment, part of a question's key; filled in when the run starts."""
     needs_answers: bool = True
@@ -246,7 +250,15 @@ class QuestionsSettings(Section):
         asked = {name.lower(): route for name, route in self.search.items()}.get(dataset.lower())
         return asked or source.search or (None if rule is GENERIC else rule.search)
 
-    def for_environment(self, kind: str, *, needs_answers: bool, tasks_digest: str, seed: int) -> QuestionsSettings:
+    def for_environment(
+        self,
+        kind: str,
+        *,
+        needs_answers: bool,
+        tasks_digest: str,
+        seed: int,
+        environment: EnvironmentSettings | None = None,
+    ) -> QuestionsSettings:
         """Return the settings with what the type of the environment says of its tasks.
 
         `tasks_digest` stands for everything that the tasks which it brings depend on, but for split and seed; empty if
@@ -255,7 +267,9 @@ class QuestionsSettings(Section):
         brings_tasks = any(source.is_environment for source in self.sources)
         if brings_tasks and not tasks_digest:
             raise no_tasks(kind)
-        of_tasks = {"tasks_digest": tasks_digest, "seed": seed} if brings_tasks else {"tasks_digest": "", "seed": 0}
+        of_tasks: dict[str, Any] = {"tasks_digest": "", "seed": 0, "environment": None}
+        if brings_tasks:
+            of_tasks = {"tasks_digest": tasks_digest, "seed": seed, "environment": environment}
         sources = tuple(source.with_task_fields(kind) for source in self.sources)
         return self.model_copy(update={"kind": kind, "needs_answers": needs_answers, "sources": sources, **of_tasks})
 

@@ -23,7 +23,7 @@ from treadle.core.untrusted.input_files import InputRow
 from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.questions.contamination import BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex, identity
-from treadle.datagen.questions.environment_tasks import FindTasks, brings_none, task_rows
+from treadle.datagen.questions.environment_tasks import FindTasks, find_tasks, task_rows
 from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.payload import EMPTY, masked, texts_in
 from treadle.datagen.questions.rows import ParsedQuestion, benchmark_questions, parse_row, with_split_warning
@@ -266,7 +266,7 @@ def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons
     }
 
 
-def questions_stage(find_tasks: FindTasks = brings_none) -> Stage:
+def questions_stage(find_tasks: FindTasks = find_tasks) -> Stage:
     """Return the stage; `find_tasks` finds the tasks that the type of the environment brings."""
     return Stage(
         name="questions",
