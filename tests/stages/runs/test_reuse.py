@@ -261,7 +261,7 @@ async def test_raised_environment_version_resends_every_request(
     twice = Twice(tmp_path)
     async with server(answer) as scripted:
         with monkeypatch.context() as earlier:
-            earlier.setattr("treadle.agent.config.ENVIRONMENT_VERSION", ENVIRONMENT_VERSION - 1)
+            earlier.setattr("treadle.environments.settings.ENVIRONMENT_VERSION", ENVIRONMENT_VERSION - 1)
             instance = twice.bench.instance(scripted.url)
             give_questions(twice.run, QUESTIONS)
             stage = replace(instance.stage, version=ENVIRONMENT_VERSION - 1)
@@ -272,7 +272,7 @@ async def test_raised_environment_version_resends_every_request(
 
 
 @pytest.mark.parametrize(
-    "version", ["treadle.agent.config.ENVIRONMENT_VERSION", "treadle.datagen.pools.stage.CONTENT_VERSION"]
+    "version", ["treadle.environments.settings.ENVIRONMENT_VERSION", "treadle.datagen.pools.stage.CONTENT_VERSION"]
 )
 async def test_raised_pool_content_version_reruns_all_pools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str

@@ -147,7 +147,7 @@ def test_rollout_without_score_and_score_without_rollout_are_named(tmp_path: Pat
 def test_rejects_rollouts_of_an_earlier_environment_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = example()
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.agent.config.ENVIRONMENT_VERSION", 1)
+        patch.setattr("treadle.environments.settings.ENVIRONMENT_VERSION", 1)
         earlier = ENVIRONMENT.digest()
     with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
         select(tmp_path, asked, rollouts=rollout_rows(asked, environment_digest=earlier))

@@ -17,6 +17,7 @@ from treadle.core.schemas import Table
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES
 
+_EMPTY = {"string": "", "bool": False, "int32": 0, "int64": 0}
 WITHOUT_ALGEBRA = ScoresOptions(symbolic=False)
 
 
@@ -100,7 +101,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
     }
     for column in schemas.ROLLOUTS.schema:
         if column.name not in row:
-            row[column.name] = [] if "list" in str(column.type) else "" if str(column.type) == "string" else 0
+            row[column.name] = None if column.nullable else _EMPTY.get(str(column.type), [])
     return {**row, **columns}
 
 

@@ -22,6 +22,7 @@ from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
+from treadle.environments.question.kind import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.batching import BatchMembership
@@ -63,11 +64,11 @@ class WordCodec:
         return "".join(self._words[index] for index in ids)
 
     def count_within(self, ids: Sequence[int], text: str) -> int:
-        """See `treadle.agent.transcript.Codec`."""
+        """See `treadle.agent.token_ids.Codec`."""
         return max(number for number in range(len(ids) + 1) if text.startswith(self.decode(ids[:number])))
 
     def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
-        """See `treadle.agent.transcript.Codec`."""
+        """See `treadle.agent.token_ids.Codec`."""
         lengths = list(itertools.accumulate((len(self._words[index]) for index in ids), initial=0))
         return [next(number for number, length in enumerate(lengths) if length >= at) for at in positions]
 
@@ -78,6 +79,10 @@ class WordCodec:
     def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Their ids."""
         return self.encode(self.render(messages))
+
+    def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
+        """See `treadle.agent.token_ids.Codec`: the end of the turn, and the messages."""
+        return [0, *self.prompt_ids(messages)], 1
 
 
 class StubTool:
@@ -160,7 +165,7 @@ def make_rollouts(
     """Group rollouts with stub tools; entropies are in nats (a vocabulary of e words)."""
     settings = environment or QuestionSettings()
     given: dict[str, Any] = {"search": StubTool("search"), "python": StubTool("python")}
-    opened = OpenEnvironment(settings, given | {tool.name: tool for tool in tools})
+    opened = OpenEnvironment(settings, QuestionRuntime(settings, given | {tool.name: tool for tool in tools}))
     engine = opened.engine(model, codec, Sampling(max_tokens=max_tokens), max_response_tokens=max_response_tokens)
     return opened.groups(engine, branching, vocab_size=10, membership=membership)
 
@@ -212,7 +217,7 @@ def contract_rollouts(
     model: CompletionModel, codec: ChatCodec, membership: BatchMembership | None = None
 ) -> GroupRollouts:
     """Return the scenario's group rollouts over a model, by default one that answers immediately."""
-    opened = OpenEnvironment(CONTRACT_ENVIRONMENT, contract_tools())
+    opened = OpenEnvironment(CONTRACT_ENVIRONMENT, QuestionRuntime(CONTRACT_ENVIRONMENT, contract_tools()))
     engine = opened.engine(model, codec, Sampling(top_p=1.0, max_tokens=256), max_response_tokens=512)
     return opened.groups(engine, CONTRACT_BRANCHING, vocab_size=CONTRACT_VOCABULARY, membership=membership)
 

@@ -30,14 +30,14 @@ def make(folder: Path, parquet: Path, seed: int) -> None:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=max(rows[0]["samples"][0]["ids"]),
+        eos_token_id=max(rows[0]["output_ids"]),
     )
     model = LlamaForCausalLM(config)
-    longest = max(len(row["samples"][0]["prompt_ids"]) + len(row["samples"][0]["ids"]) for row in rows)
+    longest = max(len(row["prompt_ids"]) + len(row["output_ids"]) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     labels = torch.full_like(ids, -100)
     for index, row in enumerate(rows):
-        prompt, output = torch.tensor(row["samples"][0]["prompt_ids"]), torch.tensor(row["samples"][0]["ids"])
+        prompt, output = torch.tensor(row["prompt_ids"]), torch.tensor(row["output_ids"])
         end = len(prompt) + len(output)
         ids[index, :end] = torch.cat([prompt, output])
         labels[index, len(prompt) : end] = output

@@ -16,7 +16,6 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import Machine
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.environments.question.episode import first_messages
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.training.plan import RlPlan, plan_phase
@@ -79,7 +78,7 @@ def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
     end = min(codec.eos_ids)
     examples = [
         {
-            "prompt_ids": codec.prompt_ids(first_messages(ENVIRONMENT, question(index))),
+            "prompt_ids": codec.prompt_ids(ENVIRONMENT.first_messages(question(index))),
             "output_ids": [id_ for text, _ in way for id_ in codec.encode(text)] + [end],
         }
         for index in range(len(SUMS))
