@@ -135,7 +135,7 @@ def _type_in_module(module: str, attribute: str) -> EnvironmentType:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # any error that a user's module raises on import
         what = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and error.name == module:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             what += "; put its folder on PYTHONPATH"
         raise ConfigError(f"environment.type: {module}:{attribute} cannot be loaded: {what}") from error
     return _as_type(found, f"{module}:{attribute}")
@@ -143,9 +143,14 @@ def _type_in_module(module: str, attribute: str) -> EnvironmentType:
 
 def _as_type(found: Any, name: str) -> EnvironmentType:
     """Return the type that a class is, or that stands for an environment class."""
-    if isinstance(found, type) and issubclass(found, Environment):
-        return CustomType(found)
-    made = found() if isinstance(found, type) else found
+    try:
+        if isinstance(found, type) and issubclass(found, Environment):
+            return CustomType(found)
+        made = found() if isinstance(found, type) else found
+    except ConfigError:
+        raise
+    except Exception as error:  # any error that a user's class raises
+        raise ConfigError(f"environment.type: {name} cannot be made: {type(error).__name__}: {error}") from error
     missing = [part for part in ("settings", "traits", "open") if not hasattr(made, part)]
     if missing:
         raise ConfigError(

@@ -159,7 +159,7 @@ class _QuestionsRun:
         self.datasets[question.dataset] += 1
         self.splits[split] += 1
         row = {
-            **asdict(question),
+            **{name: value for name, value in asdict(question).items() if name != "kind"},
             "question_key": question.key,
             "answers": list(question.answers),
             "choices": list(question.choices),
