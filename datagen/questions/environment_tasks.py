@@ -15,7 +15,7 @@ from treadle.core.errors import DataError
 from treadle.core.steady_loop import SteadyLoop
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, no_tasks
-from treadle.environments.registry import environment_type, traits_of
+from treadle.environments.registry import environment_type, parse_environment, traits_of
 from treadle.environments.settings import EnvironmentSettings
 
 Task = Mapping[str, Any]
@@ -37,8 +37,10 @@ FindTasks = Callable[[QuestionsSettings], TaskProvider | None]
 
 def find_tasks(settings: QuestionsSettings) -> TaskProvider | None:
     """Return the tasks that the type of the run's environment brings."""
-    environment = settings.environment
-    if environment is None or not traits_of(environment).brings_tasks:
+    if settings.environment is None:
+        return None
+    environment = parse_environment(settings.environment)
+    if not traits_of(environment).brings_tasks:
         return None
     return partial(_tasks_of, environment)
 

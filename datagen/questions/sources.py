@@ -18,7 +18,6 @@ from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
 from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
-from treadle.environments.registry import AnyEnvironment
 from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
@@ -189,8 +188,8 @@ class QuestionsSettings(Section):
     """Maximum share of unusable rows; above it the stage fails. Duplicates do not count."""
     max_payload_chars: int = Field(default=1_000_000, ge=2)
     """Maximum number of characters of a payload as JSON; a row with a longer one goes to quarantine."""
-    environment: AnyEnvironment | None = None
-    """Environment whose tasks are read; filled in when the run starts, if a source has `from = "environment"`."""
+    environment: Operational[dict[str, Any] | None] = None
+    """Settings of the environment whose tasks are read; filled in when the run starts, if a source has `from`."""
     kind: str = "question"
     """Type of the environment, part of a question's key; filled in when the run starts."""
     needs_answers: bool = True
@@ -269,7 +268,11 @@ class QuestionsSettings(Section):
             raise no_tasks(kind)
         of_tasks: dict[str, Any] = {"tasks_digest": "", "seed": 0, "environment": None}
         if brings_tasks:
-            of_tasks = {"tasks_digest": tasks_digest, "seed": seed, "environment": environment}
+            of_tasks = {
+                "tasks_digest": tasks_digest,
+                "seed": seed,
+                "environment": environment and environment.model_dump(mode="json"),
+            }
         sources = tuple(source.with_task_fields(kind) for source in self.sources)
         return self.model_copy(update={"kind": kind, "needs_answers": needs_answers, "sources": sources, **of_tasks})
 

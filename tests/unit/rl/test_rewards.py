@@ -343,7 +343,7 @@ def test_rewards_round_trip_as_json() -> None:
 
 
 def test_rewards_are_cheap_to_import() -> None:
-    heavy = ("numpy", "pyarrow", "pydantic", "torch", "orjson", "jinja2", "aiohttp", "sympy", "math_verify")
+    heavy = ("numpy", "pyarrow", "pydantic", "torch", "jinja2", "aiohttp", "sympy", "math_verify")
     modules = ", ".join(f"treadle.rl.{name}" for name in ("rewards", "training.figures"))
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
