@@ -37,7 +37,10 @@ MODEL_ROLE = "assistant"
 
 @dataclass(slots=True)
 class Usage:
-    """Cost of a rollout. The last five fields are volatile. `notes` counts odd answers by kind."""
+    """Cost of a rollout. Only the first three fields are not volatile. `notes` counts odd answers by kind.
+
+    `voided_tokens` are prompt and sampled tokens of earlier attempts, from before a restart.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -47,6 +50,8 @@ class Usage:
     model_seconds: float = 0.0
     tool_seconds: float = 0.0
     endpoint: str = ""
+    num_restarts: int = 0
+    voided_tokens: int = 0
     notes: dict[str, int] = field(default_factory=dict)
 
 

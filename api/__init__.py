@@ -6,6 +6,10 @@ without notice.
 
 from __future__ import annotations
 
+from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
+from treadle.agent.dialects.free import FreeDialect
+from treadle.agent.dialects.tag_table import Tag
+from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.trajectory import Trajectory
 from treadle.core.engines.own_code import own_code
 from treadle.core.errors import TreadleError
@@ -15,15 +19,28 @@ from treadle.core.untrusted.prompt_text import as_data
 from treadle.datagen.operators.base import Branch, Edit, Operator
 from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.rejection import EditRejected
+from treadle.environments.custom.base import Done, Environment
+from treadle.environments.stored_rollout import StoredRollout
 
 __all__ = [
     "Address",
     "Branch",
+    "Call",
+    "Done",
     "Edit",
     "EditRejected",
+    "Environment",
+    "FreeDialect",
+    "Message",
+    "ModelTurn",
     "Operator",
     "OperatorContext",
+    "Outcome",
     "Run",
+    "StoredRollout",
+    "Tag",
+    "TagDialect",
+    "Task",
     "Trajectory",
     "TreadleError",
     "as_data",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from treadle.core.runs.stage import Progress
 from treadle.core.untrusted.sanitize import one_line
 from treadle.tasks.progress_tracker import ProgressTracker, duration
 
@@ -25,11 +25,8 @@ _BRIEF_S = 2.0
 """A stage that ends sooner and never reports a total gets no bar."""
 
 
-class TerminalProgress:
-    """Progress of one stage on standard error. A thread updates the times while no unit is finished.
-
-    Implements `treadle.core.runs.stage.Progress`.
-    """
+class TerminalProgress(Progress):
+    """Progress of one stage on standard error. A thread updates the times while no unit is finished."""
 
     def __init__(
         self, label: str, *, quiet: bool = False, usual_s: float | None = None, later_stages_s: float | None = None
@@ -57,9 +54,7 @@ class TerminalProgress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -113,10 +108,11 @@ class TerminalProgress:
 
     def _show_bar(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
 
         if self._bar is None:
-            self._bar = Progress(
+            self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
                 TextColumn("{task.fields[counts]}", markup=False), TextColumn("{task.fields[times]}", markup=False),
                 TextColumn("{task.fields[facts]}", style="dim", markup=False), console=Console(stderr=True),

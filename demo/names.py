@@ -9,74 +9,12 @@ stemmers leave unchanged.
 from __future__ import annotations
 
 _MASK = (1 << 64) - 1
-_ONSETS = ["B", "Br", "D", "Dr", "F", "G", "Gr", "H", "K", "Kr", "L", "M", "N", "P", "Pr", "R", "S", "T", "Tr", "V"]
-_MIDDLES = [
-    "rz",
-    "zm",
-    "kv",
-    "dv",
-    "vl",
-    "zd",
-    "mz",
-    "lz",
-    "gv",
-    "vn",
-    "zg",
-    "zv",
-    "tv",
-    "bz",
-    "kz",
-    "dz",
-    "vr",
-    "zr",
-    "zn",
-    "vd",
-    "gz",
-    "pz",
-    "vg",
-    "zl",
-    "zb",
-    "zk",
-    "vz",
-    "mv",
-    "nv",
-    "bv",
-]
-_LASTS = [
-    "b",
-    "d",
-    "f",
-    "g",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "z",
-    "br",
-    "dr",
-    "gr",
-    "kr",
-    "pr",
-    "tr",
-    "nd",
-    "nt",
-    "mp",
-    "mb",
-    "rk",
-    "rt",
-    "rd",
-    "lt",
-    "lk",
-    "ld",
-]
-_HEADS = [onset + vowel for onset in _ONSETS for vowel in "aeiou"]
-_CENTRES = [group + vowel for group in _MIDDLES for vowel in "aeiou"]
-_TAILS = [group + vowel for group in _LASTS for vowel in "aou"]
+_ONSETS = "B Br D Dr F G Gr H K Kr L M N P Pr R S T Tr V"
+_MIDDLES = "rz zm kv dv vl zd mz lz gv vn zg zv tv bz kz dz vr zr zn vd gz pz vg zl zb zk vz mv nv bv"
+_LASTS = "b d f g k l m n p r s t v z br dr gr kr pr tr nd nt mp mb rk rt rd lt lk ld"
+_HEADS = [onset + vowel for onset in _ONSETS.split() for vowel in "aeiou"]
+_CENTRES = [group + vowel for group in _MIDDLES.split() for vowel in "aeiou"]
+_TAILS = [group + vowel for group in _LASTS.split() for vowel in "aou"]
 
 _LEFT, _RIGHT = 1350, 1000
 NUM_NAMES = _LEFT * _RIGHT

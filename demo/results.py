@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
+from operator import add
 from statistics import fmean
 from typing import Any
 
@@ -42,23 +43,12 @@ class ModelCounts:
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> ModelCounts:
         """Count rows of the table `scores`."""
-        tally = cls()
-        for row in rows:
-            tally.num_rollouts += 1
-            tally.num_right += bool(row["correct"])
-            tally.num_valid += row["is_valid_answer"]
-            tally.num_calls += row["calls_executed"]
-            tally.num_failed_calls += row["failed_calls"]
-        return tally
+        columns = ("is_valid_answer", "calls_executed", "failed_calls")
+        counts = (cls(1, bool(row["correct"]), *(row[column] for column in columns)) for row in rows)
+        return sum(counts, cls())
 
     def __add__(self, other: ModelCounts) -> ModelCounts:
-        return ModelCounts(
-            num_rollouts=self.num_rollouts + other.num_rollouts,
-            num_right=self.num_right + other.num_right,
-            num_valid=self.num_valid + other.num_valid,
-            num_calls=self.num_calls + other.num_calls,
-            num_failed_calls=self.num_failed_calls + other.num_failed_calls,
-        )
+        return ModelCounts(*map(add, astuple(self), astuple(other)))
 
     def cells(self) -> tuple[str, str, str]:
         """Return right answers with their interval, valid answers, and calls without an error."""

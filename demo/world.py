@@ -6,6 +6,7 @@ index): documents are streamed in bounded memory, and any part can be regenerate
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,12 @@ SENTENCES: Mapping[EntityKind, str] = {
     "firm": "The firm {name} makes {product} in {seat} and employs {employees} people.",
     "lake": "Lake {name} is {depth} metres deep and lies near {shore}.",
 }
-"""The single sentence of each document. Its fields other than `name` are the attributes that questions can ask for."""
+"""The single sentence of each document."""
+ATTRIBUTES: Mapping[EntityKind, tuple[str, ...]] = {
+    kind: tuple(field for field in re.findall(r"\{(\w+)\}", sentence) if field != "name")
+    for kind, sentence in SENTENCES.items()
+}
+"""Fields of the sentences that questions can ask for."""
 
 PROFESSIONS = ("painter", "baker", "poet", "doctor", "sailor", "singer", "lawyer", "weaver", "potter", "judge")
 PRODUCTS = ("lamps", "boats", "clocks", "chairs", "ropes", "bells", "gloves", "paper", "soap", "knives")
@@ -62,16 +68,6 @@ RELATIONS: Mapping[str, EntityKind] = {
 }
 """Attributes whose value is another entity, with its kind."""
 
-_ATTRIBUTES: Mapping[EntityKind, tuple[str, ...]] = {
-    "town": ("population", "river"),
-    "person": ("profession", "birth_year", "hometown"),
-    "river": ("length", "mountain"),
-    "mountain": ("height", "climber"),
-    "book": ("author", "written"),
-    "island": ("area", "capital"),
-    "firm": ("product", "seat", "employees"),
-    "lake": ("depth", "shore"),
-}
 _SALTS = {name: 100 + number for number, name in enumerate([*_RANGES, *_WORDS, *RELATIONS, "written"])}
 
 
@@ -130,7 +126,7 @@ class Encyclopedia:
     def document(self, index: int) -> dict[str, str]:
         """Return the document of an entity: {id, title, text}, one sentence."""
         kind, title = self.kind(index), self.name(index)
-        values = {attribute: self.value(index, attribute) for attribute in _ATTRIBUTES[kind]}
+        values = {attribute: self.value(index, attribute) for attribute in ATTRIBUTES[kind]}
         return {"id": self.document_id(index), "title": title, "text": SENTENCES[kind].format(name=title, **values)}
 
     def document_id(self, index: int) -> str:
@@ -140,11 +136,6 @@ class Encyclopedia:
     def stream(self) -> Iterator[dict[str, str]]:
         """Yield all documents in order of index."""
         return (self.document(index) for index in range(self.documents))
-
-
-def attributes(kind: EntityKind) -> tuple[str, ...]:
-    """Return the attributes of a kind of entity."""
-    return _ATTRIBUTES[kind]
 
 
 @dataclass(frozen=True, slots=True)

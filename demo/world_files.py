@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -44,13 +43,13 @@ def write_world(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_jsonl(folder / "corpus.jsonl", world.stream())
-        _write_jsonl(folder / "questions.jsonl", (row.to_json() for row in rows))
+        _write_jsonl(folder / "questions.jsonl", rows)
     except OSError as error:
         raise StorageError(f"the sample world cannot be written to {folder}: {error}") from error
     return World(folder, folder / "corpus.jsonl", folder / "questions.jsonl", documents, questions, heldout_questions)
 
 
-def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _write_jsonl(path: Path, rows: Iterable[object]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with part.open("wb") as file:
         for row in rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from treadle.core.errors import ConfigError
 from treadle.demo.names import mix, name_parts
@@ -29,19 +28,6 @@ class WorldQuestion:
     num_calls: int
     supports: tuple[str, ...]
     """Ids of the documents that the answer needs, in the order of the hops; empty for a pure computation."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the line as JSON-able data."""
-        return {
-            "question": self.question,
-            "answer": list(self.answer),
-            "source": self.source,
-            "split": self.split,
-            "tier": self.tier,
-            "template": self.template,
-            "num_calls": self.num_calls,
-            "supports": list(self.supports),
-        }
 
 
 def make_questions(world: Encyclopedia, split: Split, count: int, tiers: Sequence[int]) -> Iterator[WorldQuestion]:

@@ -13,16 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from treadle.demo.world import SENTENCES, EntityKind
+from treadle.demo.world import ATTRIBUTES, EntityKind
 
 Combine = Literal["value", "difference", "sum", "larger", "smaller"]
 
-KIND_OF: dict[str, EntityKind] = {
-    match: kind
-    for kind, sentence in SENTENCES.items()
-    for match in re.findall(r"\{(\w+)\}", sentence)
-    if match != "name"
-}
+KIND_OF: dict[str, EntityKind] = {attribute: kind for kind, names in ATTRIBUTES.items() for attribute in names}
 """Attribute -> the kind of entity that has it."""
 
 UNITS: Mapping[str, str] = {
@@ -63,14 +58,6 @@ class Template:
         return KIND_OF[next(path[1] for path in self.paths if path[0] == slot)]
 
 
-def _lookup(attribute: str, *wordings: str) -> Template:
-    return Template(f"lookup-{attribute}", 0, "world-lookup", wordings, (("a", attribute),))
-
-
-def _hops(name: str, path: tuple[str, ...], *wordings: str) -> Template:
-    return Template(f"hops-{name}", 1, "world-hops", wordings, (("a", *path),))
-
-
 def _pair(name: str, attribute: str, combine: Combine, *wordings: str) -> Template:
     source = "world-compare" if combine in ("larger", "smaller") else "world-arithmetic"
     return Template(f"{combine}-{name}", 1, source, wordings, (("a", attribute), ("b", attribute)), combine)
@@ -80,114 +67,154 @@ def _compute(name: str, expression: str, ranges: tuple[tuple[int, int], ...], *w
     return Template(f"compute-{name}", 0, "world-compute", wordings, (), "value", expression, ranges)
 
 
-TEMPLATES: tuple[Template, ...] = (
-    _lookup(
-        "population",
+_LOOKUPS = {
+    "population": (
         "How many people live in the town of {a}?",
         "What is the population of the town {a}?",
         "The town of {a} is home to how many people?",
     ),
-    _lookup(
-        "river",
+    "river": (
         "On which river does the town of {a} lie?",
         "Which river flows past the town {a}?",
         "What is the name of the river at {a}?",
     ),
-    _lookup(
-        "profession",
+    "profession": (
         "What was the profession of {a}?",
         "What did {a} do for a living?",
         "Which trade did {a} follow?",
     ),
-    _lookup(
-        "birth_year",
+    "birth_year": (
         "In which year was {a} born?",
         "What is the birth year of {a}?",
         "When was {a} born?",
     ),
-    _lookup(
-        "hometown",
+    "hometown": (
         "In which town was {a} born?",
         "What is the birthplace of {a}?",
         "Where was {a} born?",
     ),
-    _lookup(
-        "length",
+    "length": (
         "How long is the river {a} in km?",
         "What is the length of the river {a} in km?",
         "How many km long is the river {a}?",
     ),
-    _lookup(
-        "mountain",
+    "mountain": (
         "On which mountain does the river {a} rise?",
         "Which mountain is the source of the river {a}?",
         "The river {a} rises on which mountain?",
     ),
-    _lookup(
-        "height",
+    "height": (
         "How high is Mount {a} in metres?",
         "What is the height of Mount {a} in metres?",
         "How many metres high is Mount {a}?",
     ),
-    _lookup(
-        "climber",
+    "climber": (
         "Who first climbed Mount {a}?",
         "By whom was Mount {a} first climbed?",
         "What is the name of the first person on top of Mount {a}?",
     ),
-    _lookup(
-        "author",
+    "author": (
         "Who wrote the book {a}?",
         "Who is the author of the book {a}?",
         "By whom was the book {a} written?",
     ),
-    _lookup(
-        "written",
+    "written": (
         "In which year was the book {a} written?",
         "When was the book {a} written?",
         "From which year is the book {a}?",
     ),
-    _lookup(
-        "area",
+    "area": (
         "How many square km does the island of {a} cover?",
         "What is the area of the island {a} in square km?",
         "How large is the island of {a} in square km?",
     ),
-    _lookup(
-        "capital",
+    "capital": (
         "What is the capital of the island of {a}?",
         "Which town is the capital of the island {a}?",
         "The island of {a} has which capital?",
     ),
-    _lookup(
-        "product",
+    "product": (
         "What does the firm {a} make?",
         "Which goods does the firm {a} make?",
         "What is made by the firm {a}?",
     ),
-    _lookup(
-        "seat",
+    "seat": (
         "In which town does the firm {a} work?",
         "Where is the firm {a}?",
         "Which town is the firm {a} in?",
     ),
-    _lookup(
-        "employees",
+    "employees": (
         "How many people does the firm {a} employ?",
         "How many people work for the firm {a}?",
         "What is the number of employees of the firm {a}?",
     ),
-    _lookup(
-        "depth",
+    "depth": (
         "How deep is Lake {a} in metres?",
         "What is the depth of Lake {a} in metres?",
         "How many metres deep is Lake {a}?",
     ),
-    _lookup(
-        "shore",
+    "shore": (
         "Which town lies near Lake {a}?",
         "Near which town is Lake {a}?",
         "What is the town near Lake {a} called?",
+    ),
+}
+"""Attribute -> wordings that ask for it."""
+
+_HOPS = {
+    "author-birth": (
+        ("author", "birth_year"),
+        ("The author of the book {a} was born in which year?", "When was the book {a}'s author born?"),
+    ),
+    "author-town": (
+        ("author", "hometown"),
+        ("The author of the book {a} was born where?", "In which town was the book {a}'s author born?"),
+    ),
+    "climber-trade": (
+        ("climber", "profession"),
+        ("Whoever climbed Mount {a} first did what for a living?", "What was Mount {a}'s first climber by trade?"),
+    ),
+    "town-length": (
+        ("river", "length"),
+        ("The town of {a} lies on a river of how many km?", "How long is the town {a}'s river in km?"),
+    ),
+    "river-height": (
+        ("mountain", "height"),
+        ("The river {a} rises on a mountain of how many metres?", "How high is the river {a}'s source mountain?"),
+    ),
+    "capital-people": (
+        ("capital", "population"),
+        ("How many people live in the island {a}'s capital?", "The capital of the island {a} has how many people?"),
+    ),
+    "seat-river": (
+        ("seat", "river"),
+        ("The firm {a} works in a town on which river?", "Which river runs past the firm {a}'s town?"),
+    ),
+    "home-river": (
+        ("hometown", "river", "length"),
+        ("The birthplace of {a} lies on a river of how many km?", "How long is the river in {a}'s birthplace?"),
+    ),
+    "author-people": (
+        ("author", "hometown", "population"),
+        (
+            "The author of the book {a} comes from a town of how many people?",
+            "How many people live where the book {a}'s author was born?",
+        ),
+    ),
+    "rise-climber": (
+        ("mountain", "climber"),
+        (
+            "The river {a} rises on a mountain first climbed by whom?",
+            "Who first climbed the river {a}'s source mountain?",
+        ),
+    ),
+}
+"""Name -> attributes along the path, and wordings."""
+
+TEMPLATES: tuple[Template, ...] = (
+    *(
+        Template(f"lookup-{attribute}", 0, "world-lookup", wordings, (("a", attribute),))
+        for attribute, wordings in _LOOKUPS.items()
     ),
     _compute(
         "boxes",
@@ -231,65 +258,9 @@ TEMPLATES: tuple[Template, ...] = (
         "{a} shares {x} rows of {y} apples evenly among {z} guests. How many apples are left over?",
         "{a} puts {x} bags of {y} beads into boxes of {z} beads each. How many beads do not fill a box?",
     ),
-    _hops(
-        "author-birth",
-        ("author", "birth_year"),
-        "The author of the book {a} was born in which year?",
-        "When was the book {a}'s author born?",
-    ),
-    _hops(
-        "author-town",
-        ("author", "hometown"),
-        "The author of the book {a} was born where?",
-        "In which town was the book {a}'s author born?",
-    ),
-    _hops(
-        "climber-trade",
-        ("climber", "profession"),
-        "Whoever climbed Mount {a} first did what for a living?",
-        "What was Mount {a}'s first climber by trade?",
-    ),
-    _hops(
-        "town-length",
-        ("river", "length"),
-        "The town of {a} lies on a river of how many km?",
-        "How long is the town {a}'s river in km?",
-    ),
-    _hops(
-        "river-height",
-        ("mountain", "height"),
-        "The river {a} rises on a mountain of how many metres?",
-        "How high is the river {a}'s source mountain?",
-    ),
-    _hops(
-        "capital-people",
-        ("capital", "population"),
-        "How many people live in the island {a}'s capital?",
-        "The capital of the island {a} has how many people?",
-    ),
-    _hops(
-        "seat-river",
-        ("seat", "river"),
-        "The firm {a} works in a town on which river?",
-        "Which river runs past the firm {a}'s town?",
-    ),
-    _hops(
-        "home-river",
-        ("hometown", "river", "length"),
-        "The birthplace of {a} lies on a river of how many km?",
-        "How long is the river in {a}'s birthplace?",
-    ),
-    _hops(
-        "author-people",
-        ("author", "hometown", "population"),
-        "The author of the book {a} comes from a town of how many people?",
-        "How many people live where the book {a}'s author was born?",
-    ),
-    _hops(
-        "rise-climber",
-        ("mountain", "climber"),
-        "The river {a} rises on a mountain first climbed by whom?",
-        "Who first climbed the river {a}'s source mountain?",
+    *(
+        Template(f"hops-{name}", 1, "world-hops", wordings, (("a", *path),))
+        for name, (path, wordings) in _HOPS.items()
     ),
     _pair("population", "population", "sum", "How many people live in the towns of {a} and {b} together?"),
     _pair("height", "height", "difference", "By how many metres do the heights of Mount {a} and Mount {b} differ?"),

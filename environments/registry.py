@@ -16,6 +16,8 @@ from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from treadle.core.config import config_folders
 from treadle.core.errors import ConfigError
 from treadle.core.untrusted.input_files import file_sha256
+from treadle.environments.custom.base import Environment
+from treadle.environments.custom.kind import CustomType
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentType, Traits
@@ -133,16 +135,22 @@ def _type_in_module(module: str, attribute: str) -> EnvironmentType:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # any error that a user's module raises on import
         what = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and error.name == module:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             what += "; put its folder on PYTHONPATH"
         raise ConfigError(f"environment.type: {module}:{attribute} cannot be loaded: {what}") from error
     return _as_type(found, f"{module}:{attribute}")
 
 
 def _as_type(found: Any, name: str) -> EnvironmentType:
-    """Return the type that a class is, or that it describes as an `Environment`."""
-    described = getattr(found, "environment_type", None)
-    made = described() if described is not None else found() if isinstance(found, type) else found
+    """Return the type that a class is, or that stands for an environment class."""
+    try:
+        if isinstance(found, type) and issubclass(found, Environment):
+            return CustomType(found)
+        made = found() if isinstance(found, type) else found
+    except ConfigError:
+        raise
+    except Exception as error:  # any error that a user's class raises
+        raise ConfigError(f"environment.type: {name} cannot be made: {type(error).__name__}: {error}") from error
     missing = [part for part in ("settings", "traits", "open") if not hasattr(made, part)]
     if missing:
         raise ConfigError(

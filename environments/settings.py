@@ -43,6 +43,15 @@ class Digests:
         return digest == self.plain or digest in self.by_format.values()
 
 
+class EnvironmentRole(Section):
+    """Model that episodes ask in a role."""
+
+    model: str
+    """Name of the model under `models`."""
+    sampling: Sampling = Sampling()
+    """Sampling parameters of its answers."""
+
+
 class EnvironmentSettings(Section):
     """Type and limits of the environment of every rollout."""
 
@@ -53,6 +62,8 @@ class EnvironmentSettings(Section):
     """File with the class, for a type that is in a file; filled in when the configuration is read."""
     code_sha256: str = ""
     """Digest of that file; filled in when the configuration is read, so that an edited file makes new rollouts."""
+    roles: dict[str, EnvironmentRole] = {}
+    """Models that episodes ask, by role, for types that ask models; default: the model with the name of the role."""
     max_turns: int | None = Field(default=None, ge=1)
     """Most generation calls per rollout; none means the default of the type."""
     max_trajectory_tokens: int | None = Field(default=None, ge=1)
@@ -79,6 +90,16 @@ class EnvironmentSettings(Section):
     def version(self) -> int:
         """Version of the type; increment it if episodes become different."""
         return 1
+
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """Names of the roles that episodes ask."""
+        return ()
+
+    @property
+    def role_models(self) -> dict[str, EnvironmentRole]:
+        """Model and sampling of each role that episodes ask."""
+        return {name: self.roles.get(name, EnvironmentRole(model=name)) for name in self.role_names}
 
     @property
     def summarizer(self) -> str | None:

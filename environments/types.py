@@ -7,10 +7,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from treadle.agent.contract import Episode, EpisodeOptions, Resume, Task
+from treadle.agent.contract import Episode, EpisodeOptions, Outcome, Resume, Task
 from treadle.agent.model_sessions import ModelSession
+from treadle.agent.role import RoleModel
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.stored_rollout import StoredRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Traits:
         has_answers: Whether tasks have gold answers that the rules of `scores` compare with; otherwise the environment
             says how good a rollout is.
         brings_tasks: Whether the type has tasks of its own.
+        writes_messages: Whether episodes write messages between turns of the model, not only blocks inside one.
         reads_payload: Whether episodes read the payload of tasks.
         roles: Names of the models that episodes ask.
     """
@@ -31,6 +34,7 @@ class Traits:
     forks: bool = False
     has_answers: bool = False
     brings_tasks: bool = False
+    writes_messages: bool = True
     reads_payload: bool = True
     roles: tuple[str, ...] = ()
 
@@ -49,7 +53,7 @@ class Resources:
     summarizer: ModelSession | None = None
     store: Callable[[str], KeyedStore] | None = None
     misses_are_empty: bool = False
-    roles: Mapping[str, ModelSession] = field(default_factory=dict)
+    roles: Mapping[str, RoleModel] = field(default_factory=dict)
 
 
 class EnvironmentRuntime(Protocol):
@@ -89,6 +93,10 @@ class EnvironmentType(Protocol):
 
     def replaying(self, settings: Any) -> EnvironmentRuntime | None:
         """Return a runtime that opens nothing and whose episodes can only replay; None if the type cannot replay."""
+        ...
+
+    async def score(self, settings: Any, task: Task, rollout: StoredRollout) -> Outcome | None:
+        """Return how good a finished rollout is, for types whose tasks have no gold answers; None is unknown."""
         ...
 
     def facts(self, settings: Any) -> dict[str, str]:

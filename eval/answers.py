@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,11 +18,20 @@ from treadle.core.answers.score import GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
+from treadle.environments.registry import environment_type
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions
 from treadle.eval.lengths import count_agent_ids
 
 ANSWERED = "answered"
 FAILED = "failed"
+ENVIRONMENT = "environment"
+"""Name of the rule by which the environment itself says how good a rollout is."""
+SUCCESS_REWARD = 0.5
+"""Reward above which a rollout is right, if its environment does not say."""
+
+_log = logging.getLogger(__name__)
 
 COPIED_COLUMNS = (
     "rollout_key",
@@ -40,6 +51,9 @@ COPIED_COLUMNS = (
 )
 """Columns that `scores` copies from `rollouts`."""
 
+ENDED = frozenset({ANSWERED, "finished"})
+"""Statuses of rollouts that ended with their task."""
+
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
 _BATCH_ROWS = 512
 _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer")
@@ -48,13 +62,15 @@ _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format
 class Gold(NamedTuple):
     """Gold answer of one question.
 
-    `rule` is one of `RULES`. `asked` is the user message that the agent got; empty unless it was requested.
+    `rule` is one of `RULES`. `asked` is the user message that the agent got; empty unless it was requested. `task` has
+    the payload, for environments that score; None unless it was requested.
     """
 
     answers: tuple[str, ...]
     choices: tuple[str, ...]
     rule: str
     asked: str = ""
+    task: Task | None = None
 
     @property
     def rule_domain(self) -> str:
@@ -87,8 +103,13 @@ class Answer:
 
     @property
     def is_answered(self) -> bool:
-        """True if the rollout ended with an answer. If not, it is always scored as wrong."""
+        """True if the rollout ended with an answer. If not, rules always score it as wrong."""
         return bool(self.row["status"] == ANSWERED)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the rollout ended with an answer, or because its environment ended it."""
+        return self.row["status"] in ENDED
 
 
 class GoldAnswers:
@@ -98,10 +119,12 @@ class GoldAnswers:
     kept in compact form, because several samples and several rollout tables refer to them.
     """
 
-    def __init__(self, tables: tuple[Rows, ...], *, with_text: bool = False) -> None:
-        """Prepare to read `tables`; with `with_text`, also keep the user message of each question."""
-        self._rows = (row for table in tables for row in table.rows([*_QUESTION, "answers"]))
+    def __init__(self, tables: tuple[Rows, ...], *, with_text: bool = False, with_tasks: bool = False) -> None:
+        """Prepare to read `tables`; also keep the user message or the whole task of each question if asked to."""
+        columns = [*_QUESTION, "answers", *(["payload"] if with_tasks else [])]
+        self._rows = (row for table in tables for row in table.rows(columns))
         self._with_text = with_text
+        self._with_tasks = with_tasks
         self._known: dict[str, Gold] = {}
 
     def __getitem__(self, question_key: str) -> Gold:
@@ -115,17 +138,22 @@ class GoldAnswers:
                 )
             question = Task.from_row(row)
             asked = question.user_message if self._with_text else ""
-            self._known[question.key] = Gold(tuple(row["answers"]), question.choices, question.rule, asked)
+            task = question if self._with_tasks else None
+            self._known[question.key] = Gold(tuple(row["answers"]), question.choices, question.rule, asked, task)
         return self._known[question_key]
 
 
 def answers(
-    rollouts: tuple[Rows, ...], questions: tuple[Rows, ...], *, with_text: bool = False
+    rollouts: tuple[Rows, ...], questions: tuple[Rows, ...], *, with_text: bool = False, with_tasks: bool = False
 ) -> Iterator[list[Answer]]:
-    """Yield all rollouts in order, in batches. Raise ArtifactError if a rollout's question is missing."""
-    gold = GoldAnswers(questions, with_text=with_text)
+    """Yield all rollouts in order, in batches. Raise ArtifactError if a rollout's question is missing.
+
+    With `with_tasks`, rows have `STORED_COLUMNS` too.
+    """
+    gold = GoldAnswers(questions, with_text=with_text, with_tasks=with_tasks)
+    columns = dict.fromkeys([*COPIED_COLUMNS, "segments", *(STORED_COLUMNS if with_tasks else ())])
     batch: list[Answer] = []
-    for row in (row for table in rollouts for row in _rows(table)):
+    for row in (row for table in rollouts for row in _rows(table, list(columns))):
         batch.append(Answer.of(row, gold[row["question_key"]]))
         if len(batch) == _BATCH_ROWS:
             yield batch
@@ -134,9 +162,9 @@ def answers(
         yield batch
 
 
-def _rows(table: Rows) -> Iterator[dict[str, Any]]:
+def _rows(table: Rows, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rollout columns that scoring reads. Token ids are counted without building a list per rollout."""
-    for batch in table.batches([*COPIED_COLUMNS, "segments", "tokenizer_digest", "samples"]):
+    for batch in table.batches([*columns, "tokenizer_digest", "samples"]):
         counts = count_agent_ids(batch.column("samples"))
         for row, num_agent_ids in zip(batch.drop_columns(["samples"]).to_pylist(), counts, strict=True):
             yield {**row, "num_agent_ids": num_agent_ids}
@@ -150,6 +178,28 @@ def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> 
     return score_answer(
         answer.prediction, gold.answers, gold.choices, gold.rule, checker=checker, f1_threshold=f1_threshold
     )
+
+
+def environment_score(answer: Answer, environment: EnvironmentSettings) -> Score:
+    """Let the environment say how good a rollout is; a rollout that infrastructure lost is wrong.
+
+    A rollout is right if its outcome is a success, or else if its reward is above 0.5.
+    """
+    if answer.row["status"] == FAILED or answer.gold.task is None:
+        return _UNFINISHED
+    rollout = StoredRollout.from_row(answer.row)
+    try:
+        outcome = asyncio.run(environment_type(environment).score(environment, answer.gold.task, rollout))
+    except Exception as error:  # noqa: BLE001 - any error of a user's scorer leaves the rollout without a verdict
+        _log.warning("rollout %s could not be scored", answer.key, exc_info=True)
+        return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, f"{type(error).__name__}: {error}")
+    reward = outcome.reward if outcome is not None else None
+    success = outcome.success if outcome is not None else None
+    if reward is None and success is None:
+        return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, "the environment gave no reward")
+    score = float(success is True) if reward is None else reward
+    correct = score > SUCCESS_REWARD if success is None else success
+    return Score(float(correct), float(correct), float(correct), score, correct, ENVIRONMENT)
 
 
 @contextlib.contextmanager

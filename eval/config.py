@@ -11,6 +11,7 @@ from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
+from treadle.environments.registry import AnyEnvironment
 
 
 class JudgesOptions(Section):
@@ -122,6 +123,8 @@ class ScoresSettings(Section):
     """Models of `options.judges`, by name."""
     redundancy: RoleSettings | None = None
     """Model of `options.redundancy`."""
+    environment: AnyEnvironment | None = None
+    """Environment that says how good a rollout is, if its tasks have no gold answers; then no rule or judge does."""
     judge_digests: tuple[str, ...] = ()
     """Digests of the prompts and views of the judges in use."""
     seed: int = 0

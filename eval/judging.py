@@ -20,6 +20,7 @@ import orjson
 
 from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
 from treadle.agent.jobs.stage import JobStage
+from treadle.agent.judges.base import Verdict
 from treadle.agent.judges.model import ModelJudge
 from treadle.agent.judges.redundancy import RedundancyJudge, Vote, cached_votes
 from treadle.agent.judges.rules import SymbolicLimits, rules_digest
@@ -179,18 +180,8 @@ class Judging(JobStage[Judgement]):
 
     async def _judge_answer(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
         verdict = await self._judges[judgement.judge].verdict(self.judge_queue.case(judgement, deadline), cache)
-        return {
-            "prediction": judgement.answer.prediction,
-            "status": UNREADABLE if verdict.correct is None else PARSED,
-            "correct": verdict.correct,
-            "votes_yes": None,
-            "votes_no": None,
-            "votes_abstained": None,
-            "replies": list(verdict.raw),
-            "error": verdict.error,
-            "prompt_tokens": verdict.prompt_tokens,
-            "completion_tokens": verdict.completion_tokens,
-        }
+        facts = {"prediction": judgement.answer.prediction, "correct": verdict.correct}
+        return _said(verdict, verdict.correct is not None, **facts)
 
     async def _judge_calls(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
         assert self._redundancy is not None, "votes need a judge"
@@ -250,17 +241,22 @@ def _limits(options: ScoresOptions) -> SymbolicLimits | None:
 
 
 def _vote_fields(vote: Vote) -> dict[str, Any]:
+    votes = {"votes_yes": vote.yes, "votes_no": vote.no, "votes_abstained": vote.abstained}
+    return _said(vote, bool(vote.yes or vote.no), **votes)
+
+
+def _said(reply: Verdict | Vote, is_parsed: bool, **facts: Any) -> dict[str, Any]:
+    """Return the columns of a judgement that depend on the reply; those of the other kind of judgement are null."""
     return {
         "prediction": "",
-        "status": PARSED if vote.yes or vote.no else UNREADABLE,
         "correct": None,
-        "votes_yes": vote.yes,
-        "votes_no": vote.no,
-        "votes_abstained": vote.abstained,
-        "replies": list(vote.raw),
-        "error": vote.error,
-        "prompt_tokens": vote.prompt_tokens,
-        "completion_tokens": vote.completion_tokens,
+        **dict.fromkeys(("votes_yes", "votes_no", "votes_abstained")),
+        **facts,
+        "status": PARSED if is_parsed else UNREADABLE,
+        "replies": list(reply.raw),
+        "error": reply.error,
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
     }
 
 

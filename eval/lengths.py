@@ -8,21 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
-
-
-class Encoder(Protocol):
-    """Interface of the evaluated model's tokenizer, satisfied by `treadle.core.chat.ChatTokenizer`."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of plain text, without special tokens."""
-        ...
 
 
 def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
@@ -61,7 +53,7 @@ def count_agent_ids(samples: pa.ListArray) -> list[int]:
     return counts
 
 
-def reasoning_tokens(row: Mapping[str, Any], text: str, encoder: Encoder | None) -> int | None:
+def reasoning_tokens(row: Mapping[str, Any], text: str, encoder: ChatTokenizer | None) -> int | None:
     """Return L of a rollout in tokens of the evaluated model: its own ids, else those of `text` (see `agent_text`).
 
     `row` has `num_agent_ids` (see `count_agent_ids`). Return None for a text-mode rollout if the model has no

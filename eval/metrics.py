@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from treadle.eval.conciseness import is_redundant
-from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
 PER_THOUSAND = 1_000
 """Factor of `reasoning_length`: correctness per token is small, so it is given per thousand tokens, as published."""

@@ -1,4 +1,4 @@
-"""Represent one scored rollout with the columns that evaluation figures need."""
+"""Represent one scored rollout with the columns that evaluation figures need, and decide by its votes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,27 @@ from typing import Any
 
 import orjson
 
-from treadle.eval.conciseness import Votes, is_redundant
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """Votes of a judge on one rollout: does it contain a redundant or ineffective tool call?"""
+
+    yes: int
+    no: int
+    abstained: int
+    """Number of replies that are missing or cannot be parsed."""
+
+
+def is_redundant(votes: Votes) -> bool | None:
+    """Return the answer given by more than half of all requested votes (such as 6 of 10), or None if there is none.
+
+    Abstentions count in the total, so abstentions and ties can leave the result undecided. Documented in
+    docs/behaviour/metrics.md; after ET-Agent (arXiv 2601.06860).
+    """
+    asked = votes.yes + votes.no + votes.abstained
+    if 2 * votes.yes > asked:
+        return True
+    return False if 2 * votes.no > asked else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,27 +8,39 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
 
 from treadle.core import schemas
+from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import Score
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.eval.answers import COPIED_COLUMNS, FAILED, Answer, Gold, answers, open_checker, rule_score
+from treadle.environments.settings import EnvironmentSettings
+from treadle.eval.answers import (
+    COPIED_COLUMNS,
+    ENVIRONMENT,
+    FAILED,
+    Answer,
+    Gold,
+    answers,
+    environment_score,
+    open_checker,
+    rule_score,
+)
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
-from treadle.eval.lengths import Encoder, agent_text, load_tokenizer, reasoning_tokens
+from treadle.eval.lengths import agent_text, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
-    Agreement,
     JudgeVerdict,
     agreement,
     binary_score,
@@ -66,14 +78,19 @@ class _ScoresRun:
     def write(self) -> dict[str, Any]:
         """Score every rollout and return the metrics of the stage."""
         options, inputs, is_judged = self._options, self._context.inputs, not self._judging.judge_queue.is_empty
+        environment: EnvironmentSettings | None = self._context.settings.environment
         num_missing = self._judging.check_pending() if is_judged else 0
         self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
         with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
 
             def decide_by_rule(answer: Answer) -> Score:
+                if environment is not None:
+                    return environment_score(answer, environment)
                 return self._judging.stored_rule_score(answer) or rule_score(answer, checker, options.f1_threshold)
 
-            for batch in answers(inputs["rollouts"], inputs["questions"], with_text=is_judged):
+            for batch in answers(
+                inputs["rollouts"], inputs["questions"], with_text=is_judged, with_tasks=environment is not None
+            ):
                 rules = (
                     threads.map(decide_by_rule, batch) if options.symbolic_workers > 1 else map(decide_by_rule, batch)
                 )
@@ -126,6 +143,8 @@ class _ScoresRun:
                 rows.append(row)
         return rows
 
+
+_MAX_PREDICTION_CHARS = 1_000
 
 _JUDGE_REMEDY = (
     "; raise scores.judges.sampling.max_tokens, set scores.judges.on_failed = 'rule' to fall back to the rule, or use "
@@ -228,20 +247,17 @@ class _ScoreCounts:
         found |= {"num_judgements_missing": num_missing}
         found |= {"usage": {role: dict(self.usage[role]) for role in sorted(self.usage)}}
         if len(self.judges) > 1:
-            found |= _agreement_metrics(agreement(self.joint))
+            joint = agreement(self.joint)
+            found |= {
+                "num_judged_jointly": joint.num_answers,
+                "judge_agreement": joint.share,
+                "judge_kappa": joint.kappa,
+            }
         return found
 
 
-def _agreement_metrics(found: Agreement) -> dict[str, Any]:
-    return {
-        "num_judged_jointly": found.num_answers,
-        "judge_agreement": found.share,
-        "judge_kappa": found.kappa,
-    }
-
-
 def scored_row(
-    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: Encoder | None = None
+    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: ChatTokenizer | None = None
 ) -> dict[str, Any]:
     """Return the row of `scores` for a rollout and its verdict.
 
@@ -249,19 +265,14 @@ def scored_row(
     """
     row, judged = answer.row, judged or JudgeResults()
     text = agent_text(answer.segments)
+    prediction = answer.prediction if score.scorer != ENVIRONMENT else _last_turn(answer)
     yes, no, abstained = judged.votes or (None, None, None)
     return {
         **{name: row[name] for name in COPIED_COLUMNS},
-        "prediction": answer.prediction,
-        "is_valid_answer": answer.is_answered and bool(answer.prediction),
-        "correct": score.correct,
-        "score": score.score,
-        "em": score.em,
-        "acc": score.acc,
-        "f1": score.f1,
-        "f1_legacy": _f1_legacy(answer.prediction, answer.gold) if answer.is_answered else 0.0,
-        "scorer": score.scorer,
-        "error": score.error,
+        "prediction": prediction,
+        "is_valid_answer": answer.has_ended and bool(prediction),
+        **asdict(score),
+        "f1_legacy": _f1_legacy(answer.prediction, answer.gold) if answer.is_answered and answer.gold.answers else 0.0,
         "efficiency": None if score.score is None else efficiency(score.score, row["calls_requested"]),
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),
@@ -273,6 +284,12 @@ def scored_row(
         "votes_no": no,
         "votes_abstained": abstained,
     }
+
+
+def _last_turn(answer: Answer) -> str:
+    """Return the beginning of the last turn, which stands for the prediction if an environment scores."""
+    turns = [segment["text"] for segment in answer.segments if segment["kind"] not in SYSTEM_KINDS]
+    return turns[-1].strip()[:_MAX_PREDICTION_CHARS] if turns else ""
 
 
 def _f1_legacy(prediction: str, gold: Gold) -> float:

@@ -17,12 +17,10 @@ from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.report.comparison_rows import comparison_rows
-from treadle.report.labels import label_prefixes
 from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
-from treadle.report.radar import radar_axes
-from treadle.report.radar_chart import draw_radar
-from treadle.report.summary import check_names, model_rows
+from treadle.report.radar import draw_radar, radar_axes
+from treadle.report.summary import check_names, label_prefixes, model_rows
 
 _log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
 from treadle.eval.averages import ALL, EVERY, KNOWLEDGE, MATH, average_groups
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import DatasetFigures, FigureSums
@@ -115,7 +116,7 @@ def _rows(
             "num_undecided": sum(part.sums[name].num_undecided for part in group),
         }
     for name, count in counts.items():
-        columns = {"value": count, "low": None, "high": None, "method": None}
+        columns = _interval_columns(None) | {"value": count}
         yield {"model": model, "dataset": dataset, "figure": name, **columns, **size, "num_undecided": 0}
 
 
@@ -124,3 +125,19 @@ def _interval_columns(interval: Interval | None) -> Row:
         return {"value": None, "low": None, "high": None, "method": None}
     low, high = interval.ends
     return {"value": interval.mean, "low": low, "high": high, "method": interval.method}
+
+
+def label_prefixes(tables: Sequence[tuple[Address, str]]) -> list[str | None]:
+    """Return the prefix of the model's name for each table of scores; None for a table that duplicates an earlier one.
+
+    Each table is given by its `scores` instance and its digest. A model whose scores are the same in all iterations
+    appears once, without a prefix. A model with several versions gets its iteration as prefix: `1/tuned`, `2/tuned`.
+    """
+    if len({address.iteration for address, _ in tables}) < 2:
+        return [""] * len(tables)
+    seen = [(address.qualifier, digest) for address, digest in tables]
+    num_versions = Counter(model for model, _ in set(seen))
+    return [
+        None if one in seen[:place] else f"{address.iteration}/" if num_versions[address.qualifier] > 1 else ""
+        for place, (one, (address, _)) in enumerate(zip(seen, tables, strict=True))
+    ]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol, Self
+from typing import Self
 
 from treadle.core.errors import TreadleError
-from treadle.retriever.index import Ranking
+from treadle.retriever.index import Index, Ranking
 
 _LONGEST_RETRY_S = 30
 _OLD_WEIGHT = 0.9
@@ -29,14 +29,6 @@ class QueueFull(TreadleError):
     def __init__(self, num_waiting: int, retry_after_s: int) -> None:
         super().__init__(f"{num_waiting} queries are waiting already; try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
-
-
-class Ranker(Protocol):
-    """A ranker that worker threads call: an index."""
-
-    def rank_batch(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
-        """Return row numbers and scores per query, best first."""
-        ...
 
 
 @dataclass(slots=True)
@@ -55,7 +47,7 @@ class MicroBatcher:
 
     def __init__(
         self,
-        ranker: Ranker,
+        index: Index,
         *,
         num_workers: int,
         max_batch: int,
@@ -63,7 +55,7 @@ class MicroBatcher:
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
         """Configure the batcher; `on_batch` is called with the size of each batch."""
-        self._ranker = ranker
+        self._index = index
         self._num_workers = num_workers
         self._max_batch = max_batch
         self._max_waiting = max_waiting
@@ -150,7 +142,7 @@ class MicroBatcher:
         self._on_batch(len(queries))
         loop = asyncio.get_running_loop()
         try:
-            rankings = await loop.run_in_executor(self._threads, self._ranker.rank_batch, queries, batch[0].top_n)
+            rankings = await loop.run_in_executor(self._threads, self._index.rank_batch, queries, batch[0].top_n)
         except asyncio.CancelledError:
             for item in batch:
                 item.answer.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,13 +51,7 @@ def _format() -> str:
     return str(vars(tantivy)["__version__"]).rpartition("index_format ")[2]
 
 
-def build(
-    folder: Path,
-    documents: Iterable[Document],
-    on_progress: Callable[[int], None] | None = None,
-    *,
-    segment_documents: int | None = None,
-) -> int:
+def build(folder: Path, documents: Iterable[Document], *, segment_documents: int | None = None) -> int:
     """Index the words of all documents into an empty folder and return the number of documents.
 
     Memory: the buffer, 256 MiB, and what merging segments needs. `segment_documents` ends a segment after that many
@@ -73,7 +67,7 @@ def build(
         index = tantivy.Index(builder.build(), path=str(folder), sort_by_field=_ROW)
         writer = index.writer(heap_size=_BUFFER_BYTES, num_threads=1)
         try:
-            return _write(writer, documents, on_progress, segment_documents)
+            return _write(writer, documents, segment_documents)
         except BaseException:
             # The writer's thread must stop before the folder is deleted.
             writer.rollback()
@@ -93,9 +87,7 @@ def _as_os_errors() -> Iterator[None]:
         raise OSError(str(error)) from error
 
 
-def _write(
-    writer: Any, documents: Iterable[Document], on_progress: Callable[[int], None] | None, segment_documents: int | None
-) -> int:
+def _write(writer: Any, documents: Iterable[Document], segment_documents: int | None) -> int:
     import tantivy
 
     tokenizer = Tokenizer()
@@ -107,8 +99,6 @@ def _write(
         entry.add_unsigned(_ROW, row)
         writer.add_document(entry)
         rows, num_words = row + 1, num_words + len(words)
-        if on_progress is not None and rows % 10_000 == 0:
-            on_progress(rows)
         if segment_documents and rows % segment_documents == 0:
             writer.commit()
     if not num_words:

@@ -110,7 +110,7 @@ class ServiceClient:
         serves a different index than the others, or than the settings expect.
         """
         self._services = [_Service(endpoint) for endpoint in self._settings.endpoints]
-        self._http = HttpClient(self._settings)
+        self._http = HttpClient(self._settings.connect_timeout_s, self._settings.max_response_bytes)
         found = await asyncio.gather(*(self._open_service(address) for address in self._services))
         self.fingerprint = found[0]
         for address, fingerprint in zip(self._services, found, strict=True):

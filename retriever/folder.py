@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from treadle.core.engines.cache import cache_root
+from treadle.core.cache_folders import fill_folder
 from treadle.core.errors import StorageError
-from treadle.core.store.storage import force_folder_to_disk
 
 MANIFEST = "index.json"
 """File that is written last, with the folder's description and the size of each of its files."""
-
-
-def default_cache() -> Path:
-    """Return `$TREADLE_CACHE/indexes`, or `~/.cache/treadle/indexes`."""
-    return cache_root() / "indexes"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -34,11 +26,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if complete else None
-
-
-def is_complete(folder: Path) -> bool:
-    """Return whether an index exists with all its files in full size."""
-    return read_manifest(folder) is not None
 
 
 def build_once(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
@@ -70,21 +57,14 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def _build(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """Build in a temporary folder and rename it to `folder`; return the manifest. The caller must hold the lock."""
-    for leftover in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    if folder.exists():
-        shutil.rmtree(folder)
-    building = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}"
-    building.mkdir()
-    try:
-        manifest = {**build(building), "files": _files(building)}
-        (building / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
-        force_folder_to_disk(building)
-        building.rename(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return manifest
+    """Build a folder and return its manifest. The caller must hold the lock."""
+
+    def fill(part: Path) -> dict[str, Any]:
+        manifest = {**build(part), "files": _files(part)}
+        (part / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
+        return manifest
+
+    return fill_folder(folder, fill)
 
 
 def _files(folder: Path) -> dict[str, int]:

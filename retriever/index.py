@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from treadle.retriever.corpus import Document
@@ -25,18 +24,10 @@ Ranking = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Document):
     """A document that was found. The score depends on the engine: BM25, inner product, or sum of reciprocal ranks."""
 
-    id: str
-    title: str
-    text: str
     score: float
-
-    @property
-    def contents(self) -> str:
-        """Title line and text, as in the corpus."""
-        return Document(self.id, self.title, self.text).contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +97,5 @@ class Index(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.config import differing_keys, digest_json
+from treadle.core.engines.cache import cache_root
 from treadle.core.errors import ConfigError, DataError, StorageError
 from treadle.core.runs.provenance import package_versions
 from treadle.core.untrusted.input_files import file_sha256, unreadable
 from treadle.retriever import bm25
-from treadle.retriever.config import IndexSettings
+from treadle.retriever.config import EncoderSettings, IndexSettings
 from treadle.retriever.corpus import Chunking, read_corpus
 from treadle.retriever.dense import index as dense
 from treadle.retriever.dense.embedding import discard_vectors, embed_documents
-from treadle.retriever.dense.encoders import Encoder
-from treadle.retriever.dense.open_encoder import open_encoder
+from treadle.retriever.dense.encoders import Encoder, HashingEncoder
 from treadle.retriever.documents import DocumentStore, write_documents
-from treadle.retriever.folder import MANIFEST, build_once, default_cache, read_manifest
+from treadle.retriever.folder import MANIFEST, build_once, read_manifest
 from treadle.retriever.index import Index, IndexInfo
 
 LAYOUT = 2
@@ -57,7 +57,7 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
             return _open_built(
                 settings.index_folder, _checked_manifest(settings.index_folder, identity), settings, encoder
             )
-        folder = index_folder(settings, identity)
+        folder = _cache(settings) / f"{settings.engine}-{digest_json(identity)[:32]}"
         built: list[Path] = []
 
         def fill(building: Path) -> Mapping[str, Any]:
@@ -73,6 +73,29 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
         if encoder is not None:
             encoder.close()
         raise
+
+
+def open_encoder(settings: EncoderSettings) -> Encoder:
+    """Create the encoder that the settings select.
+
+    Raises ConfigError if the settings are incomplete or contradict the model, EngineError if a download fails.
+    """
+    if settings.type == "hashing":
+        return HashingEncoder(settings)
+    if settings.type == "endpoint":
+        from treadle.retriever.dense.endpoint_encoder import EndpointEncoder
+
+        return EndpointEncoder(settings)
+    from treadle.retriever.dense.encoder_models import find_model, runs_on_torch
+
+    model = find_model(settings)
+    if runs_on_torch(model, settings):
+        from treadle.retriever.dense.torch_encoder import TorchEncoder
+
+        return TorchEncoder(model, settings)
+    from treadle.retriever.dense.bert import BertEncoder
+
+    return BertEncoder(model, settings)
 
 
 def file_identity(settings: IndexSettings, encoder: Encoder | None) -> dict[str, Any]:
@@ -111,13 +134,8 @@ def _sampled_digest(path: Path) -> str:
     return digest_json(parts)
 
 
-def index_folder(settings: IndexSettings, identity: Mapping[str, Any]) -> Path:
-    """Return the folder in the cache for an index of this identity."""
-    return _cache(settings) / f"{settings.engine}-{digest_json(identity)[:32]}"
-
-
 def _cache(settings: IndexSettings) -> Path:
-    return settings.cache_folder if settings.cache_folder is not None else default_cache()
+    return settings.cache_folder or cache_root() / "indexes"
 
 
 def _checked_manifest(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
@@ -148,16 +166,14 @@ def _write_index(
         return lambda done: on_progress(what, done, total) if on_progress is not None else None
 
     chunking = Chunking(settings.chunk_words, settings.chunk_overlap_words) if settings.chunk_words else None
-    documents = write_documents(folder, read_corpus(settings.corpus, chunking))
-    if settings.engine == "dense" or settings.prepared is not None:
-        progress = report("documents")
-        num_documents = 0
-        for num_documents, _ in enumerate(documents, start=1):
-            if num_documents % 10_000 == 0:
-                progress(num_documents)
+    is_unranked = settings.engine == "dense" or settings.prepared is not None
+    progress = report("documents" if is_unranked else "words")
+    documents = write_documents(folder, read_corpus(settings.corpus, chunking), progress)
+    if is_unranked:
+        num_documents = sum(1 for _ in documents)
     else:
         (folder / bm25.FOLDER).mkdir()
-        num_documents = bm25.build(folder / bm25.FOLDER, documents, report("words"))
+        num_documents = bm25.build(folder / bm25.FOLDER, documents)
     for path, expected in zip(settings.corpus, settings.corpus_sha256 or (), strict=True):
         if file_sha256(path) != expected:
             raise DataError(f"corpus {path} was changed while its index was built; start again")

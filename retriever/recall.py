@@ -83,27 +83,23 @@ def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] 
     if not supported:
         raise DataError("no question has known supporting documents")
     _refuse_unknown(index, supported)
-    found: dict[int, dict[int, int]] = {}
-    totals: dict[int, int] = {}
-    complete = dict.fromkeys(ks, 0)
+    ranks: list[list[float]] = []
     for start in range(0, len(supported), _BATCH):
         batch = supported[start : start + _BATCH]
-        for case, hits in zip(batch, index.search_batch([case.query for case in batch], max(ks)), strict=True):
-            ranks = _ranks(case, hits)
-            for hop, place in enumerate(ranks, start=1):
-                totals[hop] = totals.get(hop, 0) + 1
-                counts = found.setdefault(hop, dict.fromkeys(ks, 0))
-                for k in ks:
-                    counts[k] += place <= k
-            for k in ks:
-                complete[k] += max(ranks) <= k
+        ranks += map(_ranks, batch, index.search_batch([case.query for case in batch], max(ks)))
+    hops = range(1, max(map(len, ranks)) + 1)
+    by_hop = {hop: [places[hop - 1] for places in ranks if len(places) >= hop] for hop in hops}
     return RetrievalRecall(
         len(supported),
         len(cases) - len(supported),
-        {hop: {k: count / totals[hop] for k, count in counts.items()} for hop, counts in sorted(found.items())},
-        dict(sorted(totals.items())),
-        {k: count / len(supported) for k, count in complete.items()},
+        {hop: _shares(places, ks) for hop, places in by_hop.items()},
+        {hop: len(places) for hop, places in by_hop.items()},
+        _shares([max(places) for places in ranks], ks),
     )
+
+
+def _shares(ranks: Sequence[float], ks: Sequence[int]) -> dict[int, float]:
+    return {k: sum(rank <= k for rank in ranks) / len(ranks) for k in ks}
 
 
 def _ranks(case: RecallCase, hits: Sequence[Hit]) -> list[float]:

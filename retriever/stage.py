@@ -23,20 +23,11 @@ def run_index(context: StageContext) -> Mapping[str, Any]:
     with open_index(settings, IndexProgress(context.progress)) as index:
         info = index.info
         identity = info.metadata["identity"]
-        context.write(
-            "indexes",
-            [
-                {
-                    "fingerprint": info.fingerprint,
-                    "engine": info.engine,
-                    "num_documents": info.num_documents,
-                    "encoder": info.encoder,
-                    "dimension": info.dimension,
-                    "corpus_sha256": identity["corpus_sha256"],
-                    "identity": orjson.dumps(identity, option=orjson.OPT_SORT_KEYS).decode(),
-                }
-            ],
-        )
+        names = ("fingerprint", "engine", "num_documents", "encoder", "dimension")
+        row: dict[str, Any] = {name: getattr(info, name) for name in names}
+        row["corpus_sha256"] = identity["corpus_sha256"]
+        row["identity"] = orjson.dumps(identity, option=orjson.OPT_SORT_KEYS).decode()
+        context.write("indexes", [row])
         return {"num_documents": info.num_documents, "num_bytes": info.num_bytes}
 
 

@@ -5,16 +5,18 @@ Documented in docs/behaviour/rewards.md.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
-from treadle.environments.question.settings import QuestionSettings
+from treadle.core.llm.config import Sampling
 from treadle.environments.registry import AnyEnvironment
+from treadle.environments.settings import EnvironmentSettings
+from treadle.rl.groups.branching import Branching
 from treadle.rl.rewards import RewardOptions
-from treadle.rl.trl.keys import REFUSED_KEYS, TYPED_KEYS
 
 ET_AGENT_7B: dict[str, Any] = {
     "engine": "verl",
@@ -54,6 +56,83 @@ ET_AGENT_7B: dict[str, Any] = {
 }
 """Settings of ET-Agent (arXiv 2601.06860), from the paper and its published launch scripts. Lengths are counted in
 real tokens and the format check is strict, unlike in the scripts. The sigmas are set by the curriculum's phases."""
+
+TYPED_KEYS: dict[str, str] = {
+    "num_generations": "group_size",
+    "per_device_train_batch_size": "per_device_batch_size",
+    "num_train_epochs": "num_epochs",
+    "max_completion_length": "max_response_tokens",
+    "beta": "kl_coef",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "delta": "dual_clip",
+    "loss_type": "loss_agg",
+    "eval_steps": "validation_steps",
+    "report_to": "trackers",
+    "bf16": "precision",
+    "fp16": "precision",
+    "ddp_timeout": "stall_timeout_s",
+    "use_cpu": "variant",
+    "no_cuda": "variant",
+    "vllm_gpu_memory_utilization": "gpu_memory_share",
+    "vllm_tensor_parallel_size": "tensor_parallel",
+}
+"""TRL's key -> key of `rl` with the same meaning."""
+
+_REFUSED = {
+    "Treadle sets it": (
+        "output_dir overwrite_output_dir resume_from_checkpoint do_train local_rank save_strategy save_only_model "
+        "save_on_each_node save_total_limit logging_strategy logging_steps logging_nan_inf_filter log_completions "
+        "log_unique_prompts log_multimodal num_completions_to_print load_best_model_at_end disable_dropout "
+        "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor dataloader_in_order"
+    ),
+    "a step is logged once, with all its updates": "logging_first_step",
+    "it is the run's `seed`": "seed data_seed",
+    "it follows from the questions of a step and their groups": (
+        "gradient_accumulation_steps steps_per_generation generation_batch_size num_generations_eval "
+        "per_device_eval_batch_size auto_find_batch_size num_iterations dataloader_drop_last accelerator_config"
+    ),
+    "Treadle sets rows, prompts and their order": (
+        "shuffle_dataset remove_unused_columns chat_template_kwargs train_sampling_strategy length_column_name "
+        "label_names"
+    ),
+    "an interrupted training must resume exactly, from the end of a step": (
+        "ignore_data_skip enable_jit_checkpoint restore_callback_states_from_checkpoint"
+    ),
+    "validation is set by `rl.validation_questions`": (
+        "do_eval do_predict eval_strategy eval_on_start eval_delay metric_for_best_model greater_is_better "
+        "prediction_loss_only bf16_full_eval fp16_full_eval eval_accumulation_steps batch_eval_metrics "
+        "include_for_metrics eval_do_concat_batches eval_use_gather_object"
+    ),
+    "Treadle generates the rollouts, in the run's environment": (
+        "generation_kwargs repetition_penalty min_p max_tool_calling_iterations use_vllm vllm_mode "
+        "vllm_structured_outputs_regex vllm_max_model_length vllm_server_base_url vllm_server_host vllm_server_port "
+        "vllm_server_timeout vllm_group_port cache_implementation use_transformers_continuous_batching "
+        "use_transformers_paged transformers_continuous_batching_config"
+    ),
+    "rollouts call vLLM directly, so it must not sleep": "vllm_enable_sleep_mode",
+    "Treadle computes the rewards; see the keys of `rl`": (
+        "reward_weights scale_rewards multi_objective_aggregation mask_truncated_completions importance_sampling_level"
+    ),
+    "the loss covers all tokens that the model wrote; see the keys of `rl`": (
+        "top_entropy_quantile label_smoothing_factor neftune_noise_alpha sapo_temperature_neg sapo_temperature_pos "
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"
+    ),
+    "`rl.kl_coef` weights the divergence from the start policy": (
+        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
+    ),
+    'each device holds the whole policy; for a larger one set rl.engine = "verl"': (
+        "fsdp fsdp_config deepspeed parallelism_config ds3_gather_for_generation"
+    ),
+    "Treadle loads the policy, in 32 bits": "model_init_kwargs cast_lm_head_to_fp32",
+    "code that comes with a model is never run": "trust_remote_code",
+    "nothing is uploaded": (
+        "push_to_hub hub_model_id hub_private_repo hub_strategy hub_always_push hub_revision log_completions_hub_repo"
+    ),
+    "secrets are not configuration; set the environment variable that its library reads": "hub_token",
+}
+REFUSED_KEYS: dict[str, str] = {key: reason for reason, keys in _REFUSED.items() for key in keys.split()}
+"""Keys of TRL's GRPOConfig that would break what the stage guarantees, each with the reason."""
 
 
 class RlOptions(TrainingOptions):
@@ -213,25 +292,17 @@ class RlOptions(TrainingOptions):
         return self
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> RlOptions:
+    def _check_numbers(self) -> RlOptions:
         if (self.max_new_tokens or 0) > self.max_response_tokens:
             raise ValueError(
                 f"max_new_tokens {self.max_new_tokens} of a turn is more than max_response_tokens "
                 f"{self.max_response_tokens} of the whole trajectory; lower it, or leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_mini_batch(self) -> RlOptions:
         if self.prompts_per_step % self.mini_batch_prompts:
             raise ValueError(
                 f"prompts_per_step {self.prompts_per_step} is not a multiple of mini_batch_prompts "
                 f"{self.mini_batch_prompts}; an update uses whole mini-batches"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_best(self) -> RlOptions:
         if self.checkpoint_rule == "best" and self.save_steps % self.validation_steps:
             raise ValueError(
                 f"save_steps {self.save_steps} is not a multiple of validation_steps {self.validation_steps}, so saved "
@@ -245,15 +316,25 @@ class RlOptions(TrainingOptions):
         return self.initial_rollouts is not None and self.initial_rollouts < self.group_size
 
     @property
+    def branching(self) -> Branching:
+        """Rule by which the trajectories of a group branch."""
+        initial = self.initial_rollouts or self.group_size
+        return Branching(initial, self.beam_size, self.branch_probability, self.entropy_weight)
+
+    @property
+    def sampling(self) -> Sampling:
+        """Sampling of training rollouts; a turn has at most `max_tokens`."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_tokens=self.max_new_tokens or self.max_response_tokens,
+        )
+
+    @property
     def reward(self) -> RewardOptions:
         """Constants of the reward, without the sigmas."""
-        return RewardOptions(
-            scale=self.scale,
-            format_mode=self.format_mode,
-            format_penalty=self.format_penalty,
-            flat_penalty=self.flat_penalty,
-            length_scope=self.length_scope,
-        )
+        return RewardOptions(**{field.name: getattr(self, field.name) for field in fields(RewardOptions)})
 
 
 class AlgebraLimits(Section):
@@ -274,7 +355,7 @@ class RlSettings(Section):
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)
     """Number of phases in the curriculum; adding phases does not change earlier ones."""
-    environment: AnyEnvironment = QuestionSettings()
+    environment: AnyEnvironment = EnvironmentSettings()
     """Environment of the policy: the same as in every rollout of the run."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""

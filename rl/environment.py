@@ -98,6 +98,9 @@ class ResidentEnvironment:
     Background work of the tools, such as keeping sandboxes warm, continues while the engine trains.
     """
 
+    open: OpenEnvironment
+    """The open environment, inside the block; use objects that it makes only in `run`."""
+
     def __init__(
         self,
         settings: EnvironmentSettings,
@@ -109,19 +112,11 @@ class ResidentEnvironment:
         self._context = open_environment(settings, digest=digest, interpreter=interpreter)
         self._loop = SteadyLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="environment", daemon=True)
-        self._open: OpenEnvironment | None = None
-
-    @property
-    def open(self) -> OpenEnvironment:
-        """The open environment; use objects that it makes only in `run`."""
-        if self._open is None:
-            raise RuntimeError("a resident environment is used outside of its block")
-        return self._open
 
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            self._open = self.run(self._context.__aenter__())
+            self.open = self.run(self._context.__aenter__())
         except BaseException:
             self._stop()
             raise
@@ -131,7 +126,6 @@ class ResidentEnvironment:
         try:
             self.run(self._context.__aexit__(None, None, None))
         finally:
-            self._open = None
             self._stop()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -8,11 +8,11 @@ engines' environments. Model text is never evaluated. Documented in docs/behavio
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from treadle.agent.dialects.base import Segment, render
+from treadle.agent.dialects.base import Segment
 from treadle.agent.dialects.tags import TagDialect, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
@@ -44,9 +44,6 @@ class GroupItem:
         model_tokens: Number of tokens that the model wrote.
         total_tokens: Number of tokens, tool results included.
         status: How the rollout ended; see `treadle.agent.rollout.STATUSES`.
-        session: Number within the group, from 0.
-        branch_parent: Session that it branched from; None if it started from the question.
-        branch_depth: Number of branchings between the question and this trajectory.
         reward: Reward of the episode from its environment; None for none.
         success: Whether the environment says that the task is solved; None if it says nothing.
     """
@@ -69,20 +66,6 @@ class GroupItem:
         """Build an item from flat text alone; every well-formed result block counts as a tool result."""
         known = {"tool_calls": 0, "model_tokens": 0, "total_tokens": 0, **counts}
         return cls(segments=tuple(tokenise(text, dialect)), status=status, **known)
-
-    @property
-    def text(self) -> str:
-        """The assistant turn, results included."""
-        return render(self.segments)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the item as JSON-able data; `from_json` reads it back."""
-        return {**asdict(self), "segments": [[part.kind, part.text] for part in self.segments]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GroupItem:
-        """Read `as_json` back; the offsets of segments are not kept."""
-        return cls(**{**data, "segments": tuple(Segment(kind, text, 0, 0) for kind, text in data["segments"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +117,6 @@ class Reward:
     sigma_tool: float
     sigma_length: float
     web_misses: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all components as JSON-able data, for dumps and logs."""
-        return {**asdict(self), "format_reasons": list(self.format_reasons)}
 
 
 def group_rewards(
@@ -257,9 +236,7 @@ class _GroupStatistics:
             tool_calls=item.tool_calls,
             tool_failures=item.tool_failures,
             length=length,
-            tool_mean=self.tool_mean,
-            length_mean=self.length_mean,
-            length_std=self.length_std,
+            **asdict(self),
             sigma_tool=sigma_tool,
             sigma_length=sigma_length,
             web_misses=item.web_misses,

@@ -35,12 +35,6 @@ ET_AGENT_7B: dict[str, Any] = {
 }
 """Fine-tuning of ET-Agent (arXiv 2601.06860), from the paper and the configuration published with it."""
 
-_OURS = "Treadle sets it"
-_DATA = "training uses only the tokenised rows of `sft_rows`, with their labels"
-_VOCABULARY = "the rows have the token ids of the base model's tokenizer, which must stay as it is"
-_NO_EVALUATION = "there is no evaluation during training; `rollouts` and `scores` measure the checkpoint"
-_SECRET = "secrets are not configuration; set the environment variable that its library reads"
-
 TYPED_KEYS: dict[str, str] = {
     "model_name_or_path": "model",
     "model_revision": "revision",
@@ -61,26 +55,33 @@ TYPED_KEYS: dict[str, str] = {
 }
 """Names of Treadle's keys by LLaMA-Factory's names, if they differ."""
 
-REFUSED_KEYS: dict[str, str] = {
-    **dict.fromkeys(("stage", "do_train", "output_dir", "overwrite_output_dir", "resume_from_checkpoint"), _OURS),
-    **dict.fromkeys(("save_strategy", "save_only_model", "save_on_each_node", "logging_strategy"), _OURS),
-    **dict.fromkeys(("seed", "data_seed"), "it is the run's `seed`"),
-    **dict.fromkeys(("dataset", "dataset_dir", "media_dir", "tokenized_path", "streaming", "buffer_size"), _DATA),
-    **dict.fromkeys(("mix_strategy", "interleave_probs", "tool_format", "default_system"), _DATA),
-    **dict.fromkeys(("train_on_prompt", "mask_history", "packing", "neat_packing"), _DATA),
-    **dict.fromkeys(("ignore_pad_token_for_loss", "data_shared_file_system"), _DATA),
-    **dict.fromkeys(("val_size", "eval_dataset", "do_eval", "do_predict", "eval_strategy"), _NO_EVALUATION),
-    **dict.fromkeys(("predict_with_generate", "load_best_model_at_end", "compute_accuracy"), _NO_EVALUATION),
-    "early_stopping_steps": _NO_EVALUATION,
-    **dict.fromkeys(("resize_vocab", "add_tokens", "add_special_tokens", "new_special_tokens_config"), _VOCABULARY),
-    **dict.fromkeys(("split_special_tokens", "use_fast_tokenizer"), _VOCABULARY),
-    "adapter_name_or_path": "set the start model as `model`; adapters are merged at the end of a training",
-    "create_new_adapter": "every training starts from a merged model, so there is no older adapter",
-    "trust_remote_code": "code that comes with a model is never run",
-    **dict.fromkeys(("ray_num_workers", "ray_init_kwargs", "master_addr", "master_port"), "Ray is not used"),
-    **dict.fromkeys(("hf_hub_token", "ms_hub_token", "om_hub_token", "hub_token", "swanlab_api_key"), _SECRET),
-    "swanlab_lark_secret": _SECRET,
+_REFUSED = {
+    "Treadle sets it": (
+        "stage do_train output_dir overwrite_output_dir resume_from_checkpoint save_strategy save_only_model "
+        "save_on_each_node logging_strategy"
+    ),
+    "it is the run's `seed`": "seed data_seed",
+    "training uses only the tokenised rows of `sft_rows`, with their labels": (
+        "dataset dataset_dir media_dir tokenized_path streaming buffer_size mix_strategy interleave_probs tool_format "
+        "default_system train_on_prompt mask_history packing neat_packing ignore_pad_token_for_loss "
+        "data_shared_file_system"
+    ),
+    "there is no evaluation during training; `rollouts` and `scores` measure the checkpoint": (
+        "val_size eval_dataset do_eval do_predict eval_strategy predict_with_generate load_best_model_at_end "
+        "compute_accuracy early_stopping_steps"
+    ),
+    "the rows have the token ids of the base model's tokenizer, which must stay as it is": (
+        "resize_vocab add_tokens add_special_tokens new_special_tokens_config split_special_tokens use_fast_tokenizer"
+    ),
+    "set the start model as `model`; adapters are merged at the end of a training": "adapter_name_or_path",
+    "every training starts from a merged model, so there is no older adapter": "create_new_adapter",
+    "code that comes with a model is never run": "trust_remote_code",
+    "Ray is not used": "ray_num_workers ray_init_kwargs master_addr master_port",
+    "secrets are not configuration; set the environment variable that its library reads": (
+        "hf_hub_token ms_hub_token om_hub_token hub_token swanlab_api_key swanlab_lark_secret"
+    ),
 }
+REFUSED_KEYS: dict[str, str] = {key: reason for reason, keys in _REFUSED.items() for key in keys.split()}
 """Keys of LLaMA-Factory that would break guarantees of the stage, each with the reason."""
 
 

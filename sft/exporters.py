@@ -16,9 +16,8 @@ import orjson
 import pyarrow as pa
 
 from treadle.core.runs.stage import Rows
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import new_folder, write_facts
 
-EXPORT_VERSION = 1
 DATASET_NAME = "sft"
 """Name of the data set in `dataset_info.json`."""
 SIDECAR_FILE = "rows.jsonl"
@@ -69,19 +68,15 @@ def export_rows(
     with new_folder(target, replace=replace) as folder:
         with (folder / SIDECAR_FILE).open("wb") as side_car:
             chosen.write(counts.watch(rows.batches(columns), side_car), folder)
-        _write_json(
-            folder / EXPORT_FILE,
-            {
-                "version": EXPORT_VERSION,
-                "kind": rows.kind,
-                "format": chosen.name,
-                "digest": rows.digest,
-                "num_rows": counts.num_rows,
-                "num_text_mode": counts.num_text_mode,
-                "limitations": chosen.limitations,
-                **origin,
-            },
-        )
+        facts = {
+            "kind": rows.kind,
+            "format": chosen.name,
+            "digest": rows.digest,
+            "num_rows": counts.num_rows,
+            "num_text_mode": counts.num_text_mode,
+            "limitations": chosen.limitations,
+        }
+        write_facts(folder, {**facts, **origin})
     return ExportResult(target, chosen, counts.num_rows, counts.num_text_mode)
 
 
@@ -160,7 +155,10 @@ def _lines(
                 for row in batch.select(_TEXT).to_pylist():
                     file.write(orjson.dumps(record(row)) + b"\n")
         if name in _DATASET_INFO:
-            _write_json(folder / "dataset_info.json", {DATASET_NAME: _DATASET_INFO[name]})
+            info = orjson.dumps(
+                {DATASET_NAME: _DATASET_INFO[name]}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+            )
+            (folder / "dataset_info.json").write_bytes(info)
 
     return write
 
@@ -242,40 +240,20 @@ def _hf_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_HF_SCHEMA)
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
+def _text_format(name: str, meaning: str, record: Callable[[Mapping[str, Any]], dict[str, Any]]) -> ExportFormat:
+    return ExportFormat(name, meaning, _TEXT, _lines(name, record), (_NO_MASKS, _NO_IDS))
 
 
+_HF = "a Hugging Face data set in parquet: messages, input_ids, labels"
 FORMATS: Mapping[str, ExportFormat] = {
     one.name: one
     for one in (
-        ExportFormat(
-            "sharegpt",
-            "LLaMA-Factory: conversations, with dataset_info.json",
-            _TEXT,
-            _lines("sharegpt", _sharegpt),
-            (_NO_MASKS, _NO_IDS),
+        _text_format("sharegpt", "LLaMA-Factory: conversations, with dataset_info.json", _sharegpt),
+        _text_format(
+            "alpaca", "LLaMA-Factory: instruction (the system message), input, output, with dataset_info.json", _alpaca
         ),
-        ExportFormat(
-            "alpaca",
-            "LLaMA-Factory: instruction (the system message), input, output, with dataset_info.json",
-            _TEXT,
-            _lines("alpaca", _alpaca),
-            (_NO_MASKS, _NO_IDS),
-        ),
-        ExportFormat(
-            "openai",
-            "messages of OpenAI's fine-tuning API",
-            _TEXT,
-            _lines("openai", lambda row: {"messages": messages_of(row)}),
-            (_NO_MASKS, _NO_IDS),
-        ),
-        ExportFormat(
-            "hf",
-            "a Hugging Face data set in parquet: messages, input_ids, labels",
-            (*_TEXT, "input_ids", "labels"),
-            _write_hf,
-        ),
+        _text_format("openai", "messages of OpenAI's fine-tuning API", lambda row: {"messages": messages_of(row)}),
+        ExportFormat("hf", _HF, (*_TEXT, "input_ids", "labels"), _write_hf),
     )
 }
 """Export formats by name."""

@@ -183,15 +183,6 @@ def deepspeed_config() -> bytes:
 
     `auto` values are set by the trainer.
     """
-    automatic = dict.fromkeys(
-        (
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "gradient_accumulation_steps",
-            "gradient_clipping",
-        ),
-        "auto",
-    )
     zero = {
         "stage": 3,
         "overlap_comm": True,
@@ -202,7 +193,10 @@ def deepspeed_config() -> bytes:
         "stage3_gather_16bit_weights_on_model_save": True,
     }
     config = {
-        **automatic,
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},

@@ -40,9 +40,7 @@ from treadle.sft.llamafactory_config import (
     plan_training,
     torchrun_arguments,
 )
-from treadle.sft.picture import draw_rows
-from treadle.sft.selection import RowSelection
-from treadle.sft.statistics import COLUMNS, RowStatistics, metrics_of, render_statistics
+from treadle.sft.trained_rows import COLUMNS, RowSelection, RowStatistics, draw_rows, metrics_of, render_statistics
 
 _log = logging.getLogger(__name__)
 

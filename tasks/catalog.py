@@ -24,9 +24,11 @@ from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.datagen.pools.stage import POOLS_STAGE
 from treadle.datagen.prompts import PromptSet
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
+from treadle.environments.registry import traits_of
 from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
 from treadle.environments.rollouts.stage import ROLLOUTS
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
@@ -182,6 +184,20 @@ def semantic_of(config: TreadleConfig) -> dict[str, Any]:
     return semantic
 
 
+def _questions(config: TreadleConfig, address: Address) -> QuestionsSettings:
+    options = overridden(config, address, config.questions)
+    environment = environment_of(config)
+    traits = traits_of(environment)
+    asked = options.for_environment(
+        environment.type,
+        needs_answers=traits.has_answers,
+        tasks_digest=environment.digest() if traits.brings_tasks else "",
+        seed=config.seed,
+        environment=environment,
+    )
+    return asked.with_digests()
+
+
 def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
     if phase_of(name) is not None:
@@ -199,17 +215,25 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
         environment=environment_of(config),
         summarizer=summarizer,
         summarizer_tokenizer_digest=summarizer_digest,
+        roles=environment_roles(config),
         options=overridden(config, address, options),
         seed=config.seed,
     )
 
 
+def environment_roles(config: TreadleConfig) -> dict[str, RoleSettings]:
+    """Return the models that the environment asks, by role."""
+    asked = config.environment.role_models
+    return {role: _role(one.model, config.models[one.model], one.sampling) for role, one in asked.items()}
+
+
 def _rollouts_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
-    name, helper = address.qualifier, config.environment.summarizer
+    name = address.qualifier
+    helpers = (config.environment.summarizer, *(role.model for role in config.environment.role_models.values()))
     if phase_of(name) is None:
-        checkpoints = checkpoints_of(config, (name, helper))
+        checkpoints = checkpoints_of(config, (name, *helpers))
     else:
-        checkpoints = (*phase_policy(config, address), *checkpoints_of(config, (helper,)))
+        checkpoints = (*phase_policy(config, address), *checkpoints_of(config, helpers))
     return {
         "questions": (Address(address.iteration, "questions"),),
         "checkpoint": tuple(dict.fromkeys(checkpoints)),
@@ -287,6 +311,13 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
         score_models(config, address)
     judges = {judge: _role(judge, config.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges)
+    environment = environment_of(config)
+    has_answers = traits_of(environment).has_answers
+    if not has_answers and (judges or options.redundancy.model is not None):
+        raise ConfigError(
+            f"{address}: the environment {environment.type} says itself how good a rollout is; leave out "
+            "scores.judges.models and scores.redundancy.model"
+        )
     voter = options.redundancy.model
     redundancy = _role(voter, config.models[voter], options.redundancy.sampling) if voter is not None else None
     digests = (model_judge_digest(),) if judges else ()
@@ -296,6 +327,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
         options=options,
         judges=judges,
         redundancy=redundancy,
+        environment=None if has_answers else environment,
         judge_digests=(*digests, redundancy_judge_digest()) if redundancy is not None else digests,
         seed=config.seed if judges or redundancy is not None else 0,
     )
@@ -322,7 +354,7 @@ def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tupl
 
 _RECIPES: Mapping[str, _Recipe] = {
     "questions": _Recipe(
-        settings=lambda config, address: overridden(config, address, config.questions).with_digests(),
+        settings=_questions,
         inputs=lambda config, address: {},
     ),
     "index": _Recipe(settings=_index, inputs=lambda config, address: {}),

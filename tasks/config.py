@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -110,30 +111,9 @@ class TreadleConfig(Section):
     @model_validator(mode="after")
     def check_names(self) -> TreadleConfig:
         """Raise ValueError if a key names a model, table or address that does not exist."""
-        for name in self.flow.models:
-            if name not in self.models:
-                raise ValueError(f"flow.models names {name!r}, which is not under [models]; add [models.{name}]")
-        helper = self.environment.summarizer_name
-        if helper is not None and helper not in self.models:
-            raise ValueError(
-                f"environment.search.summarizer names {helper!r}, which is not under [models]; add [models.{helper}]"
-            )
-        for role in ("policy", "critic", "refiner", "judge"):
-            name = getattr(self.pools.roles, role).model
+        for key, name in self._named_models():
             if name is not None and name not in self.models:
-                raise ValueError(
-                    f"pools.roles.{role}.model names {name!r}, which is not under [models]; add [models.{name}]"
-                )
-        voter = self.scores.redundancy.model
-        named = [("scores.judges.models", name) for name in self.scores.judges.models]
-        for key, name in (*named, *((("scores.redundancy.model", voter),) if voter is not None else ())):
-            if name not in self.models:
                 raise ValueError(f"{key} names {name!r}, which is not under [models]; add [models.{name}]")
-        sampling = self.curriculum.sampling_model
-        if sampling is not None and sampling not in self.models:
-            raise ValueError(
-                f"curriculum.sampling_model names {sampling!r}, which is not under [models]; add [models.{sampling}]"
-            )
         for name in self.models:
             Address.parse(f"1/rollouts@{name}")
             if phase_of(name) is not None:
@@ -142,6 +122,19 @@ class TreadleConfig(Section):
             if (stage := Address.parse(text).stage) not in type(self).model_fields:
                 raise ValueError(f"overrides names {text!r}, but there is no table [{stage}]")
         return self
+
+    def _named_models(self) -> Iterator[tuple[str, str | None]]:
+        """Yield each key that names a model, and the name."""
+        yield from (("flow.models", name) for name in self.flow.models)
+        yield "environment.search.summarizer", self.environment.summarizer_name
+        yield from (
+            (f"environment.roles.{role}.model", one.model) for role, one in self.environment.role_models.items()
+        )
+        for role in ("policy", "critic", "refiner", "judge"):
+            yield f"pools.roles.{role}.model", getattr(self.pools.roles, role).model
+        yield from (("scores.judges.models", name) for name in self.scores.judges.models)
+        yield "scores.redundancy.model", self.scores.redundancy.model
+        yield "curriculum.sampling_model", self.curriculum.sampling_model
 
 
 def table_of(config: TreadleConfig, address: Address) -> Section:

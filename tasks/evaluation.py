@@ -188,10 +188,7 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
             f"the table [models.{name}], or evaluate that one with --set flow.models='[\"{name}\"]' in place of --model"
         )
     table = merge(_for_model(old, options.model, options.endpoints, "--endpoint"), changes)
-    if options.endpoints:
-        table["endpoints"] = [{"url": url} for url in options.endpoints]
-    if options.api_key_env is not None:
-        table["endpoints"] = [{**one, "api_key_env": options.api_key_env} for one in table.get("endpoints", ())]
+    _put_servers(table, options.endpoints, options.api_key_env)
     tree["models"] = {name: table, **models}
     tree["flow"] = {**tree["flow"], "models": [name]}
     return name
@@ -211,6 +208,14 @@ def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[
         )
     dropped = {*(("tokenizer", "revision") if is_other else ()), *(("server",) if endpoints else ())}
     return {key: value for key, value in table.items() if key not in dropped}
+
+
+def _put_servers(table: dict[str, Any], urls: Sequence[str], api_key_env: str | None) -> None:
+    """Put the servers of a model, and the variable of their API key, into its table."""
+    if urls:
+        table["endpoints"] = [{"url": url} for url in urls]
+    if api_key_env is not None:
+        table["endpoints"] = [{**one, "api_key_env": api_key_env} for one in table.get("endpoints", ())]
 
 
 def _model_keys(options: EvalOptions) -> dict[str, Any]:
@@ -238,16 +243,11 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOpt
     elif not given.questions.sources:
         raise _no_benchmark()
     else:
-        questions["sources"] = [
-            _changed_source(source, settings.dataset_name, options)
-            for source, settings in zip(questions["sources"], given.questions.sources, strict=True)
-        ]
-
-
-def _changed_source(source: dict[str, Any], name: str, options: EvalOptions) -> dict[str, Any]:
-    """Return a question source of the configuration files, with path and row limit replaced by those of the options."""
-    path = str(_file_below(options.data_root, name)) if options.data_root is not None else None
-    return {**source, **_without_none({"path": path, "limit": options.max_questions})}
+        for source, settings in zip(questions["sources"], given.questions.sources, strict=True):
+            if options.data_root is not None:
+                source["path"] = str(_file_below(options.data_root, settings.dataset_name))
+            if options.max_questions is not None:
+                source["limit"] = options.max_questions
 
 
 def _source(text: str, data_root: Path | None, own: Mapping[str, Benchmark]) -> tuple[str, Path]:
@@ -334,10 +334,7 @@ def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
         "model": options.judge,
         "api": "chat",
     }
-    if options.judge_endpoints:
-        table["endpoints"] = [{"url": url} for url in options.judge_endpoints]
-    if options.judge_key_env is not None:
-        table["endpoints"] = [{**one, "api_key_env": options.judge_key_env} for one in table.get("endpoints", ())]
+    _put_servers(table, options.judge_endpoints, options.judge_key_env)
     if not table.get("endpoints") and not table.get("server"):
         raise ConfigError(f"judge {options.judge} has no server; name it with --judge-endpoint")
     tree["models"] = {**tree["models"], _JUDGE: table}

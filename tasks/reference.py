@@ -87,14 +87,15 @@ def _sections(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, type[B
 def _models_in(annotation: Any, suffix: str = "") -> list[tuple[type[BaseModel], str]]:
     """Return the section types inside an annotation, each with the suffix between the key and the section's keys."""
     if annotation is EnvironmentSettings:
-        return _tagged([(model, suffix) for model in shipped_settings()])
+        return [(model, suffix + _type_suffix(model)) for model in shipped_settings()]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [(annotation, suffix)]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _models_in(arguments[0], suffix)
     if origin in (typing.Union, types.UnionType):
-        return _tagged([pair for argument in arguments for pair in _models_in(argument, suffix)])
+        found = [pair for argument in arguments for pair in _models_in(argument, suffix)]
+        return [(model, f'{suffix}, type = "{_tag(model)}"') for model, suffix in found] if len(found) > 1 else found
     if origin in (dict, typing.Mapping):
         return _models_in(arguments[1], f"{suffix}.<name>")
     if origin in (list, tuple):
@@ -102,15 +103,16 @@ def _models_in(annotation: Any, suffix: str = "") -> list[tuple[type[BaseModel],
     return []
 
 
-def _tagged(found: list[tuple[type[BaseModel], str]]) -> list[tuple[type[BaseModel], str]]:
-    """Name the type in the suffixes of sections if there are several."""
-    return [(model, f'{suffix}, type = "{_tag(model)}"') for model, suffix in found] if len(found) > 1 else found
+def _type_suffix(model: type[EnvironmentSettings]) -> str:
+    """Return the part of a heading that names the type of an environment; empty for the default one."""
+    name = model.model_fields["type"].default
+    return "" if name == EnvironmentSettings.model_fields["type"].default else f', type = "{name}"'
 
 
 def _tag(model: type[BaseModel]) -> str:
     field = model.model_fields.get("type")
     values = typing.get_args(field.annotation) if field else ()
-    return str(values[0] if values else field.default if field else model.__name__)
+    return str(values[0]) if values else model.__name__
 
 
 def _row(name: str, field: FieldInfo) -> str:

@@ -13,9 +13,8 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.estimate.rerun import rerun_note
-from treadle.tasks.planning.forced_runs import forced_run, is_forced
-from treadle.tasks.planning.imported_results import imported_from
+from treadle.tasks.estimate.estimates import rerun_note
+from treadle.tasks.planning.forced_runs import forced_run, imported_from, is_forced
 from treadle.tasks.planning.plan import check_import
 from treadle.tasks.serving.servers import ModelServers
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from starlette.applications import Starlette
@@ -21,12 +22,10 @@ from starlette.routing import Route
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
-from treadle.viewer import links
+from treadle.viewer import pages
 from treadle.viewer.catalogue import Catalogue, Snapshot
 from treadle.viewer.guard import Guard
-from treadle.viewer.lineage_callbacks import LineageCallbacks
 from treadle.viewer.markup import printed, visible
-from treadle.viewer.pages import Pages
 from treadle.viewer.reading import LoadedTrajectory, read_trajectory
 from treadle.viewer.selection import Selection
 
@@ -45,17 +44,21 @@ _REFRESH_S = 3.0
 _NO_STORE = {"cache-control": "no-store"}
 """Browsers must not cache the contents of a run."""
 _TRAJECTORY_PATH = "/{iteration}/{stage}/{key:path}"
+_PageValues = Callable[[Snapshot, LoadedTrajectory, Selection], Mapping[str, Any]]
 
 
-def make_app(run: Run, lineage_callbacks: LineageCallbacks, *, refresh_s: float = _REFRESH_S) -> Starlette:
+def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRESH_S) -> Starlette:
     """Return the viewer application of a run. `refresh_s`: seconds before finished instances are listed again."""
-    viewer = _Viewer(run, lineage_callbacks, refresh_s)
+    viewer = _Viewer(run, refresh_s)
+    lineage = partial(pages.lineage, trace_back)
+    shown: dict[str, _PageValues] = {"trajectory": pages.trajectory, "changes": pages.changes, "lineage": lineage}
     routes = [
         Route("/", _handle_errors(viewer.overview)),
         Route("/static/{name}", _static),
-        Route("/trajectory" + _TRAJECTORY_PATH, _handle_errors(viewer.trajectory)),
-        Route("/changes" + _TRAJECTORY_PATH, _handle_errors(viewer.changes)),
-        Route("/lineage" + _TRAJECTORY_PATH, _handle_errors(viewer.lineage)),
+        *(
+            Route(f"/{name}" + _TRAJECTORY_PATH, _handle_errors(partial(viewer.trajectory_page, name, values)))
+            for name, values in shown.items()
+        ),
         Route("/json" + _TRAJECTORY_PATH, _handle_errors(viewer.json)),
         Route("/text" + _TRAJECTORY_PATH, _handle_errors(viewer.text)),
         Route("/{path:path}", _not_found),
@@ -70,28 +73,20 @@ def make_app(run: Run, lineage_callbacks: LineageCallbacks, *, refresh_s: float 
 class _Viewer:
     """Request handlers. Each request runs in a thread of its own."""
 
-    def __init__(self, run: Run, lineage_callbacks: LineageCallbacks, refresh_s: float) -> None:
+    def __init__(self, run: Run, refresh_s: float) -> None:
         self._run_id = run.run_id
         self._catalogue = Catalogue(run, refresh_s=refresh_s)
-        self._pages = Pages(lineage_callbacks)
         self._templates = _templates()
 
     def overview(self, request: Request) -> Response:
         """Show the list of trajectories that match a selection, with the filters."""
         snapshot, selection = self._asked(request)
-        return self._page("overview.html.jinja", snapshot, self._pages.overview(snapshot, selection))
+        return self._page("overview.html.jinja", snapshot, pages.overview(snapshot, selection))
 
-    def trajectory(self, request: Request) -> Response:
-        """Show one trajectory."""
-        return self._trajectory_page(request, "trajectory.html.jinja", self._pages.trajectory)
-
-    def changes(self, request: Request) -> Response:
-        """Show the difference between a trajectory and its parent."""
-        return self._trajectory_page(request, "changes.html.jinja", self._pages.changes)
-
-    def lineage(self, request: Request) -> Response:
-        """Show the lineage of a trajectory, and the tree of its question."""
-        return self._trajectory_page(request, "lineage.html.jinja", self._pages.lineage)
+    def trajectory_page(self, name: str, values: _PageValues, request: Request) -> Response:
+        """Show a page of one trajectory; `values` returns what its template shows."""
+        snapshot, one, selection = self._one(request)
+        return self._page(f"{name}.html.jinja", snapshot, values(snapshot, one, selection))
 
     def json(self, request: Request) -> Response:
         """Return everything that is shown about a trajectory, as JSON."""
@@ -136,15 +131,6 @@ class _Viewer:
         if one is None:
             raise HTTPException(404, f"There is no finished trajectory {place['key']} of {instance} in this run.")
         return snapshot, one, selection
-
-    def _trajectory_page(
-        self,
-        request: Request,
-        template: str,
-        page: Callable[[Snapshot, LoadedTrajectory, Selection], Mapping[str, Any]],
-    ) -> Response:
-        snapshot, one, selection = self._one(request)
-        return self._page(template, snapshot, page(snapshot, one, selection))
 
     def _page(self, template: str, snapshot: Snapshot, shown: Mapping[str, Any]) -> Response:
         facts = {"total": len(snapshot.index), "unfinished": snapshot.unfinished, "problems": snapshot.problems}
@@ -197,6 +183,25 @@ def _static_url(name: str) -> str:
     return f"/static/{name}?{hashlib.sha256(_static_bytes(name)).hexdigest()[:12]}"
 
 
+def list_url(selection: Selection) -> str:
+    """Return the URL of the list."""
+    return "/" + selection.query()
+
+
+def trajectory_url(instance: str, key: str, selection: Selection, page: str = "trajectory") -> str:
+    """Return the URL of a page of one trajectory (`trajectory`, `changes`, `lineage`, `json`), with the selection."""
+    return f"/{page}/{_quoted(instance)}/{_quoted(key)}{selection.query()}"
+
+
+def segment_url(instance: str, key: str, place: int) -> str:
+    """Return the URL of the full text of one segment."""
+    return f"/text/{_quoted(instance)}/{_quoted(key)}?place={place}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="/@", errors="surrogatepass")
+
+
 def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -208,9 +213,6 @@ def _templates() -> jinja2.Environment:
     )
     templates.filters["visible"] = visible
     templates.globals.update(
-        list_url=links.list_url,
-        trajectory_url=links.trajectory_url,
-        segment_url=links.segment_url,
-        static_url=_static_url,
+        list_url=list_url, trajectory_url=trajectory_url, segment_url=segment_url, static_url=_static_url
     )
     return templates

@@ -18,10 +18,9 @@ from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.viewer.index import Index
-from treadle.viewer.instance_parts import InstancePart, QuestionTables
 from treadle.viewer.search import TextSearch
 from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem
-from treadle.viewer.trajectories import KINDS, JoinedTables, facts_of
+from treadle.viewer.trajectories import KINDS, InstancePart, JoinedTables, QuestionTables, facts_of
 
 _SHOWN_CHARS = 400
 _JOINED: Mapping[str, tuple[str, ...]] = {

@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-
-
-class FilterColumn(Protocol):
-    """A column with one value, or several, per row."""
-
-    values: tuple[str, ...]
-    """All values, in the order of the page."""
-
-    def mask(self, wanted: Collection[str]) -> np.ndarray:
-        """Return a mask of the rows that have one of the values."""
-        ...
-
-    def counts(self, rows: np.ndarray) -> list[int]:
-        """Return for each value the number of rows in a mask that have it."""
-        ...
 
 
 class SingleValueColumn:
@@ -41,13 +25,13 @@ class SingleValueColumn:
         self.codes = moved[codes]
 
     def mask(self, wanted: Collection[str]) -> np.ndarray:
-        """Return a mask as in `FilterColumn`."""
+        """Return a mask of the rows that have one of the values."""
         chosen = np.array([value in wanted for value in self.values], bool)
         rows: np.ndarray = chosen[self.codes] if len(chosen) else np.zeros(len(self.codes), bool)
         return rows
 
     def counts(self, rows: np.ndarray) -> list[int]:
-        """Return counts as in `FilterColumn`."""
+        """Return for each value the number of rows in a mask that have it."""
         found: list[int] = np.bincount(self.codes[rows], minlength=len(self.values)).tolist()
         return found
 
@@ -62,12 +46,12 @@ class MultiValueColumn:
         self._bits = bits
 
     def mask(self, wanted: Collection[str]) -> np.ndarray:
-        """Return a mask as in `FilterColumn`."""
+        """Return a mask of the rows that have one of the values."""
         bits = sum(1 << place for place, value in zip(self._places, self.values, strict=True) if value in wanted)
         rows: np.ndarray = (self._bits & bits) != 0
         return rows
 
     def counts(self, rows: np.ndarray) -> list[int]:
-        """Return counts as in `FilterColumn`."""
+        """Return for each value the number of rows in a mask that have it."""
         bits = self._bits[rows]
         return [int(np.count_nonzero(bits & (1 << place))) for place in self._places]

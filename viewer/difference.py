@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, takewhile
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
-from treadle.viewer.lineage_callbacks import ChangedSegmentProtocol, ChangesProtocol, LineageCallbacks, Segments
 from treadle.viewer.segments import KNOWN_KINDS, without_markers
+from treadle.viewer.trajectory_changes import ChangedSegment, SegmentRow, changes_between, folded
 from treadle.viewer.word_diff import WordRun, changed_words
 
 _MAX_SEGMENT_PAIRS = 300 * 300
@@ -46,42 +46,39 @@ class Difference(NamedTuple):
     """Whether there are too many segments to compare."""
 
 
-def difference(lineage_callbacks: LineageCallbacks, parent: Segments, edited: Segments) -> Difference:
+def difference(parent: Sequence[SegmentRow], edited: Sequence[SegmentRow]) -> Difference:
     """Compare two trajectories."""
     # Comparison takes (pairs × shorter side) time, and a model may write any number of segments.
     if len(parent) * len(edited) > _MAX_SEGMENT_PAIRS:
         return Difference(0, [], 0, True)
-    changes = lineage_callbacks.changes_between(parent, edited)
-    blocks = _blocks(changes)
+    changes = changes_between(parent, edited)
+    blocks = _blocks(changes.pieces)
     ends = accumulate(sum(len(run.text) for run in block.runs) for block in blocks[:_PAGE_BLOCKS])
     num_shown = sum(end <= _PAGE_CHARS for end in ends)
     return Difference(changes.num_steps, blocks[:num_shown], len(blocks) - num_shown, False)
 
 
-def _blocks(changes: ChangesProtocol) -> list[Block]:
+def _blocks(pieces: Sequence[ChangedSegment]) -> list[Block]:
     blocks: list[Block] = []
-    groups = [list(group) for _, group in groupby(changes.pieces, key=lambda piece: piece.side)]
-    place = 0
-    while place < len(groups):
-        here = groups[place]
-        after = groups[place + 1] if place + 1 < len(groups) else []
-        if here[0].side == "removed" and after and after[0].side == "added":
-            blocks += _replaced(here, after)
-            place += 2
-        else:
-            blocks += [_block(piece) for piece in here]
-            place += 1
+    removed: list[ChangedSegment] = []
+    # The empty group at the end adds segments that nothing replaces.
+    for side, group in [*folded(pieces), ("same", [])]:
+        if side == "removed":
+            removed = group
+            continue
+        blocks += _replaced(removed, group) if side == "added" else map(_block, (*removed, *group))
+        removed = []
     return blocks
 
 
-def _replaced(removed: Sequence[ChangedSegmentProtocol], added: Sequence[ChangedSegmentProtocol]) -> list[Block]:
+def _replaced(removed: Sequence[ChangedSegment], added: Sequence[ChangedSegment]) -> list[Block]:
     """Return blocks for segments that replace others. Those of the same kind are paired and compared by word."""
     pairs = list(takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(removed, added, strict=False)))
     blocks = [block for first, second in pairs for block in _pair(first, second)]
     return blocks + [_block(piece) for piece in (*removed[len(pairs) :], *added[len(pairs) :])]
 
 
-def _pair(first: ChangedSegmentProtocol, second: ChangedSegmentProtocol) -> tuple[Block, Block]:
+def _pair(first: ChangedSegment, second: ChangedSegment) -> tuple[Block, Block]:
     texts = _inner(first), _inner(second)
     runs = changed_words(*texts) if max(map(len, texts)) <= _SHOWN_CHARS else None
     if runs is None:
@@ -92,11 +89,11 @@ def _pair(first: ChangedSegmentProtocol, second: ChangedSegmentProtocol) -> tupl
     )
 
 
-def _block(piece: ChangedSegmentProtocol) -> Block:
+def _block(piece: ChangedSegment) -> Block:
     text = _inner(piece)
     shown = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS // 2]}\n…\n{text[-_SHOWN_CHARS // 2 :]}"
     return Block(piece.side, piece.kind, [WordRun(shown, False)], len(text))
 
 
-def _inner(piece: ChangedSegmentProtocol) -> str:
+def _inner(piece: ChangedSegment) -> str:
     return without_markers({"kind": piece.kind, "text": piece.text})[0]

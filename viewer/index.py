@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treadle.viewer.columns import FilterColumn, MultiValueColumn, SingleValueColumn
+from treadle.viewer.columns import MultiValueColumn, SingleValueColumn
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, Selection
 from treadle.viewer.trajectories import FACTS, TOOL_OUTCOMES, VERDICTS
 
@@ -57,28 +55,18 @@ class Index:
         self.starts = dict(zip(instances, np.cumsum([0, *(len(table) for table in facts)]).tolist(), strict=False))
         self._search = search
         orders = {"instance": instances, "verdict": VERDICTS}
-        self._columns: dict[str, FilterColumn] = {
+        self._columns: dict[str, SingleValueColumn | MultiValueColumn] = {
             name: SingleValueColumn(self.facts[name], orders.get(name, ())) for name in FILTERS if name != "tools"
         }
         self._columns["tools"] = MultiValueColumn(self.facts["tools"].to_numpy(), TOOL_OUTCOMES)
-        self._answers: OrderedDict[tuple[object, ...], SelectionResult] = OrderedDict()
-        self._lock = threading.Lock()
+        self._cached = lru_cache(_MAX_CACHED_RESULTS)(self._found)
 
     def __len__(self) -> int:
         return len(self.facts)
 
     def find(self, selection: Selection) -> SelectionResult:
         """Return rows and counts of a selection. Raise ArtifactError if a text search hits a damaged table."""
-        with self._lock:
-            if selection.key in self._answers:
-                self._answers.move_to_end(selection.key)
-                return self._answers[selection.key]
-        found = self._found(selection)
-        with self._lock:
-            self._answers[selection.key] = found
-            while len(self._answers) > _MAX_CACHED_RESULTS:
-                self._answers.popitem(last=False)
-        return found
+        return self._cached(selection)
 
     def _found(self, selection: Selection) -> SelectionResult:
         rows = np.ones(len(self), bool)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
 
 from treadle.core.errors import TreadleError
+from treadle.core.runs.run import Run
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours
-from treadle.viewer.lineage_callbacks import LineageCallbacks
 from treadle.viewer.reading import LoadedTrajectory, read_segments
 from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
@@ -48,87 +48,92 @@ class FilterGroup(NamedTuple):
     """Less frequent values, collapsed at first."""
 
 
-class Pages:
-    """Builder of page values; keeps no state of the run."""
+TraceBack = Callable[[Run, str], Sequence[Mapping[str, Any]]]
+"""Run and key of a trajectory or question -> steps from the source on, as printed by `treadle lineage --json`.
 
-    def __init__(self, lineage_callbacks: LineageCallbacks) -> None:
-        self._lineage_callbacks = lineage_callbacks
+The command line passes it, since the viewer cannot import `treadle.tasks`.
+"""
 
-    def overview(self, snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
-        """Return the values of the list page."""
-        found = snapshot.index.find(selection)
-        page = min(selection.page, found.num_pages)
-        selection = selection.with_only(page=page)
-        return {
-            "selection": selection,
-            "num_found": len(found.rows),
-            "groups": _groups(found),
-            "lines": _lines(snapshot, snapshot.index.page(found, page)),
-            "chosen": [(FILTERS[name], name, value) for name, value in selection.pairs() if name in FILTERS],
-            "asked": snapshot.questions.previews.get(selection.question, selection.question),
-            "sorts": SORTS,
-            "num_pages": found.num_pages,
-            "pages": _page_numbers(page, found.num_pages),
-        }
 
-    def trajectory(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
-        """Return the values of the page of one trajectory."""
-        targets = one.targets
-        pieces = pieces_of(one.segments, one.calls, targets, _addresses(snapshot, one))
-        return {
-            **self._frame(snapshot, one, selection),
-            "pieces": pieces,
-            "num_left_out": len(one.segments) - len(pieces),
-            "timeline": timeline_of(pieces),
-            "verdict": verdict_of(one),
-            "reward": reward_of(one),
-            "facts": _facts(one),
-            "edit_text": one.row.get("edit_text", ""),
-            "error": one.row.get("error"),
-            "sft_row": one.sft_row,
-            "has_masks": targets is not None,
-            "unmatched_calls": one.calls if one.calls and not any(piece.outcome for piece in pieces) else [],
-            **_same_question(snapshot, one),
-        }
+def overview(snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
+    """Return the values of the list page."""
+    found = snapshot.index.find(selection)
+    page = min(selection.page, found.num_pages)
+    selection = selection.with_only(page=page)
+    return {
+        "selection": selection,
+        "num_found": len(found.rows),
+        "groups": _groups(found),
+        "lines": _lines(snapshot, snapshot.index.page(found, page)),
+        "chosen": [(FILTERS[name], name, value) for name, value in selection.pairs() if name in FILTERS],
+        "asked": snapshot.questions.previews.get(selection.question, selection.question),
+        "sorts": SORTS,
+        "num_pages": found.num_pages,
+        "pages": _page_numbers(page, found.num_pages),
+    }
 
-    def changes(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
-        """Return the values of the page with the difference from the parent."""
-        parent = read_segments(snapshot, one.facts["instance"], one.facts["parent"]) if one.facts["parent"] else None
-        found = difference(self._lineage_callbacks, parent, one.segments) if parent is not None else None
-        return {**self._frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
 
-    def lineage(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
-        """Return the values of the lineage page: source steps and the tree of the question."""
-        key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
-        steps: Sequence[Mapping[str, Any]] = ()
-        problem = None
-        try:
-            steps = self._lineage_callbacks.trace_back(snapshot.run, key)
-        except TreadleError as error:  # A table on the way may be damaged; the trajectory itself can still be shown.
-            problem = str(error)
-        return {**self._frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
+def trajectory(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
+    """Return the values of the page of one trajectory."""
+    targets = one.targets
+    pieces = pieces_of(one.segments, one.calls, targets, _addresses(snapshot, one))
+    return {
+        **_frame(snapshot, one, selection),
+        "pieces": pieces,
+        "num_left_out": len(one.segments) - len(pieces),
+        "timeline": timeline_of(pieces),
+        "verdict": verdict_of(one),
+        "reward": reward_of(one),
+        "facts": _facts(one),
+        "edit_text": one.row.get("edit_text", ""),
+        "error": one.row.get("error"),
+        "sft_row": one.sft_row,
+        "has_masks": targets is not None,
+        "unmatched_calls": one.calls if one.calls and not any(piece.outcome for piece in pieces) else [],
+        **_same_question(snapshot, one),
+    }
 
-    def _frame(self, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
-        """Return the values that all pages of a trajectory share."""
-        index, found = snapshot.index, snapshot.index.find(selection)
-        before, after, place = neighbours(found, one.number)
-        if place:
-            selection = selection.with_only(page=(place - 1) // PAGE_ROWS + 1)
-        instance, parent = one.facts["instance"], one.facts["parent"]
-        parents = [number] if parent and (number := index.number(instance, parent)) is not None else []
-        return {
-            "one": one,
-            "problems": list(dict.fromkeys([*snapshot.problems, *one.problems])),
-            "line": _lines(snapshot, [one.facts])[0],
-            "question_chars": _QUESTION_CHARS,
-            "selection": selection,
-            "before": None if before is None else index.rows([before])[0],
-            "after": None if after is None else index.rows([after])[0],
-            "place": place,
-            "num_found": len(found.rows),
-            "parents": _lines(snapshot, index.rows(parents)),
-            "children": _related_lines(snapshot, index.children(instance, one.facts["key"])),
-        }
+
+def changes(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
+    """Return the values of the page with the difference from the parent."""
+    parent = read_segments(snapshot, one.facts["instance"], one.facts["parent"]) if one.facts["parent"] else None
+    found = difference(parent, one.segments) if parent is not None else None
+    return {**_frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
+
+
+def lineage(trace_back: TraceBack, snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
+    """Return the values of the lineage page: source steps and the tree of the question."""
+    key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
+    steps: Sequence[Mapping[str, Any]] = ()
+    problem = None
+    try:
+        steps = trace_back(snapshot.run, key)
+    except TreadleError as error:  # A table on the way may be damaged; the trajectory itself can still be shown.
+        problem = str(error)
+    return {**_frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
+
+
+def _frame(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> dict[str, Any]:
+    """Return the values that all pages of a trajectory share."""
+    index, found = snapshot.index, snapshot.index.find(selection)
+    before, after, place = neighbours(found, one.number)
+    if place:
+        selection = selection.with_only(page=(place - 1) // PAGE_ROWS + 1)
+    instance, parent = one.facts["instance"], one.facts["parent"]
+    parents = [number] if parent and (number := index.number(instance, parent)) is not None else []
+    return {
+        "one": one,
+        "problems": list(dict.fromkeys([*snapshot.problems, *one.problems])),
+        "line": _lines(snapshot, [one.facts])[0],
+        "question_chars": _QUESTION_CHARS,
+        "selection": selection,
+        "before": None if before is None else index.rows([before])[0],
+        "after": None if after is None else index.rows([after])[0],
+        "place": place,
+        "num_found": len(found.rows),
+        "parents": _lines(snapshot, index.rows(parents)),
+        "children": _related_lines(snapshot, index.children(instance, one.facts["key"])),
+    }
 
 
 _PLAIN_STYLES = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("no verdict", "unknown")}
@@ -200,7 +205,10 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
         ("fine-tuning", facts["sft_outcome"].replace("_", " ")),
     ]
     if "usage" in row:
-        found += [(f"tokens of {role}", _used(used)) for role, used in orjson.loads(row["usage"]).items()]
+        found += [
+            (f"tokens of {role}", f"{used['prompt_tokens']:,} in, {used['completion_tokens']:,} out")
+            for role, used in orjson.loads(row["usage"]).items()
+        ]
         found += [(f"model as {role}", model) for role, model in orjson.loads(row["models"]).items()]
     found += [
         ("seed", str(row["seed"])),
@@ -242,7 +250,3 @@ def _operator(one: LoadedTrajectory) -> str:
     parts += [f"round {facts['round']:,}"] if facts["round"] else []
     parts += [f"at step {step:,}"] if step is not None else []
     return ", ".join(parts)
-
-
-def _used(used: Mapping[str, int]) -> str:
-    return f"{used['prompt_tokens']:,} in, {used['completion_tokens']:,} out"

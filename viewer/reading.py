@@ -11,9 +11,9 @@ import orjson
 
 from treadle.core.schemas import SCORES
 from treadle.viewer.catalogue import Snapshot
-from treadle.viewer.instance_parts import InstancePart
 from treadle.viewer.segments import segments_of_text
 from treadle.viewer.tables import collect_problem
+from treadle.viewer.trajectories import InstancePart
 
 _IGNORE_INDEX = -100
 _AGENT = (

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treadle.viewer.index import Index
-from treadle.viewer.instance_parts import InstancePart, QuestionTables
+from treadle.viewer.trajectories import InstancePart, QuestionTables
 
 _MAX_CACHED_TEXTS = 16
 

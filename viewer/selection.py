@@ -28,7 +28,7 @@ _MAX_VALUES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A query for trajectories. The page does not affect which rows are selected."""
+    """A query for trajectories. The page does not affect which rows are selected, so all pages are equal."""
 
     filters: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Column -> accepted values. Columns without values are left out."""
@@ -37,7 +37,7 @@ class Selection:
     """Key of the only question; empty for all."""
     sort: str = ""
     """Sort column, prefixed with `-` for descending order; empty for the order in which rows were written."""
-    page: int = 1
+    page: int = field(default=1, compare=False)
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> Selection:
@@ -55,10 +55,8 @@ class Selection:
             page=max(int(page), 1) if page.isascii() and page.isdecimal() and len(page) < 10 else 1,
         )
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Hashable key, the same for all pages."""
-        return (*self.filters.items(), self.text, self.question, self.sort)
+    def __hash__(self) -> int:
+        return hash((frozenset(self.filters.items()), self.text, self.question, self.sort))
 
     @property
     def is_all(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treadle.viewer.tables import KeyedTable
+from treadle.viewer.tables import KeyedTable, StoredTable
 
 RIGHT, PARTLY, WRONG, NO_VERDICT, NOT_JUDGED = VERDICTS = (
     "right",
@@ -167,3 +167,34 @@ KINDS: Mapping[str, TrajectoryTable] = {
     "pools": TrajectoryTable((*_AGENT, "correct", "score"), "text", _pools),
     "rl_rollouts": TrajectoryTable(_TRAINING, "output", _training),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePart:
+    """Trajectories of one instance."""
+
+    instance: str
+    kind_name: str
+    kind: TrajectoryTable
+    table: StoredTable
+    facts: pa.Table
+    joined: JoinedTables
+
+    @property
+    def digests(self) -> tuple[str | None, ...]:
+        """Digests of all tables that the part was built from."""
+        return (self.table.reader.digest, *self.joined.digests)
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionTables:
+    """Lookup of questions by key. Short previews of their texts are in memory, the rest is read from storage."""
+
+    tables: Sequence[KeyedTable] = ()
+    previews: dict[str, str] = field(default_factory=dict)
+
+    def row(self, key: str) -> dict[str, Any] | None:
+        """Return the row of a question, or None if the key is unknown. Raise ArtifactError if it cannot be read."""
+        names = ("question", "answers", "choices", "dataset", "domain", "split", "source_file", "source_row")
+        found = (table.row(key, names) for table in self.tables)
+        return next((row for row in found if row is not None), None)

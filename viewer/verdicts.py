@@ -41,13 +41,6 @@ class ShownVotes(NamedTuple):
     """Reason if fewer votes were requested than configured."""
 
 
-class NamedFigure(NamedTuple):
-    """A named figure; None without a value."""
-
-    name: str
-    value: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownVerdict:
     """The verdict on a trajectory."""
@@ -57,7 +50,8 @@ class ShownVerdict:
     """What decided; empty if nothing did."""
     prediction: str
     """Predicted answer; empty if there is none."""
-    measures: list[NamedFigure]
+    measures: Mapping[str, float | None]
+    """Figures by name; None without a value."""
     said: list[JudgeReply] = field(default_factory=list)
     votes: ShownVotes | None = None
     error: str | None = None
@@ -72,7 +66,7 @@ def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
     """Return the verdict from `scores`, from the row of a pool, or from the reward."""
     word = one.facts["verdict"]
     if one.kind == "rl_rollouts":
-        measures = [NamedFigure("correctness", one.row["correctness"])]
+        measures = {"correctness": one.row["correctness"]}
         return ShownVerdict(word=word, by="reward", prediction=one.row["prediction"], measures=measures)
     if one.kind == "pools":
         judge = orjson.loads(one.row["judge"])
@@ -81,12 +75,12 @@ def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
             word=word,
             by=judge.get("method", ""),
             prediction=one.row["prediction"],
-            measures=[NamedFigure("score", one.row["score"])],
+            measures={"score": one.row["score"]},
             said=said,
             error=judge.get("error"),
         )
     if one.score is None:
-        return ShownVerdict(word=word, by="", prediction="", measures=[])
+        return ShownVerdict(word=word, by="", prediction="", measures={})
     return _scored(word, one.score, one.judgements)
 
 
@@ -97,7 +91,7 @@ def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str,
         word=word,
         by=row["scorer"],
         prediction=row["prediction"],
-        measures=[NamedFigure(name, row[name]) for name in ("score", "em", "acc", "f1", "efficiency")],
+        measures={name: row[name] for name in ("score", "em", "acc", "f1", "efficiency")},
         said=[
             JudgeReply(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
             for name, said in judges.items()
@@ -120,18 +114,13 @@ def _replies(said: Mapping[str, Any]) -> list[str]:
     return [str(reply) for reply in said.get("raw") or ()]
 
 
-class RewardFactor(NamedTuple):
-    """A factor or term of a reward."""
+def reward_of(one: LoadedTrajectory) -> list[tuple[str, float | None, str]]:
+    """Return the parts of a reward, `reward = correctness * calls * length + format`; empty without a reward.
 
-    name: str
-    value: float | None
-    meaning: str
-
-
-def reward_of(one: LoadedTrajectory) -> Sequence[RewardFactor]:
-    """Return the parts of a reward, `reward = correctness * calls * length + format`; empty without a reward."""
+    Each part is a name, a value, and what it means.
+    """
     if one.kind != "rl_rollouts":
-        return ()
+        return []
     row = one.row
     parts = (
         ("reward", "reward", "correctness × calls × length + format"),
@@ -140,7 +129,7 @@ def reward_of(one: LoadedTrajectory) -> Sequence[RewardFactor]:
         ("length", "f_len", _compared_with_mean(one.facts["tokens"], row["length_mean"], "token")),
         ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "no violation"),
     )
-    return [RewardFactor(name, row[column], meaning) for name, column, meaning in parts]
+    return [(name, row[column], meaning) for name, column, meaning in parts]
 
 
 def _compared_with_mean(value: int, mean: float | None, unit: str) -> str:

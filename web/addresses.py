@@ -12,6 +12,7 @@ from treadle.web.log_once import warn_once
 _log = logging.getLogger(__name__)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PORTS = frozenset({80, 443, 8080, 8443})
 """Ports that may be connected to on public addresses."""
@@ -57,20 +58,12 @@ _REFUSED_V6 = tuple(
 )
 _ISATAP, _ISATAP_MASK = 0x00005EFE, 0xFDFFFFFF
 """Third 32-bit word of ISATAP addresses, in any network; their last word is an IPv4 address (RFC 5214)."""
-_UNASSIGNED: dict[int, ipaddress.IPv4Address | ipaddress.IPv6Address] = {
-    4: ipaddress.IPv4Address("192.0.2.1"),
-    6: ipaddress.IPv6Address("2001:db8::1"),
-}
+_UNASSIGNED = {4: ipaddress.ip_address("192.0.2.1"), 6: ipaddress.ip_address("2001:db8::1")}
 """Documentation addresses, which no machine has."""
 _SENSITIVE_NETWORKS = {
-    "this machine": (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
-    "the metadata of clouds": (
-        ipaddress.ip_network("169.254.169.254/32"),
-        ipaddress.ip_network("169.254.170.2/32"),
-        ipaddress.ip_network("100.100.100.200/32"),
-        ipaddress.ip_network("fd00:ec2::254/128"),
-        ipaddress.ip_network("fd20:ce::254/128"),
-    ),
+    "this machine": "127.0.0.0/8 ::1/128",
+    "the metadata of clouds": "169.254.169.254/32 169.254.170.2/32 100.100.100.200/32 "
+    "fd00:ec2::254/128 fd20:ce::254/128",
 }
 """Networks that cause a warning if they are allowed."""
 
@@ -88,7 +81,7 @@ class AddressRule:
         reached = [
             what
             for what, networks in _SENSITIVE_NETWORKS.items()
-            if any(_overlap(network, other) for network in networks for other in self._allowed)
+            if any(_overlap(ipaddress.ip_network(text), other) for text in networks.split() for other in self._allowed)
         ]
         if reached:
             warn_once(_log, f"pages and their redirects can reach {' and '.join(reached)} (allowed_networks)")
@@ -113,7 +106,7 @@ class AddressRule:
             raise BlockedAddress(f"{found} is an address of this machine")
 
 
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_public(address: Address) -> bool:
     """Return whether an address is public by the lists above and by Python's `is_global`, which varies by version."""
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not any(address in network for network in _REFUSED_V4)
@@ -122,13 +115,13 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_global and address in _GLOBAL_V6 and not any(address in network for network in _REFUSED_V6)
 
 
-def _is_this_machine(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_this_machine(address: Address) -> bool:
     """Return whether an address belongs to this machine, whose services may trust local connections."""
     # If the kernel lets sockets bind to foreign addresses, a successful bind shows nothing.
     return _can_be_bound(address) and not _can_be_bound(_UNASSIGNED[address.version])
 
 
-def _can_be_bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _can_be_bound(address: Address) -> bool:
     family = socket.AF_INET if isinstance(address, ipaddress.IPv4Address) else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

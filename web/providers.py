@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -22,7 +21,7 @@ from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import ProviderSettings
 from treadle.web.key_ring import Key, KeyRing
 from treadle.web.provider_requests import failure_of, hits_of, repeats_key, request_of, without_key
-from treadle.web.types import Language, Provider, QueryRefused, WebHit
+from treadle.web.types import Language, QueryRefused, WebHit
 
 EMPTY_TRIES = 3
 """Answers without a hit after which a search counts as empty."""
@@ -39,14 +38,8 @@ _MAX_PAUSE_S = 8.0
 Sleep = Callable[[float], Awaitable[object]]
 
 
-@dataclass(frozen=True)
-class _Connection:
-    connect_timeout_s: float = 10.0
-    max_response_bytes: int = 1 << 20
-
-
 class WebProvider:
-    """Search provider over HTTP; see `Provider`."""
+    """Search provider over HTTP. Many searches use it concurrently on one event loop."""
 
     def __init__(
         self,
@@ -59,9 +52,10 @@ class WebProvider:
     ) -> None:
         """Read the keys; `clock` and `sleep` are replaced in tests, `seed` is for the jitter of pauses.
 
-        Raises the errors of `KeyRing`.
+        Raises ConfigError naming a variable without a usable key.
         """
         self.name = settings.name
+        """Name as in `SearchEntry.provider`."""
         self._settings = settings
         self._now = clock if clock is not None else _loop_time
         self._sleep = sleep
@@ -71,7 +65,12 @@ class WebProvider:
         self._http: HttpClient | None = None
 
     async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """See `Provider.search`."""
+        """Return at most 20 hits, best first; none if several answers in a row had none.
+
+        `deadline` is in the event loop's clock. Raises QueryRefused if the provider refuses this query but accepts
+        others, SearchUnavailable at the deadline or if errors persist, and ToolError if the provider refuses all keys,
+        or every request.
+        """
         for _ in range(EMPTY_TRIES):
             if hits := await self._answer(query, language, deadline):
                 return hits
@@ -143,7 +142,7 @@ class WebProvider:
         # Already encoded: yarl must not encode a query's plus and percent signs again.
         url = URL(request.url, encoded=True)
         if self._http is None:
-            self._http = HttpClient(_Connection())
+            self._http = HttpClient(10.0, 1 << 20)
         remaining_s = deadline - self._now()
         limit_s = min(remaining_s, self._settings.request_timeout_s)
         try:
@@ -202,8 +201,3 @@ def _outcome(
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
-
-
-def make_provider(settings: ProviderSettings) -> Provider:
-    """Return the configured provider. Raises ConfigError naming a variable without a usable key."""
-    return WebProvider(settings)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.core.errors import TreadleError
 from treadle.core.gather import gather_or_cancel
@@ -26,19 +26,13 @@ from treadle.web.pages.passages import clean_line, language_of
 from treadle.web.pages.rendering import documents_of, render_pages, render_recorded, snippet_documents
 from treadle.web.record.folder import open_record
 from treadle.web.record.recorder import WebRecorder, utc_time
-from treadle.web.types import (
-    Fetched,
-    Language,
-    PageEntry,
-    PageText,
-    Provider,
-    QueryRefused,
-    SearchEntry,
-    Unfetchable,
-    WebHit,
-    WebSearchResult,
-)
+from treadle.web.types import Language, PageEntry, QueryRefused, SearchEntry, Unfetchable, WebHit, WebSearchResult
 from treadle.web.urls import checked_url
+
+if TYPE_CHECKING:
+    from treadle.web.pages.fetch import Fetcher
+    from treadle.web.pages.reader import PageReader
+    from treadle.web.providers import WebProvider
 
 NUM_THREADS = 4
 """Threads that read and decode entries. Texts are rendered in one further thread: several would compete for the
@@ -58,45 +52,6 @@ T_Result = TypeVar("T_Result")
 _log = logging.getLogger(__name__)
 
 
-class PageFetcher(Protocol):
-    """Interface of a page fetcher; `treadle.web.pages.fetch.Fetcher` implements it."""
-
-    async def open(self) -> None:
-        """Prepare for fetches."""
-        ...
-
-    async def fetch(self, url: str, *, deadline: float, held_slots: ExitStack) -> Fetched:
-        """Return the page at a URL as sent; its slots are held until `held_slots` is closed.
-
-        Raises Unfetchable, and SearchUnavailable if it waited for others until the deadline.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Cancel fetches in progress."""
-        ...
-
-
-class TextReader(Protocol):
-    """Interface of a page reader; `treadle.web.pages.reader.PageReader` implements it."""
-
-    async def open(self) -> None:
-        """Start the reader. Raises ToolError."""
-        ...
-
-    async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
-        """Return title and text of a page.
-
-        Raises Unfetchable, SearchUnavailable if it waited for others until the deadline, and ToolError if no page can
-        be read on this machine.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Stop the reader."""
-        ...
-
-
 class WebSearch:
     """Web search of one run; many rollouts use it concurrently on one event loop."""
 
@@ -106,9 +61,9 @@ class WebSearch:
         *,
         store: KeyedStore | None,
         summarized: bool,
-        provider: Provider | None = None,
-        fetcher: PageFetcher | None = None,
-        reader: TextReader | None = None,
+        provider: WebProvider | None = None,
+        fetcher: Fetcher | None = None,
+        reader: PageReader | None = None,
         clock: Callable[[], datetime] = utc_time,
     ) -> None:
         """Prepare a search with the run's `store`, which only a replay does without.
@@ -119,14 +74,11 @@ class WebSearch:
         self._settings = settings
         self._store = store
         self._summarized = summarized
-        self._overrides = provider, fetcher, reader
+        self._provider, self._fetcher, self._reader = provider, fetcher, reader
         self._clock = clock
         self._stack = AsyncExitStack()
         self._renderer: ThreadPoolExecutor | None = None
         self._recorder: WebRecorder | None = None
-        self._provider: Provider | None = None
-        self._fetcher: PageFetcher | None = None
-        self._reader: TextReader | None = None
 
     async def open(self) -> None:
         """Open record, provider and page reader; a replay needs only the record.
@@ -168,29 +120,26 @@ class WebSearch:
     async def _open_network(self) -> None:
         """Open provider, fetcher and reader; imported here, since a replay needs none of them."""
         settings = self._settings
-        provider, fetcher, reader = self._overrides
-        if provider is None and settings.provider is not None:
-            from treadle.web.providers import make_provider
+        if self._provider is None and settings.provider is not None:
+            from treadle.web.providers import WebProvider
 
-            provider = make_provider(settings.provider)
-        if provider is not None:
-            self._stack.push_async_callback(provider.close)
-        self._provider = provider
+            self._provider = WebProvider(settings.provider)
+        if self._provider is not None:
+            self._stack.push_async_callback(self._provider.close)
         if not settings.pages:
             return
-        if fetcher is None:
+        if self._fetcher is None:
             from treadle.web.pages.fetch import Fetcher
 
-            fetcher = Fetcher(settings)
-        if reader is None:
+            self._fetcher = Fetcher(settings)
+        if self._reader is None:
             from treadle.web.pages.reader import PageReader
 
-            reader = PageReader(settings.fetch.reader_processes)
-        self._stack.push_async_callback(reader.close)
-        await reader.open()
-        self._stack.push_async_callback(fetcher.close)
-        await fetcher.open()
-        self._fetcher, self._reader = fetcher, reader
+            self._reader = PageReader(settings.fetch.reader_processes)
+        self._stack.push_async_callback(self._reader.close)
+        await self._reader.open()
+        self._stack.push_async_callback(self._fetcher.close)
+        await self._fetcher.open()
 
     async def search(self, query: str, *, deadline: float) -> WebSearchResult:
         """Return the web's result for a query; its text is empty if there is no hit.

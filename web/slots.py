@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 
 class Slots:
@@ -20,39 +20,19 @@ class Slots:
         """Return the number of keys with slots in use or waited for."""
         return len(self._by_key)
 
-    @asynccontextmanager
-    async def hold(self, key: str) -> AsyncIterator[None]:
-        """Hold a slot of a key, such as a host, during the block."""
-        release = await self.take(key)
-        try:
-            yield
-        finally:
-            release()
-
     async def take(self, key: str) -> Callable[[], None]:
-        """Wait for a slot; return a function that releases it, to be called once."""
+        """Wait for a slot of a key, such as a host; return a function that releases it, to be called once."""
         key_slots = self._by_key.setdefault(key, _KeySlots(self._num_per_key))
         key_slots.users += 1
-        try:
+        with ExitStack() as held:
+            held.callback(self._exit_now, key, key_slots)
             # The slot of the key first: waiting for a slow host must not take a slot of the total.
             await key_slots.free.acquire()
-            try:
-                if self._total is not None:
-                    await self._total.acquire()
-            except BaseException:
-                key_slots.free.release()
-                raise
-        except BaseException:
-            self._exit_now(key, key_slots)
-            raise
-
-        def release() -> None:
+            held.callback(key_slots.free.release)
             if self._total is not None:
-                self._total.release()
-            key_slots.free.release()
-            self._exit_now(key, key_slots)
-
-        return release
+                await self._total.acquire()
+                held.callback(self._total.release)
+            return held.pop_all().close
 
     def _exit_now(self, key: str, key_slots: _KeySlots) -> None:
         key_slots.users -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import orjson
 
@@ -18,6 +18,9 @@ MAX_PAGE_TITLE_CHARS = 300
 MAX_SNIPPET_CHARS = 5_000
 MAX_NAME_CHARS = 200
 """Longest site name, date or type."""
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+TEXT_TYPES = ("text/plain", "text/markdown", "application/json", "application/xml", "text/xml")
+PDF_TYPE = "application/pdf"
 IMPORTED = "import"
 """Provider of searches and reader of pages that were recorded by another program."""
 
@@ -176,26 +179,6 @@ class PageText:
     text: str
     media_type: str
     reader: str
-
-
-class Provider(Protocol):
-    """Interface of a search provider. Many searches use it concurrently on one event loop."""
-
-    name: str
-    """Name as in `SearchEntry.provider`."""
-
-    async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """Return at most 20 hits, best first; none if several answers in a row had none.
-
-        `deadline` is in the event loop's clock. Raises QueryRefused if the provider refuses this query but accepts
-        others, SearchUnavailable at the deadline or if errors persist, and ToolError if the provider refuses all keys,
-        or every request.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

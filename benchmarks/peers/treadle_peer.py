@@ -38,6 +38,7 @@ def questions_stage(kind: str, num_items: int) -> Stage:
                 "format": None,
                 "scorer": None,
                 "search": None,
+                "payload": "{}",
                 **fixed,
             }
             for item in range(num_items)

@@ -162,6 +162,7 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
             "format": None,
             "scorer": None,
             "search": None,
+            "payload": "{}",
         }
         rows = (
             {"question_key": f"{number:016x}", "question": QUESTION.format(number=number), "answers": ["2300"],

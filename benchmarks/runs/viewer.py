@@ -28,9 +28,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.tasks.inspection.lineage import trace_back
-from treadle.tasks.inspection.trajectory_changes import changes_between
 from treadle.viewer.app import make_app
-from treadle.viewer.lineage_callbacks import LineageCallbacks
 
 SAMPLES = 4
 TEXTS = 4_000
@@ -38,7 +36,11 @@ FILTERS = (
     "verdict=wrong", "tools=error", "dataset=world-2&verdict=right", "status=max_turns&sort=-tokens", "sort=score",
     "page=200", "verdict=wrong&tools=timeout&dataset=world-1", "status=answered&page=7&sort=-calls",
 )  # fmt: skip
-KIN = LineageCallbacks(lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between)
+
+
+def traced(run: Run, key: str) -> list[dict[str, Any]]:
+    """Return the lineage of a trajectory as the command `treadle view` gives it to the viewer."""
+    return [step.as_dict() for step in trace_back(run, key)]
 
 
 def texts(number: int, length: int, generator: random.Random) -> list[str]:
@@ -63,7 +65,10 @@ def rows_of(table: schemas.Table, number: int) -> Iterator[dict[str, Any]]:
         row = base | {"question_key": f"{question:016x}", "dataset": f"world-{question % 5}", "domain": "qa"}
         if table.kind == "questions":
             asked = f"Which {thoughts[place % TEXTS][:80]}?"
-            yield row | {"question": asked, "answers": ["Ilme"], "split": "heldout", "source_file": "w", "meta": "{}"}
+            yield row | {
+                "question": asked, "answers": ["Ilme"], "split": "heldout", "source_file": "w", "meta": "{}",
+                "payload": "{}",
+            }  # fmt: skip
             continue
         row |= {"rollout_key": f"{place:016x}", "model": "base", "sample_index": place % SAMPLES}
         row["status"] = generator.choices(("answered", "max_turns", "no_answer"), (8, 1, 1))[0]
@@ -148,7 +153,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def measure(run: Run, number: int) -> list[Figure]:
     """Measure all figures of a run with this many trajectories."""
-    asked = AppClient(make_app(Run.open(str(run.storage.location()), run.run_id), KIN))
+    asked = AppClient(make_app(Run.open(str(run.storage.location()), run.run_id), traced))
     first = asked.get("/")
     # Small samples do not have as many pages.
     filters = [asked.get("/", query) for query in FILTERS if "page=" not in query or number >= 50_000]

@@ -30,7 +30,7 @@ from treadle.core.runs.run import Run
 from treadle.demo.results import first_and_last_rewards
 from treadle.eval.statistics import Z_95, wilson_interval
 from treadle.rl.training.curves import moving_mean
-from treadle.tasks.summaries.phase_report import rl_log
+from treadle.tasks.summaries.report_tables import telemetry_rows
 
 COMMON = Path(__file__).with_suffix(".toml")
 SCENARIOS = ("correctness", "efficiency")
@@ -106,7 +106,7 @@ def curves_of(run: Run) -> dict[str, list[float]]:
     """Map each panel to its values by step."""
     record = run.record(PHASE)
     assert record is not None
-    return {panel: [step[panel] for step in rl_log(record, run)] for panel in PANELS}
+    return {panel: [step[panel] for step in telemetry_rows(record, run, "rl_log")] for panel in PANELS}
 
 
 def picture(scenarios: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) -> bytes:

@@ -98,7 +98,7 @@ def rows_of(table: schemas.Table, made: RolloutArrays, num_rollouts: int) -> Ite
     empty: dict[pa.DataType, Any] = {pa.string(): "", pa.bool_(): True, pa.float64(): 0.0}
     base = {field.name: [] if pa.types.is_list(field.type) else empty.get(field.type, 0) for field in table.schema}
     if table.kind == "questions":
-        open_facts = {"format": None, "scorer": None, "search": None}
+        open_facts = {"format": None, "scorer": None, "search": None, "payload": "{}"}
         for number, domain in enumerate(made.domains):
             asked = {"question_key": f"{number:016x}", "question": f"What is {number}?", "answers": [str(number)]}
             yield base | asked | {"dataset": "world", "domain": domain, "split": "train"} | open_facts

@@ -3,54 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from treadle.cli.commands.run import dry_run_option, run_flow, work_options
+from treadle.cli.commands.run import WorkOptions, run_flow, work_options
 from treadle.cli.options import combine_options, say
-
-if TYPE_CHECKING:
-    from treadle.tasks.evaluation import EvalOptions
 
 TOOLS = ("python", "search")
 
 
-class ToolsType(click.ParamType[Any]):
-    """Comma-separated names of tools, or `none`."""
-
-    name = "tools"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
-        """Return the set of names; report a usage error for unknown ones."""
-        names = frozenset(part.strip() for part in str(value).split(","))
-        if names == {"none"}:
-            return frozenset()
-        if not names <= set(TOOLS):
-            self.fail(f"{value!r} is not python, search, python,search or none", param, ctx)
-        return names
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the placeholder in help texts."""
-        return "python,search|none"
+def _parse_tools(context: click.Context, parameter: click.Parameter, value: str | None) -> frozenset[str] | None:
+    """Return the names of tools in a comma-separated list, or an empty set for `none`."""
+    if value is None:
+        return None
+    names = frozenset(part.strip() for part in value.split(","))
+    if names == {"none"}:
+        return frozenset()
+    if not names <= set(TOOLS):
+        raise click.BadParameter(f"{value!r} is not python, search, python,search or none")
+    return names
 
 
-class PricesType(click.ParamType[Any]):
-    """Two numbers separated by a slash."""
-
-    name = "prices"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """Return the prices of prompt and sampled tokens; report a usage error for anything else."""
-        try:
-            prompt, completion = map(float, str(value).split("/"))
-        except ValueError:
-            self.fail(f"{value!r} is not two numbers as in 0.15/0.60", param, ctx)
-        return prompt, completion
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the placeholder in help texts."""
-        return "PROMPT/COMPLETION"
+def _parse_prices(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, float] | None:
+    """Return the prices of prompt and sampled tokens: two numbers separated by a slash."""
+    try:
+        prompt, completion = map(float, value.split("/")) if value is not None else (0.0, 0.0)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not two numbers as in 0.15/0.60") from None
+    return (prompt, completion) if value is not None else None
 
 
 _file = click.Path(path_type=Path)
@@ -83,7 +64,8 @@ _eval_options = combine_options(
     click.option("--samples", type=click.IntRange(min=1), metavar="K", help="Rollouts per question. [default: 1]"),
     click.option(
         "--tools",
-        type=ToolsType(),
+        metavar="python,search|none",
+        callback=_parse_tools,
         help="Tools of the agent. [default: python, and search if there is something to search]",
     ),
     click.option("--corpus", type=_file, multiple=True, help="File of documents to search; repeatable."),
@@ -105,7 +87,12 @@ _eval_options = combine_options(
     click.option(
         "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT", help="Cost budget; needs --prices."
     ),
-    click.option("--prices", type=PricesType(), help="Prices per million tokens, such as 0.15/0.60."),
+    click.option(
+        "--prices",
+        metavar="PROMPT/COMPLETION",
+        callback=_parse_prices,
+        help="Prices per million tokens, such as 0.15/0.60.",
+    ),
     click.option(
         "--judge",
         metavar="MODEL",
@@ -128,22 +115,9 @@ _eval_options = combine_options(
     short_help="Measure a model on benchmarks.",
     epilog="Example:  treadle eval --endpoint http://localhost:8000/v1 --model my-model --benchmark gsm8k=test.jsonl",
 )
-@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @_eval_options
-@dry_run_option
 @work_options
-def evaluate(
-    configs: tuple[Path, ...],
-    run_id: str | None,
-    overrides: tuple[str, ...],
-    root: str | Path,
-    dry_run: bool,
-    force: bool,
-    accept_failures: bool,
-    with_prefect: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def evaluate(asked: WorkOptions, run_id: str | None, **options: Any) -> None:
     """Measure how well a model answers benchmarks, with or without tools.
 
     Creates an ordinary run of questions, rollouts, scores and report, and prints its table. After any interruption, the
@@ -152,21 +126,11 @@ def evaluate(
     """
     from treadle.tasks.evaluation import EvalOptions, evaluation_config, run_name, unknown_template
 
-    asked: EvalOptions = EvalOptions(**options)
-    name = run_id or run_name(asked, configs)
-    config = evaluation_config(asked, root, name, configs, overrides)
-    if run_id is None and not as_json:
+    evaluation = EvalOptions(**options)
+    name = run_id or run_name(evaluation, asked.configs)
+    config = evaluation_config(evaluation, asked.root, name, asked.configs, asked.overrides)
+    if run_id is None and not asked.as_json:
         say(f"run {name}")
     for model in unknown_template(config):
         say(f"warning: {model} is prompted in ChatML; if its chat template differs, give its folder with --tokenizer")
-    run_flow(
-        config,
-        root,
-        name,
-        configs,
-        dry_run=dry_run,
-        force=force,
-        accept_failures=accept_failures,
-        with_prefect=with_prefect,
-        as_json=as_json,
-    )
+    run_flow(config, name, asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,11 +11,16 @@ from treadle.cli.export_options import ExportOptions, export_options
 from treadle.cli.formats import FormatGroup
 from treadle.cli.options import json_option, root_option, run_option, say
 
+if TYPE_CHECKING:
+    from treadle.core.runs.records import StageRecord
+    from treadle.core.runs.run import Run
+
 ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
 """Names of `sft.exporters.FORMATS`, listed here to avoid the import; a test compares them."""
 
 REPORT_FORMATS = ("json", "csv", "comparisons", "md")
-"""Formats of `tasks.exchange.report_export`."""
+_FORMATS = {".json": "json", ".csv": "csv", ".md": "md", ".txt": "md", "": "md"}
+"""Extension of a file -> format of a report."""
 
 
 @click.group(
@@ -152,8 +158,7 @@ def dataset(wanted: ExportOptions, kind: str) -> None:
 )
 def report(wanted: ExportOptions, format_name: str | None) -> None:
     """Write a report of a run as JSON, CSV or markdown."""
-    from treadle.core.store.export_file import write_file
-    from treadle.tasks.exchange.report_export import format_by_name, report_content
+    from treadle.core.store.exported import write_file
 
     format_name = format_name or format_by_name(wanted.out)
     run, record = wanted.found("summary")
@@ -161,6 +166,34 @@ def report(wanted: ExportOptions, format_name: str | None) -> None:
     write_file(wanted.out, content, replace=wanted.force)
     facts = {"file": str(wanted.out), "format": format_name, "instance": record.address, "bytes": len(content)}
     wanted.tell(facts, f"{record.address} as {format_name}: {wanted.out}")
+
+
+def format_by_name(file: Path) -> str:
+    """Return the format that a file name implies; raise ConfigError if it implies none."""
+    from treadle.core.errors import ConfigError
+
+    if (found := _FORMATS.get(file.suffix.lower())) is None:
+        raise ConfigError(
+            f"{file}: {file.suffix} is the extension of no format; name one with --format, or use .json, .csv "
+            "or .md; `treadle report` makes a page for browsers"
+        )
+    return found
+
+
+def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
+    """Return the file content in one of `REPORT_FORMATS`."""
+    from treadle.core.schemas import COMPARISONS, SUMMARY
+    from treadle.report.stage import as_csv, as_json
+
+    summary = run.rows(record.outputs[SUMMARY.kind])
+    if format_name == "md":
+        return summary.read_file("report.md")
+    if format_name == "csv":
+        return as_csv(list(summary.rows()), SUMMARY.schema.names)
+    comparisons = list(run.rows(record.outputs[COMPARISONS.kind]).rows())
+    if format_name == "comparisons":
+        return as_csv(comparisons, COMPARISONS.schema.names)
+    return as_json(list(summary.rows()), comparisons)
 
 
 @export.command(

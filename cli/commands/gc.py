@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,8 @@ from treadle.cli.options import json_option, root_option, say
 from treadle.core.untrusted.sanitize import one_line, sanitized_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from treadle.core.gc.collection import Collected
     from treadle.core.gc.garbage import CollectionPlan, Garbage
 
 _SHOWN = 40
@@ -49,7 +47,7 @@ def gc(delete: bool, min_age_h: float, root: str | Path, as_json: bool) -> None:
     if not delete:
         plan = plan_collection(storage, min_age_h * 3600)
         if as_json:
-            click.echo(sanitized_json(_plan_json(plan) | {"removed": [], "left": []}))
+            click.echo(_as_json(plan))
         else:
             _show(
                 plan, f"{_things(len(plan.garbage))} can be deleted with --yes" if plan.garbage else "nothing to delete"
@@ -57,7 +55,7 @@ def gc(delete: bool, min_age_h: float, root: str | Path, as_json: bool) -> None:
         return
     done = collect(storage, min_age_h * 3600)
     if as_json:
-        click.echo(sanitized_json(_plan_json(done.plan) | _done_json(done)))
+        click.echo(_as_json(done.plan, [item.key for item in done.removed], done.left))
         return
     _show(done.plan, f"deleted: {_things(len(done.removed))}" if done.plan.garbage else "nothing to delete")
     for item, why in done.left:
@@ -109,24 +107,13 @@ def _show(plan: CollectionPlan, summary: str) -> None:
     )
 
 
-def _plan_json(plan: CollectionPlan) -> dict[str, object]:
-    return {
-        "garbage": _items(plan.garbage),
-        "num_bytes": plan.num_bytes,
-        "notes": plan.notes,
-        "num_artifacts_kept": plan.num_artifacts_kept,
-        "bytes_kept": plan.bytes_kept,
-        "num_recent": plan.num_recent,
-        "bytes_recent": plan.bytes_recent,
-    }
-
-
-def _done_json(done: Collected) -> dict[str, object]:
-    return {
-        "removed": [item.key for item in done.removed],
-        "left": [{"key": item.key, "why": why} for item, why in done.left],
-    }
-
-
-def _items(items: Iterable[Garbage]) -> list[dict[str, object]]:
-    return [asdict(item) for item in items]
+def _as_json(plan: CollectionPlan, removed: Sequence[str] = (), left: Sequence[tuple[Garbage, str]] = ()) -> str:
+    counts = ("num_bytes", "notes", "num_artifacts_kept", "bytes_kept", "num_recent", "bytes_recent")
+    return sanitized_json(
+        {
+            "garbage": list(plan.garbage),
+            **{name: getattr(plan, name) for name in counts},
+            "removed": removed,
+            "left": [{"key": item.key, "why": why} for item, why in left],
+        }
+    )

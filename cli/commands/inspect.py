@@ -46,7 +46,7 @@ def _print_runs(root: str | Path, as_json: bool) -> None:
 
     runs = overviews(root)
     if as_json:
-        click.echo(sanitized_json([run.as_dict() for run in runs]))
+        click.echo(sanitized_json(runs))
     elif runs:
         console().print(runs_table(runs, datetime.now(UTC)))
     else:

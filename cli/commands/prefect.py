@@ -22,6 +22,7 @@ notify_option = click.option(
     metavar="TYPE/NAME",
     help="Send notifications of failed and crashed flow runs through this block, such as slack-webhook/my-hook.",
 )
+pool_option = click.option("--pool", help="Work pool of type process.  [default: local-process]")
 queue_option = click.option(
     "--queue", "queues", multiple=True, help="Queue that the worker polls; repeatable.  [default: all]"
 )
@@ -92,21 +93,16 @@ def up(
 
 @prefect.command(short_help="Set up a Prefect server of your own.", epilog="Example:  treadle prefect deploy")
 @folder_option
-@click.option("--pool", help="Work pool of type process.  [default: local-process]")
+@pool_option
 @notify_option
 def deploy(folder: Path, pool: str | None, notify_block: str | None) -> None:
     """Set up work pool, queues, deployments and automations on the server of PREFECT_API_URL.
 
     Needs no checkout: flow runs import the installed package. Run it again to update them.
     """
-    from treadle.core.errors import ConfigError
-    from treadle.tasks.doctor import require_prefect
     from treadle.tasks.prefect.deployments import POOL
 
-    url = os.environ.get("PREFECT_API_URL")
-    if not url:
-        raise ConfigError("PREFECT_API_URL is not set; set it to your server's, or start one with: treadle prefect up")
-    require_prefect(url)
+    _check_server()
     for line in _set_up(folder, pool or POOL, notify_block):
         click.echo(line)
     option = f" --pool {shlex.quote(pool)}" if pool else ""
@@ -132,7 +128,7 @@ def env() -> None:
 
 
 @prefect.command(short_help="Start a worker.", epilog="Example:  treadle prefect worker --queue gpu --limit 1")
-@click.option("--pool", help="Work pool of type process.  [default: local-process]")
+@pool_option
 @queue_option
 @limit_option
 def worker(pool: str | None, queues: tuple[str, ...], limit: int | None) -> None:
@@ -140,18 +136,24 @@ def worker(pool: str | None, queues: tuple[str, ...], limit: int | None) -> None
 
     Flow runs of any other deployment are refused, because a deployment can make a worker run arbitrary programs.
     """
+    from treadle.tasks.prefect.deployments import POOL
+
+    _check_server()
+    _known_queues(queues)
+    from treadle.tasks.prefect.worker import run_worker
+
+    run_worker(pool or POOL, queues, limit)
+
+
+def _check_server() -> None:
+    """Raise ConfigError unless PREFECT_API_URL names a server that can be used."""
     from treadle.core.errors import ConfigError
     from treadle.tasks.doctor import require_prefect
-    from treadle.tasks.prefect.deployments import POOL
 
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         raise ConfigError("PREFECT_API_URL is not set; set it to your server's, or start one with: treadle prefect up")
     require_prefect(url)
-    _known_queues(queues)
-    from treadle.tasks.prefect.worker import run_worker
-
-    run_worker(pool or POOL, queues, limit)
 
 
 def _known_queues(queues: tuple[str, ...]) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.options import json_option, root_option, say, set_option
+from treadle.cli.options import json_option, options_object, root_option, say, set_option
 from treadle.cli.warnings import show_warnings
 from treadle.tasks.prefect.settings import as_flow_run
 
@@ -20,41 +21,44 @@ if TYPE_CHECKING:
     from treadle.tasks.config import TreadleConfig
     from treadle.tasks.run_instances import ScheduledInstance
 
-Command = Callable[..., Any]
 
-dry_run_option = click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Print the plan, its reasons and the estimated cost (--json: also the whole configuration).",
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """Options of commands that run stages."""
+
+    configs: tuple[Path, ...]
+    dry_run: bool
+    overrides: tuple[str, ...]
+    root: str | Path
+    as_json: bool
+    with_prefect: bool
+    accept_failures: bool
+    force: bool
+
+
+work_options = options_object(
+    WorkOptions,
+    click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]..."),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Print the plan, its reasons and the estimated cost (--json: also the whole configuration).",
+    ),
+    set_option,
+    root_option,
+    json_option,
+    click.option("--prefect", "with_prefect", is_flag=True, help="Run as a Prefect flow run (needs PREFECT_API_URL)."),
+    click.option(
+        "--accept-failures", is_flag=True, help="Write unfinished units as failed rows, and drop invalid ones."
+    ),
+    click.option(
+        "--force", is_flag=True, help="Run again even if nothing changed (`run`: equal work once; imports are kept)."
+    ),
 )
-
-
-def work_options(command: Command) -> Command:
-    """Add the options of commands that run stages."""
-    for option in (
-        click.option(
-            "--force",
-            is_flag=True,
-            help="Run again even if nothing changed (`run`: equal work once; imports are kept).",
-        ),
-        click.option(
-            "--accept-failures",
-            is_flag=True,
-            help="Write unfinished units as failed rows, and drop invalid ones.",
-        ),
-        click.option(
-            "--prefect", "with_prefect", is_flag=True, help="Run as a Prefect flow run (needs PREFECT_API_URL)."
-        ),
-        json_option,
-        root_option,
-        set_option,
-    ):
-        command = option(command)
-    return command
+"""Options of commands that run stages, passed to them as `WorkOptions`."""
 
 
 @click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
-@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
 @click.option(
     "--from",
@@ -65,54 +69,22 @@ def work_options(command: Command) -> Command:
 @click.option(
     "--without", multiple=True, metavar="INSTANCE", help="Skip this instance, reusing its result if there is one."
 )
-@dry_run_option
 @work_options
-def run(
-    configs: tuple[Path, ...],
-    run_id: str,
-    overrides: tuple[str, ...],
-    root: str | Path,
-    start_from: str | None,
-    without: tuple[str, ...],
-    dry_run: bool,
-    force: bool,
-    accept_failures: bool,
-    with_prefect: bool,
-    as_json: bool,
-) -> None:
+def run(asked: WorkOptions, run_id: str, start_from: str | None, without: tuple[str, ...]) -> None:
     """Run all stages of a run, or continue it.
 
     Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
     """
     from treadle.tasks.planning.run_setup import configuration_of
 
-    config = configuration_of(root, run_id, configs, overrides)
-    run_flow(
-        config,
-        root,
-        run_id,
-        configs,
-        dry_run=dry_run,
-        force=force,
-        accept_failures=accept_failures,
-        with_prefect=with_prefect,
-        as_json=as_json,
-        start_from=start_from,
-        without=without,
-    )
+    config = configuration_of(asked.root, run_id, asked.configs, asked.overrides)
+    run_flow(config, run_id, asked, start_from, without)
 
 
 def run_flow(
     config: TreadleConfig,
-    root: str | Path,
     run_id: str,
-    configs: tuple[Path, ...] = (),
-    *,
-    dry_run: bool,
-    force: bool,
-    accept_failures: bool,
-    with_prefect: bool,
-    as_json: bool,
+    asked: WorkOptions,
     start_from: str | None = None,
     without: tuple[str, ...] = (),
 ) -> None:
@@ -124,43 +96,36 @@ def run_flow(
     from treadle.tasks.planning.run_setup import open_run, with_run_defaults
     from treadle.tasks.run_instances import run_instances
 
-    as_flow = not dry_run and _prefect_wanted(with_prefect, config)
-    config = with_run_defaults(config, root, run_id, ask=not dry_run)
+    root = asked.root
+    as_flow = not asked.dry_run and _prefect_wanted(asked.with_prefect, config)
+    config = with_run_defaults(config, root, run_id, ask=not asked.dry_run)
     instances = flow_instances(config)
     part = flow_part(instances, root, run_id, start_from, without)
-    if dry_run:
-        print_plan(config, instances, root, run_id, force, as_json, part)
+    if asked.dry_run:
+        print_plan(config, instances, root, run_id, asked.force, asked.as_json, part)
         _warn_of_web(config)
         return
     for line in part.lines():
         say(line)
-    opened = open_run(root, run_id, config, configs)
-    view = ProgressView(quiet=as_json)
+    opened = open_run(root, run_id, config, asked.configs)
+    view = ProgressView(quiet=asked.as_json)
     if as_flow:
+        given: dict[str, Any] = {"config": config, "root": str(root), "start_from": start_from, "without": without}
         with _shown_flow_run(view):
             from treadle.flows.flywheel import flywheel
 
-            flywheel(
-                run_id=run_id,
-                config=config,
-                root=str(root),
-                force=force,
-                accept_failures=accept_failures,
-                start_from=start_from,
-                without=without,
-            )
+            flywheel(run_id=run_id, force=asked.force, accept_failures=asked.accept_failures, **given)
     else:
         with run_instances(
-            part.instances, opened, config, force=force, is_part=part.is_part, notify=view.tell
+            part.instances, opened, config, force=asked.force, is_part=part.is_part, notify=view.tell
         ) as scheduled_instances:
             for scheduled in scheduled_instances:
-                _execute(scheduled, opened, view, accept_failures)
-    print_end(opened, view.records, as_json)
+                _execute(scheduled, opened, view, asked.accept_failures)
+    print_end(opened, view.records, asked.as_json)
 
 
 @click.command(epilog="Example:  treadle stage 1/scores@base --run first --force")
 @click.argument("address", metavar="INSTANCE")
-@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run.")
 @click.option(
     "--retry",
@@ -168,21 +133,8 @@ def run_flow(
     metavar="STATUS",
     help="Run only rows of its result again that ended with this status, such as timeout.",
 )
-@dry_run_option
 @work_options
-def stage(
-    address: str,
-    configs: tuple[Path, ...],
-    run_id: str,
-    overrides: tuple[str, ...],
-    root: str | Path,
-    retry: tuple[str, ...],
-    dry_run: bool,
-    force: bool,
-    accept_failures: bool,
-    with_prefect: bool,
-    as_json: bool,
-) -> None:
+def stage(asked: WorkOptions, address: str, run_id: str, retry: tuple[str, ...]) -> None:
     """Run one stage INSTANCE, such as 1/rollouts@base or 1/rl@phase-2, of a run."""
     from treadle.cli.views.progress import ProgressView
     from treadle.cli.views.summary import print_end, print_plan
@@ -192,27 +144,29 @@ def stage(
     from treadle.tasks.run_instances import ScheduledInstance
     from treadle.tasks.serving.servers import ModelServers
 
-    if retry and (force or dry_run):
+    root, force = asked.root, asked.force
+    if retry and (force or asked.dry_run):
         raise click.UsageError("--retry cannot be combined with --force or --dry-run")
-    config = configuration_of(root, run_id, configs, overrides)
-    as_flow = not dry_run and _prefect_wanted(with_prefect, config)
-    config = with_run_defaults(config, root, run_id, ask=not dry_run)
+    config = configuration_of(root, run_id, asked.configs, asked.overrides)
+    as_flow = not asked.dry_run and _prefect_wanted(asked.with_prefect, config)
+    config = with_run_defaults(config, root, run_id, ask=not asked.dry_run)
     wanted = instance(config, Address.parse(address))
-    if dry_run:
-        print_plan(config, [wanted], root, run_id, force, as_json, by_name=True)
+    if asked.dry_run:
+        print_plan(config, [wanted], root, run_id, force, asked.as_json, by_name=True)
         return
-    opened = open_run(root, run_id, config, configs)
-    view = ProgressView(quiet=as_json)
+    opened = open_run(root, run_id, config, asked.configs)
+    view = ProgressView(quiet=asked.as_json)
     if as_flow:
         given: dict[str, Any] = {"config": config, "root": str(root), "retry": retry}
         with _shown_flow_run(view):
             from treadle.flows.flywheel import stage as stage_flow
 
-            stage_flow(run_id=run_id, instance=address, force=force, accept_failures=accept_failures, **given)
+            stage_flow(run_id=run_id, instance=address, force=force, accept_failures=asked.accept_failures, **given)
     else:
         with ModelServers(opened, wait_s=config.flow.device_wait_s, notify=view.tell) as servers:
-            _execute(ScheduledInstance(wanted, force, servers), opened, view, accept_failures, frozenset(retry))
-    print_end(opened, view.records, as_json)
+            scheduled = ScheduledInstance(wanted, force, servers)
+            _execute(scheduled, opened, view, asked.accept_failures, frozenset(retry))
+    print_end(opened, view.records, asked.as_json)
 
 
 def _warn_of_web(config: TreadleConfig) -> None:

@@ -35,17 +35,12 @@ def view(run_id: str, root: str | Path, port: int, host: str, open_page: bool) -
 
     try:
         from treadle.viewer.app import make_app
-        from treadle.viewer.lineage_callbacks import LineageCallbacks
         from treadle.viewer.server import serve
     except ImportError as error:
         raise ConfigError(f"the viewer needs the package {error.name}; install treadle with its extra viewer") from None
     from treadle.tasks.inspection.lineage import trace_back
-    from treadle.tasks.inspection.trajectory_changes import changes_between
 
-    lineage_callbacks = LineageCallbacks(
-        lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between
-    )
-    app = make_app(Run.open(root, run_id), lineage_callbacks)
+    app = make_app(Run.open(root, run_id), lambda run, key: [step.as_dict() for step in trace_back(run, key)])
 
     def listening(url: str) -> None:
         say(f"showing run {run_id} on {url} (Ctrl-C stops it)")

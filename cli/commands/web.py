@@ -40,10 +40,6 @@ class _Source:
     entries: Callable[[], Iterator[Entry]]
     record: str = ""
 
-    def missing_message(self, what: str) -> str:
-        """Return the message for something that is missing."""
-        return f"{self.place} has no {what}" + (f", nor has the record {self.record}" if self.record else "")
-
     @property
     def hint(self) -> str:
         """Hint on where more entries may be."""
@@ -83,14 +79,12 @@ def show(
     if sum((query is not None, url is not None, key is not None, failures)) > 1:
         raise click.UsageError("give one of --query, --url, --key and --failures")
     with _opened(folder, run_id, root) as source:
-        if key is not None:
-            _show_entry(_of_key(source, key), as_json)
-        elif query is not None or url is not None:
-            _show_entry(_wanted(source, query, url), as_json)
-        elif failures:
+        if failures:
             _show_failures(source, as_json)
-        else:
+        elif (key, query, url) == (None, None, None):
             _show_facts(source, as_json)
+        else:
+            _show_entry(_wanted(source, key, query, url), as_json)
 
 
 @contextlib.contextmanager
@@ -116,26 +110,18 @@ def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> 
         yield _Source(store.location(), met.get, met.loose, lambda: entries_of(store), place)
 
 
-def _of_key(source: _Source, key: str) -> Entry:
-    """Return the entry with a key; raise DataError if there is none."""
-    from treadle.core.errors import DataError
-    from treadle.web.record.run_entries import checked_key
-
-    entry = source.get(checked_key(key))
-    if entry is None:
-        raise DataError(source.missing_message(f"entry {key}"))
-    return entry
-
-
-def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:
-    """Return the entry of a query or URL; raise DataError if there is none."""
+def _wanted(source: _Source, key: str | None, query: str | None, url: str | None) -> Entry:
+    """Return the entry with a key, of a query or of a URL; raise DataError if there is none."""
     from treadle.core.errors import DataError
     from treadle.web.keys import loose_key, page_key, search_key
     from treadle.web.pages.passages import clean_line, language_of
+    from treadle.web.record.run_entries import checked_key
     from treadle.web.types import Unfetchable
     from treadle.web.urls import checked_url
 
-    if query is not None:
+    if key is not None:
+        entry, what = source.get(checked_key(key)), f"entry {key}"
+    elif query is not None:
         asked = clean_line(query)
         entry = source.get(search_key(asked, language_of(asked))) or source.loose(loose_key(asked))
         what = f"search for {query!r}"
@@ -146,7 +132,9 @@ def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:
             raise DataError(f"{url!r} is not a page address: {error.detail}") from None
         what = f"page {url!r}"
     if entry is None:
-        raise DataError(source.missing_message(what))
+        raise DataError(
+            f"{source.place} has no {what}" + (f", nor has the record {source.record}" if source.record else "")
+        )
     return entry
 
 

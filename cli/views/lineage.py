@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.text import Text
 from rich.tree import Tree
 
 from treadle.cli.views.trajectory import VERDICTS
 from treadle.core.untrusted.sanitize import one_line
+from treadle.datagen.pools.rows import tokens_of
 from treadle.tasks.inspection.lineage import LineageStep
-from treadle.tasks.inspection.pool_tree import EventWithoutResult, Node
 
 CHOSEN = "bold reverse"
 
@@ -20,53 +21,50 @@ def lineage_tree(steps: Sequence[LineageStep]) -> Tree:
     tree = node = Tree(Text(one_line(steps[0].label)))
     for step in steps[1:]:
         branch = node.add(Text(one_line(step.label)))
-        if step.tree is None:
+        if (pool := step.facts.get("pool")) is None:
             node = branch
             continue
-        for root in step.tree.roots:
+        for root in pool["trajectories"]:
             _add_node(branch, root)
-        for one in step.tree.without_result:
+        for one in pool["without_result"]:
             branch.add(_event_text(one))
     return tree
 
 
-def _add_node(branch: Tree, node: Node) -> None:
+def _add_node(branch: Tree, node: Mapping[str, Any]) -> None:
     """Add a trajectory and its edits to a branch, in the order of rounds."""
     child = branch.add(_node_text(node))
-    below: list[Node | EventWithoutResult] = sorted([*node.without_result, *node.edits], key=_round)
-    for item in below:
-        if isinstance(item, Node):
+    # The sort is stable: in each round, applications without a result come first.
+    for item in sorted([*node["without_result"], *node["edits"]], key=lambda item: int(item["round"])):
+        if "edits" in item:
             _add_node(child, item)
         else:
             child.add(_event_text(item))
 
 
-def _round(item: Node | EventWithoutResult) -> tuple[int, bool]:
-    return (item.round, False) if isinstance(item, EventWithoutResult) else (item.facts["round"], True)
-
-
-def _node_text(node: Node) -> Text:
-    facts, text = node.facts, Text()
-    word, style = VERDICTS[facts["correct"]]
-    step = f" step {facts['edit_step']}" if facts["edit_step"] is not None else ""
-    made = f"round {facts['round']} {facts['operator']}{step}" if facts["round"] else facts["operator"]
+def _node_text(node: Mapping[str, Any]) -> Text:
+    text, sft = Text(), node["sft"]
+    word, style = VERDICTS[node["correct"]]
+    step = f" step {node['edit_step']}" if node["edit_step"] is not None else ""
+    made = f"round {node['round']} {node['operator']}{step}" if node["round"] else node["operator"]
     text.append(one_line(made) + " ", style="bold")
-    text.append(one_line(node.key), style=CHOSEN if node.chosen else "cyan")
+    text.append(one_line(node["key"]), style=CHOSEN if node["chosen"] else "cyan")
     text.append(f" {word}", style=style)
-    decided = one_line(node.method) + (f" {facts['score']:.2f}" if facts["score"] is not None else "")
-    calls = f"{facts['calls_requested']} call{'' if facts['calls_requested'] == 1 else 's'}"
-    text.append(f" ({decided}); {one_line(facts['status'])}, {calls}, {node.num_tokens:,} tokens")
-    if node.sft_outcome is not None and node.sft_outcome.is_row:
+    decided = one_line(node["method"]) + (f" {node['score']:.2f}" if node["score"] is not None else "")
+    calls = f"{node['calls_requested']} call{'' if node['calls_requested'] == 1 else 's'}"
+    text.append(f" ({decided}); {one_line(node['status'])}, {calls}, {tokens_of(node['usage']):,} tokens")
+    if sft is not None and sft["row"]:
         text.append("; fine-tuning row", style="green")
-    elif node.sft_outcome is not None:
-        text.append(f"; no row: {one_line(', '.join(node.sft_outcome.reasons))}", style="dim")
-    if node.chosen:
+    elif sft is not None:
+        text.append(f"; no row: {one_line(', '.join(sft['reasons']))}", style="dim")
+    if node["chosen"]:
         text.append(" <-- this one", style="bold")
     return text
 
 
-def _event_text(one: EventWithoutResult) -> Text:
-    why = ": ".join(filter(None, (one.reason, one.error)))
-    said = {"duplicate": f"repeats {one.duplicate_of}", "found": "found"}.get(one.outcome, f"{one.outcome} ({why})")
-    made = f"round {one.round} {one.operator}" if one.round else one.operator
-    return Text(one_line(f"{made}: {said}, {one.num_tokens:,} tokens"), style="dim")
+def _event_text(one: Mapping[str, Any]) -> Text:
+    why = ": ".join(filter(None, (one["reason"], one["error"])))
+    texts = {"duplicate": f"repeats {one['duplicate_of']}", "found": "found"}
+    said = texts.get(one["outcome"], f"{one['outcome']} ({why})")
+    made = f"round {one['round']} {one['operator']}" if one["round"] else one["operator"]
+    return Text(one_line(f"{made}: {said}, {one['num_tokens']:,} tokens"), style="dim")

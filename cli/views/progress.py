@@ -12,6 +12,7 @@ from treadle.cli.options import say
 from treadle.cli.terminal import TerminalProgress
 from treadle.cli.views.summary import result_text
 from treadle.cli.warnings import show_warnings
+from treadle.tasks.prefect.flow_run_listener import FlowRunListener
 
 if TYPE_CHECKING:
     from treadle.core.runs.records import StageRecord
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from treadle.demo.steps import DemoSteps
 
 
-class ProgressView:
-    """Display of progress, warnings and results on standard error; a `FlowRunListener`."""
+class ProgressView(FlowRunListener):
+    """Display of progress, warnings and results on standard error."""
 
     def __init__(self, *, quiet: bool = False, steps: DemoSteps | None = None) -> None:
         """Set up the display.

@@ -80,8 +80,7 @@ def _print_unknown_to_tutor(run: Run, records: Sequence[StageRecord]) -> None:
 def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[str]) -> None:
     """Print the results of the demo's pools, training and models, write its report page, and print all folders."""
     from treadle.demo.results import differences, outcome
-    from treadle.tasks.page.build import report_page
-    from treadle.tasks.page.page_file import write_page
+    from treadle.tasks.page.build import report_page, write_page
 
     out = console()
     for record in records:
@@ -138,7 +137,9 @@ def _inspection_commands(run: Run, records: Sequence[StageRecord]) -> list[str]:
     """Return commands that show a trajectory, a pool's tree and figures, for the last stages that have them."""
     commands = []
     for record in records:
-        if "rollouts" in record.outputs and (row := _first(run, record, "rollouts", "rollout_key")):
+        if "rollouts" in record.outputs and (
+            row := next(run.rows(record.outputs["rollouts"]).rows(("rollout_key",)), None)
+        ):
             commands.append(("rollouts", f"treadle show {row['rollout_key']}"))
         if "pools" in record.outputs and (row := _edited(run, record)):
             commands.append(("pools", f"treadle show {row['rollout_key']}"))
@@ -147,10 +148,6 @@ def _inspection_commands(run: Run, records: Sequence[StageRecord]) -> list[str]:
             commands.append(("page", f"treadle report --out {run.run_id}.html"))
             commands.append(("viewer", "treadle view"))
     return list(dict(commands).values())
-
-
-def _first(run: Run, record: StageRecord, kind: str, *columns: str) -> dict[str, Any] | None:
-    return next(run.rows(record.outputs[kind]).rows(columns), None)
 
 
 def _edited(run: Run, record: StageRecord) -> dict[str, Any] | None:

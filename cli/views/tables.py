@@ -128,21 +128,21 @@ def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list
     options = run_options(run.run_id, run.storage.location())
     lines, commands = [], []
     for status in statuses:
-        if status.forced_state is not None:
-            state = f"completed, but a forced attempt after it {_ENDED_WORDS[status.forced_state]}"
-            lines.append(_trouble(run, status, status.forced_state, state))
-            commands.append(f"treadle stage {status.address} {options} --force")
-        if status.gaps_state is not None:
-            state = f"completed with accepted gaps, and an attempt to fill them {_ENDED_WORDS[status.gaps_state]}"
-            lines.append(_trouble(run, status, status.gaps_state, state))
+        retry = "".join(f" --retry {name}" for name in status.retried)
+        for state, words, more in (
+            (status.forced_state, "completed, but a forced attempt after it", " --force"),
             # Not with --force, which would run everything again.
-            commands.append(f"treadle stage {status.address} {options}")
-        if status.retry_state is not None:
-            state = f"completed, but a retry of some rows {_ENDED_WORDS[status.retry_state]}"
-            lines.append(_trouble(run, status, status.retry_state, state))
-            retry = " ".join(f"--retry {name}" for name in status.retried)
-            commands.append(f"treadle stage {status.address} {options} {retry}")
-        elif (record := run.record(Address.parse(status.address))) and (line := timeouts_text(run, record)):
+            (status.gaps_state, "completed with accepted gaps, and an attempt to fill them", ""),
+            (status.retry_state, "completed, but a retry of some rows", retry),
+        ):
+            if state is not None:
+                lines.append(_trouble(run, status, state, f"{words} {_ENDED_WORDS[state]}"))
+                commands.append(f"treadle stage {status.address} {options}{more}")
+        if (
+            status.retry_state is None
+            and (record := run.record(Address.parse(status.address)))
+            and (line := timeouts_text(run, record))
+        ):
             lines.append(Text(f"\n{line}"))
     if forced:
         lines.append(Text("\na forced run was interrupted"))

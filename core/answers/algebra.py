@@ -439,9 +439,7 @@ def _fixed_ratio(left: sympy.Expr, right: sympy.Expr, chance: random.Random) -> 
             continue
         same = crossed.same_at(point | start, is_deep=num_agreed == 0)
         if same is False:
-            values_there = crossed.values(
-                {s: (point | start)[s.name] for side in crossed.sides for s in side.free_symbols}
-            )
+            values_there = crossed.values(crossed.assigned(point | start))
             return 0 if values_there and _is_close(*values_there, DECIMAL_TOLERANCE) else None
         num_agreed += same is True
         if num_agreed == MIN_POINTS:

@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from treadle.core.answers.choice_letters import letters_named
-from treadle.core.answers.choice_phrases import LEAD_IN
+from treadle.core.answers.choice_letters import LEAD_IN, letters_named
 from treadle.core.answers.extraction import unwrap_command
-from treadle.core.answers.text_match import normalize_math, normalize_text, plain_typography
+from treadle.core.answers.text_match import collapse, normalize_math, normalize_text, plain_typography
 
 _COMMANDS = ("text", "mathrm", "textbf", "mathbf", "textit", "mbox", "boxed", "fbox")
 _MARKED_LETTER = re.compile(
@@ -115,10 +114,10 @@ def _readings(text: str) -> Iterator[str]:
 @lru_cache(_CACHED)
 def _bare(text: str) -> str:
     """Return the text without markup; a letter that is marked up by itself is put in brackets."""
-    text = _collapse(_HEADING.sub("", plain_typography(text))).strip("$ ")
+    text = collapse(_HEADING.sub("", plain_typography(text))).strip("$ ")
     text = _DOLLARS.sub(r"\1", unwrap_command(text, _COMMANDS))
     text = _MARKED_LETTER.sub(lambda match: f"({match['letter'] or match['inside']})", text)
-    return _collapse(_MARKS.sub("", text))
+    return collapse(_MARKS.sub("", text))
 
 
 def _without_label(gold: str) -> str:
@@ -141,16 +140,12 @@ def _by_text(text: str, choices: Sequence[str], forms: Sequence[Callable[[str], 
     return None
 
 
-def _collapse(text: str) -> str:
-    return " ".join(text.split())
-
-
 @lru_cache(_CACHED)
 def _exact_form(text: str) -> str:
     return normalize_math(_bare(text)).rstrip(". ")
 
 
-_STRICT = (_collapse, _exact_form)
+_STRICT = (collapse, _exact_form)
 
 
 @lru_cache(_CACHED)

@@ -1,7 +1,6 @@
 r"""Find the prediction in the text of an agent.
 
-Only text that the agent wrote counts: a box inside a tool result is not its answer. The input is therefore either the
-segments of a trajectory, whose results are skipped, or text that is known to be the agent's own.
+Only text that the agent wrote counts: a box inside a tool result is not its answer.
 """
 
 from __future__ import annotations
@@ -20,9 +19,12 @@ _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<c
 
 
 def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
-    """Return the prediction of a trajectory, given as segments with `kind` and `text`; empty if it has none.
+    r"""Return the prediction of a trajectory, given as segments with `kind` and `text`; empty if it has none.
 
-    The text between two results or messages is searched as one piece; no block or box can span one.
+    It is in the last answer block: the last balanced `\boxed{…}` or `\fbox{…}`, else the block as a whole. Without a
+    block, it is the last box anywhere. A box that never closes is no answer. One `\text{…}` around a boxed answer is
+    removed. The result has no outer white space. The text between two results or messages is searched as one piece;
+    no block or box can span one.
     """
     pieces: list[list[str]] = [[]]
     for segment in segments:
@@ -30,29 +32,11 @@ def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
             pieces.append([])
         else:
             pieces[-1].append(segment["text"])
-    return _extract(["".join(texts) for texts in pieces])
-
-
-def extract_answer(text: str) -> str:
-    r"""Return the prediction in agent-written text: last answer block, then last balanced `\boxed{…}` or `\fbox{…}`.
-
-    A block without a box is the prediction as a whole. Without a block, it is the last box anywhere. A box that never
-    closes is no answer. One `\text{…}` around a boxed answer is removed. The result has no outer white space.
-    """
-    return _extract([text])
-
-
-def _extract(pieces: list[str]) -> str:
-    for piece in reversed(pieces):
-        block = _last_block(piece)
-        if block:
-            box = last_box(block)
-            return block if box is None else box
-    for piece in reversed(pieces):
-        box = last_box(piece)
-        if box:
-            return box
-    return ""
+    texts = ["".join(piece) for piece in reversed(pieces)]
+    if block := next(filter(None, map(_last_block, texts)), ""):
+        box = last_box(block)
+        return block if box is None else box
+    return next(filter(None, map(last_box, texts)), "")
 
 
 def _last_block(text: str) -> str:

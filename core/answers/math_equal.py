@@ -22,7 +22,7 @@ from treadle.core.answers.math_structure import (
     split_interval,
     split_label,
 )
-from treadle.core.answers.math_text import clean, fold_case, plain_form, textual_form
+from treadle.core.answers.math_text import clean, fold_case, plain_form
 from treadle.core.answers.math_units import (
     DEGREE,
     PERCENT,
@@ -123,11 +123,6 @@ def math_equal(prediction: str, gold: str, checker: Checker | None = None) -> Ma
     if left.isalpha() and right.isalpha() and any(_IN_TEXT.match(answer) for answer in (prediction, gold)):
         checker = None  # Words in `\text` are no products of letters.
     return _Comparison(checker).compare(left, right, 0)
-
-
-def textually_equal(prediction: str, gold: str) -> bool:
-    """Compare by the textual layer alone, the MATH data set's usual rule; for comparison with older results."""
-    return textual_form(prediction) == textual_form(gold)
 
 
 class _Comparison:

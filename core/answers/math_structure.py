@@ -3,9 +3,7 @@ r"""Find the structure of an answer: label (`x = `), tuple, set, interval, union
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from treadle.core.answers.math_number import parse_number
 
@@ -237,15 +235,12 @@ def _split_brackets(text: str) -> ElementGroup | None:
 def _both_signs(element: str) -> list[str]:
     if not _SIGN_OF_TWO.search(element):
         return [element]
-    found = []
-    for signs in ({"pm": "+", "mp": "-"}, {"pm": "-", "mp": "+"}):
-        signed = _SIGN_OF_TWO.sub(partial(_sign, signs), element)
-        found.append(re.sub(r"(^|[=(,{]\s?)\+", r"\1", signed))
-    return found
+    return [_signed(element, {"pm": "+", "mp": "-"}), _signed(element, {"pm": "-", "mp": "+"})]
 
 
-def _sign(signs: Mapping[str, str], match: re.Match[str]) -> str:
-    return signs[match[1]]
+def _signed(element: str, signs: dict[str, str]) -> str:
+    signed = _SIGN_OF_TWO.sub(lambda match: signs[match[1]], element)
+    return re.sub(r"(^|[=(,{]\s?)\+", r"\1", signed)
 
 
 def _without_labels(group: ElementGroup) -> ElementGroup:

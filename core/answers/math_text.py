@@ -1,8 +1,7 @@
 r"""Normalise mathematical answers as text.
 
 `clean` removes what carries no meaning: delimiters, spacing commands, emphasis, thousands separators. Answers with
-equal `plain_form` are the same answer. `textual_form` is the usual rule for the MATH data set (Hendrycks et al. 2021),
-for comparison with older results.
+equal `plain_form` are the same answer.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 
 from treadle.core.answers.extraction import closing_brace, unwrap_command
-from treadle.core.answers.text_match import normalize_math
+from treadle.core.answers.text_match import collapse
 
 WRAPPERS = (
     "text", "mathrm", "textbf", "mathbf", "mbox", "boxed", "fbox", "textit", "textrm", "mathit", "mathsf", "emph",
@@ -95,7 +94,7 @@ def clean(text: str) -> str:
         text = text.replace(symbol, replacement)
     text = _THIN_THOUSANDS.sub(_without_separators, _THOUSANDS_MARK.sub("", text))
     text = text.replace("{,}", ",").replace("{:}", ":").replace(r"\{", r"\lbrace ").replace(r"\}", r"\rbrace ")
-    text = _collapse(_DROPPED.sub("", _SPACING.sub(" ", text)))
+    text = collapse(_DROPPED.sub("", _SPACING.sub(" ", text)))
     text = _COMMAND.sub(_synonym, _drop_dollars(text)).strip()
     text = _unwrap(_INFIX.sub(_prefix, text))
     if match := _LEAD_IN.match(text):
@@ -168,10 +167,6 @@ def _prefix(match: re.Match[str]) -> str:
     return rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1].strip()}}}{{{match[3].strip()}}}"
 
 
-def _collapse(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _without_separators(match: re.Match[str]) -> str:
     return re.sub(r"\D", "", match[0])
 
@@ -185,7 +180,7 @@ def _join_thousands(text: str) -> str:
     for index, character in enumerate(text):
         if character in "([":
             if depth == 0:
-                parts.append(_THOUSANDS.sub(_without_commas, text[start:index]))
+                parts.append(_THOUSANDS.sub(_without_separators, text[start:index]))
                 start = index
             depth += 1
         elif character in ")]" and depth > 0:
@@ -194,17 +189,13 @@ def _join_thousands(text: str) -> str:
                 parts.append(text[start : index + 1])
                 start = index + 1
     tail = text[start:]
-    parts.append(tail if depth or r"\lbrace" in text else _THOUSANDS.sub(_without_commas, tail))
+    parts.append(tail if depth or r"\lbrace" in text else _THOUSANDS.sub(_without_separators, tail))
     return "".join(parts)
-
-
-def _without_commas(match: re.Match[str]) -> str:
-    return match[0].replace(",", "")
 
 
 def plain_form(text: str) -> str:
     r"""Return the comparable form of a cleaned answer without units; spaces are deleted, except between digits."""
-    text = _TEXT.sub(_inner_text, text)
+    text = _TEXT.sub(lambda match: match[0][match[0].index("{") + 1 : -1], text)
     text = re.sub(r"(?<=\d) (?=\d)", "\0", text).replace(" ", "").replace("\0", " ")
     text = re.sub(r"\\sqrt([^{\[(\\])", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<![\d])\.(?=\d)", "0.", _brace_fractions(text))
@@ -212,36 +203,6 @@ def plain_form(text: str) -> str:
     return _LETTERS.sub(
         lambda match: match[0].lower() if len(match[0]) >= _WORD_CHARS and match[0][0] != "\\" else match[0], text
     )
-
-
-def _inner_text(match: re.Match[str]) -> str:
-    return match[0][match[0].index("{") + 1 : -1]
-
-
-def textual_form(text: str) -> str:
-    r"""Return the comparable form of an answer by the MATH data set's usual rule; purely textual, never fails.
-
-    It loses information: everything after the only `\text{ ` is taken for a unit, wherever it stands.
-    """
-    text = normalize_math(text).replace("\n", "").replace(r"\!", "").replace("\\\\", "\\")
-    text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace(r"\left", "").replace(r"\right", "")
-    text = text.replace(r"^{\circ}", "").replace(r"^\circ", "").replace(r"\$", "")
-    if text.count(r"\text{ ") == 1:
-        text = text[: text.find(r"\text{ ")]
-    text = text.replace(r"\%", "").replace(" .", " 0.").replace("{.", "{0.")
-    if not text:
-        return text
-    text = "0" + text if text.startswith(".") else text
-    left, equals, right = text.partition("=")
-    if equals and "=" not in right and len(left) <= 2:
-        text = right
-    text = re.sub(r"\\sqrt\s?([^{\s\[])", r"\\sqrt{\1}", text).replace(" ", "")
-    text = _brace_fractions(text)
-    if text == "0.5":
-        return r"\frac{1}{2}"
-    if match := re.fullmatch(r"(-?\d+)/(-?\d+)", text):
-        return rf"\frac{{{match[1]}}}{{{match[2]}}}"
-    return text
 
 
 def _brace_fractions(text: str) -> str:

@@ -7,7 +7,7 @@ of more than one letter after a number, or as a known single letter with a space
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -265,11 +265,7 @@ def _stem(word: str) -> str:
         return _IRREGULAR[word]
     if len(word) <= 3:
         return word
-    return re.sub(r"(?:ies|y)$|(?<=[shxz])es$|(?<!s)s$", _ending, word)
-
-
-def _ending(match: re.Match[str]) -> str:
-    return "y" if match[0] in ("ies", "y") else ""
+    return re.sub(r"(ies|y)$|(?<=[shxz])es$|(?<!s)s$", lambda match: "y" if match[1] else "", word)
 
 
 def in_base_units(quantity: Quantity) -> Number | None:
@@ -278,14 +274,6 @@ def in_base_units(quantity: Quantity) -> Number | None:
     if number is None or quantity.unit is None or quantity.unit.dimensions is None:
         return None
     return Number(number.value * quantity.unit.factor, number.approximate)
-
-
-def _modulus(match: re.Match[str]) -> Unit:
-    return Unit(((f"mod {match[1]}", 1),))
-
-
-def _percent(match: re.Match[str]) -> Unit:
-    return PERCENT
 
 
 def _angle(match: re.Match[str]) -> Unit | None:
@@ -300,25 +288,17 @@ def _upright(match: re.Match[str]) -> Unit | None:
     return None if plain.strip() in _CONSTANTS else _unit(plain)
 
 
-def _words(match: re.Match[str]) -> Unit:
-    return _unit((match[1] or "") + match[2])
-
-
-def _letter(match: re.Match[str]) -> Unit:
-    return _unit(match[1])
-
-
 def _other_words(match: re.Match[str]) -> Unit | None:
     return _unit(match[0]) if parse_number(match.string[: match.start()]) is not None else None
 
 
-_ENDINGS = (
-    (_MODULUS, _modulus),
-    (_PERCENT, _percent),
+_ENDINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Unit | None]], ...] = (
+    (_MODULUS, lambda match: Unit(((f"mod {match[1]}", 1),))),
+    (_PERCENT, lambda match: PERCENT),
     (_CIRCLE, _angle),
     (_IN_COMMANDS, _upright),
-    (_IN_WORDS, _words),
-    (_LETTER, _letter),
+    (_IN_WORDS, lambda match: _unit((match[1] or "") + match[2])),
+    (_LETTER, lambda match: _unit(match[1])),
     (_OTHER_WORDS, _other_words),
 )
 
@@ -359,11 +339,7 @@ def _bare_unit(text: str) -> Unit:
             factor *= known[1] ** count
     if not dimensions or power != 1:
         return Unit(None, words=text.strip())
-    return Unit(tuple(sorted(_nonzero(dimensions.items()))), factor)
-
-
-def _nonzero(items: Iterable[tuple[str, int]]) -> Iterable[tuple[str, int]]:
-    return ((name, count) for name, count in items if count)
+    return Unit(tuple(sorted((name, count) for name, count in dimensions.items() if count)), factor)
 
 
 def _known(word: str) -> tuple[str, Fraction] | None:

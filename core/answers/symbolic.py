@@ -13,7 +13,6 @@ import queue
 import signal
 import threading
 from collections import Counter
-from types import TracebackType
 
 import orjson
 
@@ -59,9 +58,7 @@ class SymbolicChecker:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         with self._lock:
             workers, self._all = self._all, set()
         for worker in workers:

@@ -112,7 +112,7 @@ def normalize_text(text: str) -> str:
         # Deleting characters may join a letter and its accent.
         bare = unicodedata.normalize("NFKC", _LONE_ACCENT.sub("", unicodedata.normalize("NFKC", bare)))
     words = [word for word in bare.split() if word not in _ARTICLES]
-    return " ".join(words) or _collapse(bare) or _collapse(folded)
+    return " ".join(words) or collapse(bare) or collapse(folded)
 
 
 def _keep_parts_of_numbers(text: str) -> str:
@@ -155,7 +155,7 @@ def characters(text: str) -> list[str]:
 
 def normalize_math(text: str) -> str:
     """Lower-case a text and collapse its white space; delete nothing."""
-    return _collapse(text.lower())
+    return collapse(text.lower())
 
 
 def math_words(text: str) -> list[str]:
@@ -163,7 +163,8 @@ def math_words(text: str) -> list[str]:
     return normalize_math(text).split()
 
 
-def _collapse(text: str) -> str:
+def collapse(text: str) -> str:
+    """Return a text with each run of white space replaced by one space, and none around it."""
     return " ".join(text.split())
 
 

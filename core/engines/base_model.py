@@ -7,8 +7,7 @@ from pathlib import Path
 
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import EMBEDDED
-from treadle.core.engines.serving import embedded_folder
-from treadle.core.errors import ConfigError
+from treadle.core.engines.serving import local_model
 from treadle.core.runs.stage import Rows
 from treadle.core.schemas import MODEL_FOLDER
 
@@ -24,16 +23,7 @@ def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet
     """
     if checkpoints:
         return checkpoints[0].folder(MODEL_FOLDER)
-    if model == EMBEDDED:
-        return embedded_folder("model", notify)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{key}: {folder} has no config.json; name a folder in Hugging Face format")
-        return folder.absolute()
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise ConfigError(f"{key}: folder {model} does not exist")
-    return model
+    return local_model(model, notify, f"{key}: folder") or model
 
 
 def folder_digest(model: str) -> str:

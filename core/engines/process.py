@@ -38,11 +38,6 @@ class Child:
         self._supervisor = supervisor
         self._grace_s = grace_s
 
-    @property
-    def supervisor_pid(self) -> int:
-        """Process id of the supervisor; all processes of the engine are its descendants."""
-        return self._supervisor.pid
-
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs; 128 + n if signal n ended it."""
         return self._supervisor.poll()
@@ -86,13 +81,9 @@ class Child:
             code = self._supervisor.wait()
         return code
 
-    def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of its log, safe to print."""
-        return log_tail(self.log_path, lines)
-
     def failure(self, what: str) -> EngineError:
         """Return the error for this child: what happened, the path of its log, and the log's last lines."""
-        return EngineError(f"{self.name} {what}; log: {self.log_path}\n{self.log_tail()}")
+        return EngineError(f"{self.name} {what}; log: {self.log_path}\n{log_tail(self.log_path)}")
 
 
 def start_child(

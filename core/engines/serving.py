@@ -51,8 +51,6 @@ class ServedModel:
     """Model name that requests must use."""
     tokenizer_folder: Path | None
     """Folder with `tokenizer.json`; None for a hub id (its files are in the hub's cache) or a tutor without one."""
-    startup_s: float
-    """Seconds from the start of the process to its first completion."""
     child: Child
     """Process of the server."""
 
@@ -91,9 +89,8 @@ def serve(
                 notify,
                 " (startup_timeout_s)",
             )
-            startup_s = time.monotonic() - started
-            notify(f"{child.name} answers at {url} after {startup_s:.0f} s")
-            yield ServedModel(url, name, tokenizer, startup_s, child)
+            notify(f"{child.name} answers at {url} after {time.monotonic() - started:.0f} s")
+            yield ServedModel(url, name, tokenizer, child)
         finally:
             child.stop()
     finally:
@@ -184,7 +181,9 @@ def _vllm_command(
 ) -> tuple[list[str], dict[str, str], Path | None]:
     variant = choose_variant("serve", settings.variant)
     python = python_of("serve", settings.variant)
-    model, tokenizer = _resolve_model(settings.model, notify)
+    # A hub id has its tokenizer in the hub's cache.
+    tokenizer = local_model(settings.model, notify, "model folder")
+    model = str(tokenizer or settings.model)
     extra = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -212,19 +211,22 @@ def _vllm_command(
     return [*start, *vllm_arguments(settings, model, name, port, variant)], environ, tokenizer
 
 
-def _resolve_model(model: str, notify: Notify) -> tuple[str, Path | None]:
-    """Return the model that vLLM is to load, and the local folder if there is one."""
+def local_model(model: str, notify: Notify, what: str) -> Path | None:
+    """Return the folder of a model in Hugging Face format; None if `model` is a hub id.
+
+    `embedded` is created in the cache on first use. `what` begins the message of a ConfigError for a folder that holds
+    no model; raise EngineError if `embedded` fails.
+    """
     if model == EMBEDDED:
-        folder = embedded_folder("model", notify)
-        return str(folder), folder
+        return embedded_folder("model", notify)
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model folder {path} has no config.json; name a folder in Hugging Face format")
-        return str(path.absolute()), path.absolute()
+            raise ConfigError(f"{what} {path} has no config.json; name a folder in Hugging Face format")
+        return path.absolute()
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise ConfigError(f"model folder {model} does not exist")
-    return model, None
+        raise ConfigError(f"{what} {model} does not exist")
+    return None
 
 
 def _tutor_command(settings: TutorServer, port: int) -> tuple[list[str], dict[str, str], Path | None]:

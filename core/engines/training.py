@@ -25,8 +25,7 @@ from treadle.core.engines.events import STATE_MARKER
 from treadle.core.engines.process import Child, log_tail, printable
 from treadle.core.errors import ConfigError
 from treadle.core.steady_loop import SteadyClock
-from treadle.core.store.storage import storage_errors
-from treadle.core.store.watched_path import WatchedPath
+from treadle.core.store.storage import WatchedPath, storage_errors
 
 _STATE = re.compile(r"(?:checkpoint-|global_step_)(\d+)")
 _POLL_S = 0.25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from treadle.core.runs.address import Address
 from treadle.core.store.leases import hold_key, watch_leases
 from treadle.core.store.locks import hold
 from treadle.core.store.object_storage import ObjectStorage
-from treadle.core.store.storage import Storage, remove_abandoned
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import remove_abandoned
 
 
 @dataclass(slots=True)
@@ -41,16 +43,12 @@ def collect(storage: Storage, min_age_s: float, *, max_wait_s: float = MAX_WAIT_
     done = Collected(plan_collection(storage, min_age_s, watch=watch))
     artifacts = [item for item in done.plan.garbage if item.what == "artifact"]
     if artifacts:
-        try:
-            with collecting(storage, max_wait_s=max_wait_s) as check:
-                # A commit may have taken up an artifact since the plan was made.
-                again = reach(storage, watch)
-                for item in artifacts:
-                    check()
-                    _remove_unless(done, item, storage, _reason_to_keep(item, again.folders, again.problems))
-        except RunError as error:
-            gone = {item.key for item in done.removed}
-            done.left += [(item, str(error)) for item in artifacts if item.key not in gone]
+        with _leaving(done, artifacts), collecting(storage, max_wait_s=max_wait_s) as check:
+            # A commit may have taken up an artifact since the plan was made.
+            again = reach(storage, watch)
+            for item in artifacts:
+                check()
+                _remove_unless(done, item, storage, _reason_to_keep(item, again.folders, again.problems))
     others = [item for item in done.plan.garbage if item.what != "artifact"]
     for (run_id, address), items in itertools.groupby(sorted(others, key=_owner), key=_owner):
         if address:
@@ -79,17 +77,12 @@ def _of_instance(done: Collected, storage: Storage, run_id: str, address: str, i
     if run is None:
         done.left += [(item, f"run {run_id} can no longer be opened") for item in items]
         return
-    try:
-        with run.lease(Address.parse(address), brief=True) as lease:
-            needs = needs_of(run, Address.parse(address))
-            for item in items:
-                lease.check()
-                name = item.key.rsplit("/", 1)[-1]
-                _remove_unless(
-                    done, item, storage, "" if needs.reason_unneeded(item.what, name) else "it is needed again"
-                )
-    except RunError as error:
-        done.left += [(item, str(error)) for item in _leave_all(done, items)]
+    with _leaving(done, items), run.lease(Address.parse(address), brief=True) as lease:
+        needs = needs_of(run, Address.parse(address))
+        for item in items:
+            lease.check()
+            is_unneeded = needs.reason_unneeded(item.what, item.key.rsplit("/", 1)[-1])
+            _remove_unless(done, item, storage, "" if is_unneeded else "it is needed again")
 
 
 def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]) -> None:
@@ -97,18 +90,21 @@ def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]
     key, what = f"runs/{run_id}/locks/run.lock", f"the creation of run {run_id}"
     # For items that exist on this machine only, nothing may be created on the root.
     is_here = all(item.here for item in items)
+    lease = hold(storage.directory(key), what, brief=True) if is_here else hold_key(storage, key, what, brief=True)
+    with _leaving(done, items), lease:
+        there = storage.exists(f"runs/{run_id}/run.json")
+        for item in items:
+            _remove_unless(done, item, storage, "a run with this id exists again" if there else "")
+
+
+@contextlib.contextmanager
+def _leaving(done: Collected, items: Iterable[Garbage]) -> Iterator[None]:
+    """Leave those of the items that a block does not come to because of a RunError, with the error as the reason."""
     try:
-        with hold(storage.directory(key), what, brief=True) if is_here else hold_key(storage, key, what, brief=True):
-            there = storage.exists(f"runs/{run_id}/run.json")
-            for item in items:
-                _remove_unless(done, item, storage, "a run with this id exists again" if there else "")
+        yield
     except RunError as error:
-        done.left += [(item, str(error)) for item in _leave_all(done, items)]
-
-
-def _leave_all(done: Collected, items: Iterable[Garbage]) -> Iterator[Garbage]:
-    seen = {id(item) for item in (*done.removed, *(item for item, _ in done.left))}
-    return (item for item in items if id(item) not in seen)
+        seen = {id(item) for item in (*done.removed, *(item for item, _ in done.left))}
+        done.left += [(item, str(error)) for item in items if id(item) not in seen]
 
 
 def _remove_unless(done: Collected, item: Garbage, storage: Storage, why: str) -> None:

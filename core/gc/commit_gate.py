@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from treadle.core.errors import RunError
-from treadle.core.store.leases import hold_key, watch_leases
-from treadle.core.store.locks import Lease, LeaseWatch
+from treadle.core.store.leases import Lease, LeaseWatch, hold_key, watch_leases
 from treadle.core.store.object_storage import ObjectStorage
-from treadle.core.store.storage import Storage, make_folder, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import make_folder, storage_errors
 
 _log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import FINGERPRINT_DIGITS, Run
 from treadle.core.runs.stage import KEPT
 from treadle.core.store.artifacts import parse_manifest
-from treadle.core.store.leases import watch_leases
-from treadle.core.store.locks import LeaseWatch
+from treadle.core.store.leases import LeaseWatch, watch_leases
 from treadle.core.store.object_storage import ObjectStorage
-from treadle.core.store.storage import Storage, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
 
 What = Literal["artifact", "journal", "workspace", "work folder", "temporary", "remains of a run"]
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.record_files import load_record
-from treadle.core.runs.records import AttemptRecord, InputRef, RunInfo, StageRecord
+from treadle.core.runs.records import AttemptRecord, InputRef, RunInfo, StageRecord, load_record
 from treadle.core.runs.run import Run
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.core.store.locks import LeaseWatch
-from treadle.core.store.storage import Storage
+from treadle.core.store.leases import LeaseWatch
+from treadle.core.store.roots import Storage
 
 _NAMED = re.compile(rb"artifacts[/\\]+([a-z0-9_]+)[/\\]+([0-9a-f]{16})")
 _TEXTS = ("run.json", "config.json", "config.input.toml")

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from treadle.core.errors import StorageError
@@ -55,7 +55,7 @@ def _parts(place: int) -> tuple[int, int, int]:
 
 
 class Journal:
-    """Durable records by owner and unit; implements `core.stage.JournalView`.
+    """Durable records by owner and unit; implements `core.runs.stage.JournalView`.
 
     `append` and `finish` pass the record to the kernel before they return, so it survives SIGKILL. A thread forces the
     data to disk every 100 ms, which bounds what a power loss costs. The first record of an owner and unit wins. Only
@@ -109,11 +109,6 @@ class Journal:
     def num_finished(self) -> int:
         """Number of owners whose final row is recorded."""
         return len(self._finished)
-
-    @property
-    def num_unfinished(self) -> int:
-        """Number of owners with recorded units and no final row."""
-        return len(self._units)
 
     def finished_owners(self) -> Iterator[str]:
         """Iterate over the owners whose final row is recorded, in the order of finishing."""
@@ -262,11 +257,8 @@ class Journal:
 
             self.num_damaged += scan(path, keep)
         if self.num_damaged:
-            _log.warning(
-                "journal %s: %d damaged spans skipped; their work is repeated",
-                self._directory,
-                self.num_damaged,
-            )
+            words = "journal %s: %d damaged spans skipped; their work is repeated"
+            _log.warning(words, self._directory, self.num_damaged)
 
 
 def count_finished(directory: Path) -> int:
@@ -276,18 +268,7 @@ def count_finished(directory: Path) -> int:
 
 def finished_owners(directory: Path) -> set[str]:
     """Return the finished owners in a journal that another process may be writing; none if there is no journal."""
-    finished: set[str] = set()
-
-    def keep(owner: str, unit: str, _offset: int, _length: int) -> None:
-        if not unit:
-            finished.add(owner)
-
-    with storage_errors("read journal", directory):
-        for _, path in segments(directory):
-            # An instance that completes meanwhile deletes its journal.
-            with contextlib.suppress(FileNotFoundError):
-                scan(path, keep)
-    return finished
+    return {owner for _, places in _final_places(directory) for owner in places}
 
 
 def finished_rows(directory: Path, max_owners: int) -> list[bytes]:
@@ -296,6 +277,21 @@ def finished_rows(directory: Path, max_owners: int) -> list[bytes]:
     Returns none if there is no journal.
     """
     rows: dict[str, bytes] = {}
+    for path, places in _final_places(directory):
+        if len(rows) >= max_owners:
+            break
+        # An instance that completes meanwhile deletes its journal.
+        with storage_errors("read journal", path), contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            salt = salt_of(file.read(HEADER_BYTES), path) if places else 0
+            for owner, (offset, length) in list(places.items())[: max_owners - len(rows)]:
+                file.seek(offset)
+                if (value := value_of(file.read(length), salt)) is not None:
+                    rows[owner] = value
+    return list(rows.values())
+
+
+def _final_places(directory: Path) -> Iterator[tuple[Path, dict[str, tuple[int, int]]]]:
+    """Yield each segment with the offset and length of the final row of each owner in it."""
     with storage_errors("read journal", directory):
         for _, path in segments(directory):
             places: dict[str, tuple[int, int]] = {}
@@ -306,19 +302,7 @@ def finished_rows(directory: Path, max_owners: int) -> list[bytes]:
 
             with contextlib.suppress(FileNotFoundError):
                 scan(path, keep)
-                rows.update(_values(path, places, max_owners - len(rows)))
-            if len(rows) >= max_owners:
-                break
-    return list(rows.values())
-
-
-def _values(path: Path, places: Mapping[str, tuple[int, int]], most: int) -> Iterator[tuple[str, bytes]]:
-    with path.open("rb") as file:
-        salt = salt_of(file.read(HEADER_BYTES), path) if places else 0
-        for owner, (offset, length) in list(places.items())[:most]:
-            file.seek(offset)
-            if (value := value_of(file.read(length), salt)) is not None:
-                yield owner, value
+            yield path, places
 
 
 class _SyncThread:

@@ -10,6 +10,7 @@ list and are ignored: `docs/behaviour/runs.md`. On a local root the journal is u
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import threading
@@ -22,9 +23,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from treadle.core.errors import RunError, StorageError
 from treadle.core.journal.journal import Journal, count_finished
 from treadle.core.journal.segments import is_intact, segments
-from treadle.core.store.locks import Lease
+from treadle.core.store.leases import Lease
 from treadle.core.store.object_storage import ObjectStorage, RetryPolicy
-from treadle.core.store.storage import Storage, make_folder, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import make_folder, storage_errors
 
 _log = logging.getLogger(__name__)
 
@@ -138,17 +140,17 @@ class JournalUploader:
     """The objects of one journal, as the holder of its lease manages them."""
 
     def __init__(self, storage: ObjectStorage, key: str, lease: Lease) -> None:
-        self._storage, self._key, self._lease = storage, key, lease
+        self.storage, self._key, self._lease = storage, key, lease
         self._known: set[int] = set()
         """Numbers of the segments that are uploaded and listed."""
 
     def restore(self, *, from_scratch: bool) -> None:
         """Make the local directory hold exactly the valid segments, and start a list of our own."""
-        sizes = _sizes(self._storage, self._key)
-        newest = None if from_scratch else _newest_list(self._storage, self._key, sizes)
+        sizes = _sizes(self.storage, self._key)
+        newest = None if from_scratch else _newest_list(self.storage, self._key, sizes)
         listed = _numbers(newest[1].segments) if newest else set()
         there = {_number_of(name): size for name, size in sizes.items() if name.endswith(".journal")}
-        directory = self._storage.directory(self._key)
+        directory = self.storage.directory(self._key)
         with storage_errors("open journal", directory):
             make_folder(directory)
             local = {number: path for number, path in segments(directory)}
@@ -158,13 +160,13 @@ class JournalUploader:
                 tail = {number for number in local if number // _NUMBERS_PER_TOKEN == newest[0]} - listed
             else:
                 if listed:
-                    _log.warning("%s is missing segments; all work is repeated", self._storage.location(self._key))
+                    _log.warning("%s is missing segments; all work is repeated", self.storage.location(self._key))
                 listed, tail, gone = set(), set(), set()
             for number in local.keys() - listed - tail:
                 local[number].unlink()
             torn = _torn(local, {number: there[number] for number in (listed | tail) & there.keys()})
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self._storage.fetch, map(self._segment_key, (listed - local.keys()) | torn)))
+            list(pool.map(self.storage.fetch, map(self._segment_key, (listed - local.keys()) | torn)))
         self._known = listed - gone
         self.send(tail | gone, newest[1].num_finished if newest and listed | tail else 0)
 
@@ -176,38 +178,29 @@ class JournalUploader:
         for start in range(0, max(len(ordered), 1), _AT_ONCE):
             some = ordered[start : start + _AT_ONCE]
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                list(pool.map(self._storage.keep, map(self._segment_key, some)))
+                list(pool.map(self.storage.keep, map(self._segment_key, some)))
             self._put_list(self._known | set(some), num_finished)
             self._known |= set(some)
 
     def _put_list(self, numbers: set[int], num_finished: int) -> None:
-        content = _List(segments=tuple(_ranges(numbers)), num_finished=num_finished, machine=self._storage.machine())
+        content = _List(segments=tuple(_ranges(numbers)), num_finished=num_finished, machine=self.storage.machine())
         key, data = f"{self._key}/{self._lease.token:08d}.json", content.model_dump_json().encode()
         # Conditional, so that a delayed earlier put of ours cannot overwrite this one.
-        while not self._storage.put_if(key, data, self._storage.get(key)):
+        while not self.storage.put_if(key, data, self.storage.get(key)):
             self._lease.check()
 
     def upload_new(self, journal: Journal) -> None:
         """Seal the new records and upload them."""
         num_finished = journal.num_finished
-        directory = self._storage.directory(self._key)
+        directory = self.storage.directory(self._key)
         journal.seal()
         new = {number for number, _ in segments(directory)} - self._known
         if new:
             self.send(new, num_finished)
 
-    def keep(self, key: str) -> None:
-        """Upload the current content of a growing file."""
-        self._storage.keep(key)
-
-    def size(self, key: str) -> int:
-        """Return the size of a growing file in bytes."""
-        path = self._storage.directory(key)
-        return path.stat().st_size if path.exists() else 0
-
     def with_short_timeouts(self) -> JournalUploader:
         """Return a copy of this object that uses short timeouts and few retries."""
-        other = JournalUploader(self._storage.with_retry_policy(_BRIEF_POLICY), self._key, self._lease)
+        other = JournalUploader(self.storage.with_retry_policy(_BRIEF_POLICY), self._key, self._lease)
         other._known = self._known
         return other
 
@@ -255,11 +248,13 @@ class _Upload:
                 self._failing = True
 
     def _send_growing(self) -> None:
+        storage = self._brief.storage
         for key, sent in self._sizes.items():
-            size = self._brief.size(key)
+            path = storage.directory(key)
+            size = path.stat().st_size if path.exists() else 0
             # A long log is not uploaded again for each line.
             if size > sent + sent // 10:
-                self._brief.keep(key)
+                storage.keep(key)
                 self._sizes[key] = size
 
 
@@ -310,11 +305,7 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    first = last = None
-    for number in sorted(numbers):
-        if last is not None and first is not None and number != last + 1:
-            yield first, last
-            first = number
-        first, last = number if first is None else first, number
-    if first is not None and last is not None:
-        yield first, last
+    # Numbers in a row have the same distance from their places.
+    for _, group in itertools.groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
+        row = [number for _, number in group]
+        yield row[0], row[-1]

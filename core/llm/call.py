@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from yarl import URL
+from typing import Literal
 
 from treadle.core.llm.checks import PromptFacts, checked
 from treadle.core.llm.endpoint import Endpoint
 from treadle.core.llm.stops import KEPT, lacks_stop
 from treadle.core.llm.types import Completion
-from treadle.core.llm.wire import Answer, Failure
+from treadle.core.llm.wire import Answer, Failure, parse_chat, parse_completion
 from treadle.core.work_clock import TimeLimit, WorkClock, work_clock
 
 ATTEMPTS_PER_ENDPOINT = 2
@@ -23,9 +21,8 @@ ATTEMPTS_PER_ENDPOINT = 2
 class PoolCall:
     """Request of a caller, with the state of its attempts. Times are the event loop's unless noted."""
 
-    url_of: Callable[[Endpoint], URL]
+    route: Literal["completions", "chat"]
     body: bytes
-    parse: Callable[[bytes], Answer]
     session: str
     deadline: float
     """Time at which to give up, on `clock`."""
@@ -71,9 +68,8 @@ class PoolCall:
         """Return the same request for a parallel attempt, if possible on another endpoint."""
         avoid = {self.endpoint.url: ATTEMPTS_PER_ENDPOINT} if self.endpoint else {}
         return PoolCall(
-            self.url_of,
+            self.route,
             self.body,
-            self.parse,
             self.session,
             float("inf"),  # It ends with the attempt that it backs up.
             self.asked,
@@ -84,7 +80,7 @@ class PoolCall:
 
     def read(self, data: bytes) -> Answer:
         """Parse the body of a reply and check the answer; raise Failure if it is unusable."""
-        answer = self.parse(data)
+        answer = (parse_chat if self.route == "chat" else parse_completion)(data)
         return answer if self.asked is None else checked(answer, self.asked)
 
     def take_hedge_result(self) -> Answer:
@@ -127,13 +123,3 @@ class PoolCall:
             return False
         styles = asked.stop_styles
         return lacks_stop(answer, asked.stops, KEPT if styles is None else styles.get(endpoint.url, KEPT))
-
-
-def completions_url(endpoint: Endpoint) -> URL:
-    """Return the URL at which an endpoint completes prompts."""
-    return endpoint.target.completions
-
-
-def chat_url(endpoint: Endpoint) -> URL:
-    """Return the URL at which an endpoint completes chats."""
-    return endpoint.target.chat

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from treadle.core.llm.wire import Answer, Failure
+from treadle.core.chat import ChatTokenizer
+from treadle.core.llm.wire import Answer, Failure, malformed
 
 SLACK_TOKENS = 16
 """Tokens by which honest counts may differ: BOS and EOS, and a stop string that is counted or not."""
@@ -25,17 +25,6 @@ _WINDOW_SLACK = 64
 _OUTPUT_LIMIT = "output limit was reached"
 _CHAT_SLACK = 1024
 """Tokens that a chat template may add to the messages."""
-
-
-class Vocabulary(Protocol):
-    """Part of a tokenizer that the checks use; `treadle.core.chat.ChatTokenizer` fits."""
-
-    vocab_size: int
-    added_tokens: frozenset[str]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens."""
-        ...
 
 
 @dataclass(slots=True)
@@ -62,7 +51,7 @@ class PromptFacts:
     in_ids: bool = False
     num_bytes: int = 0
     head: str | tuple[int, ...] | None = None
-    vocabulary: Vocabulary | None = None
+    vocabulary: ChatTokenizer | None = None
     stop_styles: Mapping[str, str] | None = None
 
 
@@ -71,7 +60,7 @@ def prompt_facts(
     prompt: list[int] | str,
     max_tokens: int,
     stops: tuple[str, ...],
-    vocabulary: Vocabulary | None,
+    vocabulary: ChatTokenizer | None,
     stop_styles: Mapping[str, str] | None,
 ) -> PromptFacts:
     """Return the data that the answer to a prompt is checked against; keeps only the beginning of the prompt."""
@@ -94,18 +83,18 @@ def checked(answer: Answer, asked: PromptFacts) -> Answer:
     if ids is not None:
         _check_ids(answer, ids, asked)
     elif answer.text and not used:
-        raise _impossible("usage", f"the answer reports no tokens for {len(answer.text)} characters")
+        raise malformed("usage", f"the answer reports no tokens for {len(answer.text)} characters")
     if len(answer.text) > _MAX_CHARS_PER_TOKEN * (used + SLACK_TOKENS):
-        raise _impossible("usage", f"the answer reports {used} tokens for {len(answer.text)} characters")
+        raise malformed("usage", f"the answer reports {used} tokens for {len(answer.text)} characters")
     prompt = asked.num_prompt
     if prompt is None:
         return _noted(answer, asked)
     if used > asked.max_tokens + SLACK_TOKENS:
-        raise _impossible("too_long", f"the answer has {used} tokens, more than max_tokens = {asked.max_tokens}")
+        raise malformed("too_long", f"the answer has {used} tokens, more than max_tokens = {asked.max_tokens}")
     least = prompt - SLACK_TOKENS if asked.in_ids else 0
     if not least <= answer.prompt_tokens <= prompt + SLACK_TOKENS:
         unit = "tokens" if asked.in_ids else "bytes"
-        raise _impossible("usage", f"the answer reports {answer.prompt_tokens} tokens for a prompt of {prompt} {unit}")
+        raise malformed("usage", f"the answer reports {answer.prompt_tokens} tokens for a prompt of {prompt} {unit}")
     _check_echo(answer, asked)
     return answer if answer.model is None or answer.model == asked.model else _noted(answer, asked)
 
@@ -121,35 +110,31 @@ def checked_refusal(failure: Failure, asked: PromptFacts, max_model_len: int | N
         length, unit, slack = asked.num_prompt, "tokens" if asked.in_ids else "bytes", _WINDOW_SLACK
     if length + asked.max_tokens + slack > max_model_len:
         return failure
-    return _impossible(
+    return malformed(
         "window",
         f"a prompt of {length} {unit} with max_tokens = {asked.max_tokens} fits the window of {max_model_len} tokens "
         f"that the server reports, but was refused: {failure}",
     )
 
 
-def _impossible(oddity: str, message: str) -> Failure:
-    return Failure("malformed", message, oddity=oddity)
-
-
 def _check_ids(answer: Answer, ids: tuple[int, ...], asked: PromptFacts) -> None:
     used = answer.completion_tokens
     if not -SLACK_TOKENS <= used - len(ids) <= SLACK_TOKENS:
-        raise _impossible("usage", f"the answer reports {used} tokens and has {len(ids)} ids")
+        raise malformed("usage", f"the answer reports {used} tokens and has {len(ids)} ids")
     vocabulary = asked.vocabulary
     if vocabulary is None:
         return
     if answer.largest_id >= vocabulary.vocab_size:
         largest = answer.largest_id
-        raise _impossible("unknown_ids", f"token id {largest} is beyond the vocabulary of {vocabulary.vocab_size}")
+        raise malformed("unknown_ids", f"token id {largest} is beyond the vocabulary of {vocabulary.vocab_size}")
     text = answer.text
     if _ends_spell(ids, text, vocabulary):
         return
     if not _spells(vocabulary.decode(ids), text, asked.stops, vocabulary.added_tokens):
-        raise _impossible("ids_not_text", f"the {len(ids)} token ids of the answer do not spell its text")
+        raise malformed("ids_not_text", f"the {len(ids)} token ids of the answer do not spell its text")
 
 
-def _ends_spell(ids: tuple[int, ...], text: str, vocabulary: Vocabulary) -> bool:
+def _ends_spell(ids: tuple[int, ...], text: str, vocabulary: ChatTokenizer) -> bool:
     """Return whether the first and the last of many ids match the text; decoding all of them takes much longer."""
     if len(ids) <= 4 * _END_IDS:
         return False
@@ -189,7 +174,7 @@ def _check_echo(answer: Answer, asked: PromptFacts) -> None:
     else:
         return
     if repeated:
-        raise _impossible("echo", "the answer begins with its prompt")
+        raise malformed("echo", "the answer begins with its prompt")
 
 
 def _noted(answer: Answer, asked: PromptFacts) -> Answer:

@@ -11,7 +11,6 @@ import os
 import re
 import resource
 from collections.abc import Mapping
-from typing import Protocol
 
 import aiohttp
 from multidict import CIMultiDict, istr
@@ -53,31 +52,18 @@ class Target:
             self.headers[istr("Authorization")] = f"Bearer {key}"
 
 
-class HttpSettings(Protocol):
-    """Settings that the session needs."""
-
-    @property
-    def connect_timeout_s(self) -> float:
-        """Maximum seconds to open a connection."""
-        ...
-
-    @property
-    def max_response_bytes(self) -> int:
-        """Largest accepted response in bytes."""
-        ...
-
-
 class HttpClient:
     """HTTP session; create it in a running event loop and close it with `close`."""
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, connect_timeout_s: float, max_response_bytes: int) -> None:
+        """Set up; the limits are the seconds to open a connection, and the bytes of a response."""
         raise_open_file_limit()
-        self._limit = settings.max_response_bytes
+        self._limit = max_response_bytes
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=300)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             trust_env=False,
             auto_decompress=False,
             read_bufsize=_READ_BUFFER_BYTES,

@@ -25,8 +25,6 @@ class Health(Enum):
     HEALTHY = "healthy"
     TRIAL = "trial"
     """Back after an outage: gets requests, but the next failure takes it down again."""
-    DRAINING = "draining"
-    """Finishes its requests and gets no new ones until it is resumed."""
     DOWN = "down"
     """Gets no requests until a check succeeds."""
 
@@ -160,16 +158,6 @@ class Endpoint:
         self.failures_in_a_row = 0
         self._reject_waiters()
         return True
-
-    def drain(self) -> None:
-        """Stop placing requests here until `resume`."""
-        self.health = Health.DRAINING
-        self._reject_waiters()
-
-    def resume(self) -> None:
-        """End a drain; the endpoint is on trial, so the next failure takes it down."""
-        if self.health is Health.DRAINING:
-            self.health, self.silent = Health.TRIAL, False
 
     def readmit(self) -> None:
         """Put an endpoint on trial after a successful check."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
-from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall, chat_url, completions_url
+from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall
 from treadle.core.llm.checks import PromptFacts, checked_refusal, prompt_facts
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
@@ -22,7 +22,7 @@ from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.hosted import MAX_STOPS
 from treadle.core.llm.outage import Outages
-from treadle.core.llm.preflight import PreflightVocabulary, inspect_endpoints
+from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
 from treadle.core.llm.wire import (
     FINAL_KINDS,
@@ -31,8 +31,6 @@ from treadle.core.llm.wire import (
     chat_body,
     completion_body,
     failure_of,
-    parse_chat,
-    parse_completion,
 )
 from treadle.core.work_clock import TimeLimit
 
@@ -58,11 +56,10 @@ class ModelPool:
         self.settings = settings
         self.stats = PoolStats()
         self.facts: ServerFacts | None = None
-        self._vocabulary: PreflightVocabulary | None = None
+        self._vocabulary: ChatTokenizer | None = None
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
-        self._by_url: dict[str, Endpoint] = {}
         self._http: HttpClient | None = None
         self._limits: set[TimeLimit] = set()
         self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
@@ -75,15 +72,12 @@ class ModelPool:
             raise ConfigError(f"models.{self.name} has no endpoints; give their URLs, or a server to start")
         for item in self.settings.endpoints:
             self._endpoints.append(self._new_endpoint(item))
-        self._by_url = {endpoint.url: endpoint for endpoint in self._endpoints}
-        self._http = HttpClient(self.settings)
+        self._http = HttpClient(self.settings.connect_timeout_s, self.settings.max_response_bytes)
         watch = self._hedges.watch(self._note_late, self._hedge)
         self._watch = asyncio.get_running_loop().create_task(watch)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cancel all requests in flight or waiting (they raise EndpointUnavailable), then close connections."""
         self._closing = True
         await self._outages.close()
@@ -97,7 +91,7 @@ class ModelPool:
             await asyncio.gather(*(endpoint.wait_idle() for endpoint in self._endpoints))
             await self._http.close()
 
-    async def check(self, vocabulary: PreflightVocabulary | None = None) -> ServerFacts:
+    async def check(self, vocabulary: ChatTokenizer | None = None) -> ServerFacts:
         """Check that every endpoint answers, serves the model, and agrees with the configuration.
 
         Sends each endpoint GET /models, a completion of one token, and up to six short ones that find out how it
@@ -109,15 +103,8 @@ class ModelPool:
             EndpointUnavailable: An endpoint cannot be reached or does not work; one line names it.
         """
         self._vocabulary = vocabulary
-        targets = [endpoint.target for endpoint in self._endpoints]
         self.facts = await inspect_endpoints(
-            self._client(),
-            self.name,
-            self.settings,
-            targets,
-            self._sleep,
-            vocabulary,
-            lambda url, seconds: self._by_url[url].heartbeat.took(seconds),
+            self._client(), self.name, self.settings, self._endpoints, self._sleep, vocabulary
         )
         return self.facts
 
@@ -142,8 +129,9 @@ class ModelPool:
         body = completion_body(model, request, want_ids)
         asked = prompt_facts(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
         del request  # The body holds everything; free the prompt while the call waits.
-        completion = await self._call(PoolCall(completions_url, body, parse_completion, session, deadline, asked))
-        if want_ids and completion.token_ids is None and self._ids_promised():
+        completion = await self._call(PoolCall("completions", body, session, deadline, asked))
+        is_promised = self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
+        if want_ids and completion.token_ids is None and is_promised:
             raise ModelError(
                 f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
                 'return_token_ids), or set token_ids = "off"'
@@ -169,30 +157,14 @@ class ModelPool:
         sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MAX_STOPS])
         styles = self.facts.stops if self.facts is not None else None
         asked = PromptFacts(self.settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
-        return await self._call(PoolCall(chat_url, body, parse_chat, session, deadline, asked))
+        return await self._call(PoolCall("chat", body, session, deadline, asked))
 
     def states(self) -> dict[str, str]:
-        """Return the state of each URL: `healthy`, `trial` (just back), `draining` or `down`."""
+        """Return the state of each URL: `healthy`, `trial` (just back) or `down`."""
         return {endpoint.url: endpoint.health.value for endpoint in self._endpoints}
-
-    async def drain(self, url: str) -> None:
-        """Stop placing requests on one endpoint and return when it is idle; its sessions move until `resume`."""
-        endpoint = self._by_url[url.rstrip("/")]
-        endpoint.drain()
-        self._outages.refresh()
-        await endpoint.wait_idle()
-
-    def resume(self, url: str) -> None:
-        """End a drain."""
-        self._by_url[url.rstrip("/")].resume()
-        self._outages.refresh()
-
-    def _ids_promised(self) -> bool:
-        return self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
 
     async def _call(self, call: PoolCall) -> Completion:
         started = asyncio.get_running_loop().time()
-        self.stats.requests += 1
         while True:
             endpoint = self._place(call)
             if endpoint is None:
@@ -209,8 +181,6 @@ class ModelPool:
 
     def _completion(self, answer: Answer, endpoint: Endpoint, started: float, call: PoolCall) -> Completion:
         self.stats.completions += 1
-        self.stats.prompt_tokens += answer.prompt_tokens
-        self.stats.completion_tokens += answer.completion_tokens
         if answer.notes:
             self.stats.odd.update(answer.notes)
         return call.completion(answer, endpoint, asyncio.get_running_loop().time() - started)
@@ -283,20 +253,18 @@ class ModelPool:
             call.limit = None  # The limit refers to the call: a cycle would keep both until the next collection.
         endpoint.heartbeat.heard()
         if status != 200:
-            raise self._refusal(endpoint, self._checked(failure_of(status, headers, data), call), status)
+            raise self._refusal(endpoint, failure_of(status, headers, data), status, call)
         answer = call.read(data)
         self._outages.note_success(endpoint, sent_at)
         self._hedges.answered(endpoint.last_alive_at - sent_at)
         return answer
 
-    def _checked(self, failure: Failure, call: PoolCall) -> Failure:
-        window = self.facts.max_model_len if self.facts is not None else None
-        return failure if call.asked is None else checked_refusal(failure, call.asked, window)
-
     async def _exchange(self, endpoint: Endpoint, call: PoolCall) -> tuple[int, Mapping[str, str], bytes]:
+        target = endpoint.target
+        url = target.chat if call.route == "chat" else target.completions
         try:
             async with asyncio.timeout(self.settings.request_timeout_s):
-                return await self._client().post(call.url_of(endpoint), call.body, endpoint.target.headers)
+                return await self._client().post(url, call.body, target.headers)
         except TimeoutError:
             raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
 
@@ -330,7 +298,10 @@ class ModelPool:
         if endpoint.health is Health.DOWN:
             raise Failure("timeout", "no answer, and the server is down")
 
-    def _refusal(self, endpoint: Endpoint, failure: Failure, status: int) -> Failure:
+    def _refusal(self, endpoint: Endpoint, failure: Failure, status: int, call: PoolCall) -> Failure:
+        if call.asked is not None:
+            window = self.facts.max_model_len if self.facts is not None else None
+            failure = checked_refusal(failure, call.asked, window)
         if status in (429, 503):
             endpoint.refused(endpoint.last_alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure

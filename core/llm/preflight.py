@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable
-from treadle.core.llm.client import HttpClient, Target
+from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.endpoint import Endpoint
 from treadle.core.llm.hosted import FIXED_VALUES, refused_keys
 from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN, stop_within, style_of
 from treadle.core.llm.types import CompletionRequest, ServerFacts
@@ -54,116 +55,81 @@ _SILENCES = 2
 """Maximum number of retries of a step that timed out."""
 
 
-class PreflightVocabulary(Protocol):
-    """Part of a tokenizer that the preflight uses; `treadle.core.chat.ChatTokenizer` fits."""
-
-    folder: Path
-    vocab_size: int
-    added_tokens: frozenset[str]
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of plain text, without BOS or EOS."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    max_model_len: int | None
-    token_ids: bool
-    refused_keys: tuple[str, ...]
-    stops: str
-    """How the endpoint treats stop strings; see `treadle.core.llm.stops`."""
-
-
 async def inspect_endpoints(
     http: HttpClient,
     name: str,
     settings: ModelSettings,
-    targets: Sequence[Target],
+    endpoints: Sequence[Endpoint],
     sleep: Callable[[float], Awaitable[object]],
-    vocabulary: PreflightVocabulary | None = None,
-    took: Callable[[str, float], None] = lambda url, seconds: None,
+    vocabulary: ChatTokenizer | None,
 ) -> ServerFacts:
     """Inspect all endpoints of a model concurrently.
 
-    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`. `took` is called
-    with the URL of an endpoint and the seconds that it took to list its models.
+    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`.
 
     Raises:
         ConfigError: The first endpoint that fails does not fit the configuration.
         EndpointUnavailable: The first endpoint that fails cannot be reached or does not work.
     """
-    inspections = [_Inspection(http, name, settings, target, sleep, vocabulary, took).run() for target in targets]
-    results = await asyncio.gather(*inspections, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    found = [result for result in results if isinstance(result, _Found)]
-    windows = [item.max_model_len for item in found if item.max_model_len is not None]
+    found = [
+        _Inspection(http, settings, endpoint, f"models.{name}: endpoint {endpoint.url}", sleep, vocabulary)
+        for endpoint in endpoints
+    ]
+    for error in await asyncio.gather(*(item.run() for item in found), return_exceptions=True):
+        if error is not None:
+            raise error
+    windows = [item.window for item in found if item.window is not None]
     token_ids = all(item.token_ids for item in found) and settings.token_ids != "off"
     if settings.token_ids == "required" and not token_ids:
-        bad = [target.url for target, item in zip(targets, found, strict=True) if not item.token_ids]
+        bad = [item.endpoint.url for item in found if not item.token_ids]
         raise ConfigError(f'models.{name}: token_ids = "required", but {", ".join(bad)} does not return token ids')
     return ServerFacts(
         model=settings.model,
         max_model_len=settings.max_model_len or min(windows, default=None),
         token_ids=token_ids,
-        endpoints=tuple(target.url for target in targets),
+        endpoints=tuple(item.endpoint.url for item in found),
         refused_keys=tuple(sorted({key for item in found for key in item.refused_keys})),
-        stops={target.url: item.stops for target, item in zip(targets, found, strict=True)},
+        stops={item.endpoint.url: item.stops for item in found},
     )
 
 
+@dataclass(slots=True)
 class _Inspection:
     """Preflight of one endpoint. Temporary failures are retried; a refused connection is not."""
 
-    def __init__(
-        self,
-        http: HttpClient,
-        name: str,
-        settings: ModelSettings,
-        target: Target,
-        sleep: Callable[[float], Awaitable[object]],
-        vocabulary: PreflightVocabulary | None,
-        took: Callable[[str, float], None],
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._took = took
-        self._http = http
-        self._name = name
-        self._settings = settings
-        self._target = target
-        self._sleep = sleep
-        self._where = f"models.{name}: endpoint {target.url}"
-        self._listed = False
-        self._returns_prompt_ids = False
-        self._refused_keys: list[str] = []
+    _http: HttpClient
+    _settings: ModelSettings
+    endpoint: Endpoint
+    _where: str
+    _sleep: Callable[[float], Awaitable[object]]
+    _vocabulary: ChatTokenizer | None
+    _listed: bool = False
+    _returns_prompt_ids: bool = False
+    window: int | None = None
+    token_ids: bool = False
+    refused_keys: list[str] = field(default_factory=list)
+    stops: str = DROPPED
+    """How the endpoint treats stop strings; see `treadle.core.llm.stops`."""
 
-    async def run(self) -> _Found:
+    async def run(self) -> None:
         chat = self._settings.api == "chat"
-        stops = DROPPED
         try:
-            window = await self._with_retries(self._check_model)
-            token_ids = await self._with_retries(self._check_chat if chat else self._check_completion)
-            if token_ids and self._vocabulary is not None and self._returns_prompt_ids:
+            self.window = await self._with_retries(self._check_model)
+            self.token_ids = await self._with_retries(self._check_chat if chat else self._check_completion)
+            if self.token_ids and self._vocabulary is not None and self._returns_prompt_ids:
                 await self._with_retries(self._check_vocabulary)
             if not chat:
-                stops = await self._with_retries(self._check_stops)
+                self.stops = await self._with_retries(self._check_stops)
         except Failure as failure:
             raise self._explain(failure) from failure
-        wanted = self._settings.max_model_len
+        window, wanted = self.window, self._settings.max_model_len
         if window is not None and wanted is not None and wanted > window:
             raise ConfigError(
                 f"{self._where} serves a window of {window} tokens, fewer than max_model_len = {wanted}; "
                 "lower max_model_len or start the server with a larger window"
             )
-        if chat and "stop" in self._refused_keys:
-            stops = IGNORED
-        return _Found(window, token_ids, tuple(self._refused_keys), stops)
+        if chat and "stop" in self.refused_keys:
+            self.stops = IGNORED
 
     async def _with_retries(self, step: Callable[[], Awaitable[Any]]) -> Any:
         for attempt in range(self._settings.retry_limit + 1):
@@ -193,8 +159,8 @@ class _Inspection:
     async def _check_model(self) -> int | None:
         """Return the served window in tokens, None if unknown; raise ConfigError if the model is not listed."""
         began = asyncio.get_running_loop().time()
-        status, headers, data = await self._http.get(self._target.models, self._target.headers)
-        self._took(self._target.url, asyncio.get_running_loop().time() - began)
+        status, headers, data = await self._http.get(self.endpoint.target.models, self.endpoint.target.headers)
+        self.endpoint.heartbeat.took(asyncio.get_running_loop().time() - began)
         if status in _NO_ROUTE:
             return None
         if status != 200:
@@ -251,12 +217,12 @@ class _Inspection:
         Collects the keys that the service refuses: without one of them, the next request may be refused for another.
         """
         status, headers, data = await self._ask_chat()
-        while new := [key for key in refused_keys(status, data) if key not in self._refused_keys]:
-            self._refused_keys.append(new[0])
+        while new := [key for key in refused_keys(status, data) if key not in self.refused_keys]:
+            self.refused_keys.append(new[0])
             status, headers, data = await self._ask_chat()
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
-                f"{self._where} lists the model, but {self._target.chat} answers HTTP {status}; "
+                f"{self._where} lists the model, but {self.endpoint.target.chat} answers HTTP {status}; "
                 'set api = "completions" if it completes prompts'
             )
         if status != 200:
@@ -269,21 +235,21 @@ class _Inspection:
         return False
 
     async def _ask_chat(self) -> tuple[int, Mapping[str, str], bytes]:
-        refused = self._refused_keys
+        refused = self.refused_keys
         sampling = _CHAT_PROBE.model_copy(update={key: FIXED_VALUES[key] for key in refused if key in FIXED_VALUES})
         messages = [{"role": "user", "content": PROBE_TEXT}]
         body = chat_body(self._settings.model, messages, sampling, 0, _CHAT_STOP, chat_only=True, refused=refused)
-        return await self._http.post(self._target.chat, body, self._target.headers)
+        return await self._http.post(self.endpoint.target.chat, body, self.endpoint.target.headers)
 
     async def _complete(
         self, prompt: list[int] | str, *, want_ids: bool = False, max_tokens: int = 1, stop: tuple[str, ...] = ()
     ) -> Answer:
         request = CompletionRequest(prompt, max_tokens=max_tokens, sampling=_GREEDY, stop=stop, seed=0)
-        body = completion_body(self._settings.model, request, want_ids)
-        status, headers, data = await self._http.post(self._target.completions, body, self._target.headers)
+        body, target = completion_body(self._settings.model, request, want_ids), self.endpoint.target
+        status, headers, data = await self._http.post(target.completions, body, target.headers)
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
-                f"{self._where} lists the model, but {self._target.completions} answers HTTP {status}: a chat-only "
+                f"{self._where} lists the model, but {target.completions} answers HTTP {status}: a chat-only "
                 'service is asked with api = "chat" (eval: --chat), as agent of rollouts, judge and summarizer; '
                 "every other role needs a server that completes prompts, such as vLLM"
             )

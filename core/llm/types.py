@@ -109,21 +109,15 @@ class PoolStats:
     """Running counts of one pool.
 
     Attributes:
-        requests: Calls to `complete` and `chat`.
         completions: Calls that returned an answer.
         retries: Retried attempts by class of failure, and hedges as `late` (see `docs/behaviour/llm.md`).
-        prompt_tokens: Sum over answers.
-        completion_tokens: Sum over answers.
         in_flight: Requests on the wire now.
         peak_in_flight: Largest value of `in_flight`.
         odd: Odd answers by kind, malformed ones included: keys of `treadle.core.llm.oddities.ODDITIES`.
     """
 
-    requests: int = 0
     completions: int = 0
     retries: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
     in_flight: int = 0
     peak_in_flight: int = 0
     odd: Counter[str] = field(default_factory=Counter)

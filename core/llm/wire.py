@@ -179,18 +179,18 @@ def _only_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         reply = load_json(data, keep_surrogates=True)
     except orjson.JSONDecodeError:
-        raise _malformed("not_json", f"the answer is not JSON: {excerpt(data)}") from None
+        raise malformed("not_json", f"the answer is not JSON: {excerpt(data)}") from None
     if not isinstance(reply, dict):
-        raise _malformed("no_completion", f"the answer is not a completion: {excerpt(data)}")
+        raise malformed("no_completion", f"the answer is not a completion: {excerpt(data)}")
     if error := reply.get("error"):
         raise _error_in_answer(error, data)
     choices = reply.get("choices")
     # One answer was asked for: among several, or with another index than the first, the right one is unknown.
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise _malformed("no_completion", f"the answer is not a completion: {excerpt(data)}")
+        raise malformed("no_completion", f"the answer is not a completion: {excerpt(data)}")
     choice = choices[0]
     if choice.get("index") not in (0, None):
-        raise _malformed("no_completion", f"the answer is choice {excerpt_of(choice['index'])} instead of 0")
+        raise malformed("no_completion", f"the answer is choice {excerpt_of(choice['index'])} instead of 0")
     return reply, choice
 
 
@@ -198,10 +198,11 @@ def _error_in_answer(error: object, data: bytes) -> Failure:
     code = error.get("code") if isinstance(error, dict) else None
     if type(code) is int and 400 <= code < 600:
         return failure_of(code, {}, data)
-    return _malformed("error", f"the answer is an error with HTTP 200: {error_message(data)}")
+    return malformed("error", f"the answer is an error with HTTP 200: {error_message(data)}")
 
 
-def _malformed(oddity: str, message: str) -> Failure:
+def malformed(oddity: str, message: str) -> Failure:
+    """Return the failure for a malformed answer of a kind in `treadle.core.llm.oddities.ODDITIES`."""
     return Failure("malformed", message, oddity=oddity)
 
 
@@ -214,15 +215,15 @@ def _answer(
     largest_id: int = -1,
 ) -> Answer:
     if not isinstance(text, str):
-        raise _malformed("no_text", "the answer has no text")
+        raise malformed("no_text", "the answer has no text")
     if text != _unicode(text):
         # Tables and prompts cannot hold such a text, and a changed text is not the model's.
-        raise _malformed("not_json", "the answer's text is not Unicode")
+        raise malformed("not_json", "the answer's text is not Unicode")
     said = choice.get("finish_reason")
     if said in _GAVE_UP:
         raise Failure("server", f"the server gave up on the request (finish_reason {said!r})")
     if not isinstance(said, str):
-        raise _malformed("no_completion", f"the answer's finish_reason is {excerpt_of(said)}")
+        raise malformed("no_completion", f"the answer's finish_reason is {excerpt_of(said)}")
     finish = _FINISH.get(said)
     stop: object = None
     if finish == "stop":
@@ -261,7 +262,7 @@ def _usage(usage: object) -> tuple[int, int]:
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
         if type(prompt) is int and type(completion) is int and prompt >= 0 and completion >= 0:
             return prompt, completion
-    raise _malformed("no_usage", "the answer has no token usage")
+    raise malformed("no_usage", "the answer has no token usage")
 
 
 def _checked_ids(ids: object, data: bytes) -> tuple[tuple[int, ...] | None, int]:
@@ -275,7 +276,7 @@ def _checked_ids(ids: object, data: bytes) -> tuple[tuple[int, ...] | None, int]
         checked = None
     largest = max(checked) if checked else -1
     if checked is None or largest > _LARGEST_ID or _has_booleans(ids, data):
-        raise _malformed("bad_ids", "the answer's token_ids are not a list of ids")
+        raise malformed("bad_ids", "the answer's token_ids are not a list of ids")
     return checked, largest
 
 

@@ -15,17 +15,27 @@ from treadle.core.config import semantic_dump
 from treadle.core.errors import ArtifactError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.gc.commit_gate import committing
 from treadle.core.journal.upload import delete_journal, open_journal
-from treadle.core.runs.attempt_log import log_to
+from treadle.core.runs.attempt_log import uploaded_log
 from treadle.core.runs.bound_inputs import open_inputs
-from treadle.core.runs.context import WORK_FOLDER, Context, NullProgress, Outputs, run_on_shards
 from treadle.core.runs.earlier_jobs import attempt_start, reused_jobs
 from treadle.core.runs.provenance import package_versions
 from treadle.core.runs.records import AttemptRecord, AttemptState, InputRef, StageRecord
 from treadle.core.runs.retry import retry_journal
 from treadle.core.runs.run import Run, utc_now
-from treadle.core.runs.stage import Instance, JournalView, Progress, Rows, Stage, WorkResult
+from treadle.core.runs.shard_work import work_on_shards
+from treadle.core.runs.stage import (
+    WORK_FOLDER,
+    Instance,
+    JournalView,
+    Outputs,
+    Progress,
+    Rows,
+    Stage,
+    StageContext,
+    WorkResult,
+)
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.core.store.locks import Lease
+from treadle.core.store.leases import Lease
 from treadle.core.store.storage import storage_errors
 
 _log = logging.getLogger(__name__)
@@ -35,7 +45,7 @@ HelperScope = Callable[[int], contextlib.AbstractContextManager[None]]
 
 
 class Attempt:
-    """One attempt at a stage instance, made while holding its lease."""
+    """One attempt at a stage instance, made while holding its lease; creating it writes its record as running."""
 
     def __init__(
         self,
@@ -58,7 +68,7 @@ class Attempt:
         earlier = run.attempts(instance.address)
         start = attempt_start(instance, earlier, fingerprint, force=force)
         self._from_scratch, self._ignores_results = start.from_scratch, start.ignores_results
-        self._record = AttemptRecord(
+        opened = AttemptRecord(
             address=str(instance.address),
             number=earlier[-1].number + 1 if earlier else 1,
             state="running",
@@ -73,14 +83,10 @@ class Attempt:
             token=lease.token,
             started_at=utc_now(),
         )
-        self._journal_key = run.journal_key(instance.address, self._record.journal_name)
         # A killed attempt leaves its work folder behind.
         for attempt in earlier:
             run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
-
-    def open(self) -> None:
-        """Write the attempt's record with state `running` and its inputs."""
-        self._record = self._run.open_attempt(self._record, self._lease)
+        self._record = run.open_attempt(opened, lease)
 
     def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
         """Run the stage and return its record; record how the attempt ended in any case."""
@@ -88,10 +94,9 @@ class Attempt:
         self._folder = self._run.storage.directory(self._key)
         log_path = self._folder / "log.txt"
         with contextlib.ExitStack() as stack:
-            stack.callback(self._keep_log)
             try:
-                stack.enter_context(log_to(log_path))
-                record = self._make(accept_failures, progress or NullProgress())
+                stack.enter_context(uploaded_log(self._run.storage, f"{self._key}/log.txt", "the attempt's"))
+                record = self._make(accept_failures, progress or Progress())
             except TreadleError as error:
                 _log.error("%s: %s", self._record.address, error)
                 self._end("failed", str(error))
@@ -127,20 +132,20 @@ class Attempt:
             ) as reused,
         ):
 
-            def context_of(journal: JournalView) -> Context:
-                return Context(
+            def context_of(journal: JournalView) -> StageContext:
+                return StageContext(
                     address=address,
                     attempt=self._record.number,
                     settings=self._instance.settings,
                     inputs=inputs,
                     producers=self._instance.inputs,
                     journal=reused.over(journal),
-                    current_table=self._current_table,
+                    earlier=self._current_table,
                     progress=progress,
                     accept_failures=accept_failures,
                     scratch=scratch,
                     workspace=run.storage.directory(workspace),
-                    store_of=run.store,
+                    store=run.store,
                 )
 
             with self._run_work(context_of, progress) as (journal, work_result):
@@ -160,7 +165,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def _run_work(
-        self, context_of: Callable[[JournalView], Context], progress: Progress
+        self, context_of: Callable[[JournalView], StageContext], progress: Progress
     ) -> Iterator[tuple[JournalView, WorkResult]]:
         """Yield the instance's journal once the stage's jobs are done, and what `Stage.work` returned."""
         run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
@@ -183,13 +188,12 @@ class Attempt:
                     self._helper_scope(len(list(shards.open(plan)))) if self._helper_scope else contextlib.nullcontext()
                 )
                 with helper_scope:
-                    run_on_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
+                    work_on_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
                 with shards.read(plan) as whole:
                     yield whole, shards.work_result(plan)
                 return
-        with open_journal(
-            run.storage, self._journal_key, self._lease, from_scratch=self._from_scratch, growing=(log,)
-        ) as journal:
+        key = run.journal_key(address, self._record.journal_name)
+        with open_journal(run.storage, key, self._lease, from_scratch=self._from_scratch, growing=(log,)) as journal:
             _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
             yield journal, WorkResult() if stage.work is None else stage.work(context_of(journal))
 
@@ -229,14 +233,6 @@ class Attempt:
     def _end(self, state: AttemptState, error: str | None = None) -> None:
         update = {"state": state, "error": error, "finished_at": utc_now()}
         _write_state(self._record.model_copy(update=update), self._run, self._lease)
-
-    def _keep_log(self) -> None:
-        try:
-            self._run.storage.keep(f"{self._key}/log.txt")
-        except StorageError as failure:
-            _log.warning(
-                "the attempt's log cannot be uploaded, it stays on this machine in %s: %s", self._folder, failure
-            )
 
 
 def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Write the `treadle` loggers' output of an attempt to a file in its folder."""
+"""Write the `treadle` loggers' output of an attempt to a file in its folder, and upload it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from treadle.core.errors import StorageError
+from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
 from treadle.core.untrusted.sanitize import SanitizingFormatter
+
+_log = logging.getLogger(__name__)
 
 
 class _LogFile(logging.FileHandler):
@@ -21,6 +25,20 @@ class _LogFile(logging.FileHandler):
         """Close the file, ignoring an error from writing its last lines."""
         with contextlib.suppress(OSError):
             super().close()
+
+
+@contextlib.contextmanager
+def uploaded_log(storage: Storage, key: str, whose: str) -> Iterator[None]:
+    """Log to the file `key` during a block, and store it as an object at the end; `whose` names it in a warning."""
+    path = storage.directory(key)
+    try:
+        with log_to(path):
+            yield
+    finally:
+        try:
+            storage.keep(key)
+        except StorageError as failure:
+            _log.warning("%s log cannot be uploaded, it stays on this machine in %s: %s", whose, path.parent, failure)
 
 
 @contextlib.contextmanager

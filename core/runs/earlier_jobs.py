@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO
 
 from treadle.core.errors import ArtifactError, StorageError
-from treadle.core.runs.records import AttemptRecord, StageRecord
+from treadle.core.runs.records import AttemptRecord
 from treadle.core.runs.reused import counterparts
 from treadle.core.runs.run import Run
-from treadle.core.runs.stage import Instance, JournalView, Rows, StageJobs
-from treadle.core.store.artifacts import ArtifactRef
+from treadle.core.runs.stage import EarlierResult, Instance, JournalView, Rows, StageJobs
 from treadle.core.store.storage import storage_errors
 
 _log = logging.getLogger(__name__)
@@ -29,48 +28,14 @@ _log = logging.getLogger(__name__)
 _LENGTH_BITS = 34
 
 
-class RecordedResult:
-    """An earlier result, read through its stage record. Implements `core.stage.EarlierResult`."""
-
-    def __init__(self, run: Run, record: StageRecord) -> None:
-        self._run, self._record = run, record
-
-    @property
-    def address(self) -> str:
-        """Address of the instance that has the result."""
-        return self._record.address
-
-    def rows(self, kind: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """See `EarlierResult.rows`."""
-        ref: ArtifactRef | None = self._record.outputs.get(kind)
-        if ref is None:
-            raise ArtifactError(f"the result of {self._record.address} has no table {kind}")
-        return self._run.rows(ref).rows(columns)
-
-    def telemetry(self, kind: str) -> Iterator[dict[str, Any]]:
-        """See `EarlierResult.telemetry`."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        key = self._record.telemetry.get(kind)
-        if key is None or not self._run.storage.exists(key):
-            return
-        with storage_errors("read", key), self._run.storage.open(key) as file:
-            try:
-                for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches():
-                    yield from batch.to_pylist()
-            except pa.ArrowException as error:
-                _log.warning("%s cannot be read, so reused rows have no telemetry: %s", key, error)
-
-
-def earlier_results(instance: Instance, run: Run) -> list[RecordedResult]:
+def earlier_results(instance: Instance, run: Run) -> list[EarlierResult]:
     """Return an instance's current result, if any, then its reusable results of earlier iterations, latest first."""
     addresses = [instance.address, *reversed(counterparts(instance))]
     records = (run.record(address) for address in addresses)
-    return [RecordedResult(run, record) for record in records if record is not None]
+    return [EarlierResult(run.storage, record) for record in records if record is not None]
 
 
-def finished_owners(jobs: StageJobs, result: RecordedResult, retry: Set[str] = frozenset()) -> frozenset[str]:
+def finished_owners(jobs: StageJobs, result: EarlierResult, retry: Set[str] = frozenset()) -> frozenset[str]:
     """Return the owners of the jobs that a result has finished, except those that ended in a status of `retry`.
 
     Returns none if the result cannot be read.
@@ -79,7 +44,7 @@ def finished_owners(jobs: StageJobs, result: RecordedResult, retry: Set[str] = f
         again = jobs.with_status(result, retry) if retry and jobs.with_status is not None else ()
         return frozenset(jobs.owners(result)).difference(again)
     except ArtifactError as error:
-        _log.warning("nothing is reused from the earlier result of %s: %s", result.address, error)
+        _log.warning("nothing is reused from the earlier result of %s: %s", result.record.address, error)
         return frozenset()
 
 
@@ -91,7 +56,7 @@ class ReusedJobs:
 
     def __init__(
         self,
-        results: Iterable[tuple[StageJobs, RecordedResult]],
+        results: Iterable[tuple[StageJobs, EarlierResult]],
         folder: Path,
         retry: Set[str] = frozenset(),
         gaps: Mapping[str, bytes] = MappingProxyType({}),
@@ -156,7 +121,7 @@ class ReusedJobs:
 
 
 class _ReusingJournal:
-    """A journal in which the reused jobs are finished as well. Implements `core.stage.JournalView`."""
+    """A journal in which the reused jobs are finished as well. Implements `core.runs.stage.JournalView`."""
 
     def __init__(self, journal: JournalView, reused: ReusedJobs) -> None:
         self._journal, self._reused = journal, reused
@@ -205,7 +170,7 @@ def reused_jobs(
 
 def _gaps(
     instance: Instance,
-    results: Sequence[tuple[StageJobs, RecordedResult]],
+    results: Sequence[tuple[StageJobs, EarlierResult]],
     retry: Set[str],
     inputs: Mapping[str, Sequence[Rows]],
 ) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from treadle.core.runs.reused import counterparts, result_origin
 from treadle.core.runs.run import Run, utc_now
 from treadle.core.runs.stage import Instance, Progress, Stage
 from treadle.core.store.artifacts import artifact_exists
-from treadle.core.store.locks import Lease
+from treadle.core.store.leases import Lease
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,6 @@ def execute(
                 retry=retry,
                 helper_scope=helper_scope,
             )
-            attempt.open()
         try:
             return attempt.make(accept_failures, progress)
         except (JobsPending, EndpointUnavailable) as error:

@@ -11,17 +11,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from treadle.core.errors import RunError, StorageError
-from treadle.core.runs.attempt_log import log_to
+from treadle.core.errors import RunError
+from treadle.core.runs.attempt_log import uploaded_log
 from treadle.core.runs.bound_inputs import bind_inputs, open_inputs
-from treadle.core.runs.context import Context, NullProgress, run_on_shards
 from treadle.core.runs.earlier_jobs import reused_jobs
 from treadle.core.runs.execute import fingerprint_of, is_current
+from treadle.core.runs.records import InputRef
 from treadle.core.runs.run import Run
+from treadle.core.runs.shard_work import work_on_shards
 from treadle.core.runs.shards import ShardPlan, Shards
-from treadle.core.runs.stage import Instance, JournalView, Progress
-from treadle.core.store.leases import watch_leases
-from treadle.core.store.locks import LeaseWatch
+from treadle.core.runs.stage import Instance, JournalView, Progress, StageContext
+from treadle.core.store.leases import LeaseWatch, watch_leases
 
 _log = logging.getLogger(__name__)
 
@@ -40,30 +40,27 @@ def check_sharded(instance: Instance) -> None:
 
 def has_free_shards(instance: Instance, run: Run, watch: LeaseWatch) -> bool:
     """Return whether `help_instance` has anything to do now; raise RunError as it does."""
+    return _free_shards(instance, run, watch) is not None
+
+
+def _free_shards(
+    instance: Instance, run: Run, watch: LeaseWatch
+) -> tuple[dict[str, tuple[InputRef, ...]], Shards, ShardPlan] | None:
+    """Return inputs, shards and plan of the instance if a shard is free; raise RunError as `help_instance` does."""
     check_sharded(instance)
     try:
         inputs = bind_inputs(instance, run)
     except RunError as error:
         raise NoOpenShards(str(error)) from error
-    fingerprint = fingerprint_of(instance, inputs)
-    shards, plan = _plan_of(instance, run, fingerprint)
-    if plan is not None:
-        return shards.any_free(plan, watch)
-    record = run.record(instance.address)
-    if record is not None and is_current(record, instance.stage, fingerprint, run):
-        return False
-    raise NoOpenShards(f"{shards.what} is not divided into shards; start it with `shards` above 1 first")
-
-
-def _plan_of(instance: Instance, run: Run, fingerprint: str) -> tuple[Shards, ShardPlan | None]:
-    """Return the shards of the last attempt and their plan.
-
-    The plan is None if there is none or it has another fingerprint.
-    """
-    attempts = run.attempts(instance.address)
+    fingerprint, attempts = fingerprint_of(instance, inputs), run.attempts(instance.address)
     shards = run.shards(instance.address, attempts[-1].journal_name if attempts else fingerprint)
     plan = shards.plan()
-    return shards, plan if plan is not None and plan.fingerprint == fingerprint else None
+    if plan is not None and plan.fingerprint == fingerprint:
+        return (inputs, shards, plan) if shards.any_free(plan, watch) else None
+    record = run.record(instance.address)
+    if record is not None and is_current(record, instance.stage, fingerprint, run):
+        return None
+    raise NoOpenShards(f"{shards.what} is not divided into shards; start it with `shards` above 1 first")
 
 
 def help_instance(
@@ -76,35 +73,34 @@ def help_instance(
     stays open.
     """
     watch, work = watch or watch_leases(run.storage), instance.stage.work
-    if not has_free_shards(instance, run, watch) or work is None:
+    found = _free_shards(instance, run, watch)
+    if found is None or work is None:
         return 0
-    inputs = bind_inputs(instance, run)
-    shards, plan = _plan_of(instance, run, fingerprint_of(instance, inputs))
-    if plan is None:
-        return 0
+    bound, shards, plan = found
+    inputs = open_inputs(run, bound)
+    shown = progress or Progress()
     with (
         _log_next_to_attempt(run, instance, plan) as log,
         tempfile.TemporaryDirectory(prefix="treadle-") as scratch,
         reused_jobs(instance, run, Path(scratch), from_scratch=not plan.reuse_results) as reused,
     ):
 
-        def context_of(journal: JournalView) -> Context:
-            return Context(
+        def context_of(journal: JournalView) -> StageContext:
+            return StageContext(
                 address=instance.address,
                 attempt=plan.attempt,
                 settings=instance.settings,
-                inputs=open_inputs(run, inputs),
+                inputs=inputs,
                 producers=instance.inputs,
                 journal=reused.over(journal),
-                progress=progress or NullProgress(),
+                progress=shown,
                 accept_failures=False,
                 scratch=Path(scratch),
                 workspace=Path(scratch) / "workspace",
-                store_of=run.store,
+                store=run.store,
             )
 
-        shown = progress or NullProgress()
-        return run_on_shards(shards, work, context_of, progress=shown, wait=False, growing=(log,), watch=watch)
+        return work_on_shards(shards, work, context_of, progress=shown, wait=False, growing=(log,), watch=watch)
 
 
 @contextlib.contextmanager
@@ -112,16 +108,9 @@ def _log_next_to_attempt(run: Run, instance: Instance, plan: ShardPlan) -> Itera
     """Log this process to a file next to the attempt's log, and yield its key."""
     name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{socket.gethostname()}-{os.getpid()}")
     key = run.attempt_key(instance.address, plan.attempt, f"workers/{name}.txt")
-    path = run.storage.directory(key)
-    try:
-        with log_to(path):
-            try:
-                yield key
-            except Exception as error:
-                _log.error("worker stopped: %s", error, exc_info=True)
-                raise
-    finally:
+    with uploaded_log(run.storage, key, "this worker's"):
         try:
-            run.storage.keep(key)
-        except StorageError as failure:
-            _log.warning("this worker's log cannot be uploaded, it stays on this machine in %s: %s", path, failure)
+            yield key
+        except Exception as error:
+            _log.error("worker stopped: %s", error, exc_info=True)
+            raise

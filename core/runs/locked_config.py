@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 from treadle.core.config import differing_keys
 from treadle.core.errors import RunError
-from treadle.core.runs.record_files import as_json, json_round_trip, parse_record
-from treadle.core.runs.records import RunInfo
+from treadle.core.runs.records import RunInfo, as_json, json_round_trip, parse_record
 from treadle.core.runs.run import Run, checked_id
 from treadle.core.store.roots import open_storage
 

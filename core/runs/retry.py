@@ -1,7 +1,7 @@
 """Retry only those rows of a result that ended in some status, such as `timeout`.
 
-All other rows are reused like the finished jobs of `core.recall`: they cost no requests and stay unchanged. The earlier
-result stays current until the new one is complete.
+All other rows are reused like the finished jobs of `core.runs.earlier_jobs`: they cost no requests and stay unchanged.
+The earlier result stays current until the new one is complete.
 """
 
 from __future__ import annotations

@@ -26,23 +26,24 @@ import orjson
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.provenance import git_state, package_versions
-from treadle.core.runs.record_files import as_json, load_record
 from treadle.core.runs.records import (
     AttemptRecord,
     InstanceState,
     InstanceStatus,
     RunInfo,
     StageRecord,
+    as_json,
+    load_record,
 )
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.shards import Shards
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef, verify_artifact
 from treadle.core.store.keyed_store import KeyedStore
-from treadle.core.store.leases import hold_key, holder_of
-from treadle.core.store.locks import Lease, live_holder, write_fenced
-from treadle.core.store.roots import open_storage
-from treadle.core.store.storage import LocalStorage, Storage
+from treadle.core.store.leases import Lease, hold_key, holder_of, write_fenced
+from treadle.core.store.locks import live_holder
+from treadle.core.store.roots import Storage, open_storage
+from treadle.core.store.storage import LocalStorage
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CUT_OFF = ("failed", "interrupted", "crashed")
@@ -236,10 +237,6 @@ class Run:
             self.storage, self._lock_key(address), f"{address} of run {self.run_id}", above=above, brief=brief
         )
 
-    def lock_path(self, address: Address) -> Path:
-        """Return the file of a stage instance's lease on this machine."""
-        return self.storage.directory(self._lock_key(address))
-
     def waiting_path(self, address: Address) -> Path:
         """Return a lock file on this machine; `doing` of its holder is what a stage instance waits for."""
         return self.storage.directory(self.key(f"locks/waiting/{address}.lock"))
@@ -284,18 +281,17 @@ class Run:
                 state = "completed"
             elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
                 state = "crashed"
-        forced_state: InstanceState | None = None
-        gaps_state: InstanceState | None = None
-        retry_state: InstanceState | None = None
-        retried: tuple[str, ...] = ()
+        later: dict[str, Any] = {}
         if record and last and last.fingerprint == record.fingerprint and state in _CUT_OFF:
             if last.forced:
-                forced_state, state = state, "completed"
+                later = {"forced_state": state}
             elif last.retried:
-                retry_state, retried, state = state, last.retried, "completed"
+                later = {"retry_state": state, "retried": last.retried}
             elif last.fills_gaps:
-                gaps_state, state = state, "completed"
-        unfinished = bool(forced_state or gaps_state or retry_state) or state not in ("completed", "absent")
+                later = {"gaps_state": state}
+        if later:
+            state = "completed"
+        unfinished = bool(later) or state not in ("completed", "absent")
         num_finished = 0
         if last is not None and unfinished:
             num_finished = self.shards(address, last.journal_name).count_finished()
@@ -307,10 +303,7 @@ class Run:
             num_finished=num_finished,
             num_attempts=len(attempts),
             error=last.error if last and unfinished else None,
-            forced_state=forced_state,
-            gaps_state=gaps_state,
-            retry_state=retry_state,
-            retried=retried,
+            **later,
             reused_from=reused_from,
             was_reused_from=record.reused_from if record and not reused_from else "",
             waits_for=waiting.doing if (waiting := live_holder(self.waiting_path(address))) else "",

@@ -12,25 +12,23 @@ left pending for a later attempt; until that attempt, no process writes to its j
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from treadle.core.errors import RunError, StorageError
+from treadle.core.errors import StorageError
 from treadle.core.journal.journal import Journal, finished_owners, finished_rows
 from treadle.core.journal.segments import segments
-from treadle.core.journal.upload import count_recorded, fetch_journal, last_token, open_journal
-from treadle.core.runs.stage import JournalView, WorkResult
-from treadle.core.store.leases import hold_key, watch_leases
-from treadle.core.store.locks import Lease, LeaseWatch, write_fenced
-from treadle.core.store.storage import Storage, storage_errors
+from treadle.core.journal.upload import count_recorded, fetch_journal
+from treadle.core.runs.records import as_json
+from treadle.core.runs.stage import JournalView, WorkResult, shard_of
+from treadle.core.store.leases import Lease, LeaseWatch, write_fenced
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +36,6 @@ MAX_SHARDS = 256
 POLL_S = 1.0
 _READERS = 512
 """Number of files that all journals of an instance together keep open for reading."""
-
-
-def shard_of(key: str, num_shards: int) -> int:
-    """Return the shard of a job by its owner; it is the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") % num_shards
 
 
 class ShardPlan(BaseModel):
@@ -81,12 +74,6 @@ class ShardResult(BaseModel):
     def work_result(self) -> WorkResult:
         """Return the result in the form in which the stage returned it."""
         return WorkResult(self.causes, self.first, self.retryable, self.facts)
-
-
-Work = Callable[[JournalView, ShardPlan, int], WorkResult]
-"""Function that works on one shard, given its journal, the plan and the shard's index in it."""
-OnProgress = Callable[[int, int], None]
-"""Callback while waiting for other processes, with the number of finished shards and of all shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +117,8 @@ class Shards:
             return None
         if plan.num_shards != num_shards:
             _log.info("%s was started with %d shards and keeps that number", self.what, plan.num_shards)
-        write_fenced(self.storage, f"{self.key}/shards.json", _as_json(plan), lease.token, lease)
+        write_fenced(self.storage, f"{self.key}/shards.json", as_json(plan), lease.token, lease)
         return plan
-
-    def work(
-        self,
-        work: Work,
-        *,
-        wait: bool,
-        growing: Sequence[str] = (),
-        on_progress: OnProgress | None = None,
-        watch: LeaseWatch | None = None,
-    ) -> int:
-        """Work on open shards, one after the other, until none is left; return the number finished by this process.
-
-        If living processes hold all remaining shards, the call returns. With `wait` it waits instead, takes over the
-        shards of processes that have died, and returns when all shards are finished. For `growing` see `open_journal`.
-        `watch` is a watch that has already observed the leases of these shards.
-        """
-        return _ShardWorker(self, work, growing, watch or watch_leases(self.storage)).run(wait, on_progress or _silent)
 
     def open(self, plan: ShardPlan) -> Iterator[int]:
         """Iterate over the indices of the unfinished shards; each is looked up when it is reached."""
@@ -175,6 +145,12 @@ class Shards:
             return None
         return None if result.first and result.attempt < plan.attempt else result
 
+    def write_result(self, plan: ShardPlan, index: int, worked: WorkResult, lease: Lease) -> None:
+        """Record how a shard was finished."""
+        result = ShardResult(token=lease.token, attempt=plan.attempt, fingerprint=plan.fingerprint, **asdict(worked))
+        key = f"{self.shard_key(plan, index)}/result.json"
+        write_fenced(self.storage, key, as_json(result), lease.token, lease)
+
     def work_result(self, plan: ShardPlan) -> WorkResult:
         """Return the combined result of all shards, once all are finished."""
         results = [self.result(plan, index) for index in range(plan.num_shards)]
@@ -199,24 +175,22 @@ class Shards:
 
     def count_finished(self) -> int:
         """Return the number of finished owners in the instance's journals, whether it is divided or not."""
-        plan = self.plan()
-        if plan is None:
-            return count_recorded(self.storage, self.key)
-        return sum(count_recorded(self.storage, self.shard_key(plan, index)) for index in range(plan.num_shards))
+        return sum(count_recorded(self.storage, key) for key in self._journal_keys())
 
     def finished_owners(self) -> set[str]:
         """Return the finished owners in those of the instance's journals that are on this machine."""
-        plan = self.plan()
-        keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
-        return {owner for key in keys for owner in finished_owners(self.storage.directory(key))}
+        return {owner for key in self._journal_keys() for owner in finished_owners(self.storage.directory(key))}
 
     def finished_rows(self, max_owners: int) -> list[bytes]:
         """Return the final rows of up to `max_owners` finished owners from the journals that are on this machine."""
-        plan, rows = self.plan(), list[bytes]()
-        keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
-        for key in keys:
+        rows: list[bytes] = []
+        for key in self._journal_keys():
             rows += finished_rows(self.storage.directory(key), max_owners - len(rows))
         return rows
+
+    def _journal_keys(self) -> list[str]:
+        plan = self.plan()
+        return [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
 
     def delete(self, token: int) -> None:
         """Delete the plan and the shards' journals, unless the plan has a later fencing token than `token`."""
@@ -250,75 +224,8 @@ class Shards:
         return any(name.endswith(".journal") and "/" not in name for name in names)
 
 
-def _silent(num_through: int, num_shards: int) -> None:
-    """Ignore the progress."""
-
-
-class _ShardWorker:
-    """One process that works on the shards of an instance."""
-
-    def __init__(self, shards: Shards, work: Work, growing: Sequence[str], watch: LeaseWatch) -> None:
-        self._shards, self._work, self._growing, self._watch = shards, work, growing, watch
-        self._through: set[int] = set()
-        self._plan: ShardPlan | None = None
-        self._num_done = 0
-
-    def run(self, wait: bool, on_progress: OnProgress) -> int:
-        told = -1
-        while (plan := self._shards.plan()) is not None:
-            if plan != self._plan:
-                self._plan, self._through = plan, set()
-            left = self._open(plan)
-            if not left:
-                break
-            looks = {index: self._watch.look(self._shards.lock_key(index)) for index in left}
-            free = next((index for index in left if looks[index] == "free"), None)
-            if free is not None:
-                self._num_done += self._claim(plan, free)
-            elif wait or "unknown" in looks.values():
-                if told != (told := len(self._through)):
-                    on_progress(told, plan.num_shards)
-                time.sleep(POLL_S)
-            else:
-                break
-        return self._num_done
-
-    def _open(self, plan: ShardPlan) -> list[int]:
-        """Return the unfinished shards; each process starts with another one, so that few try the same."""
-        for index in range(plan.num_shards):
-            if index not in self._through and self._shards.result(plan, index) is not None:
-                self._through.add(index)
-        first = os.getpid() % plan.num_shards
-        order = [*range(first, plan.num_shards), *range(first)]
-        return [index for index in order if index not in self._through]
-
-    def _claim(self, plan: ShardPlan, index: int) -> bool:
-        """Work on a shard if its lease is available; return whether this process finished it."""
-        shards, storage, key = self._shards, self._shards.storage, self._shards.shard_key(plan, index)
-        what, lock = shards.describe(plan, index), shards.lock_key(index)
-        with contextlib.ExitStack() as stack:
-            try:
-                held = hold_key(storage, lock, what, above=last_token(storage, key), seen=self._watch.seen(lock))
-                lease = stack.enter_context(held)
-            except RunError:
-                return False  # Another process was faster.
-            # Another process may have changed the plan, or finished the shard, before the lease was taken.
-            if shards.plan() != plan or shards.result(plan, index) is not None:
-                return False
-            _log.info("working at %s", what)
-            with open_journal(storage, key, lease, growing=self._growing) as journal:
-                worked = self._work(journal, plan, index)
-            # Written after the journal is closed, so that other processes find all of its records.
-            result = ShardResult(
-                token=lease.token, attempt=plan.attempt, fingerprint=plan.fingerprint, **asdict(worked)
-            )
-            write_fenced(storage, f"{key}/result.json", _as_json(result), lease.token, lease)
-            _log.info("finished %s%s", what, f"; first cause of failure: {worked.first}" * bool(worked.first))
-            return True
-
-
 class _AllShards:
-    """A read-only view of the journals of all shards; implements `core.stage.JournalView`."""
+    """A read-only view of the journals of all shards; implements `core.runs.stage.JournalView`."""
 
     def __init__(self, journals: Sequence[Journal]) -> None:
         self._journals = journals
@@ -364,7 +271,3 @@ def _load(storage: Storage, key: str, model: type[T_Model]) -> T_Model | None:
         return None if content is None else model.model_validate_json(content)
     except ValidationError:
         raise StorageError(f"{storage.location(key)} is damaged; rerun the instance with --force") from None
-
-
-def _as_json(model: BaseModel) -> bytes:
-    return orjson.dumps(model.model_dump(mode="json"), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

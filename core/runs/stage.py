@@ -1,4 +1,4 @@
-"""Define what a stage is, and the addresses of its instances.
+"""Define what a stage is, what it gets when it runs, and the addresses of its instances.
 
 A stage is data plus one function, and only `core.execute.execute` runs one. The Prefect tasks, the deployments, the
 command line and the key reference are all derived from this definition.
@@ -6,52 +6,45 @@ command line and the key reference are all derived from this definition.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from treadle.core.config import Section
+from treadle.core.errors import ArtifactError
 from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
 from treadle.core.schemas import Table
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.store.parquet import TableWriter
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
+
+_log = logging.getLogger(__name__)
 
 KEPT = "kept"
 """Prefix of the names of journals that outlive results."""
+WORK_FOLDER = "work"
+"""Folder of an attempt for files that are not needed after it completes."""
 
 
-class Rows(Protocol):
-    """A committed table, read as a stream."""
-
-    kind: str
-    digest: str
-    num_rows: int
-
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield record batches in the stored order, never the whole table at once."""
-        ...
-
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rows as dictionaries."""
-        ...
-
-    def folder(self, name: str) -> Path:
-        """Return the local path of a folder in the artifact, such as a model; treat it as read-only."""
-        ...
+Rows = ArtifactReader
+"""A committed table, read as a stream."""
 
 
-class Progress(Protocol):
-    """A listener to the progress of a stage, such as the terminal or the Prefect UI."""
+class Progress:
+    """A listener to the progress of a stage, such as the terminal or the Prefect UI; this one shows nothing."""
 
     def start(self, total: int, done: int, unit: str) -> None:
         """Start work of `total` units, of which `done` were finished in earlier attempts."""
-        ...
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
         """Report `count` more finished units; `facts` are shown next to the progress bar."""
-        ...
 
 
 class JournalView(Protocol):
@@ -92,7 +85,69 @@ class WorkResult:
     """JSON-able data for `Stage.run`."""
 
 
-class StageContext(Protocol):
+def shard_of(key: str, num_shards: int) -> int:
+    """Return the shard of a job by its owner; it is the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") % num_shards
+
+
+class Outputs:
+    """The tables that a stage instance is writing; uncommitted ones are deleted at the end of the block."""
+
+    def __init__(self, storage: Storage, stage: Stage, fingerprint: str, attempt: str) -> None:
+        """Open a writer for each table; `attempt` is the key of the attempt's folder."""
+        self._stage = stage
+        folder = storage.directory(attempt)
+        self._telemetry = {
+            table.kind: TableWriter(table, folder, name=f"{table.kind}.parquet", unique=False)
+            for table in stage.telemetry
+        }
+        self._tables: dict[str, ArtifactWriter] = {}
+        try:
+            for table in stage.produces:
+                self._tables[table.kind] = ArtifactWriter(
+                    storage, table, made_by=fingerprint, work=f"{attempt}/{WORK_FOLDER}"
+                )
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._abandon()
+
+    def _abandon(self) -> None:
+        for table in self._tables.values():
+            table.abandon()
+        for telemetry in self._telemetry.values():
+            telemetry.abandon()
+
+    def num_rows(self) -> dict[str, int]:
+        """Return the number of rows written so far, per table."""
+        return {kind: table.num_rows for kind, table in self._tables.items()}
+
+    def table(self, kind: str) -> ArtifactWriter:
+        """Return the output table `kind`; raise ArtifactError if the stage does not declare it."""
+        if kind not in self._tables:
+            raise ArtifactError(f"stage {self._stage.name} produces no {kind!r}; it produces {', '.join(self._tables)}")
+        return self._tables[kind]
+
+    def telemetry(self, kind: str) -> TableWriter:
+        """Return the telemetry table `kind`; raise ArtifactError if the stage does not declare it."""
+        if kind not in self._telemetry:
+            raise ArtifactError(f"stage {self._stage.name} declares no telemetry {kind!r}")
+        return self._telemetry[kind]
+
+    def commit(self) -> dict[str, ArtifactRef]:
+        """Close the telemetry files and publish all tables."""
+        for telemetry in self._telemetry.values():
+            telemetry.close()
+        return {kind: table.commit() for kind, table in self._tables.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class StageContext:
     """The only interface of a running stage to its run; it has no path inside the run."""
 
     address: Address
@@ -110,55 +165,77 @@ class StageContext(Protocol):
     workspace: Path
     """Folder, not yet created, that the next attempt at the same work finds unchanged, for example for states of
     engines. It exists only on this machine, and is deleted when the work is done or started from nothing."""
-    num_shards: int
+    store: Callable[[str], KeyedStore]
+    """Function from a name to a store of the run, shared by all instances, shards and machines; the first writer
+    wins."""
+    earlier: Callable[[str], Rows | None] = lambda kind: None
+    """Function from a kind to this instance's current result table, regardless of its inputs and settings.
+
+    Returns None if there is no such table, if it can no longer be read, or if the instance is started from nothing. It
+    is not an input: a stage may take from it only what it would make again in the same way, such as paid answers."""
+    outputs: Outputs | None = None
+    """Output tables; None during `Stage.work`, which writes no rows."""
+    shard: int | None = None
+    """Index of the current shard; None if all jobs belong to this context."""
+    num_shards: int = 1
     """Number of shards that the jobs are divided into, each of which one process at a time works on."""
-    work_result: WorkResult
+    work_result: WorkResult = field(default_factory=WorkResult)
     """Result of `Stage.work` if the stage has it; for `Stage.run`."""
 
     def owns(self, key: str) -> bool:
         """Return whether to work on the job with this owner; in `Stage.run` always True."""
-        ...
-
-    def store(self, name: str) -> KeyedStore:
-        """Return a store of the run by name, shared by all instances, shards and machines; the first writer wins."""
-        ...
-
-    def earlier(self, kind: str) -> Rows | None:
-        """Return this instance's current result table, regardless of its inputs and settings.
-
-        Returns None if there is no such table, if it can no longer be read, or if the instance is started from nothing.
-        It is not an input: a stage may take from it only what it would make again in the same way, such as paid
-        answers.
-        """
-        ...
+        return self.shard is None or shard_of(key, self.num_shards) == self.shard
 
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows to the output table `kind`; they are checked against its schema."""
-        ...
+        self._outputs().table(kind).write(rows)
 
     def write_telemetry(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows to a table that is stored with the attempt and is part of no digest."""
-        ...
+        self._outputs().telemetry(kind).write(rows)
 
     def add_folder(self, kind: str, name: str, source: Path) -> None:
         """Move a folder, such as a model, into the artifact of table `kind`."""
-        ...
+        self._outputs().table(kind).add_folder(name, source)
 
     def add_file(self, kind: str, name: str, content: bytes) -> None:
         """Add a file, such as `report.md`, to the artifact of table `kind`."""
-        ...
+        self._outputs().table(kind).add_file(name, content)
+
+    def _outputs(self) -> Outputs:
+        if self.outputs is None:
+            raise ArtifactError(f"{self.address}: rows can be written only after all jobs have been processed")
+        return self.outputs
 
 
-class EarlierResult(Protocol):
+@dataclass(frozen=True, slots=True)
+class EarlierResult:
     """A readable earlier result of an instance, or of its counterpart in an earlier iteration."""
+
+    storage: Storage
+    record: StageRecord
 
     def rows(self, kind: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows of an output table; raise ArtifactError if there is no such table or it cannot be read."""
-        ...
+        ref: ArtifactRef | None = self.record.outputs.get(kind)
+        if ref is None:
+            raise ArtifactError(f"the result of {self.record.address} has no table {kind}")
+        return ArtifactReader(self.storage, ref).rows(columns)
 
     def telemetry(self, kind: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of a telemetry table; none if it has been deleted."""
-        ...
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        key = self.record.telemetry.get(kind)
+        if key is None or not self.storage.exists(key):
+            return
+        with storage_errors("read", key), self.storage.open(key) as file:
+            try:
+                for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches():
+                    yield from batch.to_pylist()
+            except pa.ArrowException as error:
+                _log.warning("%s cannot be read, so reused rows have no telemetry: %s", key, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +266,6 @@ class StageJobs:
 
 def _one_shard(settings: Any) -> int:
     return 1
-
-
-def _always(metrics: Mapping[str, Any]) -> bool:
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +308,7 @@ class Stage:
     depends_on_address: bool = False
     """Whether results name the instance that they are of or made from, so that no result can be reused for another
     instance."""
-    is_complete: Callable[[Mapping[str, Any]], bool] = _always
+    is_complete: Callable[[Mapping[str, Any]], bool] = lambda metrics: True
     """Function from metrics to whether the result is complete. A result with accepted gaps is not; each run of the
     instance tries to fill them."""
 

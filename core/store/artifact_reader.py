@@ -13,13 +13,14 @@ import pyarrow as pa
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import TABLES
 from treadle.core.store.artifacts import ArtifactRef, FileEntry, read_manifest
-from treadle.core.store.storage import Storage, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
 
 _BATCH_ROWS = 1024
 
 
 class ArtifactReader:
-    """A reader of a committed table; implements `core.stage.Rows`."""
+    """A reader of a committed table."""
 
     def __init__(self, storage: Storage, ref: ArtifactRef) -> None:
         """Read the manifest; raise ArtifactError if it is missing, damaged or of an unsupported schema version."""
@@ -31,6 +32,7 @@ class ArtifactReader:
         self.digest = ref.digest
         self.num_rows = self.manifest.num_rows
         table, version = TABLES.get(ref.kind), self.manifest.schema_version
+        self._default_columns = table.visible if table is not None and table.hidden else None
         if table is not None and version != table.version:
             raise ArtifactError(
                 f"{ref.folder} holds table {ref.kind} in version {version}; "
@@ -40,22 +42,17 @@ class ArtifactReader:
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield record batches of up to 1,024 rows in the stored order, holding one row group in memory at a time.
 
-        Each file is hashed before its first row is yielded, because parquet itself does not detect a flipped bit.
-        Raises ArtifactError if a file has changed.
+        By default they have all columns that are not hidden. Each file is hashed before its first row is yielded,
+        because parquet itself does not detect a flipped bit. Raises ArtifactError if a file has changed.
         """
         import pyarrow.parquet as pq
 
-        for entry in self.manifest.files:
-            if not entry.name.endswith(".parquet"):
-                continue
-            key = f"{self._ref.folder}/{entry.name}"
-            with storage_errors("read", key), self._storage.open(key) as file:
+        wanted = list(columns) if columns else self._default_columns
+        for entry in self._parts():
+            with self._parquet_errors(entry.name) as file:
                 self._check(entry, file)
-                try:
-                    parquet = pq.ParquetFile(file, pre_buffer=False)
-                    yield from parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None)
-                except pa.ArrowException as error:
-                    raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
+                parquet = pq.ParquetFile(file, pre_buffer=False)
+                yield from parquet.iter_batches(_BATCH_ROWS, columns=wanted)
 
     def matching(
         self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None
@@ -67,22 +64,14 @@ class ArtifactReader:
         """
         import pyarrow.parquet as pq
 
-        wanted = None if columns is None else list(dict.fromkeys((column, *columns)))
-        for entry in self.manifest.files:
-            if not entry.name.endswith(".parquet"):
-                continue
-            key = f"{self._ref.folder}/{entry.name}"
-            with storage_errors("read", key), self._storage.open(key) as file:
-                try:
-                    groups = self._row_groups_with(entry, file, column, test)
-                    if not groups:
-                        continue
+        wanted = self._default_columns if columns is None else list(dict.fromkeys((column, *columns)))
+        for entry in self._parts():
+            with self._parquet_errors(entry.name) as file:
+                if groups := self._row_groups_with(entry, file, column, test):
                     parquet = pq.ParquetFile(file, pre_buffer=False)
                     for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
                         if (found := batch.filter(test(batch[column]))).num_rows:
                             yield found
-                except pa.ArrowException as error:
-                    raise ArtifactError(f"{key} cannot be read: {error}; run `treadle verify` for details") from error
 
     def _row_groups_with(
         self, entry: FileEntry, file: io.BufferedIOBase, column: str, test: Callable[[pa.Array], pa.Array]
@@ -116,12 +105,11 @@ class ArtifactReader:
         """Yield chosen columns of each row group with its (file, index); like `matching`, without hashing the files."""
         import pyarrow.parquet as pq
 
-        for entry in self.manifest.files:
-            if entry.name.endswith(".parquet"):
-                with self._parquet_errors(entry.name) as file:
-                    parquet = pq.ParquetFile(file, pre_buffer=False)
-                    for group in range(parquet.num_row_groups):
-                        yield (entry.name, group), parquet.read_row_group(group, columns=list(columns))
+        for entry in self._parts():
+            with self._parquet_errors(entry.name) as file:
+                parquet = pq.ParquetFile(file, pre_buffer=False)
+                for group in range(parquet.num_row_groups):
+                    yield (entry.name, group), parquet.read_row_group(group, columns=list(columns))
 
     def row_group(self, place: tuple[str, int], columns: Sequence[str]) -> pa.Table:
         """Return chosen columns of one row group, hashing its file the first time."""
@@ -132,6 +120,9 @@ class ArtifactReader:
         with self._parquet_errors(name) as file:
             self._check(entry, file)
             return pq.ParquetFile(file, pre_buffer=False).read_row_group(group, columns=list(columns))
+
+    def _parts(self) -> Iterator[FileEntry]:
+        return (entry for entry in self.manifest.files if entry.name.endswith(".parquet"))
 
     @contextlib.contextmanager
     def _parquet_errors(self, name: str) -> Iterator[io.BufferedIOBase]:

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import Table
 from treadle.core.store.parquet import TableWriter
-from treadle.core.store.storage import Storage, storage_errors
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import storage_errors
 
 _MANIFEST = "artifact.json"
 _CARD = "README.md"

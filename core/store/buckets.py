@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from treadle.core.store.storage import storage_errors
@@ -42,9 +41,7 @@ class Buckets:
             self._folder.mkdir(parents=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             # After a failed write, closing the file fails again.
             with contextlib.suppress(OSError):

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 
 from treadle.core.errors import StorageError
-from treadle.core.store.storage import LocalStorage, Storage
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import LocalStorage
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _FOLDER_DIGITS = 3

@@ -17,14 +17,12 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
-from treadle.core.store.storage import Storage, storage_errors, write_all
-from treadle.core.store.watched_path import file_identity, moved
+from treadle.core.store.storage import LocalStorage, file_identity, moved, storage_errors, write_all
 from treadle.core.untrusted.sanitize import one_line
 
 _HOLDER_BYTES = 512
@@ -52,31 +50,11 @@ class Holder(BaseModel):
     """Whether the lease ends in moments, so that others wait for it instead of giving up."""
 
 
-class Lease(Protocol):
-    """The right to work on one thing, until the lease is released, lost or expired."""
-
-    token: int
-    """Fencing token, which grows with every holder of the same lease."""
-
-    def is_held(self) -> bool:
-        """Return whether work may continue."""
-        ...
-
-    def guard(self) -> None:
-        """Raise RunError unless the lease is known to be held; sends no request, so an event loop may call it."""
-        ...
-
-    def check(self) -> None:
-        """Raise RunError if the lease is no longer held; may call an endpoint and wait for it."""
-        ...
-
-    def release(self) -> None:
-        """Release the lease; a second call does nothing."""
-        ...
-
-
 class FileLease:
-    """A lease held by `flock` on one file, which also names its holder. The file stays when the lease is released."""
+    """The right to work on one thing until it is released, held by `flock` on one file, which also names its holder.
+
+    The file stays when the lease is released. `token` is the fencing token, which grows with every holder.
+    """
 
     def __init__(self, path: Path, what: str, *, doing: str = "", brief: bool = False) -> None:
         """Take the lease on `path` for the thing named `what`; raise RunError naming a living holder.
@@ -129,22 +107,22 @@ class FileLease:
             if file_identity(self._path) != self._identity:
                 raise moved(f"the lock file of {self._what},", self._path)
 
-    def is_held(self) -> bool:
-        """See `Lease.is_held`; a local lease is never lost before it is released."""
-        return self._descriptor is not None
-
     def guard(self) -> None:
-        """See `Lease.guard`; also raises StorageError if the lock file was moved, as it is with the root or the run."""
+        """Raise RunError unless the lease is known to be held; sends no request, so an event loop may call it.
+
+        A local lease is never lost before it is released.
+        Also raises StorageError if the lock file was moved, as it is with the root or the run.
+        """
         if self._descriptor is None:
             raise RunError(f"this process no longer holds {self._what}")
         self._check_file()
 
     def check(self) -> None:
-        """See `Lease.check`; a local lease needs no further check than `guard`."""
+        """Raise as `guard` does; a local lease needs no further check."""
         self.guard()
 
     def release(self) -> None:
-        """See `Lease.release`."""
+        """Release the lease; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -157,7 +135,7 @@ def held_error(what: str, holder: Holder | None) -> RunError:
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str, *, brief: bool = False) -> Iterator[Lease]:
+def hold(path: Path, what: str, *, brief: bool = False) -> Iterator[FileLease]:
     """Hold the lease on `path` during a block; raise RunError if a living process has it."""
     lease = FileLease(path, what, brief=brief)
     try:
@@ -182,54 +160,14 @@ def live_holder(path: Path) -> Holder | None:
         return None
 
 
-def write_fenced(storage: Storage, key: str, data: bytes, token: int, lease: Lease | None) -> None:
-    """Replace a JSON object that this or an earlier holder wrote; the token in it never decreases.
-
-    `data` contains `token`. Raises RunError if a later holder wrote the object, or if the lease is lost.
-    """
-    while True:
-        if lease is not None:
-            lease.check()
-        current = storage.get(key)
-        later = _token_in(current)
-        if later > token:
-            raise RunError(
-                f"{storage.location(key)} was written by a newer holder of its lease "
-                f"(token {later}, ours is {token}); see `treadle status`"
-            )
-        if storage.put_if(key, data, current):
-            return
-
-
-def _token_in(content: bytes | None) -> int:
-    """Return the token in a JSON object, or 0 if it has none."""
-    try:
-        token = orjson.loads(content or b"{}")["token"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return 0
-    return token if isinstance(token, int) else 0
-
-
 LeaseStatus = Literal["free", "held", "unknown"]
 """State of a lease: available or expired, held by a living process, or not yet known."""
 
 
-class LeaseWatch(Protocol):
-    """Repeated observation of leases by a process that tries to get one of them; no observation waits."""
-
-    def look(self, key: str) -> LeaseStatus:
-        """Return the state of a lease."""
-        ...
-
-    def seen(self, key: str) -> tuple[bytes, float] | None:
-        """Return the first observation of a lease and its time, so that `hold_key` need not wait as long again."""
-        ...
-
-
 class FileLeaseWatch:
-    """A watch of local leases, whose state the kernel reports at once."""
+    """A watch of local leases by a process that tries to get one; the kernel reports their state at once."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: LocalStorage) -> None:
         self._storage = storage
 
     def look(self, key: str) -> LeaseStatus:

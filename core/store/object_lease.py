@@ -177,17 +177,17 @@ class ObjectLease:
             return False
 
     def is_held(self) -> bool:
-        """See `Lease.is_held`; becomes False before another process can take the lease."""
+        """Return whether work may continue; becomes False before another process can take the lease."""
         return not self._lost and not self._stopped.is_set() and self._times.clock() < self._valid_until
 
     def check(self) -> None:
-        """See `Lease.check`; after a suspension, tries one renewal to find out whether the lease was taken."""
+        """Raise RunError if the lease is lost; after a suspension, try one renewal to find out whether it was taken."""
         if not self.is_held():
             self.renew()
         self.guard()
 
     def guard(self) -> None:
-        """See `Lease.guard`; decided by the local clock alone, so it works while a renewal hangs."""
+        """See `FileLease.guard`; decided by the local clock alone, so it works while a renewal hangs."""
         if not self.is_held():
             raise RunError(
                 f"this process no longer holds {self._what} ({self._last_error}); what was recorded is kept: "
@@ -195,7 +195,7 @@ class ObjectLease:
             )
 
     def release(self) -> None:
-        """See `Lease.release`; if the endpoint fails, others wait until the lease expires."""
+        """See `FileLease.release`; if the endpoint fails, others wait until the lease expires."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -212,7 +212,7 @@ class ObjectLease:
 
 
 class ObjectLeaseWatch:
-    """A watch of leases in an object store; a lease of another machine needs several looks. Implements `LeaseWatch`."""
+    """A watch of leases in an object store; a lease of another machine needs several looks."""
 
     def __init__(self, storage: ObjectStorage, times: LeaseTimes | None = None) -> None:
         self._storage, self._times = storage, times or TIMES
@@ -220,7 +220,10 @@ class ObjectLeaseWatch:
         self._living: set[str] = set()
 
     def look(self, key: str) -> LeaseStatus:
-        """See `LeaseWatch.look`; also `held` if an earlier look saw a renewal and the lease has not expired since."""
+        """Return the state of a lease without waiting.
+
+        It is also `held` if an earlier look saw a renewal and the lease has not expired since.
+        """
         asked_at = self._times.clock()
         content = self._storage.get(key)
         state = _parse(content)
@@ -240,7 +243,7 @@ class ObjectLeaseWatch:
         return "held"
 
     def seen(self, key: str) -> tuple[bytes, float] | None:
-        """See `LeaseWatch.seen`."""
+        """Return the first observation of a lease and its time, so that `hold_key` need not wait as long again."""
         return self._seen.get(key)
 
 

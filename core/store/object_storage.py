@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from treadle.core.errors import ConfigError, StorageError
 from treadle.core.store.storage import LocalStorage, checked_key, storage_errors
@@ -51,7 +51,7 @@ RETRY_POLICY = RetryPolicy()
 
 
 class ObjectStorage:
-    """A root below `s3://bucket/prefix`, with a working folder on this machine; see `core.storage.Storage`."""
+    """A root below `s3://bucket/prefix`, with a working folder on this machine; with the methods of `LocalStorage`."""
 
     def __init__(
         self, bucket: str, prefix: str = "", *, retry_policy: RetryPolicy | None = None, work: Path | None = None
@@ -96,16 +96,16 @@ class ObjectStorage:
         return ObjectStorage(self._bucket, self._prefix, retry_policy=retry_policy, work=self.work)
 
     def location(self, key: str = "") -> str:
-        """See `Storage.location`."""
+        """See `LocalStorage.location`."""
         return "/".join(part for part in (f"s3://{self._bucket}", self._prefix, key) if part)
 
     def put(self, key: str, data: bytes) -> None:
-        """See `Storage.put`."""
+        """See `LocalStorage.put`."""
         with self._errors("write", key):
             _obstore().put(self._store, self._name(key), data, use_multipart=False)
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """See `Storage.put_if`: uses `If-None-Match: *`, or `If-Match` with the ETag of the content compared.
+        """See `LocalStorage.put_if`: uses `If-None-Match: *`, or `If-Match` with the ETag of the content compared.
 
         If the answer to a put was lost, reading again shows whether it took effect. As long as every put writes new
         content, True means that this put is in force.
@@ -129,7 +129,7 @@ class ObjectStorage:
                         raise
 
     def get(self, key: str) -> bytes | None:
-        """See `Storage.get`."""
+        """See `LocalStorage.get`."""
         with self._errors("read", key):
             return self._get(key)[0]
 
@@ -144,7 +144,7 @@ class ObjectStorage:
         return bytes(found.bytes()), found.meta["e_tag"]
 
     def open(self, key: str) -> io.BufferedIOBase:
-        """See `Storage.open`: uses ranged reads, all of one version of the object."""
+        """See `LocalStorage.open`: uses ranged reads, all of one version of the object."""
         with self._errors("read", key):
             meta = _obstore().head(self._store, self._name(key))
         return io.BufferedReader(_Reader(self, key, meta["size"], meta["e_tag"]), _READ_AHEAD_BYTES)
@@ -158,7 +158,7 @@ class ObjectStorage:
             return bytes(_obstore().get(self._store, self._name(key), options=options).bytes())
 
     def exists(self, key: str) -> bool:
-        """See `Storage.exists`."""
+        """See `LocalStorage.exists`."""
         with self._errors("look up", key):
             try:
                 _obstore().head(self._store, self._name(key))
@@ -167,16 +167,12 @@ class ObjectStorage:
             return True
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """See `Storage.keys`."""
-        with self._errors("list", prefix):
-            for batch in _obstore().list(self._store, self._name(prefix)):
-                yield from (entry["path"] for entry in batch)
+        """See `LocalStorage.keys`."""
+        return (key for key, _, _ in self.listed(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the keys of all objects below a prefix with their sizes in bytes."""
-        with self._errors("list", prefix):
-            batches = _obstore().list(self._store, self._name(prefix))
-            return {entry["path"]: entry["size"] for batch in batches for entry in batch}
+        return {key: num_bytes for key, num_bytes, _ in self.listed(prefix)}
 
     def listed(self, prefix: str) -> Iterator[tuple[str, int, float]]:
         """Yield the key, the size in bytes and the time of the put (Unix time) of all objects below a prefix."""
@@ -185,13 +181,13 @@ class ObjectStorage:
                 yield from ((item["path"], item["size"], item["last_modified"].timestamp()) for item in batch)
 
     def names(self, prefix: str) -> list[str]:
-        """See `Storage.names`."""
+        """See `LocalStorage.names`."""
         with self._errors("list", prefix):
             found = _obstore().list_with_delimiter(self._store, self._name(prefix))["common_prefixes"]
             return sorted(path.rsplit("/", 1)[-1] for path in found)
 
     def delete(self, key: str) -> None:
-        """See `Storage.delete`; if interrupted, the next deletion deletes the remaining objects."""
+        """See `LocalStorage.delete`; if interrupted, the next deletion deletes the remaining objects."""
         self._local.delete(key)
         with self._errors("delete", key):
             doomed = [entry["path"] for batch in _obstore().list(self._store, self._name(key)) for entry in batch]
@@ -200,11 +196,11 @@ class ObjectStorage:
                     _obstore().delete(self._store, path)
 
     def prepare(self, prefix: str) -> Path:
-        """See `Storage.prepare`."""
+        """See `LocalStorage.prepare`."""
         return self._local.prepare(prefix)
 
     def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
-        """See `Storage.publish`: the manifest is put last, which makes the folder an artifact.
+        """See `LocalStorage.publish`: the manifest is put last, which makes the folder an artifact.
 
         Leftovers of a killed publication are overwritten with equal content, because the name is a digest of the
         content.
@@ -226,24 +222,24 @@ class ObjectStorage:
         return not published
 
     def directory(self, key: str) -> Path:
-        """See `Storage.directory`: returns a path in the working folder of this machine."""
+        """See `LocalStorage.directory`: returns a path in the working folder of this machine."""
         return self._local.directory(key)
 
     def local_copy(self, key: str) -> Path:
-        """See `Storage.local_copy`: fetches into the working folder, where it stays until the cache is cleared."""
+        """See `LocalStorage.local_copy`: fetches into the working folder, where it stays until the cache is cleared."""
         path = self._local.path(key)
         if not path.is_file():
             self.fetch(key)
         return path
 
     def keep(self, key: str) -> None:
-        """See `Storage.keep`."""
+        """See `LocalStorage.keep`."""
         path = self._local.path(key)
         if path.is_file():
             self._upload(path, key)
 
     def discard(self, key: str) -> None:
-        """See `Storage.discard`."""
+        """See `LocalStorage.discard`."""
         self._local.delete(key)
 
     def fetch(self, key: str) -> None:
@@ -272,14 +268,10 @@ class ObjectStorage:
             raise StorageError(f"cannot {action} {self.location(key)}: {_meaning(error, self._bucket)}") from None
 
 
-class _Reads(Protocol):
-    def read_range(self, key: str, start: int, end: int, version: str | None) -> bytes: ...
-
-
 class _Reader(io.RawIOBase):
     """A random-access reader of one version of an object; `io.BufferedReader` adds the read-ahead."""
 
-    def __init__(self, storage: _Reads, key: str, size: int, version: str | None) -> None:
+    def __init__(self, storage: ObjectStorage, key: str, size: int, version: str | None) -> None:
         self._storage, self._key, self._size, self._version = storage, key, size, version
         self._position = 0
 

@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 from treadle.core.errors import ConfigError
-from treadle.core.store.storage import LocalStorage, Storage
+from treadle.core.store.object_storage import ObjectStorage
+from treadle.core.store.storage import LocalStorage
+
+Storage = LocalStorage | ObjectStorage
+"""A root that stores objects; both kinds have the same methods."""
 
 # One slash: a Path has collapsed the two of the URL.
 _OBJECT_STORE = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
@@ -24,8 +28,6 @@ def open_storage(root: str | Path) -> Storage:
     """
     text = str(root)
     if match := _OBJECT_STORE.fullmatch(text):
-        from treadle.core.store.object_storage import ObjectStorage
-
         return ObjectStorage(match[1], (match[2] or "").strip("/"))
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
         raise ConfigError(f"{text} cannot be a root; give a local path, or s3://bucket/prefix")

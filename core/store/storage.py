@@ -1,6 +1,6 @@
 """Store runs and artifacts as whole objects under keys, in a local folder or an object store.
 
-A key is a relative POSIX path such as `runs/r1/run.json`. The protocol requires only what an object store can also
+A key is a relative POSIX path such as `runs/r1/run.json`. A storage guarantees only what an object store can also
 guarantee: an object is written atomically, a conditional put decides races, and a folder of files is published by
 writing its manifest last. Code that needs a POSIX directory (journal, logs) gets one from `directory`.
 """
@@ -17,11 +17,9 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from treadle.core.errors import StorageError
 from treadle.core.os_errors import meaning_of
-from treadle.core.store.watched_path import WatchedPath
 
 _TEMPORARY = ".tmp-"
 _ABANDONED = re.compile(re.escape(_TEMPORARY) + "[0-9a-f]{32}")
@@ -36,75 +34,55 @@ def storage_errors(action: str, path: Path | str) -> Iterator[None]:
         raise StorageError(f"cannot {action} {path}: {meaning_of(error, path)}") from error
 
 
-class Storage(Protocol):
-    """A root that stores objects. All methods raise StorageError if the medium fails."""
+Identity = tuple[int, int]
+"""Device and inode number."""
 
-    def location(self, key: str = "") -> str:
-        """Return the path or URL of an object or folder, for display."""
-        ...
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write a whole object; readers see the old one or the new one, never a part."""
-        ...
+def file_identity(place: Path | int) -> Identity | None:
+    """Return the identity of the file at a path or descriptor; None if there is none. Raises OSError."""
+    try:
+        facts = os.stat(place)
+    except FileNotFoundError:
+        return None
+    return facts.st_dev, facts.st_ino
 
-    def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """Write an object if its content is `expected` (None: if it does not exist); return whether it did."""
-        ...
 
-    def get(self, key: str) -> bytes | None:
-        """Return the content of an object, or None if it does not exist."""
-        ...
+class WatchedPath:
+    """A path with the identity of the file or folder that it first led to.
 
-    def open(self, key: str) -> io.BufferedIOBase:
-        """Open an object for reading with random access; raise StorageError if it does not exist."""
-        ...
+    It is checked before anything is written below the path. Otherwise a root that was renamed during a run would be
+    created again, empty, under its old name.
+    """
 
-    def exists(self, key: str) -> bool:
-        """Return whether an object exists."""
-        ...
+    def __init__(self, path: Path, what: str) -> None:
+        """Watch a path; `what` is its name in messages."""
+        self._path, self._what = path, what
+        self._seen: Identity | None = None
 
-    def keys(self, prefix: str) -> Iterator[str]:
-        """Yield the keys of all objects below a folder in sorted order, without unpublished work."""
-        ...
+    def check(self) -> None:
+        """Raise StorageError if the path leads to something else than before; raise OSError if the check fails."""
+        # Read before the look-up: another thread may store a newer identity than the one seen here.
+        seen = self._seen
+        now = file_identity(self._path)
+        if seen is None:
+            self._seen = self._seen or now
+        elif now != seen:
+            raise moved(self._what, self._path)
 
-    def names(self, prefix: str) -> list[str]:
-        """Return the sorted names of the folders directly below a folder."""
-        ...
 
-    def delete(self, key: str) -> None:
-        """Delete an object, or all objects and growing files below it; do nothing if there is none."""
-        ...
-
-    def prepare(self, prefix: str) -> Path:
-        """Create an empty local folder in which objects for a folder below `prefix` can be prepared."""
-        ...
-
-    def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
-        """Publish a staged folder as `folder`, its file `manifest` last, and delete the staged files.
-
-        Returns False if the folder has been published before, unless `replace` is set.
-        """
-        ...
-
-    def directory(self, key: str) -> Path:
-        """Return the path of a local directory, which may not exist yet, for files that grow: journals, logs, locks."""
-        ...
-
-    def local_copy(self, key: str) -> Path:
-        """Return the local path of an object, fetching it if necessary; treat it as read-only. Raises StorageError."""
-        ...
-
-    def keep(self, key: str) -> None:
-        """Store the current content of a file below `directory` as an object; do nothing if there is none."""
-        ...
-
-    def discard(self, key: str) -> None:
-        """Delete a folder of growing files on this machine."""
-        ...
+def moved(what: str, path: Path) -> StorageError:
+    """Return the error for a file or folder that is no longer at its path."""
+    return StorageError(
+        f"{what} {path} was moved, renamed, deleted or replaced while it was in use; nothing more is written there. "
+        "Put it back, or give its new path (--root, --run), then run the same command again"
+    )
 
 
 class LocalStorage:
-    """A root on a local or network file system with POSIX rename and flock."""
+    """A root on a local or network file system with POSIX rename and flock.
+
+    All methods raise StorageError if the medium fails. `ObjectStorage` has the same methods.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))
@@ -127,18 +105,21 @@ class LocalStorage:
         self._place.check()
 
     def location(self, key: str = "") -> str:
-        """See `Storage.location`."""
+        """Return the path or URL of an object or folder, for display."""
         return str(self.path(key))
 
     def put(self, key: str, data: bytes) -> None:
-        """See `Storage.put`."""
+        """Write a whole object; readers see the old one or the new one, never a part."""
         target = self.path(key)
         with storage_errors("write", target):
             self._make_folder(target.parent)
-            _write_atomically(target, data)
+            write_atomically(target, data)
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """See `Storage.put_if`; serialised by one lock per root."""
+        """Write an object if its content is `expected` (None: if it does not exist); return whether it did.
+
+        Serialised by one lock per root.
+        """
         guard = self.path(".put_if.lock")
         with storage_errors("write", self.path(key)):
             self._make_folder(self.root)
@@ -150,7 +131,7 @@ class LocalStorage:
                 return True
 
     def get(self, key: str) -> bytes | None:
-        """See `Storage.get`."""
+        """Return the content of an object, or None if it does not exist."""
         path = self.path(key)
         with storage_errors("read", path):
             try:
@@ -159,19 +140,19 @@ class LocalStorage:
                 return None
 
     def open(self, key: str) -> io.BufferedIOBase:
-        """See `Storage.open`."""
+        """Open an object for reading with random access; raise StorageError if it does not exist."""
         path = self.path(key)
         with storage_errors("read", path):
             return path.open("rb")
 
     def exists(self, key: str) -> bool:
-        """See `Storage.exists`."""
+        """Return whether an object exists."""
         path = self.path(key)
         with storage_errors("look up", path):
             return path.is_file()
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """See `Storage.keys`."""
+        """Yield the keys of all objects below a folder in sorted order, without unpublished work."""
         start = self.path(prefix)
         with storage_errors("list", start):
             for folder, folders, files in os.walk(start):
@@ -180,7 +161,7 @@ class LocalStorage:
                 yield from sorted((place / name).as_posix() for name in files if not name.startswith(_TEMPORARY))
 
     def names(self, prefix: str) -> list[str]:
-        """See `Storage.names`."""
+        """Return the sorted names of the folders directly below a folder."""
         folder = self.path(prefix)
         with storage_errors("list", folder):
             try:
@@ -192,7 +173,7 @@ class LocalStorage:
                 return []
 
     def delete(self, key: str) -> None:
-        """See `Storage.delete`."""
+        """Delete an object, or all objects and growing files below it; do nothing if there is none."""
         path = self.path(key)
         with storage_errors("delete", path), contextlib.suppress(FileNotFoundError):
             # Renamed first, so that a kill in the middle leaves no partial folder under its own name. The new name is
@@ -208,7 +189,7 @@ class LocalStorage:
             remove_abandoned(path.parent)
 
     def prepare(self, prefix: str) -> Path:
-        """See `Storage.prepare`."""
+        """Create an empty local folder in which objects for a folder below `prefix` can be prepared."""
         parent = self.path(prefix)
         with storage_errors("write", parent):
             self._make_folder(parent)
@@ -217,7 +198,11 @@ class LocalStorage:
             return folder
 
     def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
-        """See `Storage.publish`: forces everything to disk, then publishes the folder with one rename."""
+        """Publish a staged folder as `folder`, its file `manifest` last, and delete the staged files.
+
+        Forces everything to disk, then publishes the folder with one rename. Returns False if the folder has been
+        published before, unless `replace` is set.
+        """
         target = self.path(folder)
         if replace:
             self.delete(folder)
@@ -235,18 +220,18 @@ class LocalStorage:
             return True
 
     def directory(self, key: str) -> Path:
-        """See `Storage.directory`."""
+        """Return the path of a local directory, which may not exist yet, for files that grow: journals, logs, locks."""
         return self.path(key)
 
     def local_copy(self, key: str) -> Path:
-        """See `Storage.local_copy`."""
+        """Return the local path of an object, fetching it if necessary; treat it as read-only. Raises StorageError."""
         return self.path(key)
 
     def keep(self, key: str) -> None:
-        """See `Storage.keep`; there is nothing to do, because a local file already is an object."""
+        """Store the current content of a file below `directory` as an object; a local file already is one."""
 
     def discard(self, key: str) -> None:
-        """See `Storage.discard`."""
+        """Delete a folder of growing files on this machine."""
         self.delete(key)
 
 
@@ -277,7 +262,8 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _write_atomically(target: Path, data: bytes) -> None:
+def write_atomically(target: Path, data: bytes) -> None:
+    """Write a file whole or not at all, replacing an existing one; raise OSError if that fails."""
     temporary, descriptor = _locked_temporary(target.parent)
     try:
         write_all(descriptor, data)

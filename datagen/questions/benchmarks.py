@@ -19,7 +19,8 @@ from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.config import Operational, Section, read_toml, validate
 from treadle.core.errors import ConfigError
 
-Domain = Literal["math", "qa", "choice"]
+Domain = Literal["math", "qa", "choice", "task"]
+"""Kind of question, which decides the scorer. `task`: the environment scores it."""
 Scorer = Literal["math", "qa", "qa_characters", "choice"]
 """Comparison of answers. `qa_characters` is `qa` with exact match and F1 over characters instead of words for
 scripts that are written without spaces (Chinese, Japanese, Thai, ...) or with particles on words (Korean); words and

@@ -4,7 +4,8 @@ Exact means equal after Unicode NFC, case folding and whitespace folding, option
 because most questions of a data set share a template: "Which river flows through X?" with another X, or the same word
 problem with other numbers, are different questions. Candidates come from MinHash LSH over word 3-grams. A candidate
 counts only if the exact Jaccard similarity reaches the threshold, numbers and symbols are the same in the same order,
-the words differ only by additions or misspellings, and an answer is shared.
+the words differ only by additions or misspellings, and an answer is shared. Questions with different payloads are
+never duplicates: the payload is part of what separates buckets, so tasks that share a text are not compared.
 
 The work per question does not grow with the number of similar questions: LSH separates questions with different
 numbers, symbols or negations, and if it returns many candidates, they are looked up by their words (`WordIndex`).
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
+from treadle.datagen.questions.payload import EMPTY
 from treadle.datagen.questions.question_similarity import (
     QuestionFeatures,
     is_same_question,
@@ -35,7 +37,8 @@ _LSH_MARGIN = 0.15
 pairs at its own threshold."""
 _MAX_LSH_CANDIDATES = 64
 """Number of entries in a question's LSH buckets above which candidates are looked up by their words."""
-_MAX_CACHED_TEXTS = 1_024
+_NO_ANSWERS = frozenset({""})
+"""Answers of tasks without any, which are alike in this."""
 _MAX_CACHED_CHARS = 2_000
 
 
@@ -60,29 +63,26 @@ class _KeptQuestion:
     text: str
     answers: frozenset[str]
     is_heldout: bool
+    payload: bytes
+    """Digest of the payload; empty without one."""
+
+    def signature(self, features: QuestionFeatures) -> int:
+        """Return a hash that is equal for questions that may be near duplicates."""
+        return hash((features.signature, self.payload))
 
 
 def _may_repeat(new: _KeptQuestion, kept: _KeptQuestion) -> bool:
     return new.answers == kept.answers or not (new.is_heldout and kept.is_heldout)
 
 
-class _FeatureCache:
-    """Cache of the tokenized texts; only short texts that were compared recently are kept."""
+@lru_cache(maxsize=1_024)
+def _cached_features(text: str) -> QuestionFeatures:
+    return QuestionFeatures(tokenize(text))
 
-    def __init__(self) -> None:
-        self._cache: OrderedDict[str, QuestionFeatures] = OrderedDict()
 
-    def __call__(self, text: str) -> QuestionFeatures:
-        if len(text) > _MAX_CACHED_CHARS:
-            return QuestionFeatures(tokenize(text))
-        features = self._cache.get(text)
-        if features is None:
-            features = self._cache[text] = QuestionFeatures(tokenize(text))
-            if len(self._cache) > _MAX_CACHED_TEXTS:
-                self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(text)
-        return features
+def _features(text: str) -> QuestionFeatures:
+    """Return the features of a text; those of short texts that were compared recently are kept."""
+    return _cached_features(text) if len(text) <= _MAX_CACHED_CHARS else QuestionFeatures(tokenize(text))
 
 
 class _Buckets:
@@ -97,12 +97,11 @@ class _Buckets:
         # Most buckets hold one number, and a list for each would take most of the memory.
         self._numbers: dict[int, int | list[int]] = {}
 
-    def keys(self, features: QuestionFeatures) -> list[int]:
+    def keys(self, features: QuestionFeatures, signature: int) -> list[int]:
         """Return the keys of the question's buckets."""
         sketch = self._empty.copy()
         sketch.update_batch([" ".join(gram).encode("utf-8") for gram in features.grams])
         values = sketch.hashvalues
-        signature = hash(features.signature)
         return [hash((start, values[start:end].tobytes(), signature)) for start, end in self._ranges]
 
     def add(self, keys: Iterable[int], number: int) -> None:
@@ -136,32 +135,60 @@ class DuplicateIndex:
         self._exact: dict[bytes, int] = {}
         self._exact_heldout: dict[tuple[bytes, frozenset[str]], int] = {}
         self._buckets = _Buckets(max(0.3, threshold - _LSH_MARGIN))
-        self._feature_cache = _FeatureCache()
         self._by_signature: dict[int, list[int]] = {}
         self._by_words: dict[int, WordIndex] = {}
         self._spellings = Spellings()
+        self._alone: dict[bytes, int | None] = {}
+        """Payload -> number of the only question with it; None if there are several."""
 
     def add(
-        self, key: str, question: str, answers: Iterable[str], choices: Sequence[str] = (), *, heldout: bool = False
+        self,
+        key: str,
+        question: str,
+        answers: Iterable[str],
+        choices: Sequence[str] = (),
+        *,
+        heldout: bool = False,
+        payload: str = EMPTY,
     ) -> Duplicate | None:
         """Keep a question, or return the earliest kept one that it repeats.
 
         Two held-out questions with different answers do not repeat each other: `x` and `X` may be different things
         there.
         """
-        new = _KeptQuestion(key, "\n".join((question, *choices)), frozenset(map(normalize, answers)), heldout)
-        digest = hashlib.blake2b(identity(question, choices).encode(), digest_size=16).digest()
+        hidden = b"" if payload == EMPTY else hashlib.blake2b(payload.encode(), digest_size=16).digest()
+        gold = frozenset(map(normalize, answers)) or _NO_ANSWERS
+        new = _KeptQuestion(key, "\n".join((question, *choices)), gold, heldout, hidden)
+        digest = hashlib.blake2b(identity(question, choices).encode() + hidden, digest_size=16).digest()
         if (same := self._find_exact(digest, new)) is not None:
             return Duplicate("exact_duplicate", same.key, same.answers == new.answers)
+        if hidden and self._is_first_with(hidden):
+            self._keep(new, digest)
+            return None
         # Compare near duplicates as written, because case distinguishes names from words.
-        features = self._feature_cache(new.text)
-        keys = self._buckets.keys(features)
+        features = _features(new.text)
+        keys = self._buckets.keys(features, new.signature(features))
         for number in self._candidates(new, features, keys):
             if (similarity := self._similarity(new, features, self._kept[number])) is not None:
                 kept = self._kept[number]
                 return Duplicate("near_duplicate", kept.key, kept.answers == new.answers, similarity)
-        self._keep(new, digest, features, keys)
+        self._index(self._keep(new, digest), features, keys)
         return None
+
+    def _is_first_with(self, payload: bytes) -> bool:
+        """Return whether no kept question has the payload; the only one that has it is indexed now.
+
+        Most payloads occur once, and such a question repeats none, so it need not be compared or indexed.
+        """
+        if payload not in self._alone:
+            self._alone[payload] = len(self._kept)
+            return True
+        if (number := self._alone[payload]) is not None:
+            self._alone[payload] = None
+            kept = self._kept[number]
+            features = _features(kept.text)
+            self._index(number, features, self._buckets.keys(features, kept.signature(features)))
+        return False
 
     def _find_exact(self, digest: bytes, new: _KeptQuestion) -> _KeptQuestion | None:
         """Return the earliest kept question with the same text that the new one repeats."""
@@ -176,38 +203,43 @@ class DuplicateIndex:
         lists = self._buckets.lists(keys)
         if sum(map(len, lists)) <= _MAX_LSH_CANDIDATES:
             return sorted({number for numbers in lists for number in numbers})
-        found = self._word_index(features).candidates(features, new.answers)
+        found = self._word_index(new.signature(features)).candidates(features, new.answers)
         return sorted(number for number in found if any(_contains(numbers, number) for numbers in lists))
 
-    def _word_index(self, features: QuestionFeatures) -> WordIndex:
+    def _word_index(self, signature: int) -> WordIndex:
         """Return the index of the kept questions with the same signature, built on first use."""
-        signature = hash(features.signature)
         index = self._by_words.get(signature)
         if index is None:
             index = self._by_words[signature] = WordIndex(self._spellings)
             for number in self._by_signature[signature]:
                 kept = self._kept[number]
-                index.add(number, self._feature_cache(kept.text), kept.answers)
+                index.add(number, _features(kept.text), kept.answers)
         return index
 
     def _similarity(self, new: _KeptQuestion, features: QuestionFeatures, kept: _KeptQuestion) -> float | None:
         """Return the similarity to a kept question that the new one repeats; None if it does not repeat it."""
-        if new.answers.isdisjoint(kept.answers) or not _may_repeat(new, kept):
+        if new.payload != kept.payload or new.answers.isdisjoint(kept.answers) or not _may_repeat(new, kept):
             return None
-        theirs = self._feature_cache(kept.text)
+        theirs = _features(kept.text)
         if not is_same_question(features, theirs):
             return None
         similarity = jaccard(features.grams, theirs.grams)
         return similarity if similarity >= self._threshold else None
 
-    def _keep(self, new: _KeptQuestion, digest: bytes, features: QuestionFeatures, keys: Sequence[int]) -> None:
+    def _keep(self, new: _KeptQuestion, digest: bytes) -> int:
+        """Keep a question and return its number."""
         number = len(self._kept)
         self._kept.append(new)
         self._exact.setdefault(digest, number)
         if new.is_heldout:
             self._exact_heldout[digest, new.answers] = number
+        return number
+
+    def _index(self, number: int, features: QuestionFeatures, keys: Sequence[int]) -> None:
+        """Let later questions be compared with a kept one."""
+        kept = self._kept[number]
         self._buckets.add(keys, number)
-        signature = hash(features.signature)
+        signature = kept.signature(features)
         self._by_signature.setdefault(signature, []).append(number)
         if (index := self._by_words.get(signature)) is not None:
-            index.add(number, features, new.answers)
+            index.add(number, features, kept.answers)

@@ -42,14 +42,6 @@ class AnswerLayout(Section):
     """Fields with one option each."""
 
 
-class _Texts(Section):
-    stories: Names
-    passages: Names
-    shortest_passage_chars: int
-    request: str
-    request_input: str
-
-
 class _Placeholders(Section):
     requires: str
     values: Names
@@ -83,8 +75,14 @@ class Layouts(Section):
     """Texts that may precede the question in a chat message."""
     prompt_suffixes: Names
     """Texts that may follow the question in a chat message."""
-    texts: _Texts
-    """Fields with texts that are put before the question."""
+    stories: Names
+    """Fields with the first sentences of a word problem."""
+    passages: Names
+    """Fields with a text to read."""
+    shortest_passage_chars: int
+    request: str
+    """Field of a request, which is put before its input in `request_input`."""
+    request_input: str
     answers: tuple[AnswerLayout, ...] = Field(min_length=1)
     """Fields of the answer, in order of preference."""
     placeholders: tuple[_Placeholders, ...]
@@ -204,14 +202,14 @@ def question_of(value: Any) -> str:
 
 def story_of(fields: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the field with the first sentences of a word problem, and its text; both empty if none."""
-    found = _texts(fields, LAYOUTS.texts.stories)
+    found = _texts(fields, LAYOUTS.stories)
     return next(((name, text) for name, text in found if _STORY.match(text)), ("", ""))
 
 
 def passage_of(fields: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the field with the text to read, and the text; both empty if there is none."""
-    shortest = LAYOUTS.texts.shortest_passage_chars
-    found = _texts(fields, LAYOUTS.texts.passages)
+    shortest = LAYOUTS.shortest_passage_chars
+    found = _texts(fields, LAYOUTS.passages)
     return next(((name, text) for name, text in found if len(text) >= shortest), ("", ""))
 
 

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from treadle.agent.prompts import Format
 from treadle.agent.tools.search_config import SearchRoute
@@ -22,8 +22,16 @@ from treadle.core.config import canonical_json
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, Scorer
 from treadle.datagen.questions.layouts import RowRejected, check_is_text
-from treadle.datagen.questions.row_reader import RowReader, answers_of
-from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split
+from treadle.datagen.questions.payload import EMPTY, canonical, masked, payload_of
+from treadle.datagen.questions.row_reader import NO_GOLD, Gold, Options, RowReader, answers_of
+from treadle.datagen.questions.sources import (
+    DOMAIN_FIELD,
+    PAYLOAD_FIELD,
+    TASK_FIELDS,
+    QuestionsSettings,
+    SourceSettings,
+    Split,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +46,17 @@ _SPLITS: dict[str, Split] = {
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/+-]{0,127}")
 _NO_LETTERS = re.compile(r"[^a-z]+")
 _KNOWN_FORMATS = ", ".join(FORMATS)
+_QUESTION = "question"
+"""Kind whose keys do not name it."""
+_TASK: Domain = "task"
+_DOMAINS: tuple[Domain, ...] = get_args(Domain)
+_WITHOUT_ANSWER = frozenset({"missing_field", "null_field", "empty_answer", "no_gold_answer"})
+"""Reasons why a row has no gold answer, which a task may lack."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedQuestion:
-    """A validated question; texts are stripped, answers are non-empty and unique."""
+    """A validated question; texts are stripped, answers are non-empty and unique. Only tasks may have no answers."""
 
     dataset: str
     domain: Domain
@@ -55,19 +69,28 @@ class ParsedQuestion:
     format: Format | None = None
     scorer: Scorer | None = None
     search: SearchRoute | None = None
+    payload: str = EMPTY
+    """Hidden JSON object with sorted keys."""
+    kind: str = _QUESTION
+    """Type of the environment that it is asked in."""
 
     @property
     def key(self) -> str:
-        """Key of 16 hex digits over question, answers and choices; texts that are equal under NFC give the same key."""
-        return content_key(self.question, self.answers, self.choices)
+        """Key of 16 hex digits over everything that is asked; texts that are equal under NFC give the same key."""
+        return content_key(self.question, self.answers, self.choices, kind=self.kind, payload=self.payload)
 
 
-def content_key(question: str, answers: Sequence[str], choices: Sequence[str]) -> str:
+def content_key(
+    question: str, answers: Sequence[str], choices: Sequence[str], *, kind: str = _QUESTION, payload: str = EMPTY
+) -> str:
     """Return the first 16 hex digits of SHA-256 over the canonical JSON of `[question, answers, choices]`.
 
-    The texts are normalised to NFC and stripped.
+    The texts are normalised to NFC and stripped. `kind` and `payload` follow in the list, unless both have their
+    defaults.
     """
-    parts = [_nfc(question), [_nfc(answer) for answer in answers], [_nfc(choice) for choice in choices]]
+    parts: list[Any] = [_nfc(question), [_nfc(answer) for answer in answers], [_nfc(choice) for choice in choices]]
+    if (kind, payload) != (_QUESTION, EMPTY):
+        parts += [kind, payload]
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:16]
 
 
@@ -76,9 +99,9 @@ def _nfc(text: str) -> str:
 
 
 def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> ParsedQuestion:
-    """Return the question in a row of a source; raise RowRejected if there is none."""
+    """Return the question in a row of a source; raise RowRejected if there is none. No reason quotes the payload."""
     if row.value is None:
-        raise RowRejected(row.reason, row.detail)
+        raise RowRejected(row.reason, masked(row, source.hidden).detail)
     try:
         return _parse_fields(row.value, row.number, source, settings)
     except RecursionError:
@@ -86,21 +109,25 @@ def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings
 
 
 def _parse_fields(
-    fields: Mapping[str, Any], number: int, source: SourceSettings, settings: QuestionsSettings
+    row: Mapping[str, Any], number: int, source: SourceSettings, settings: QuestionsSettings
 ) -> ParsedQuestion:
+    fields = {name: value for name, value in row.items() if name not in source.hidden} if source.hidden else row
     dataset = _dataset(fields, source)
     rule = settings.benchmark_of(dataset)
     reader = RowReader(fields, source, rule, settings.is_own(rule))
     question = reader.question()
-    gold = reader.gold()
+    gold = _gold(reader, settings)
     options = reader.options(gold, question)
     check_is_text(fields, (question, *options.texts))
-    domain = _domain(dataset, source, settings, bool(options.texts))
-    answers = answers_of(fields, gold, options)
+    domain = _domain(fields, dataset, source, settings, bool(options.texts))
+    answers = _answers(fields, gold, options, settings)
+    if not answers:
+        domain = _domain(fields, dataset, source, settings, has_choices=False)
     _check_lengths(question, answers, options.texts, settings)
     for text in (question, *answers, *options.texts):
         check_text(text)
-    meta = {name: value for name, value in fields.items() if name not in reader.used}
+    used = reader.used.union((DOMAIN_FIELD, *TASK_FIELDS.values())) if source.is_environment else reader.used
+    meta = {name: value for name, value in fields.items() if name not in used}
     return ParsedQuestion(
         dataset,
         domain,
@@ -113,7 +140,38 @@ def _parse_fields(
         _format(fields, rule, bool(options.texts)),
         None if options.texts else rule.scorer,
         settings.search_of(dataset, source),
+        _payload(row, source, settings),
+        settings.kind,
     )
+
+
+def _gold(reader: RowReader, settings: QuestionsSettings) -> Gold:
+    """Return the field with the answers; `NO_GOLD` for a task without."""
+    try:
+        return reader.gold()
+    except RowRejected as rejection:
+        if settings.needs_answers or rejection.reason not in _WITHOUT_ANSWER:
+            raise
+        return NO_GOLD
+
+
+def _answers(fields: Mapping[str, Any], gold: Gold, options: Options, settings: QuestionsSettings) -> tuple[str, ...]:
+    """Return the accepted answers; none for a task without."""
+    if gold is NO_GOLD:
+        return ()
+    try:
+        return answers_of(fields, gold, options)
+    except RowRejected as rejection:
+        if settings.needs_answers or rejection.reason not in _WITHOUT_ANSWER:
+            raise
+        return ()
+
+
+def _payload(row: Mapping[str, Any], source: SourceSettings, settings: QuestionsSettings) -> str:
+    if source.is_environment:
+        given = row.get(PAYLOAD_FIELD)
+        return canonical({} if given is None else given, settings.max_payload_chars)
+    return payload_of(row, source.payload, settings.max_payload_chars) if source.payload else EMPTY
 
 
 def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
@@ -127,12 +185,21 @@ def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
     return name.strip()
 
 
-def _domain(dataset: str, source: SourceSettings, settings: QuestionsSettings, has_choices: bool) -> Domain:
+def _domain(
+    fields: Mapping[str, Any], dataset: str, source: SourceSettings, settings: QuestionsSettings, has_choices: bool
+) -> Domain:
     if has_choices:
         return "choice"
-    domain = settings.domain_of(dataset, source)
+    named = fields.get(DOMAIN_FIELD) if source.is_environment else None
+    if named is not None and named not in _DOMAINS:
+        raise RowRejected("unknown_source", f"{str(named)[:40]!r} is not a domain; known: {', '.join(_DOMAINS)}")
+    domain: Domain | None = named or settings.domain_of(dataset, source)
+    if domain is None and not settings.needs_answers:
+        return _TASK
     if domain is None:
         raise RowRejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
+    if domain == _TASK and settings.needs_answers:
+        raise RowRejected("unknown_source", "the domain task needs an environment that scores without gold answers")
     return domain
 
 
@@ -171,7 +238,7 @@ def _check_lengths(question: str, answers: Sequence[str], choices: Sequence[str]
     if length > settings.max_question_chars:
         limit = settings.max_question_chars
         raise RowRejected("too_long", f"the question has {length:,} characters; the limit is {limit:,}")
-    longest = max(map(len, answers))
+    longest = max(map(len, answers), default=0)
     if longest > settings.max_answer_chars:
         limit = settings.max_answer_chars
         raise RowRejected("too_long", f"a gold answer has {longest:,} characters; the limit is {limit:,}")
@@ -192,7 +259,7 @@ def with_split_warning(rows: Iterable[InputRow], source: SourceSettings) -> Iter
     """Yield the rows of a source; warn once if an ignored split column would have kept a row out of training."""
     is_settled = source.split is not None or source.split_field is not None
     for row in rows:
-        if not is_settled and row.value is not None and (found := _ignored_split(row.value)):
+        if not is_settled and row.value is not None and (found := _ignored_split(row.value, source.hidden)):
             is_settled = True
             _log.warning(
                 "questions of %s: the column %r is ignored, so all are training questions (row %d: %r); set "
@@ -206,10 +273,16 @@ def with_split_warning(rows: Iterable[InputRow], source: SourceSettings) -> Iter
         yield row
 
 
-def _ignored_split(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+def _ignored_split(fields: Mapping[str, Any], hidden: Sequence[str]) -> tuple[str, str] | None:
     """Return the name and value of a column that looks like a split, unless the value means training."""
     for name, value in fields.items():
-        if isinstance(name, str) and name.strip().lower() == _SPLIT_COLUMN and isinstance(value, str) and value.strip():
+        if (
+            name not in hidden
+            and isinstance(name, str)
+            and name.strip().lower() == _SPLIT_COLUMN
+            and isinstance(value, str)
+            and value.strip()
+        ):
             return None if _SPLITS.get(value.strip().lower()) == "train" else (name[:40], value)
     return None
 

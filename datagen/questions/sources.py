@@ -8,9 +8,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.config import Operational, Section
@@ -18,8 +18,13 @@ from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
 from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
+from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
+PAYLOAD_FIELD = "payload"
+DOMAIN_FIELD = "domain"
+"""Fields of a task of the environment that no key of a source names."""
+_ENVIRONMENT = "environment"
 _DATASET_WORKER = "treadle.datagen.questions.dataset_worker"
 _DATASETS_MEMORY_BYTES = 6 * 1024**3
 """Address space; the libraries and their threads reserve some 2 GiB."""
@@ -29,8 +34,42 @@ _FOLDER_VARIABLES = (
 )  # fmt: skip
 
 
-class SourceSettings(Section):
-    """One file, folder or hub data set of questions. Keys that are not set follow the data set's benchmark."""
+if TYPE_CHECKING:
+
+    class _Origin(Section):
+        """Base of `SourceSettings` with its key `from`."""
+else:
+    # `from` is a keyword, so no class body can declare it.
+    _Origin = create_model(
+        "_Origin",
+        __base__=Section,
+        __module__=__name__,
+        **{
+            "from": (
+                Literal["environment"] | None,
+                Field(default=None, description="`environment` for the tasks that the type of the environment brings."),
+            )
+        },
+    )
+
+_KEYS_OF_FILES = (
+    "hub_config", "revision", "format", "source_field", "question_field", "answer_field", "answer_form",
+    "choices_field", "split_field", "payload",
+)  # fmt: skip
+"""Keys that say how to read rows; the rows of an environment have fixed fields."""
+TASK_FIELDS = {
+    "question_field": "question",
+    "answer_field": "answers",
+    "choices_field": "choices",
+    "source_field": "dataset",
+    "split_field": "split",
+}
+"""Other fields of a task of the environment, by the keys that name them."""
+
+
+class SourceSettings(_Origin):
+    """One file, folder or hub data set of questions, or the tasks of the environment. Keys that are not set follow the
+    data set's benchmark."""
 
     path: Operational[Path | None] = None
     """A .jsonl, .json or .parquet file, or a folder with a data set that `datasets` reads."""
@@ -62,11 +101,15 @@ class SourceSettings(Section):
     """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
     benchmark."""
     split: Split | None = None
-    """Split of all its questions; default: by `split_field`, then by `heldout_share`."""
+    """Split of all its questions, and what the environment is asked for; default: by `split_field`, then by
+    `heldout_share`."""
     split_field: str | None = None
     """Field with each row's split: train, or one of heldout, test, dev, validation."""
     limit: int | None = Field(default=None, ge=1)
     """Maximum number of rows to read, from the start."""
+    payload: tuple[str, ...] = ()
+    """Fields that become the hidden payload of a task, which no model that is trained or measured reads. Each row must
+    have them all."""
     name: str = ""
     """Name of the source in rows and errors; filled in when the run starts."""
     sha256: str | None = None
@@ -74,21 +117,46 @@ class SourceSettings(Section):
 
     @model_validator(mode="after")
     def _check_one_origin(self) -> Self:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError("give either path or hub")
+        if [self.path is None, self.hub is None, not self.is_environment].count(False) != 1:
+            raise ValueError('give either path or hub, or from = "environment"')
+        if self.is_environment and (given := [name for name in _KEYS_OF_FILES if getattr(self, name)]):
+            raise ValueError(f'tasks of the environment have fixed fields; remove {given[0]}, or from = "environment"')
         return self
+
+    @model_validator(mode="after")
+    def _check_payload_is_apart(self) -> Self:
+        for key in ("source_field", "question_field", "answer_field", "choices_field", "split_field"):
+            if (name := getattr(self, key)) in self.payload:
+                raise ValueError(f"the field {name!r} is hidden by payload, so it cannot be {key} too; name another")
+        return self
+
+    @property
+    def is_environment(self) -> bool:
+        """Whether its rows are the tasks that the type of the environment brings."""
+        return getattr(self, "from") is not None
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Fields of its rows that are shown nowhere."""
+        return (PAYLOAD_FIELD,) if self.is_environment else self.payload
+
+    def with_task_fields(self, kind: str) -> SourceSettings:
+        """Return the source with the fields that tasks of the environment have; itself if it is another."""
+        if not self.is_environment:
+            return self
+        return self.model_copy(update={**TASK_FIELDS, "dataset": self.dataset or kind.rpartition(":")[2]})
 
     @property
     def label(self) -> str:
         """Name of the source in rows and messages."""
-        return self.name or self.hub or (self.path.name if self.path else "")
+        return self.name or self.hub or (self.path.name if self.path else _ENVIRONMENT)
 
     @property
     def dataset_name(self) -> str:
         """Name of the data set as configured, else from the file name or hub id."""
         if self.dataset:
             return self.dataset
-        return self.hub.rsplit("/", 1)[-1] if self.hub else self.path.stem if self.path else ""
+        return self.hub.rsplit("/", 1)[-1] if self.hub else self.path.stem if self.path else _ENVIRONMENT
 
 
 class QuestionsSettings(Section):
@@ -118,16 +186,35 @@ class QuestionsSettings(Section):
     """Share of the questions without a fixed split that are held out, chosen by a digest of the question."""
     max_error_rate: float = Field(default=0.25, ge=0.0, le=1.0)
     """Maximum share of unusable rows; above it the stage fails. Duplicates do not count."""
+    max_payload_chars: int = Field(default=1_000_000, ge=2)
+    """Maximum number of characters of a payload as JSON; a row with a longer one goes to quarantine."""
+    environment: Operational[dict[str, Any] | None] = None
+    """Settings of the environment whose tasks are read; filled in when the run starts, if a source has `from`."""
+    kind: str = "question"
+    """Type of the environment, part of a question's key; filled in when the run starts."""
+    needs_answers: bool = True
+    """Whether every question needs a gold answer; filled in when the run starts."""
+    tasks_digest: str = ""
+    """Digest of what the tasks of the environment depend on; filled in when the run starts."""
+    seed: int = 0
+    """Seed of the tasks of the environment: the run's; filled in when the run starts."""
 
     @model_validator(mode="after")
-    def _check_domains(self) -> Self:
-        for source in self.sources:
-            name = source.dataset_name
-            if source.source_field is None and self.domain_of(name, source) is None:
-                raise ValueError(
-                    f"the domain of data set {name!r} is not known; set domain of the source to math, qa or choice"
-                )
+    def _check_benchmarks_are_plain(self) -> Self:
+        for source in self.decontaminate:
+            if source.hidden:
+                raise ValueError("decontaminate: benchmarks are compared by their questions; remove payload and from")
         return self
+
+    def _check_domains(self) -> None:
+        """Raise ConfigError for a data set without a domain, unless its questions may be tasks."""
+        for source in self.sources if self.needs_answers else ():
+            name = source.dataset_name
+            if not source.is_environment and source.source_field is None and self.domain_of(name, source) is None:
+                raise ConfigError(
+                    f"config key 'questions': the domain of data set {name!r} is not known; set domain of the source "
+                    "to math, qa or choice"
+                )
 
     @field_validator("benchmarks")
     @classmethod
@@ -162,13 +249,41 @@ class QuestionsSettings(Section):
         asked = {name.lower(): route for name, route in self.search.items()}.get(dataset.lower())
         return asked or source.search or (None if rule is GENERIC else rule.search)
 
+    def for_environment(
+        self,
+        kind: str,
+        *,
+        needs_answers: bool,
+        tasks_digest: str,
+        seed: int,
+        environment: EnvironmentSettings | None = None,
+    ) -> QuestionsSettings:
+        """Return the settings with what the type of the environment says of its tasks.
+
+        `tasks_digest` stands for everything that the tasks which it brings depend on, but for split and seed; empty if
+        it brings none, which is a ConfigError for a source with `from`.
+        """
+        brings_tasks = any(source.is_environment for source in self.sources)
+        if brings_tasks and not tasks_digest:
+            raise no_tasks(kind)
+        of_tasks: dict[str, Any] = {"tasks_digest": "", "seed": 0, "environment": None}
+        if brings_tasks:
+            of_tasks = {
+                "tasks_digest": tasks_digest,
+                "seed": seed,
+                "environment": environment and environment.model_dump(mode="json"),
+            }
+        sources = tuple(source.with_task_fields(kind) for source in self.sources)
+        return self.model_copy(update={"kind": kind, "needs_answers": needs_answers, "sources": sources, **of_tasks})
+
     def with_digests(self) -> QuestionsSettings:
         """Return the settings with each source's current name and digest or hub revision, for the fingerprint.
 
-        Raises ConfigError if there is no source, and DataError if one cannot be read.
+        Raises ConfigError if there is no source or the domain of one is not known, and DataError if one cannot be read.
         """
         if not self.sources:
             raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
+        self._check_domains()
         names = unique_names([*self.sources, *self.decontaminate])
         filled = [
             pinned(source, name) for source, name in zip([*self.sources, *self.decontaminate], names, strict=True)
@@ -177,12 +292,20 @@ class QuestionsSettings(Section):
         return self.model_copy(update={"sources": tuple(filled[:count]), "decontaminate": tuple(filled[count:])})
 
 
+def no_tasks(kind: str) -> ConfigError:
+    """Return the error for `from = "environment"` if its type brings no tasks."""
+    return ConfigError(
+        f"questions.sources: environments of the type {kind!r} bring no tasks; give path or hub instead of "
+        'from = "environment"'
+    )
+
+
 def unique_names(sources: Sequence[SourceSettings]) -> list[str]:
     """Return unique file names, with as many parent folders as needed (`gsm8k/test.jsonl`).
 
     A repeated use of the same file is numbered.
     """
-    parts = [source.path.absolute().parts[1:] if source.path else (source.hub or "",) for source in sources]
+    parts = [source.path.absolute().parts[1:] if source.path else (source.hub or _ENVIRONMENT,) for source in sources]
     depth = dict.fromkeys(parts, 1)
     while True:
         clashing = Counter("/".join(part[-keep:]) for part, keep in depth.items())
@@ -204,6 +327,8 @@ def pinned(source: SourceSettings, name: str) -> SourceSettings:
     """Return the source with its name and what identifies its content; raise DataError if it cannot be read."""
     if source.path is not None:
         return source.model_copy(update={"name": source.name or name, "sha256": file_sha256(source.path)})
+    if source.is_environment:
+        return source.model_copy(update={"name": source.name or name})
     revision = source.revision or _hub_revision(source.hub or "")
     return source.model_copy(update={"name": source.name or name, "revision": revision})
 

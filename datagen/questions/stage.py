@@ -10,9 +10,10 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
@@ -22,13 +23,14 @@ from treadle.core.untrusted.input_files import InputRow
 from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.questions.contamination import BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex, identity
+from treadle.datagen.questions.environment_tasks import FindTasks, find_tasks, task_rows
 from treadle.datagen.questions.layouts import RowRejected
+from treadle.datagen.questions.payload import EMPTY, masked, texts_in
 from treadle.datagen.questions.rows import ParsedQuestion, benchmark_questions, parse_row, with_split_warning
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, source_rows
 
 _log = logging.getLogger(__name__)
 
-_CHUNK_ROWS = 500
 _SHOWN_CHARS = 500
 """Number of characters of a raw row that are written to the file of unusable rows."""
 _NAMES_SHOWN = 10
@@ -60,64 +62,17 @@ class _SourceTally:
         return f"{self.rows:,} rows, {self.unusable:,} unusable ({counts}); first: {self.first_problem}"
 
 
-class _Writer:
-    """Buffer that collects rows of one table and writes them in chunks."""
-
-    def __init__(self, context: StageContext, kind: str) -> None:
-        self._context = context
-        self._kind = kind
-        self._rows: list[dict[str, Any]] = []
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
-        if len(self._rows) >= _CHUNK_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._rows:
-            self._context.write(self._kind, self._rows)
-            self._rows = []
-
-
-class _Rejections:
-    """JSON Lines file of unusable rows in the attempt's folder; a failing stage writes no quarantine table."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "unusable_rows.jsonl"
-        self._file: IO[str] | None = None
-
-    def add(self, source: str, row: InputRow, rejection: RowRejected) -> None:
-        """Append a row; raise StorageError if that fails."""
-        line = {
-            "source_file": source,
-            "source_row": row.number,
-            "reason": rejection.reason,
-            "detail": str(rejection),
-            "raw": row.raw[:_SHOWN_CHARS],
-        }
-        with storage_errors("write", self.path):
-            if self._file is None:
-                self._file = self.path.open("w", encoding="ascii")
-            self._file.write(json.dumps(line) + "\n")
-
-    def close(self) -> str:
-        """Close the file and return its path."""
-        if self._file is not None:
-            with storage_errors("write", self.path):
-                self._file.close()
-        return str(self.path)
-
-
 class _QuestionsRun:
     """State of one run of the stage: the questions kept so far, and counts."""
 
-    def __init__(self, context: StageContext, settings: QuestionsSettings) -> None:
+    def __init__(self, context: StageContext, settings: QuestionsSettings, find_tasks: FindTasks) -> None:
+        self._context = context
         self._settings = settings
+        self._find_tasks = find_tasks
         self._duplicates = DuplicateIndex(settings.near_duplicate_threshold)
         self._benchmarks = BenchmarkIndex(settings.contamination_overlap)
-        self._questions = _Writer(context, QUESTIONS.kind)
-        self._quarantine = _Writer(context, QUARANTINE.kind)
-        self.unusable = _Rejections(context.scratch)
+        self.unusable_file = context.scratch / "unusable_rows.jsonl"
+        """JSON lines of the unusable rows, for messages: a failing stage writes no quarantine table."""
         self.datasets: Counter[str] = Counter()
         self.splits: Counter[str] = Counter()
         self.benchmark_rows_skipped = 0
@@ -144,18 +99,19 @@ class _QuestionsRun:
     def add_source(self, source: SourceSettings) -> _SourceTally:
         """Read one source; raise StageFailed if none of its rows is usable."""
         tally = _SourceTally()
-        for row in with_split_warning(source_rows(source), source):
+        tasks = task_rows(source, self._settings, self._find_tasks) if source.is_environment else source_rows(source)
+        for row in with_split_warning(tasks, source):
             tally.rows += 1
             try:
                 question = parse_row(row, source, self._settings)
                 split = self._admit(question)
             except RowRejected as rejection:
-                self._reject(row, source, rejection, tally)
+                self._reject(masked(row, source.hidden), source, rejection, tally)
             else:
                 tally.kept += 1
                 self._keep(question, split, source)
         if tally.unusable == tally.rows:
-            raise StageFailed(f"no row of {source.label} can be used: {tally}; full list: {self.unusable.close()}")
+            raise StageFailed(f"no row of {source.label} can be used: {tally}; full list: {self.unusable_file}")
         if tally.unusable > tally.errors:
             left_out = sorted(_UNSUPPORTED_REASONS & tally.reasons.keys())
             counts = ", ".join(f"{reason} {tally.reasons[reason]:,}" for reason in left_out)
@@ -165,10 +121,15 @@ class _QuestionsRun:
     def _admit(self, question: ParsedQuestion) -> Split:
         """Return the question's split; raise RowRejected for a duplicate or a contaminated training question."""
         split = question.split or self._draw_split(question)
-        if split == "train" and (found := self._benchmarks.find(question.question)):
-            raise RowRejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.match}")
+        if split == "train":
+            self._check_not_contaminated(question)
         duplicate = self._duplicates.add(
-            question.key, question.question, question.answers, question.choices, heldout=split == "heldout"
+            question.key,
+            question.question,
+            question.answers,
+            question.choices,
+            heldout=split == "heldout",
+            payload=question.payload,
         )
         if duplicate is not None:
             detail = f"repeats question {duplicate.key}"
@@ -177,73 +138,72 @@ class _QuestionsRun:
             raise RowRejected(duplicate.kind, detail + ("" if duplicate.same_answers else ", but with other answers"))
         return split
 
+    def _check_not_contaminated(self, question: ParsedQuestion) -> None:
+        """Raise RowRejected if the question, or a text in its payload, repeats one of a benchmark."""
+        hidden = texts_in(question.payload) if len(self._benchmarks) else []
+        # Together as well, because a text may be cut into lines.
+        for text in dict.fromkeys((question.question, *(("\n".join(hidden), *hidden) if hidden else ()))):
+            if found := self._benchmarks.find(text):
+                where = "" if text == question.question else "in the payload: "
+                what = f"question of benchmark {found.benchmark} row {found.row}: {where}{found.match}"
+                raise RowRejected("contaminated", what)
+
     def _draw_split(self, question: ParsedQuestion) -> Split:
         text = identity(question.question, question.choices)
+        if question.payload != EMPTY:
+            text += f"\n{question.payload}"
         share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         return "heldout" if share < self._settings.heldout_share else "train"
 
     def _keep(self, question: ParsedQuestion, split: Split, source: SourceSettings) -> None:
         self.datasets[question.dataset] += 1
         self.splits[split] += 1
-        self._questions.add(
-            {
-                "question_key": question.key,
-                "dataset": question.dataset,
-                "domain": question.domain,
-                "question": question.question,
-                "answers": list(question.answers),
-                "choices": list(question.choices),
-                "split": split,
-                "source_file": source.label,
-                "source_row": question.source_row,
-                "meta": question.meta,
-                "format": question.format,
-                "scorer": question.scorer,
-                "search": question.search,
-            }
-        )
+        row = {
+            **{name: value for name, value in asdict(question).items() if name != "kind"},
+            "question_key": question.key,
+            "answers": list(question.answers),
+            "choices": list(question.choices),
+            "split": split,
+            "source_file": source.label,
+        }
+        self._context.write(QUESTIONS.kind, [row])
 
     def _reject(self, row: InputRow, source: SourceSettings, rejection: RowRejected, tally: _SourceTally) -> None:
+        rejected = {
+            "source_file": source.label,
+            "source_row": row.number,
+            "dataset": source.dataset_name,
+            "reason": rejection.reason,
+            "detail": str(rejection),
+            "raw": row.raw,
+        }
+        self._context.write(QUARANTINE.kind, [rejected])
         tally.reasons[rejection.reason] += 1
         if rejection.reason not in _DUPLICATE_REASONS:
             tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
-            self.unusable.add(source.label, row, rejection)
-        self._quarantine.add(
-            {
-                "source_file": source.label,
-                "source_row": row.number,
-                "dataset": source.dataset_name,
-                "reason": rejection.reason,
-                "detail": str(rejection),
-                "raw": row.raw,
-            }
-        )
-
-    def flush(self) -> None:
-        """Write all buffered rows."""
-        self._questions.flush()
-        self._quarantine.flush()
+            with storage_errors("write", self.unusable_file), self.unusable_file.open("a", encoding="ascii") as file:
+                file.write(json.dumps(rejected | {"raw": row.raw[:_SHOWN_CHARS]}) + "\n")
 
 
-def run_questions(context: StageContext) -> Mapping[str, Any]:
+def run_questions(context: StageContext, find_tasks: FindTasks) -> Mapping[str, Any]:
     """Read, validate and deduplicate all sources; return counts by reason, data set and split."""
     settings: QuestionsSettings = context.settings
     if not settings.sources:
         raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
     context.progress.start(total=len(settings.sources), done=0, unit="sources")
     _warn_about_web_routes(settings)
-    intake = _QuestionsRun(context, settings)
+    intake = _QuestionsRun(context, settings, find_tasks)
     for benchmark in settings.decontaminate:
         intake.add_benchmark(benchmark)
     tallies = {}
     for source in settings.sources:
         tallies[source.label] = intake.add_source(source)
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
-    intake.flush()
     _warn_about_unused_routes(settings, intake.datasets)
-    _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
-    _check_any_left(tallies)
-    return _metrics(intake, tallies)
+    _check_error_rate(tallies, settings, context.accept_failures, intake.unusable_file)
+    reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
+    _check_any_left(tallies, reasons)
+    return _metrics(intake, tallies, reasons)
 
 
 def _warn_about_web_routes(settings: QuestionsSettings) -> None:
@@ -270,7 +230,7 @@ def _warn_about_unused_routes(settings: QuestionsSettings, datasets: Collection[
 
 
 def _check_error_rate(
-    tallies: Mapping[str, _SourceTally], settings: QuestionsSettings, accept_failures: bool, unusable: str
+    tallies: Mapping[str, _SourceTally], settings: QuestionsSettings, accept_failures: bool, unusable: Path
 ) -> None:
     rows = sum(tally.rows for tally in tallies.values())
     errors = sum(tally.errors for tally in tallies.values())
@@ -283,11 +243,10 @@ def _check_error_rate(
         )
 
 
-def _check_any_left(tallies: Mapping[str, _SourceTally]) -> None:
+def _check_any_left(tallies: Mapping[str, _SourceTally], reasons: Counter[str]) -> None:
     """Raise StageFailed if no question is left, which can happen even if every source has usable rows."""
     if any(tally.kept for tally in tallies.values()):
         return
-    reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
     counts_text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
     raise StageFailed(
         f"no question is left of {reasons.total():,} rows ({counts_text}); add questions, or check "
@@ -295,10 +254,7 @@ def _check_any_left(tallies: Mapping[str, _SourceTally]) -> None:
     )
 
 
-def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally]) -> dict[str, Any]:
-    reasons: Counter[str] = Counter()
-    for tally in tallies.values():
-        reasons.update(tally.reasons)
+def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons: Counter[str]) -> dict[str, Any]:
     return {
         "rows_read": sum(tally.rows for tally in tallies.values()),
         "questions": sum(tally.kept for tally in tallies.values()),
@@ -310,10 +266,15 @@ def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally]) -> dict
     }
 
 
-QUESTIONS_STAGE = Stage(
-    name="questions",
-    version=2,
-    settings=QuestionsSettings,
-    produces=(QUESTIONS, QUARANTINE),
-    run=run_questions,
-)
+def questions_stage(find_tasks: FindTasks = find_tasks) -> Stage:
+    """Return the stage; `find_tasks` finds the tasks that the type of the environment brings."""
+    return Stage(
+        name="questions",
+        version=3,
+        settings=QuestionsSettings,
+        produces=(QUESTIONS, QUARANTINE),
+        run=partial(run_questions, find_tasks=find_tasks),
+    )
+
+
+QUESTIONS_STAGE = questions_stage()

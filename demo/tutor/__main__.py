@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,18 +80,8 @@ def settings_of(arguments: argparse.Namespace) -> TutorSettings:
             raise ConfigError(f"--{name.replace('_', '-')} must be a number of at least 0")
     if arguments.max_model_len < 1:
         raise ConfigError("--max-model-len must be at least 1")
-    return TutorSettings(
-        persona=arguments.persona,
-        rates=parse_rates(arguments.rates),
-        tokenizer=arguments.tokenizer,
-        max_model_len=arguments.max_model_len,
-        latency_s=arguments.latency_s,
-        jitter_s=arguments.jitter_s,
-        rate_limit_per_s=arguments.rate_limit_per_s,
-        faults=parse_faults(arguments.faults),
-        fault_seed=arguments.fault_seed,
-        request_log=arguments.request_log,
-    )
+    given = {field.name: getattr(arguments, field.name) for field in fields(TutorSettings)}
+    return TutorSettings(**given | {"rates": parse_rates(arguments.rates), "faults": parse_faults(arguments.faults)})
 
 
 async def serve(settings: TutorSettings, host: str, port: int, port_file: Path | None) -> None:

@@ -16,7 +16,6 @@ from treadle.demo.tutor.critic import reply_to_task
 from treadle.demo.tutor.policy import next_turn
 from treadle.demo.tutor.seeded_draws import Draws
 from treadle.demo.tutor.settings import MODELS, TutorSettings
-from treadle.demo.tutor.tasks import guess_task
 
 _DEFAULT_COMPLETION_TOKENS = 16
 _NOT_CONTENT = frozenset({"stream", "stream_options", "user", "request_id", "return_token_ids"})
@@ -112,7 +111,7 @@ class ReplyWriter:
         if role == "policy":
             return next_turn(conversation, self._settings.rates_for(model), draws)
         if role in ("critic", "refiner"):
-            return reply_to_task(guess_task(conversation), conversation, self._settings.rates_for(model), draws)
+            return reply_to_task(roles.guess_task(conversation), conversation, self._settings.rates_for(model), draws)
         if role == "summarizer":
             return roles.summarize(conversation.user)
         return roles.judge(conversation.user, gullible=role == "gullible-judge")

@@ -22,8 +22,8 @@ from treadle.demo.tutor.diagnosis import (
     read_steps,
 )
 from treadle.demo.tutor.policy import ErrorRates
+from treadle.demo.tutor.roles import Task
 from treadle.demo.tutor.seeded_draws import Draws
-from treadle.demo.tutor.tasks import Task
 
 _BLOCK = re.compile(r"(?s)<(search|python|answer)>.*?</\1>")
 _LABELLED = re.compile(r"(?i)analysis:")

@@ -44,13 +44,8 @@ class ErrorRates:
 
     def scaled(self, factor: float) -> ErrorRates:
         """Return rates with the four patterns multiplied by a factor and the others unchanged."""
-        return replace(
-            self,
-            redundant=self.redundant * factor,
-            broken=self.broken * factor,
-            early=self.early * factor,
-            wrong=self.wrong * factor,
-        )
+        patterns = ("redundant", "broken", "early", "wrong")
+        return replace(self, **{pattern: getattr(self, pattern) * factor for pattern in patterns})
 
 
 STRONG = ErrorRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -81,7 +76,7 @@ def plan(conversation: Conversation, rates: ErrorRates, draws: Draws, *, doubtin
     """Return thought and action of the next turn; `doubting`: do not trust the results of earlier calls."""
     asked = recognise(conversation.user)
     if asked is None:
-        return _Generic(conversation).turn()
+        return _look_up_once(conversation)
     return _Planner(conversation, asked, rates, draws, doubting).turn()
 
 
@@ -100,20 +95,14 @@ def boxed(text: str) -> str | None:
     return found[-1] if found else None
 
 
-class _Generic:
-    """Policy for other questions: one search, then the first words found."""
-
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
-
-    def turn(self) -> tuple[str, str]:
-        """Return the thought and the action."""
-        calls = self._conversation.calls
-        query = " ".join(self._conversation.user.replace("<", " ").split())[:200]
-        if not calls and query:
-            return "I do not know this, so I look it up.", f"<search>{query}</search>"
-        words = (calls[-1].result or "").replace("<", " ").split() if calls else []
-        return "This is what I found.", _answer(" ".join(words[:12]) or "unknown", "The answer is {}.")
+def _look_up_once(conversation: Conversation) -> tuple[str, str]:
+    """Return the turn for any other question: one search, then the first words found."""
+    calls = conversation.calls
+    query = " ".join(conversation.user.replace("<", " ").split())[:200]
+    if not calls and query:
+        return "I do not know this, so I look it up.", f"<search>{query}</search>"
+    words = (calls[-1].result or "").replace("<", " ").split() if calls else []
+    return "This is what I found.", _answer(" ".join(words[:12]) or "unknown", "The answer is {}.")
 
 
 class _Planner:

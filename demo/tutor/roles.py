@@ -1,4 +1,7 @@
-"""Detect the role of a prompt, and play judge and summarizer by rule, in the formats of docs/behaviour/demo.md."""
+"""Detect role and task of a prompt, and play judge and summarizer by rule, in the formats of docs/behaviour/demo.md.
+
+The words that set a task are few and plain, because users may replace the prompt files.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from functools import lru_cache
 from typing import Literal
 
 from treadle.demo.tutor.conversation import Conversation
-from treadle.demo.tutor.tasks import task_in
 
 Role = Literal["policy", "judge", "gullible-judge", "critic", "refiner", "summarizer"]
+Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
+"""Tasks of the data flywheel."""
 
 _SUFFIXES: tuple[Role, ...] = ("gullible-judge", "judge", "critic", "refiner", "summarizer")
 _GOLD = re.compile(r"(?im)^\W*(?:gold|reference|correct|expected|ground[- ]truth)[^:\n]{0,30}:\W*(.*)$")
@@ -25,6 +29,18 @@ _ORDER = re.compile(
     r"(?is)(?:verdict|grade|judg(?:e?ment)?)\s*(?:is|:|=)\s*\W*(?P<a>correct|incorrect)\b"
     r"|(?:reply|answer|output|respond|say|print)\s+(?:only\s+)?(?:with\s+)?\W*(?P<b>correct|incorrect)\b(?!\s+or\b)"
 )
+
+_CUES: tuple[tuple[Task, str], ...] = (
+    ("redundancy", r"(?=.*redundan)(?=.*corrected step)"),
+    ("replace", r"(?=.*\blast step\b)(?=.*(?:\breplac|\bnew (?:last )?step\b))"),
+    ("analyse", r"(?=.*\b(?:flaw|mistake))(?=.*\blast step\b)"),
+    ("locate", r"(?=.*\b(?:flaw|mistake))(?=.*\bfirst\b)(?=.*\bstep:)"),
+    ("reflect", r"(?=.*\breflect)"),
+    ("thoughts", r"(?=.*\bthoughts\b)(?=.*(?:\bedit|\bshorten|\bcondens|\bfewer words\b))"),
+)
+"""All cues of a task must match; the first matching task is used."""
+
+_BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 
 
 def role_of(model: str, conversation: Conversation) -> Role:
@@ -46,6 +62,23 @@ def _role_in(system: str) -> Role:
     if cue or ("gold answer" in low and "predicted" in low):
         return "judge"
     return "summarizer" if re.search(r"\bsummari[sz]", low) else "policy"
+
+
+def guess_task(conversation: Conversation) -> Task:
+    """Return the task of a conversation; if no cue matches, guess the most likely task."""
+    task = task_in(conversation.system) or task_in(conversation.user[:4000])
+    if task is not None:
+        return task
+    if _BEGUN.match(conversation.turn):
+        return "analyse"
+    return "redundancy" if "redundan" in f"{conversation.system}{conversation.user}".lower() else "locate"
+
+
+@lru_cache(maxsize=64)
+def task_in(text: str) -> Task | None:
+    """Return the first task whose cues occur in a text, or None."""
+    low = text.lower()
+    return next((task for task, cues in _CUES if re.match(cues, low, re.DOTALL)), None)
 
 
 def judge(text: str, *, gullible: bool) -> str:

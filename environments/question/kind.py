@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.agent.contract import EpisodeOptions, Task
+from treadle.agent.contract import EpisodeOptions, Outcome, Task
 from treadle.agent.model_sessions import ModelSession, check_sampling
 from treadle.agent.tools.outcome import Tool
 from treadle.agent.tools.summarizer import Summarizer
@@ -15,6 +15,7 @@ from treadle.core.errors import ConfigError
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.question.tools import make_tools, sandbox_facts
+from treadle.environments.stored_rollout import StoredRollout
 from treadle.environments.types import Resources, Traits, equal_options
 
 
@@ -42,7 +43,7 @@ class QuestionType:
 
     def traits(self, settings: QuestionSettings) -> Traits:
         """See `EnvironmentType`."""
-        return Traits(resume="replay", forks=True, has_answers=True, reads_payload=False)
+        return Traits(resume="replay", forks=True, has_answers=True, writes_messages=False, reads_payload=False)
 
     async def tasks(self, settings: QuestionSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
         """Yield nothing; questions come from files."""
@@ -63,6 +64,10 @@ class QuestionType:
     def replaying(self, settings: QuestionSettings) -> QuestionRuntime:
         """Return a runtime without tools: a recorded call is only counted."""
         return QuestionRuntime(settings, {})
+
+    async def score(self, settings: QuestionSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
+        """Return None: the rules and judges of `scores` compare with the gold answers."""
+        return None
 
     def facts(self, settings: QuestionSettings) -> dict[str, str]:
         """Return isolation, Python and package versions of the sandbox; empty without the Python tool."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.contract import CallRecord, Ledger, Outcome
+from treadle.agent.contract import HIDDEN_COLUMNS, CallRecord, Ledger, Outcome
 from treadle.agent.dialects.base import Segment
 from treadle.agent.trajectory import Sample, Trajectory, spans_of
 from treadle.core.config import digest_json
@@ -26,14 +26,18 @@ def rollout_key(question_key: str, model: str, sample_index: int, operator: str 
 
 
 def question_content_key(question: Mapping[str, Any]) -> str:
-    """Return a key (16 hex digits) of what a row of `questions` asks: text and choices, without its gold answers."""
-    return digest_json([question["question"], list(question["choices"])])[:16]
+    """Return a key (16 hex digits) of what a rollout of a row of `questions` depends on.
+
+    Text and choices; gold answers and payload only if they are in the row because episodes read them.
+    """
+    hidden = [question[name] for name in HIDDEN_COLUMNS if name in question]
+    return digest_json([question["question"], list(question["choices"]), *hidden])[:16]
 
 
 def rollout_seed(seed: int, question: Mapping[str, Any], model: str, sample_index: int) -> int:
     """Return the seed of one rollout, derived from the run's seed, the question, the model and the sample index.
 
-    Gold answers are excluded: if they change, a rollout is scored again but not sampled again.
+    Gold answers that no episode reads are excluded: if they change, a rollout is scored again but not sampled again.
     """
     return derive_seed(seed, question_content_key(question), model, sample_index)
 
@@ -107,6 +111,8 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
         "wasted_tokens": usage.wasted_tokens,
         "summarizer_prompt_tokens": sum(call.prompt_tokens for call in trajectory.calls),
         "summarizer_completion_tokens": sum(call.completion_tokens for call in trajectory.calls),
+        "num_restarts": trajectory.usage.num_restarts,
+        "voided_tokens": trajectory.usage.voided_tokens,
         "odd_answers": orjson.dumps(usage.notes, option=orjson.OPT_SORT_KEYS).decode() if usage.notes else "{}",
     }
 

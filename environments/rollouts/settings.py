@@ -8,14 +8,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
-from treadle.agent.contract import TASK_COLUMNS
+from treadle.agent.contract import HIDDEN_COLUMNS, TASK_COLUMNS
 from treadle.agent.model_sessions import AGENT
+from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.runs.shards import MAX_SHARDS
 from treadle.core.runs.stage import Rows
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
+from treadle.environments.types import Traits
 
 
 class RolloutOptions(Section):
@@ -67,6 +69,8 @@ class RolloutsSettings(Section):
     """Model that `environment.search.summarizer` names."""
     summarizer_tokenizer_digest: str = ""
     """Like `tokenizer_digest`, for the summarizer."""
+    roles: dict[str, RoleSettings] = {}
+    """Models that episodes ask, by role."""
     options: RolloutOptions = RolloutOptions()
     """Number of trajectories, selection and sampling."""
     seed: int = 0
@@ -103,6 +107,11 @@ ASKED_COLUMNS = (*TASK_COLUMNS, "split")
 
 JOB_COLUMNS = (*ASKED_COLUMNS, "source_file", "source_row")
 """`ASKED_COLUMNS` and the source of the question, which distinguishes an edited question from a new one."""
+
+
+def job_columns(traits: Traits) -> tuple[str, ...]:
+    """Return the columns of a job's question: hidden ones only if episodes read them."""
+    return (*JOB_COLUMNS, *HIDDEN_COLUMNS) if traits.reads_payload else JOB_COLUMNS
 
 
 def selected_questions(

@@ -17,9 +17,8 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.cached_units import cached_calls, cached_completions
 from treadle.agent.call_cache import CallCache, JournalCache
-from treadle.agent.contract import CallRecord, Task
+from treadle.agent.contract import CallRecord, EpisodeOptions, Task
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest, unique_jobs
 from treadle.agent.jobs.runner import raise_no_output
 from treadle.agent.jobs.stage import JobStage
@@ -28,6 +27,7 @@ from treadle.agent.rollout import RolloutEngine, rare_collections
 from treadle.agent.trajectory import STATUSES, Trajectory
 from treadle.core import steady_loop
 from treadle.core.answers.extraction import SYSTEM_KINDS
+from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.llm.types import Completion
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
@@ -35,17 +35,19 @@ from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.work_clock import timed_work
 from treadle.environments.opening import engine_of, open_runtime
-from treadle.environments.registry import environment_type
+from treadle.environments.registry import environment_type, traits_of
 from treadle.environments.rollouts.report import ODD, unreadable_output_warnings
+from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
 from treadle.environments.rollouts.rows import (
     FAILED,
     failed_row,
     head_of_row,
     question_content_key,
+    rollout_seed,
     row_of,
     telemetry_of,
 )
-from treadle.environments.rollouts.settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
+from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings, job_columns, selected_questions
 from treadle.environments.settings import ENVIRONMENT_VERSION
 from treadle.environments.types import EnvironmentRuntime, Resources
 
@@ -72,7 +74,7 @@ class RolloutsRun(JobStage[QuestionJob]):
         self._started = 0.0
         self._engine: RolloutEngine | None = None
         self._runtime: EnvironmentRuntime | None = None
-        self._facts = {"sandbox": {}, "tokenizer_digest": ""}
+        self._facts = {"environment": {}, "context": {}, "tokenizer_digest": ""}
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
@@ -88,13 +90,33 @@ class RolloutsRun(JobStage[QuestionJob]):
             summarizer = await sessions.model(
                 settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
             )
-        self._facts["sandbox"] = environment_type(settings.environment).facts(settings.environment)
+        self._facts["environment"] = environment_type(settings.environment).facts(settings.environment)
         policy.check_token_ids()
         if policy.codec is None:
             self._facts["tokenizer_digest"] = ""
+        self._facts["context"] = self._context_facts(policy.codec)
         self._engine = engine_of(policy, settings.environment, self._options.sampling, role=self._options.role)
-        async with open_runtime(settings.environment, Resources(summarizer, self._context.store)) as self._runtime:
+        roles = {
+            role: (await sessions.model(one.name, one.model, one.tokenizer_digest)).for_role(role, one.sampling)
+            for role, one in settings.roles.items()
+        }
+        resources = Resources(summarizer, self._context.store, roles=roles)
+        async with open_runtime(settings.environment, resources) as self._runtime:
             yield
+
+    def _context_facts(self, tokenizer: ChatTokenizer | None) -> dict[str, str]:
+        """Warn if the chat template rewrites earlier turns, which an append-only context does not; return the facts."""
+        if tokenizer is None or not traits_of(self._settings.environment).writes_messages:
+            return {}
+        rewrites = tokenizer.context_rewrites(("user",))
+        for sentence in rewrites.values():
+            _log.warning(
+                "models.%s: the chat template %s; rollouts only append to their context, so the model sees and is "
+                "trained on other tokens there",
+                self._settings.model_name,
+                sentence.rstrip("."),
+            )
+        return {"context": "append_only", **{f"template_{kind}": sentence for kind, sentence in rewrites.items()}}
 
     def _count_earlier(self) -> None:
         """Charge the budget with the usage of earlier attempts, including rollouts that were interrupted."""
@@ -112,25 +134,33 @@ class RolloutsRun(JobStage[QuestionJob]):
             policy_tokens, helper = ([int(counts.get(name, 0)) for name in names] for names in (_TOKENS, _SUMMARY))
             return (policy_tokens[0], policy_tokens[1]), (helper[0], helper[1])
         cache = JournalCache(self._journal, key)
-        answers = list(cached_completions(cache))
-        return _tokens(answers), _tokens(cached_calls(cache, len(answers)))
+        used = list(cached_usage(cache))
+        answers = [one for one in used if isinstance(one, Completion)]
+        return _tokens(answers), _tokens([one for one in used if isinstance(one, CallRecord)])
 
     async def _run_job(self, job: QuestionJob) -> None:
-        assert self._engine is not None and self._runtime is not None
         loop = asyncio.get_running_loop()
         started = loop.time()
         head = self._head(job)
         cache: CallCache = JournalCache(self._journal, job.key)
         with timed_work() as clock:
-            trajectory = await self._engine.roll_out(
-                self._runtime.episode(),
-                Task.from_row(job.question),
-                seed=head["seed"],
-                deadline=clock.time() + self._settings.environment.rollout_time_s,
-                cache=cache,
+            deadline = clock.time() + self._settings.environment.rollout_time_s
+            trajectory = await roll_out_again(
+                lambda seed, cache: self._roll_out(job, seed, cache, deadline), head["seed"], cache
             )
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._facts["tokenizer_digest"])
         self._finish(job, row, trajectory, loop.time() - started)
+
+    async def _roll_out(self, job: QuestionJob, seed: int, cache: CallCache, deadline: float) -> Trajectory:
+        assert self._engine is not None and self._runtime is not None
+        return await self._engine.roll_out(
+            self._runtime.episode(),
+            Task.from_row(job.question),
+            seed=seed,
+            deadline=deadline,
+            cache=cache,
+            options=EpisodeOptions(group_seed=rollout_seed(self._settings.seed, job.question, "", -1)),
+        )
 
     def _finish(self, job: QuestionJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
         telemetry = telemetry_of(row["rollout_key"], self._context.attempt, seconds, trajectory)
@@ -191,7 +221,8 @@ class RolloutsRun(JobStage[QuestionJob]):
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
             **{name: totals[name] for name in _SUMMARY if self._settings.environment.summarizer},
             **{f"{ODD}{name}": count for name, count in sorted(odd_answers.items())},
-            **worked.facts.get("sandbox", {}),
+            **worked.facts.get("environment", {}),
+            **worked.facts.get("context", {}),
         }
         for sentence in unreadable_output_warnings(metrics):
             _log.warning("%s: %s", self._context.address, sentence)
@@ -242,11 +273,13 @@ def _has_model_text(row: Mapping[str, Any]) -> bool:
 def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[QuestionJob]:
     """Yield the jobs of all rollouts that settings and questions define, in the order of their rows.
 
-    Questions that ask the same have the same seeds, and so the same jobs: gold answers are no part of a rollout.
+    Questions that ask the same have the same seeds, and so the same jobs: gold answers that episodes do not read are no
+    part of a rollout.
     """
     shared, environment = shared_digest(settings, inputs), settings.environment.digests()
+    columns = job_columns(traits_of(settings.environment))
     seen: set[bytes] = set()
-    for question in selected_questions(settings.options, inputs["questions"], JOB_COLUMNS):
+    for question in selected_questions(settings.options, inputs["questions"], columns):
         question_content = [question_content_key(question), environment.of(question), question["search"]]
         digest = bytes.fromhex(job_key(*question_content))
         is_copy = digest in seen

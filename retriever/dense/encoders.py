@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
+IN_IDENTITY = {"normalize", "query_max_tokens", "passage_max_tokens"}
+"""Settings that determine the vectors of any model."""
+
 
 class Encoder(ABC):
     """An encoder of queries and documents; thread-safe."""

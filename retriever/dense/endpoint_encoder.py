@@ -9,7 +9,6 @@ import itertools
 import random
 import threading
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
@@ -20,11 +19,10 @@ from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.wire import FINAL_KINDS, Failure, failure_of
 from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.config import EncoderSettings
-from treadle.retriever.dense.encoders import Encoder
+from treadle.retriever.dense.encoders import IN_IDENTITY, Encoder
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from treadle.retriever.dense.encoders import Vectors
 
 T = TypeVar("T")
 _IN_FLIGHT: Final = 8
@@ -32,12 +30,6 @@ _RETRIES: Final = 6
 _TIMEOUT_S: Final = 120.0
 _CHARS_PER_TOKEN: Final = 8
 """Characters per token kept in a request; the server truncates by tokens, this only bounds the size of requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Http:
-    connect_timeout_s: float = 10.0
-    max_response_bytes: int = 256 << 20
 
 
 class EndpointEncoder(Encoder):
@@ -67,18 +59,14 @@ class EndpointEncoder(Encoder):
             "type": "endpoint",
             "name": settings.model,
             "model": {"name": settings.model, "revision": settings.revision},
-            "query_prefix": settings.query_prefix,
-            "passage_prefix": settings.passage_prefix,
-            "normalize": settings.normalize,
-            "query_max_tokens": settings.query_max_tokens,
-            "passage_max_tokens": settings.passage_max_tokens,
+            **settings.model_dump(include={"query_prefix", "passage_prefix", *IN_IDENTITY}),
         }
         super().__init__(probe.shape[1], identity)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _encode(self, texts: Sequence[str], *, is_query: bool) -> NDArray[np.float32]:
+    def _encode(self, texts: Sequence[str], *, is_query: bool) -> Vectors:
         import numpy as np
 
         if not texts:
@@ -89,10 +77,10 @@ class EndpointEncoder(Encoder):
         batches = [cut[start : start + settings.batch_size] for start in range(0, len(cut), settings.batch_size)]
         return np.concatenate(self._run(self._embed_all(batches)))
 
-    async def _embed_all(self, batches: list[list[str]]) -> list[NDArray[np.float32]]:
+    async def _embed_all(self, batches: list[list[str]]) -> list[Vectors]:
         slots = asyncio.Semaphore(_IN_FLIGHT * len(self._targets))
 
-        async def one(batch: list[str]) -> NDArray[np.float32]:
+        async def one(batch: list[str]) -> Vectors:
             async with slots:
                 return await self._embed(batch, _RETRIES)
 
@@ -103,7 +91,7 @@ class EndpointEncoder(Encoder):
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _embed(self, texts: list[str], retries: int) -> NDArray[np.float32]:
+    async def _embed(self, texts: list[str], retries: int) -> Vectors:
         """Send one request; after a transient failure retry it at the next endpoint."""
         for attempt in itertools.count():
             target = self._targets[next(self._turn) % len(self._targets)]
@@ -123,7 +111,7 @@ class EndpointEncoder(Encoder):
             await asyncio.sleep(max(pause, failure.retry_after_s or 0.0))
         raise AssertionError
 
-    async def _ask(self, target: Target, texts: list[str]) -> NDArray[np.float32]:
+    async def _ask(self, target: Target, texts: list[str]) -> Vectors:
         body = orjson.dumps({"model": self._settings.model, "input": texts, "encoding_format": "base64"})
         status, headers, data = await self._client.post(URL(f"{target.url}/embeddings"), body, target.headers)
         if status != 200:
@@ -142,10 +130,10 @@ class EndpointEncoder(Encoder):
 
 
 async def _make_client() -> HttpClient:
-    return HttpClient(_Http())
+    return HttpClient(10.0, 256 << 20)
 
 
-def _vectors(data: bytes, count: int) -> NDArray[np.float32]:
+def _vectors(data: bytes, count: int) -> Vectors:
     """Return a reply's vectors in the order of the request, from numbers or base64 of little-endian float32."""
     import numpy as np
 
@@ -162,7 +150,7 @@ def _vectors(data: bytes, count: int) -> NDArray[np.float32]:
     return vectors
 
 
-def _row(embedding: str | list[float]) -> NDArray[np.float32]:
+def _row(embedding: str | list[float]) -> Vectors:
     import numpy as np
 
     if isinstance(embedding, str):

@@ -164,8 +164,6 @@ def _read_ahead(path: Path) -> None:
     faiss maps the file for random access, so without this each first access to a page of 4 KiB would be a separate
     read.
     """
-    if not hasattr(os, "posix_fadvise"):
-        return
     with path.open("rb") as stream:
         # The system truncates longer requests.
         for start in range(0, path.stat().st_size, _READ_AHEAD_BYTES):

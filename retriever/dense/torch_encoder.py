@@ -14,8 +14,7 @@ from treadle.retriever.dense.encoder_models import EncoderModel
 from treadle.retriever.dense.encoders import Encoder, pool
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from treadle.retriever.dense.encoders import Vectors
 
 
 class TorchEncoder(Encoder):
@@ -53,7 +52,7 @@ class TorchEncoder(Encoder):
         self._max_tokens = (min(settings.passage_max_tokens, longest), min(settings.query_max_tokens, longest))
         self._batch_size = settings.batch_size
 
-    def _encode(self, texts: Sequence[str], *, is_query: bool) -> NDArray[np.float32]:
+    def _encode(self, texts: Sequence[str], *, is_query: bool) -> Vectors:
         import numpy as np
 
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)

@@ -7,17 +7,19 @@ ids are text, and `contents` is the document as indexed.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi_offline import FastAPIOffline
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from treadle.core.errors import TreadleError
 from treadle.core.untrusted.origin_guard import OriginGuard
@@ -26,7 +28,6 @@ from treadle.retriever.batching import MicroBatcher, QueueFull
 from treadle.retriever.index import Index, Ranking
 from treadle.retriever.service.cache import RankingCache
 from treadle.retriever.service.config import ServiceSettings
-from treadle.retriever.service.guard import BodyTooLarge, TokenGuard, read_body
 from treadle.retriever.service.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 BLANK_QUERY = "Query content cannot be empty"
 DEFAULT_TOP_N = 10
 _MIB = 1024 * 1024
+_OPEN_PATHS = frozenset({"/health"})
 _CLIENT_CLOSED = 499
 """Status in the metrics for callers that disconnected, who never receive it."""
 
@@ -82,15 +84,26 @@ class HealthReport(BaseModel):
     retrievers: RetrieverState
 
 
-class RequestRefused(Exception):
-    """A request that is answered with an error status."""
-
-    def __init__(self, status: int, detail: Any, headers: dict[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
-
-
 T_Request = TypeVar("T_Request", bound=_Options)
+
+
+class TokenGuard:
+    """A middleware that answers 401 to requests without the token; `/health` is open to all."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if self._expected is None or scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if hmac.compare_digest(given, self._expected):
+            return await self._app(scope, receive, send)
+        body = orjson.dumps({"detail": "send the service's token as 'Authorization: Bearer ...'"})
+        refusal = Response(body, 401, {"WWW-Authenticate": "Bearer"}, "application/json")
+        await refusal(scope, receive, send)
 
 
 class RetrievalService:
@@ -131,24 +144,16 @@ class RetrievalService:
         return 200, HealthReport(status="healthy", retrievers=state)
 
     def info(self) -> dict[str, Any]:
-        """Return a description of the index; raise RequestRefused while it is loading."""
-        index = self._ready()[0]
-        facts = index.info
-        return {
-            "engine": facts.engine,
-            "encoder": facts.encoder,
-            "dimension": facts.dimension,
-            "num_documents": facts.num_documents,
-            "num_bytes": facts.num_bytes,
-            "fingerprint": facts.fingerprint,
-            "max_top_n": self.settings.max_top_n,
-        }
+        """Return a description of the index; raise HTTPException while it is loading."""
+        facts = self._ready()[0].info
+        names = ("engine", "encoder", "dimension", "num_documents", "num_bytes", "fingerprint")
+        return {**{name: getattr(facts, name) for name in names}, "max_top_n": self.settings.max_top_n}
 
     async def search(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
-        """Return the rankings in the order of the queries; raise RequestRefused."""
+        """Return the rankings in the order of the queries; raise HTTPException."""
         _, batcher = self._ready()
         if top_n > self.settings.max_top_n:
-            raise RequestRefused(422, f"top_n must be at most {self.settings.max_top_n}")
+            raise HTTPException(422, f"top_n must be at most {self.settings.max_top_n}")
         stripped = [query.strip() for query in queries]
         rankings = {query: self._cache.get(query, top_n) for query in stripped}
         missing = [query for query, ranking in rankings.items() if ranking is None]
@@ -162,16 +167,16 @@ class RetrievalService:
             async with asyncio.timeout(self.settings.timeout_s):
                 found = await batcher.rank(queries, top_n)
         except QueueFull as error:
-            raise RequestRefused(429, str(error), {"Retry-After": str(error.retry_after_s)}) from None
+            raise HTTPException(429, str(error), {"Retry-After": str(error.retry_after_s)}) from None
         except TimeoutError:
-            raise RequestRefused(504, f"the search took longer than {self.settings.timeout_s:g} s") from None
+            raise HTTPException(504, f"the search took longer than {self.settings.timeout_s:g} s") from None
         except TreadleError as error:
             _log.error("a search failed: %s", one_line(str(error)))
-            raise RequestRefused(503 if error.retryable else 500, one_line(str(error))) from error
+            raise HTTPException(503 if error.retryable else 500, one_line(str(error))) from error
         # An unforeseen error must end the request with an answer, and not with a traceback for the operator.
         except Exception as error:
             _log.error("a search failed unexpectedly: %s: %s", type(error).__name__, one_line(str(error)))
-            raise RequestRefused(500, "the search failed; see the service's log") from error
+            raise HTTPException(500, "the search failed; see the service's log") from error
         for query, ranking in zip(queries, found, strict=True):
             self._cache.put(query, top_n, ranking)
         return found
@@ -184,7 +189,7 @@ class RetrievalService:
 
     def _ready(self) -> tuple[Index, MicroBatcher]:
         if self._index is None or self._batcher is None:
-            raise RequestRefused(503, "the index is being loaded", {"Retry-After": "1"})
+            raise HTTPException(503, "the index is being loaded", {"Retry-After": "1"})
         return self._index, self._batcher
 
     def _num_waiting(self) -> float:
@@ -268,7 +273,7 @@ def _add_routes(app: FastAPI, service: RetrievalService) -> None:
 async def _search(service: RetrievalService, request: Request) -> Any:
     request_model = await _parse(service, request, SearchRequest)
     if not request_model.query.strip():
-        raise RequestRefused(400, BLANK_QUERY)
+        raise HTTPException(400, BLANK_QUERY)
     (ranking,) = await service.search([request_model.query], request_model.top_n)
     documents = service.documents(ranking)
     return [documents, _scores(ranking)] if request_model.return_score else documents
@@ -278,9 +283,9 @@ async def _batch_search(service: RetrievalService, request: Request) -> Any:
     request_model = await _parse(service, request, BatchSearchRequest)
     for number, query in enumerate(request_model.queries):
         if not query.strip():
-            raise RequestRefused(400, f"{BLANK_QUERY}: query {number} is blank")
+            raise HTTPException(400, f"{BLANK_QUERY}: query {number} is blank")
     if len(request_model.queries) > service.settings.max_waiting:
-        raise RequestRefused(422, f"a batch may have at most {service.settings.max_waiting} queries")
+        raise HTTPException(422, f"a batch may have at most {service.settings.max_waiting} queries")
     rankings = await service.search(request_model.queries, request_model.top_n)
     documents = [service.documents(ranking) for ranking in rankings]
     return [documents, [_scores(ranking) for ranking in rankings]] if request_model.return_score else documents
@@ -291,29 +296,41 @@ def _scores(ranking: Ranking) -> list[float]:
 
 
 def require_json(request: Request) -> None:
-    """Raise RequestRefused unless the body is declared as JSON.
+    """Raise HTTPException unless the body is declared as JSON.
 
     Browsers send other types to other sites without a preflight request.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise RequestRefused(415, "send the body as JSON, with the header 'Content-Type: application/json'")
+        raise HTTPException(415, "send the body as JSON, with the header 'Content-Type: application/json'")
 
 
 async def _parse(service: RetrievalService, request: Request, model: type[T_Request]) -> T_Request:
     require_json(request)
     try:
         async with asyncio.timeout(service.settings.timeout_s):
-            body = await read_body(request, service.settings.max_body_bytes)
+            body = await _read_body(request, service.settings.max_body_bytes)
         return model.model_validate_json(body)
-    except BodyTooLarge as error:
-        raise RequestRefused(413, str(error)) from None
     except TimeoutError:
-        raise RequestRefused(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
+        raise HTTPException(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
     except ClientDisconnect:
-        raise RequestRefused(_CLIENT_CLOSED, "the client disconnected before its body was complete") from None
+        raise HTTPException(_CLIENT_CLOSED, "the client disconnected before its body was complete") from None
     except ValidationError as error:
-        raise RequestRefused(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
+        raise HTTPException(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request; raise HTTPException as soon as it is known to be too long."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise HTTPException(413, f"a request may have at most {max_bytes} bytes; this one has {announced}")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise HTTPException(413, f"a request may have at most {max_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def _value(make: Callable[[], Any]) -> Any:
@@ -326,14 +343,14 @@ async def _respond(service: RetrievalService, route: str, answer: Awaitable[Any]
     status, headers = 200, None
     try:
         content = await answer
-    except RequestRefused as refused:
-        status, content, headers = refused.status, {"detail": refused.detail}, refused.headers
+    except HTTPException as refused:
+        status, content, headers = refused.status_code, {"detail": refused.detail}, refused.headers
     service.metrics.requests.labels(route, status).inc()
     service.metrics.seconds.labels(route).observe(time.perf_counter() - started)
     return _json(content, status, headers)
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 

@@ -16,15 +16,6 @@ class BadPlan(Exception):
 class BadEnvironment(Exception):
     """Error for an agent environment that cannot be opened in this engine, or that differs from the training plan's."""
 
-    @classmethod
-    def of_digests(cls, found: str, planned: str) -> BadEnvironment:
-        """Return the error for an environment whose digest differs from the plan's."""
-        return cls(
-            f"the agent's prompts, tools or limits in this engine (digest {found[:12]}) are not those of the training "
-            f"plan ({planned[:12]}): the plan was made by another version of Treadle; install one version on all "
-            "machines and run the stage again"
-        )
-
 
 _KINDS: dict[type[Exception], str] = {
     BadPlan: "arguments",

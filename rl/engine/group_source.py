@@ -10,7 +10,6 @@ from typing import Any
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
-from treadle.core.llm.config import Sampling
 from treadle.core.seeds import derive_seed
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadEnvironment
@@ -51,7 +50,7 @@ class GroupSource:
         """
         size = self._plan.options.group_size
         jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
-        return self._make(self._rollouts, jobs, rows, self._plan.sigmas.at(step))
+        return self._make(self._rollouts, jobs, rows, self._plan.sigmas_at(step))
 
     def validate(self, rows: Sequence[Row]) -> list[Reward]:
         """Return the reward of one greedy trajectory per row; both sigmas are 0."""
@@ -65,10 +64,10 @@ class GroupSource:
         self, rollouts: GroupRollouts, jobs: Sequence[GroupJob], rows: Sequence[Row], sigmas: tuple[float, float]
     ) -> list[ScoredGroup]:
         groups = self._environment.run(require_groups(rollouts, jobs))
-        return [ScoredGroup(group, self._score(group, row, sigmas)) for group, row in zip(groups, rows, strict=True)]
-
-    def _score(self, group: Group, row: Row, sigmas: tuple[float, float]) -> list[Reward]:
-        return self._scorer.rewards(group.items, row.question, row.answers, sigmas)
+        return [
+            ScoredGroup(group, self._scorer.rewards(group.items, row.question, row.answers, sigmas))
+            for group, row in zip(groups, rows, strict=True)
+        ]
 
 
 @contextlib.contextmanager
@@ -87,12 +86,6 @@ def open_source(
     Raises BadEnvironment if a tool cannot be opened.
     """
     options = plan.options
-    sampling = Sampling(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        max_tokens=options.max_new_tokens or options.max_response_tokens,
-    )
     membership = BatchMembership()
     with (
         open_scorer(plan, settings) as scorer,
@@ -100,10 +93,10 @@ def open_source(
         BatchedModel(generate, membership, max_batch=max_batch) as model,
     ):
         engine = environment.open.engine(
-            model, codec, sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
+            model, codec, options.sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
         )
         rollouts = environment.open.groups(
-            engine, Branching.from_options(options), vocab_size=codec.vocab_size, membership=membership
+            engine, options.branching, vocab_size=codec.vocab_size, membership=membership
         )
         yield GroupSource(plan, environment, rollouts, scorer)
 
@@ -115,14 +108,12 @@ def _resident(job: dict[str, Any], settings: EnvironmentSettings) -> Iterator[Re
         digest=job["environment_digest"],
         interpreter=Path(job["interpreter"]) if job.get("interpreter") else None,
     )
-    try:
-        environment.__enter__()
-    except (ConfigError, ToolError, EndpointUnavailable) as error:
-        raise BadEnvironment(str(error)) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(environment)
+        except (ConfigError, ToolError, EndpointUnavailable) as error:
+            raise BadEnvironment(str(error)) from error
         yield environment
-    finally:
-        environment.__exit__(None, None, None)
 
 
 def _job(row: Row, group_id: str, size: int, *seeds: int) -> GroupJob:

@@ -1,8 +1,9 @@
-"""Read a job's rows, check them and encode their prompts."""
+"""Read a job: its plan, its environment and its rows, whose prompts are encoded and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,27 @@ import pyarrow.parquet as pq
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
+from treadle.environments.registry import parse_environment
 from treadle.environments.settings import EnvironmentSettings
-from treadle.rl.engine.errors import BadPlan
+from treadle.rl.engine.errors import BadEnvironment, BadPlan
+from treadle.rl.training.plan import RlPlan
+
+
+def plan_of(job: Mapping[str, Any]) -> RlPlan:
+    """Return the job's plan."""
+    return RlPlan.from_json(json.dumps(job["plan"]))
+
+
+def environment_of(job: Mapping[str, Any]) -> EnvironmentSettings:
+    """Return the settings of the policy's environment; raise BadEnvironment if they differ from the plan's."""
+    settings = parse_environment(job["environment"])
+    if settings.digest() != job["environment_digest"]:
+        raise BadEnvironment(
+            f"the agent's prompts, tools or limits in this engine (digest {settings.digest()[:12]}) are not those of "
+            f"the training plan ({job['environment_digest'][:12]}): the plan was made by another version of Treadle; "
+            "install one version on all machines and run the stage again"
+        )
+    return settings
 
 
 @dataclass(frozen=True, slots=True)

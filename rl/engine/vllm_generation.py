@@ -12,6 +12,7 @@ from treadle.rl.groups.branching import ENTROPY_WINDOW, position_entropy
 
 _CANDIDATES = 10
 """Number of most likely tokens per position from which the entropy is computed."""
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class VllmGenerator:
@@ -61,14 +62,9 @@ class VllmGenerator:
 
 
 def _parameters(request: CompletionRequest) -> dict[str, Any]:
-    sampling = request.sampling
     return {
         "max_tokens": request.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
+        **{name: getattr(request.sampling, name) for name in _SAMPLING},
         "stop": list(request.stop),
         "include_stop_str_in_output": True,
         "seed": request.seed,

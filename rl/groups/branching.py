@@ -9,14 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from treadle.core.errors import ConfigError
 from treadle.core.llm.types import Completion
 from treadle.core.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from treadle.rl.config import RlOptions
 
 ENTROPY_WINDOW = 20
 """Number of tokens at the start of a turn whose entropy counts."""
@@ -70,16 +66,6 @@ class Branching:
     def __post_init__(self) -> None:
         if self.initial_rollouts < 1 or self.beam_size < 1 or not 0 <= self.probability <= 1:
             raise ValueError(f"invalid branching: {self}")
-
-    @classmethod
-    def from_options(cls, options: RlOptions) -> Branching:
-        """Return the branching that the keys of `[rl]` define."""
-        return cls(
-            options.initial_rollouts or options.group_size,
-            options.beam_size,
-            options.branch_probability,
-            options.entropy_weight,
-        )
 
     def branches(self, draw: float, rise: float) -> bool:
         """Return whether a branch attempt succeeds.

@@ -6,9 +6,8 @@ A line has the columns of the table `rl_rollouts`. Only the standard library is 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +19,18 @@ _PART = re.compile(r"step-(\d+)\.jsonl")
 _NUMBERS = ("correctness", "f_tool", "f_len", "f_format", "tool_mean", "length_mean", "length_std")
 
 
-def write_step(folder: Path, step: int, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]) -> None:
-    """Write the rollouts of one step (counted from 1) in the order given; the file is replaced atomically.
+def write_step(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write the rows of one step (counted from 1) in the order given; overwrite those of a step that was killed."""
+    write_lines(folder / f"step-{step:06d}.jsonl", rows)
 
-    If a step is repeated after a kill, its file is overwritten.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:06d}.jsonl"
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON lines; the file is replaced atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("w", encoding="utf-8") as file:
-        for group, parts in zip(groups, rewards, strict=True):
-            for trajectory, reward in zip(group.trajectories, parts, strict=True):
-                file.write(json.dumps(rollout_row(step, group, trajectory, reward)) + "\n")
-    os.replace(unfinished, path)
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    unfinished.replace(path)
 
 
 def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Reward) -> dict[str, Any]:

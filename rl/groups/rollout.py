@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.contract import EpisodeOptions, Ledger, Task
@@ -32,6 +32,7 @@ from treadle.rl.rewards import GroupItem
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
 
 RETRY_PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
@@ -119,9 +120,6 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         model_tokens=sum(made.env_mask),
         total_tokens=len(made.completion_ids),
         status=made.trajectory.status,
-        session=made.session,
-        branch_parent=made.branch_parent,
-        branch_depth=made.branch_depth,
     )
 
 
@@ -171,11 +169,7 @@ class GroupRollouts:
 
 async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> list[Group]:
     """Roll out all groups concurrently, in the order of `jobs`; failed groups are marked and left to the caller."""
-    tasks = [asyncio.create_task(rollouts.roll_out(job)) for job in jobs]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await _cancel(tasks)
+    return await _gather(rollouts.roll_out(job) for job in jobs)
 
 
 async def require_groups(
@@ -204,10 +198,15 @@ async def require_groups(
     return groups
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _gather(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results; if one fails, cancel the others and wait for their end."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _GroupRun:
@@ -294,11 +293,9 @@ class _GroupRun:
                     num_others -= 1
                     membership.leave()
 
-        tasks = [asyncio.create_task(play_one(session)) for session in sessions]
         try:
-            await asyncio.gather(*tasks)
+            await _gather(play_one(session) for session in sessions)
         finally:
-            await _cancel(tasks)
             membership.leave(num_others)
 
     async def trajectories(self) -> list[GroupTrajectory]:

@@ -51,16 +51,6 @@ class Choice:
     quotas: Mapping[Domain, int]
     """Domain -> quota, if each domain was ranked separately; empty if all questions were ranked together."""
 
-    @property
-    def score_tool(self) -> np.ndarray:
-        """Standard deviation of the number of tool calls (S_tool), per question."""
-        return self.dispersion.score_tool
-
-    @property
-    def score_corr(self) -> np.ndarray:
-        """Standard deviation of correctness (S_corr), per question."""
-        return self.dispersion.score_corr
-
     def counts(self) -> dict[str, int]:
         """Return the number of questions for each decision in DECISIONS, zeros included."""
         counts = np.bincount(self.decisions, minlength=len(DECISIONS)).tolist()
@@ -87,10 +77,7 @@ class Choice:
             keys=[self.keys[number] for number in numbers.tolist()],
             domains=[self.domains[number] for number in numbers.tolist()],
             dispersion=Dispersion(*(values[numbers] for values in self.dispersion)),
-            decisions=self.decisions[numbers],
-            rank=self.rank[numbers],
-            distance=self.distance[numbers],
-            place=self.place[numbers],
+            **{name: getattr(self, name)[numbers] for name in ("decisions", "rank", "distance", "place")},
             quotas={},
         )
 

@@ -1,4 +1,4 @@
-"""Report a selection: counts for the record, and the page `report.md`."""
+"""Report a selection: counts for the record, the page `report.md`, and the picture of its fronts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treadle.core.figures import Cell, Figures, plain, render_figures
+from treadle.core.plots import COLOUR, LIGHT, draw_svg
 from treadle.rl.selection.choice import DECISIONS, SELECTED, Choice
 
 MEANINGS = {
@@ -23,7 +24,14 @@ MEANINGS = {
 }
 _FRONTS_SHOWN = 20
 _GROUPS_SHOWN = 40
-TENTHS = 10
+_TENTHS = 10
+_POINTS_SHOWN = 2_000
+"""Maximum number of distinct points per series; more make a file that browsers open slowly, so they are thinned out
+evenly."""
+_SIZES = ((1, 2.5), (2, 4.0), (8, 6.0))
+"""Pairs of a minimum number of questions on a point and the size of its marker."""
+_LINES_SHOWN = 5
+_GREY = "#c8c8c8"
 
 
 class EarlierPhase(NamedTuple):
@@ -75,8 +83,8 @@ def metrics_of(found: SelectionFindings) -> dict[str, Any]:
         **{f"unfilled_quota.{name}": quota - taken for name, taken, quota in choice.unfilled()},
         "mean_correctness": _mean(choice.dispersion.mean),
         "mean_correctness_selected": _mean(choice.dispersion.mean[selected]),
-        "mean_score_tool_selected": _mean(choice.score_tool[selected]),
-        "mean_score_corr_selected": _mean(choice.score_corr[selected]),
+        "mean_score_tool_selected": _mean(choice.dispersion.score_tool[selected]),
+        "mean_score_corr_selected": _mean(choice.dispersion.score_corr[selected]),
         **_by_name("domain", choice.domains, selected),
         **_by_name("dataset", found.datasets, selected),
         **{
@@ -119,7 +127,7 @@ def fronts_of(choice: Choice) -> list[Front]:
 
 
 def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
-    tool, corr = choice.score_tool[members], choice.score_corr[members]
+    tool, corr = choice.dispersion.score_tool[members], choice.dispersion.score_corr[members]
     return Front(
         rank=int(choice.rank[members[0]]),
         domain=domain,
@@ -130,12 +138,12 @@ def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
     )
 
 
-def tenths(values: np.ndarray) -> np.ndarray:
+def _tenths(values: np.ndarray) -> np.ndarray:
     """Count the values in [0, 1] per tenth, shape (10,); 1 counts in the last tenth, nan is skipped."""
     known = values[~np.isnan(values)]
     # Rounding may put a border value slightly below its tenth; a border belongs to the upper tenth.
-    places = np.minimum((known * TENTHS + 1e-9).astype(np.int64), TENTHS - 1)
-    return np.bincount(places, minlength=TENTHS)
+    places = np.minimum((known * _TENTHS + 1e-9).astype(np.int64), _TENTHS - 1)
+    return np.bincount(places, minlength=_TENTHS)
 
 
 def quota_note(choice: Choice) -> str:
@@ -197,9 +205,10 @@ def _fronts(choice: Choice) -> Figures:
 
 def _correctness(choice: Choice) -> Figures:
     means = choice.dispersion.mean
-    every, chosen = tenths(means).tolist(), tenths(means[choice.decisions == SELECTED]).tolist()
+    every, chosen = _tenths(means).tolist(), _tenths(means[choice.decisions == SELECTED]).tolist()
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (f"{index / TENTHS:.1f} to {(index + 1) / TENTHS:.1f}", every[index], chosen[index]) for index in range(TENTHS)
+        (f"{index / _TENTHS:.1f} to {(index + 1) / _TENTHS:.1f}", every[index], chosen[index])
+        for index in range(_TENTHS)
     )
     note = "A value on a border counts in the upper tenth; 1 in the last one."
     return Figures("Mean correctness of the questions", ("mean", "questions", "selected"), rows, note)
@@ -236,3 +245,84 @@ def _by_name(kind: str, names: Sequence[str], selected: np.ndarray) -> dict[str,
 def _mean(values: np.ndarray) -> float | None:
     known = values[~np.isnan(values)]
     return round(float(known.mean()), 6) if len(known) else None
+
+
+def draw_fronts(choice: Choice) -> bytes:
+    """Return an SVG, with a row for each domain under quotas; equal choices give equal bytes.
+
+    Raises ConfigError without matplotlib.
+    """
+    pools = choice.pools()
+
+    def draw(figure: Any) -> None:
+        rows = figure.subplots(len(pools), 3, squeeze=False)
+        for (plane, fronts, correctness), (domain, pool) in zip(rows, pools, strict=True):
+            of_domain = f" ({domain})" if domain else ""
+            _draw_plane(plane, pool, of_domain)
+            _draw_fronts(fronts, pool, of_domain)
+            _draw_correctness(correctness, pool, of_domain)
+
+    return draw_svg(draw, width=10.5, height=3.4 * len(pools))
+
+
+def _draw_plane(axes: Any, choice: Choice, of_domain: str) -> None:
+    groups = (
+        ("filtered out", choice.rank < 0, _GREY),
+        (
+            "over the quota" if of_domain else "over the limit",
+            (choice.rank >= 0) & (choice.decisions != SELECTED),
+            LIGHT,
+        ),
+        ("selected", choice.decisions == SELECTED, COLOUR),
+    )
+    for label, mask, colour in groups:
+        points, counts = _distinct(choice, mask & ~np.isnan(choice.dispersion.score_tool))
+        bounds = [least for least, _ in _SIZES[1:]]
+        classes = np.digitize(counts, bounds)
+        for number, (_, size) in enumerate(_SIZES):
+            some = points[classes == number]
+            axes.plot(some[:, 0], some[:, 1], "o", color=colour, markersize=size, markeredgewidth=0, alpha=0.8)
+        axes.plot([], [], "o", color=colour, markersize=_SIZES[-1][1], markeredgewidth=0, label=label)
+    for rank in range(_LINES_SHOWN):
+        points, _ = _distinct(choice, choice.rank == rank)
+        if len(points):
+            axes.plot(points[:, 0], points[:, 1], color="black", linewidth=0.6, alpha=1.0 - rank / (_LINES_SHOWN + 1))
+    title = f"Questions and first fronts{of_domain}"
+    axes.set(title=title, xlabel="deviation of calls", ylabel="deviation of correctness")
+    _add_legend(axes, 3)
+
+
+def _distinct(choice: Choice, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return distinct points (n x 2, by S_tool) and the number of questions on each."""
+    points = np.stack([choice.dispersion.score_tool[mask], choice.dispersion.score_corr[mask]], axis=1)
+    distinct, counts = np.unique(points, axis=0, return_counts=True)
+    step = -(-len(distinct) // _POINTS_SHOWN) or 1
+    return distinct[::step], counts[::step]
+
+
+def _draw_fronts(axes: Any, choice: Choice, of_domain: str) -> None:
+    fronts = fronts_of(choice)
+    edges = np.arange(len(fronts) + 1) - 0.5
+    axes.stairs([front.size for front in fronts], edges, fill=True, color=LIGHT, label="questions")
+    axes.stairs([front.num_selected for front in fronts], edges, fill=True, color=COLOUR, label="selected")
+    axes.set(title=f"Sizes of the fronts{of_domain}", xlabel="front", ylabel="questions")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    _add_legend(axes, 2)
+
+
+def _draw_correctness(axes: Any, choice: Choice, of_domain: str) -> None:
+    means = choice.dispersion.mean
+    middles = (np.arange(_TENTHS) + 0.5) / _TENTHS
+    for values, colour, label in (
+        (means, LIGHT, "questions"),
+        (means[choice.decisions == SELECTED], COLOUR, "selected"),
+    ):
+        axes.bar(middles, _tenths(values), width=0.9 / _TENTHS, color=colour, label=label)
+    title = f"How right the rollouts are{of_domain}"
+    axes.set(title=title, xlabel="mean correctness", ylabel="questions", xlim=(0.0, 1.0))
+    _add_legend(axes, 2)
+
+
+def _add_legend(axes: Any, columns: int) -> None:
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, columnspacing=1.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,8 +28,14 @@ from treadle.environments.opening import shown_messages
 from treadle.rl.rewards import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.selection.dispersion import DispersionSums
-from treadle.rl.selection.fronts_picture import draw_fronts
-from treadle.rl.selection.report import EarlierPhase, SelectionFindings, metrics_of, quota_note, render_report
+from treadle.rl.selection.report import (
+    EarlierPhase,
+    SelectionFindings,
+    draw_fronts,
+    metrics_of,
+    quota_note,
+    render_report,
+)
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.verl.rows import check_domain, verl_row
 
@@ -37,34 +44,21 @@ _log = logging.getLogger(__name__)
 _COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
 _OUTCOME = ("question_key", "rollout_key", "status", "score", "calls_executed")
 _ASKED = (*TASK_COLUMNS, "answers")
-_CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1_024
 
 
 class _Questions:
-    """Questions seen so far, numbered from 0; data sets and domains are stored as codes."""
+    """Questions seen so far, numbered from 0. Names of data sets and domains are interned, because they repeat."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
-        self.datasets: dict[str, int] = {}
-        self.domains: dict[str, int] = {}
-        self.dataset_of: list[int] = []
-        self.domain_of: list[int] = []
+        self.datasets: list[str] = []
+        self.domains: list[str] = []
 
     @property
     def keys(self) -> list[str]:
         """Question keys by number."""
         return list(self.numbers)
-
-    def datasets_by_number(self) -> list[str]:
-        """Return the data set of each question."""
-        names = list(self.datasets)
-        return [names[code] for code in self.dataset_of]
-
-    def domains_by_number(self) -> list[str]:
-        """Return the domain of each question."""
-        names = list(self.domains)
-        return [names[code] for code in self.domain_of]
 
     def of(self, batch: pa.RecordBatch) -> np.ndarray:
         """Return the question's number for each row of `scores`; raise DataError for a domain without a reward."""
@@ -75,10 +69,10 @@ class _Questions:
         numbers = np.empty(len(heads), np.int64)
         for place, (key, head) in enumerate(zip(encoded.dictionary.to_pylist(), heads, strict=True)):
             number = self.numbers.setdefault(key, len(self.numbers))
-            if number == len(self.dataset_of):
+            if number == len(self.datasets):
                 check_domain(head["domain"], head["dataset"])
-                self.dataset_of.append(self.datasets.setdefault(head["dataset"], len(self.datasets)))
-                self.domain_of.append(self.domains.setdefault(head["domain"], len(self.domains)))
+                self.datasets.append(sys.intern(head["dataset"]))
+                self.domains.append(sys.intern(head["domain"]))
             numbers[place] = number
         found: np.ndarray = numbers[local]
         return found
@@ -108,7 +102,7 @@ class _SelectionRun:
         choice = choose(
             self._questions.keys,
             sums.totals(),
-            self._questions.domains_by_number(),
+            self._questions.domains,
             options=self._options,
             held_out=held_out,
             selected_before=np.any([one.mask for one in earlier], axis=0) if earlier else np.zeros(len(held_out), bool),
@@ -116,9 +110,7 @@ class _SelectionRun:
         self._check_choice(choice)
         self._write_rows(choice)
         self._write_rejections(choice)
-        found = SelectionFindings(
-            choice, self._questions.datasets_by_number(), earlier, self._num_failed, self._num_unscored
-        )
+        found = SelectionFindings(choice, self._questions.datasets, earlier, self._num_failed, self._num_unscored)
         report = render_report(found, self._settings.phase)
         self._context.add_file(RL_ROWS.kind, "fronts.svg", draw_fronts(choice))
         self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
@@ -244,17 +236,13 @@ class _SelectionRun:
                 for row in table.rows(_ASKED):
                     if (place := places.get(row["question_key"])) is not None:
                         asked.add(asked.of(place), orjson.dumps(row))
-            chunk: list[dict[str, Any]] = []
             for index, lines in enumerate(rollouts):
                 outcomes = _by_question(lines)
                 questions = [orjson.loads(line) for line in asked.lines(index)]
                 questions.sort(key=lambda row: (places[row["question_key"]], row["question_key"]))
                 for question in questions:
-                    chunk.append(self._row(question, outcomes[question["question_key"]], choice))
-                    if len(chunk) == _CHUNK_ROWS:
-                        self._context.write(RL_ROWS.kind, chunk)
-                        chunk = []
-            self._context.write(RL_ROWS.kind, chunk)
+                    row = self._row(question, outcomes[question["question_key"]], choice)
+                    self._context.write(RL_ROWS.kind, [row])
 
     def _spread_rollouts(self, is_chosen: np.ndarray, places: Mapping[str, int], rollouts: Buckets) -> None:
         """Add a line per question and batch: the key, then rollout key, score, calls and usability of each rollout."""
@@ -277,7 +265,8 @@ class _SelectionRun:
         key = question["question_key"]
         number = self._questions.numbers[key]
         usable = [outcome for outcome in outcomes if outcome[3]]
-        score_tool, score_corr = (float(values[number]) for values in (choice.score_tool, choice.score_corr))
+        score_tool = float(choice.dispersion.score_tool[number])
+        score_corr = float(choice.dispersion.score_corr[number])
         rank, distance = int(choice.rank[number]), float(choice.distance[number])
         verl = verl_row(
             question,
@@ -310,14 +299,9 @@ class _SelectionRun:
         }
 
     def _write_rejections(self, choice: Choice) -> None:
-        datasets = self._questions.datasets_by_number()
-        chunk: list[dict[str, Any]] = []
         for number in np.flatnonzero(choice.decisions != SELECTED).tolist():
-            chunk.append({"dataset": datasets[number], **choice.facts(number)})
-            if len(chunk) == _CHUNK_ROWS:
-                self._context.write(RL_REJECTIONS.kind, chunk)
-                chunk = []
-        self._context.write(RL_REJECTIONS.kind, chunk)
+            row = {"dataset": self._questions.datasets[number], **choice.facts(number)}
+            self._context.write(RL_REJECTIONS.kind, [row])
 
 
 def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:

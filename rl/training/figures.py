@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.rl.groups.advantages import deviation
 from treadle.rl.rewards import Reward
 
 CUT_OFF = frozenset({"length", "budget", "context_full"})
@@ -30,17 +29,13 @@ def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
         "num_equal_groups": deviations.count(0.0),
         "reward": _mean(reward.reward for reward in rewards),
         "reward_std": _mean(deviations),
-        "correctness": _mean(reward.correctness for reward in rewards),
-        "format_ok": _mean(reward.format_ok for reward in rewards),
         "answered": _mean(reward.status == "answered" for reward in rewards),
         "cut_off": _mean(reward.status in CUT_OFF for reward in rewards),
         "timeout": _mean(reward.status == "timeout" for reward in rewards),
-        "calls": _mean(reward.tool_calls for reward in rewards),
         "tool_failures": _mean(reward.tool_failures for reward in rewards),
-        "web_misses": _mean(reward.web_misses for reward in rewards),
-        "length": _mean(reward.length for reward in rewards),
         "f_tool": _mean(reward.f_tool for reward in rewards),
         "f_len": _mean(reward.f_len for reward in rewards),
+        **_common_means(rewards),
         "sigma_tool": rewards[0].sigma_tool if rewards else None,
         "sigma_length": rewards[0].sigma_length if rewards else None,
     }
@@ -63,14 +58,30 @@ def _validation(rewards: Sequence[Reward]) -> dict[str, Any]:
     failures = sum(reward.tool_failures for reward in rewards)
     return {
         "num_questions": len(rewards),
+        "efficiency": _mean(reward.correctness / max(1, reward.tool_calls) for reward in rewards),
+        "executed": (calls - failures) / calls if calls else None,
+        **_common_means(rewards),
+    }
+
+
+def _common_means(rewards: Sequence[Reward]) -> dict[str, float | None]:
+    """Return the means that steps and validations share."""
+    return {
         "correctness": _mean(reward.correctness for reward in rewards),
         "format_ok": _mean(reward.format_ok for reward in rewards),
-        "efficiency": _mean(reward.correctness / max(1, reward.tool_calls) for reward in rewards),
         "calls": _mean(reward.tool_calls for reward in rewards),
         "length": _mean(reward.length for reward in rewards),
-        "executed": (calls - failures) / calls if calls else None,
         "web_misses": _mean(reward.web_misses for reward in rewards),
     }
+
+
+def deviation(rewards: Sequence[float]) -> float:
+    """Return the sample standard deviation (n - 1); exactly 0 for equal rewards and for fewer than two."""
+    count = len(rewards)
+    if count < 2 or min(rewards) == max(rewards):
+        return 0.0
+    mean = math.fsum(rewards) / count
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -7,10 +7,10 @@ from the newest complete state. Documented in docs/behaviour/rl.md, part "Engine
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -21,7 +21,6 @@ from treadle.core.engines.training_run import TrainingListener, TrainingResult, 
 from treadle.core.errors import EngineError
 from treadle.rl.training.events import RlEvents, RlStep, Validation
 from treadle.rl.training.plan import RlPlan
-from treadle.rl.training.validation import choose_step, superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +76,11 @@ class Reinforcement(TrainingResult[RlStep]):
     """Step whose state was exported as the model."""
     live_greedy: Greedy | None
     """Greedy completion by the policy in training when the state was saved."""
+
+    @property
+    def chosen_validation(self) -> Validation | None:
+        """Validation of the exported policy; None if it was not validated."""
+        return next((made for made in self.validations if made.step == self.chosen_step), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,3 +253,28 @@ def _nothing_to_learn(steps: list[RlStep], num_groups: int, num_rollouts: int) -
         f"({num_rollouts:,} rollouts) the rewards were equal ({mean}), so every advantage was 0; select questions "
         "whose rollouts differ, raise temperature or group_size, or start from a policy that is sometimes right"
     )
+
+
+def choose_step(rule: Literal["last", "best"], saved: Collection[int], validations: Mapping[int, Validation]) -> int:
+    """Return the step whose saved policy becomes the checkpoint; `saved` is not empty.
+
+    `best` takes the step with the highest correctness in validation; ties go to the most efficient one, then to the
+    latest. Steps without a validation, or with no scored answer in it, are skipped. If none is left, or the rule is
+    `last`, the last step is returned.
+    """
+    validated = [step for step in saved if step in validations and validations[step].overall.correctness is not None]
+    if rule == "last" or not validated:
+        return max(saved)
+    return max(validated, key=lambda step: _rank_key(validations[step]))
+
+
+def _rank_key(validation: Validation) -> tuple[float, float, int]:
+    figures = validation.overall
+    return figures.correctness or 0.0, figures.efficiency or 0.0, validation.step
+
+
+def superseded(
+    rule: Literal["last", "best"], saved: Collection[int], validations: Mapping[int, Validation]
+) -> set[int]:
+    """Return the steps whose states can be deleted: all but the newest, for resuming, and the chosen one."""
+    return set(saved) - {max(saved), choose_step(rule, saved, validations)} if saved else set()

@@ -15,7 +15,7 @@ from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import PhaseRollouts
 from treadle.rl.selection.dispersion import MAX_ROLLOUTS
 from treadle.rl.selection.settings import SelectionOptions
-from treadle.rl.training.plan import draft_plan
+from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments
 from treadle.rl.verl.config import VerlFiles, verl_overrides
 
@@ -80,8 +80,11 @@ def _check_engine(options: RlOptions) -> None:
     fewest = options.tensor_parallel if options.engine == "verl" else 1
     devices = options.num_devices or len(options.devices) or fewest
     machine = Machine(variant=variant, num_devices=devices, num_nodes=options.num_nodes)
-    plan = draft_plan(
-        options, num_rows=options.prompts_per_step, num_validation_rows=options.validation_questions, machine=machine
+    plan = RlPlan(
+        options=options,
+        num_rows=options.prompts_per_step,
+        num_validation_rows=options.validation_questions,
+        machine=machine,
     )
     if options.engine == "verl":
         names = ("job", "rows", "validation", "model", "output", "loop", "metrics")

@@ -1,4 +1,4 @@
-"""Define the plan of one phase, from which each engine's configuration is generated.
+"""Define the plan of one phase, from which each engine's configuration is generated, and its sigmas over the steps.
 
 Documented in docs/behaviour/rewards.md.
 """
@@ -13,7 +13,6 @@ from treadle.core.config import Section
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
-from treadle.rl.sigmas import SigmaSchedule, check_sigmas
 
 PLAN_VERSION = 2
 """Version of the plan format; raised when the meaning of a plan changes."""
@@ -25,29 +24,31 @@ ONE_CPU = Machine()
 class RlPlan(Section):
     """Plan of one phase: its rows, start policy, options and machine. Use `plan_phase` to make one for a training.
 
+    A plan with options, machine and counts only is a draft, for estimates and checks before there are rows.
+
     A *step* rolls out `prompts_per_step` questions with `group_size` trajectories each, and makes `updates_per_step`
     *updates* of the policy. Plans always count steps, whatever an engine counts.
     """
 
     version: int = PLAN_VERSION
     """Version of the plan format."""
-    address: str
-    """Instance of the stage, such as `1/rl@phase-2`."""
-    phase: int = Field(ge=1)
+    address: str = ""
+    """Instance of the stage, such as `1/rl@phase-2`; empty in a draft."""
+    phase: int = Field(default=1, ge=1)
     """Number of the phase, from 1."""
-    phases: int = Field(ge=1)
+    phases: int = Field(default=1, ge=1)
     """Number of phases in the curriculum."""
-    start: str
+    start: str = ""
     """Policy that training starts from, as configured: an instance, `embedded`, a folder, or a hub id."""
-    rows_digest: str
+    rows_digest: str = ""
     """Digest of the table of rows."""
     num_rows: int = Field(ge=0)
     """Number of rows that fit `max_prompt_tokens`; a pass goes over these."""
     num_validation_rows: int = Field(default=0, ge=0)
     """Number of held-out questions in each validation."""
-    environment_digest: str
+    environment_digest: str = ""
     """Digest of the environment; the engine's environment must have the same."""
-    seed: int
+    seed: int = 0
     """Seed of the order of the rows and of all sampling."""
     machine: Machine = Machine()
     """Hardware that the phase is trained on."""
@@ -85,14 +86,12 @@ class RlPlan(Section):
         """Updates of the policy per step."""
         return self.options.prompts_per_step // self.options.mini_batch_prompts
 
-    @property
-    def sigmas(self) -> SigmaSchedule:
-        """Sigmas over the steps."""
+    def sigmas_at(self, step: int) -> tuple[float, float]:
+        """Return the effective (sigma_tool, sigma_length) at a step, counted from 1."""
         tool, length = self.options.sigma_tool, self.options.sigma_length
         assert tool is not None and length is not None, "plan_phase checks it"
-        return SigmaSchedule(
-            sigma_tool=tool, sigma_length=length, decay=self.options.sigma_decay, num_steps=self.num_steps
-        )
+        factor = decay_factor(self.options.sigma_decay, step, self.num_steps)
+        return tool * factor, length * factor
 
     def validates_at(self, step: int) -> bool:
         """Return whether a validation follows a step, counted from 1."""
@@ -120,23 +119,30 @@ class RlPlan(Section):
         return plan
 
 
-def draft_plan(
-    options: RlOptions, *, num_rows: int, num_validation_rows: int = 0, machine: Machine = ONE_CPU
-) -> RlPlan:
-    """Return a plan with options and counts only, for estimates and checks before there are rows."""
-    return RlPlan(
-        address="",
-        phase=1,
-        phases=1,
-        start=options.start,
-        rows_digest="",
-        num_rows=num_rows,
-        num_validation_rows=num_validation_rows,
-        environment_digest="",
-        seed=0,
-        machine=machine,
-        options=options,
-    )
+def decay_factor(decay: Literal["none", "linear"], step: int, num_steps: int) -> float:
+    """Return the factor of both sigmas at `step` (from 1): 1 without decay, else max(0, (T - t) / (T - 1)).
+
+    The program published with arXiv 2601.06860 lowers them to 0 within a phase in this way.
+    For a phase of one step, the factor with decay is 0. Raises ValueError if `step` is below 1.
+    """
+    if step < 1:
+        raise ValueError(f"steps are counted from 1, not {step}")
+    if decay == "none":
+        return 1.0
+    return max(0.0, (num_steps - step) / (num_steps - 1)) if num_steps > 1 else 0.0
+
+
+def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_zero_sigmas: bool, where: str) -> None:
+    """Raise ConfigError if both sigmas are 0 without `allow_zero_sigmas`.
+
+    `where` is the address for messages, such as `1/rl@phase-2`. With both at 0, the factors are the same for every
+    trajectory, and the policy learns nothing about calls and length.
+    """
+    if sigma_tool == 0 and sigma_length == 0 and not allow_zero_sigmas:
+        raise ConfigError(
+            f"{where}: sigma_tool and sigma_length are both 0, so neither calls nor length would count; "
+            "raise one of them, or set rl.allow_zero_sigmas = true"
+        )
 
 
 def plan_phase(

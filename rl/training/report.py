@@ -28,6 +28,15 @@ _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("factor for length", lambda step: step.f_len),
     ("groups with unequal rewards", unequal_share),
 )
+_VALIDATION_FIGURES = {
+    "correctness": "correctness",
+    "format_ok": "good format",
+    "efficiency": "efficiency",
+    "calls": "calls",
+    "length": "length",
+    "executed": "executed",
+}
+"""Figure of a validation -> its heading."""
 
 
 def engine_of(plan: RlPlan, done: Reinforcement) -> str:
@@ -38,7 +47,6 @@ def engine_of(plan: RlPlan, done: Reinforcement) -> str:
 def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too_long: int) -> dict[str, Any]:
     """Return the manifest of a phase as flat facts: the plan, its inputs, the steps done and the final figures."""
     options, last = plan.options, done.steps[-1]
-    chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
     facts = {
         "phase": plan.phase,
         "policy_in": policy_in,
@@ -46,9 +54,7 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "plan_digest": digest_json(semantic_dump(plan)),
         "environment_digest": plan.environment_digest,
         "seed": plan.seed,
-        "sigma_tool": options.sigma_tool,
-        "sigma_length": options.sigma_length,
-        "sigma_decay": options.sigma_decay,
+        **{name: getattr(options, name) for name in ("sigma_tool", "sigma_length", "sigma_decay")},
         "rows": plan.num_rows,
         "rows_too_long": num_too_long,
         "validation_questions": plan.num_validation_rows,
@@ -60,16 +66,11 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "groups": sum(step.num_groups for step in done.steps),
         "equal_groups": sum(step.num_equal_groups for step in done.steps),
         "first_reward": done.steps[0].reward,
-        "last_reward": last.reward,
-        "last_correctness": last.correctness,
-        "last_format_ok": last.format_ok,
-        "last_calls": last.calls,
-        "last_length": last.length,
+        **{f"last_{name}": getattr(last, name) for name in ("reward", "correctness", "format_ok", "calls", "length")},
         **done.metrics(),
     }
-    if chosen is not None:
-        named = (("correctness", chosen.overall.correctness), ("efficiency", chosen.overall.efficiency))
-        facts |= {f"validation_{name}": value for name, value in named}
+    if (chosen := done.chosen_validation) is not None:
+        facts |= {f"validation_{name}": getattr(chosen.overall, name) for name in ("correctness", "efficiency")}
     return facts
 
 
@@ -114,32 +115,22 @@ def _validation_figures(done: Reinforcement, num_asked: int, num_held_out: int) 
     if not done.validations:
         return []
     misses = bool(num_validation_misses(done.validations))
-    names = ("questions", "correctness", "good format", "efficiency", "calls", "length", "executed")
-    header = ("step", *names, *((_MISSES,) if misses else ()))
+    header = ("step", "questions", *_VALIDATION_FIGURES.values(), *((_MISSES,) if misses else ()))
     over_steps = Figures(
         "Validation",
         header,
         tuple(_validation_row(_step_name(made, done.chosen_step), made.overall, misses) for made in done.validations),
         f"Greedy answers to {num_asked:,} of {num_held_out:,} held-out questions, scored as in training.",
     )
-    chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
-    if chosen is None:
+    if (chosen := done.chosen_validation) is None:
         return [over_steps]
     rows = tuple(_validation_row(name, figures, misses) for name, figures in chosen.by_domain.items())
     return [over_steps, Figures("Validation of the exported policy", ("domain", *header[1:]), rows)]
 
 
 def _validation_row(name: str, figures: ValidationFigures, misses: bool) -> tuple[str | int, ...]:
-    shown: tuple[float | None, ...] = (
-        figures.correctness,
-        figures.format_ok,
-        figures.efficiency,
-        figures.calls,
-        figures.length,
-        figures.executed,
-        *((figures.web_misses,) if misses else ()),
-    )
-    return name, figures.num_questions, *(_number(value) for value in shown)
+    shown = (*_VALIDATION_FIGURES, *(("web_misses",) if misses else ()))
+    return name, figures.num_questions, *(_number(getattr(figures, figure)) for figure in shown)
 
 
 def _step_name(made: Validation, chosen_step: int) -> str:

@@ -35,8 +35,7 @@ from treadle.rl.training.events import RlStep, Validation
 from treadle.rl.training.launch import EngineJob, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.training.report import engine_of, num_validation_misses, num_web_misses, record_metrics, render_report
-from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on
-from treadle.rl.training.validation import validation_questions
+from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, validation_questions
 from treadle.rl.verl.rows import TRAINING_SCHEMA, validation_rows
 
 _log = logging.getLogger(__name__)
@@ -142,13 +141,7 @@ class RlRun:
                 f"{rows.num_rows} others are fewer than rl.prompts_per_step = {self._options.prompts_per_step}; "
                 "raise the former"
             )
-        if rows.num_too_long:
-            _log.warning(
-                "%d of %d rows are left out: their prompts are longer than %d tokens (rl.max_prompt_tokens)",
-                rows.num_too_long,
-                rows.num_too_long + rows.num_rows,
-                self._options.max_prompt_tokens,
-            )
+        self._warn_about_long_prompts(rows, "rows")
         return rows.num_rows
 
     def _store_validation(self, fits: Fits) -> int:
@@ -170,20 +163,23 @@ class RlRun:
         rows = FittingRows([validation_rows(chosen)], fits)
         write_rows(self._folder.validation, TRAINING_SCHEMA, rows.batches())
         self._num_validation_too_long = rows.num_too_long
-        if rows.num_too_long:
-            _log.warning(
-                "%d of %d validation questions are left out: their prompts are longer than %d tokens "
-                "(rl.max_prompt_tokens)",
-                rows.num_too_long,
-                len(chosen),
-                self._options.max_prompt_tokens,
-            )
+        self._warn_about_long_prompts(rows, "validation questions")
         if not rows.num_rows:
             raise ConfigError(
                 f"{address}: all {len(chosen):,} validation questions have prompts longer than rl.max_prompt_tokens = "
                 f"{self._options.max_prompt_tokens}; raise it, or set rl.validation_questions = 0"
             )
         return rows.num_rows
+
+    def _warn_about_long_prompts(self, rows: FittingRows, what: str) -> None:
+        if rows.num_too_long:
+            _log.warning(
+                "%d of %d %s are left out: their prompts are longer than %d tokens (rl.max_prompt_tokens)",
+                rows.num_too_long,
+                rows.num_too_long + rows.num_rows,
+                what,
+                self._options.max_prompt_tokens,
+            )
 
     def _plan(self, num_rows: int, num_validation_rows: int) -> RlPlan:
         options = self._options
@@ -256,7 +252,7 @@ class RlRun:
         return {**facts, "validation_web_misses": in_validation} if done.validations else facts
 
     def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
-        validated = {made.step: made.overall.correctness for made in done.validations}
+        validation = done.chosen_validation
         return {
             **done.checkpoint_columns(),
             "name": plan.address,
@@ -270,7 +266,7 @@ class RlRun:
             "chosen_step": done.chosen_step,
             "first_reward": done.steps[0].reward,
             "last_reward": done.steps[-1].reward,
-            "validation_correctness": validated.get(done.chosen_step),
+            "validation_correctness": validation.overall.correctness if validation else None,
         }
 
     def _policy_in(self) -> str:

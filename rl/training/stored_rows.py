@@ -1,13 +1,16 @@
-"""Select the rows that an engine trains and validates on: those whose prompts are short enough."""
+"""Select the rows that an engine trains and validates on: questions whose prompts are short enough."""
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 import pyarrow as pa
 
-from treadle.agent.contract import Task
+from treadle.agent.contract import TASK_COLUMNS, Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.runs.stage import Rows
 from treadle.environments.settings import EnvironmentSettings
@@ -50,3 +53,30 @@ def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_
         return messages is None or len(tokenizer.prompt_ids(messages)) <= max_tokens
 
     return fits
+
+
+def validation_questions(tables: Sequence[Rows], number: int, seed: int) -> tuple[list[dict[str, Any]], int]:
+    """Return up to `number` held-out questions, and the number of all held-out questions.
+
+    Questions are taken in turn from every pair of domain and data set, so that all are represented, in an order drawn
+    from the seed; the order of the table does not matter.
+    """
+    pools: dict[tuple[str, str], list[str]] = {}
+    for row in _held_out(tables, ("question_key", "domain", "dataset")):
+        pools.setdefault((row["domain"], row["dataset"]), []).append(row["question_key"])
+    drawn = [heapq.nsmallest(number, pools[name], key=lambda key: _draw(seed, key)) for name in sorted(pools)]
+    turns = [key for key in chain.from_iterable(zip_longest(*drawn)) if key is not None][:number]
+    place = {key: index for index, key in enumerate(turns)}
+    chosen = [row for row in _held_out(tables, (*TASK_COLUMNS, "answers")) if row["question_key"] in place]
+    return sorted(chosen, key=lambda row: place[row["question_key"]]), sum(map(len, pools.values()))
+
+
+def _held_out(tables: Iterable[Rows], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for table in tables:
+        for row in table.rows((*columns, "split")):
+            if row["split"] == "heldout":
+                yield row
+
+
+def _draw(seed: int, key: str) -> bytes:
+    return hashlib.sha256(f"{seed}\0{key}".encode()).digest()

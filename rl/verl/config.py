@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +20,9 @@ from pydantic import JsonValue
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
 from treadle.rl.training.plan import RlPlan
-from treadle.rl.verl.extra import check_extra
 
 AGENT_LOOP = "treadle"
 """Name of Treadle's agent loop in verl's registry."""
-REWARD_MODULE = "pkg://treadle.rl.engine.verl.reward"
-"""Module with the reward function that verl calls for a trajectory without a reward."""
 METRICS_VARIABLE = "VERL_FILE_LOGGER_PATH"
 """Environment variable with the path that verl's logger `file` writes to."""
 _LOSS = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean"}
@@ -35,6 +33,53 @@ _ANSWER_TOKENS = 8192
 """Minimum number of tokens per forward pass on a GPU if `per_device_batch_size` is not set."""
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 _RESERVED = ("null", "true", "false", "inf", "nan")
+_KEY = re.compile(r"[+~]{0,2}[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+_EXTERNAL_CODE_KEYS = frozenset(
+    {
+        # Any model or tokenizer.
+        "trust_remote_code",
+        "external_lib",
+        # Classes and functions, by file or dotted name.
+        "_target_",
+        "custom_cls",
+        "custom_reward_function",
+        "reward_manager",
+        "reward_loop_source",
+        "reward_loop_module_path",
+        "reward_loop_class_name",
+        "custom_sampler",
+        "custom_async_server",
+        "agent_loop_manager_class",
+        "checkpoint_manager_class",
+        "checkpoint_callback_class",
+        "custom_backend_module",
+        "optimizer_impl",
+        # Files that name classes or hold functions.
+        "router_config_path",
+        "tool_config_path",
+        "function_tool_path",
+        "agent_loop_config_path",
+        # Arguments of vLLM and of transfer backends; several of vLLM's are classes, modules and plug-ins.
+        "engine_kwargs",
+        # Ray's: working folder, packages, interpreter, variables such as PYTHONPATH or VERL_USE_EXTERNAL_MODULES.
+        "runtime_env",
+        # Parts of command lines.
+        "finish_hook_cmd",
+        "controller_nsight_options",
+        "worker_nsight_options",
+        "default_hdfs_dir",
+        # Pickled rollouts in place of new ones.
+        "skip",
+    }
+)
+"""Names with which verl would run code that is neither its own nor Treadle's, at any position in a key of `rl.extra`.
+
+From the sources of verl 0.9.1: keys that reach `load_extern_object`, `load_extern_type`, `load_class_from_fqn`,
+`import_external_libs`, `import_module`, Hydra's `instantiate`, a shell or `torch.load`, and keys that vLLM and
+transformers load themselves. verl has most tables more than once (actor, critic, teacher, reward model)."""
+_ROW_LIMIT_KEYS = frozenset({"data.train_max_samples", "data.val_max_samples"})
+"""Keys with which verl would leave out rows that the plan counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +116,7 @@ def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     decided = {**_data(plan, files), **_policy(plan, files), **_rollout(plan, files), **_trainer(plan, files)}
     chosen = _defaults(plan)
     for key, value in plan.options.extra.items():
-        check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
+        _check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
     return {**decided, **chosen, **plan.options.extra}
 
 
@@ -231,9 +276,6 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     options = plan.options
     validates = plan.num_validation_rows > 0
     return {
-        "reward.custom_reward_function.path": REWARD_MODULE,
-        "reward.custom_reward_function.name": "compute_score",
-        "+reward.custom_reward_function.reward_kwargs.job": str(files.job),
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",
         "trainer.total_epochs": options.num_epochs,
@@ -279,3 +321,36 @@ def _tokens_per_device(plan: RlPlan) -> int:
     if options.per_device_batch_size is None:
         return max(2 * longest, _ANSWER_TOKENS)
     return 2 * longest * options.per_device_batch_size
+
+
+def _check_extra(key: str, value: JsonValue, decided: AbstractSet[str]) -> None:
+    """Raise ConfigError if `rl.extra` must not set the key.
+
+    Refused are keys in `decided` and tables around or inside these, keys that load foreign code, keys that leave out
+    rows, malformed keys, and values that are tables.
+    """
+    if not _KEY.fullmatch(key) or _has_table(value):
+        raise ConfigError(
+            f"rl.extra: {key!r} must be one key of verl, such as trainer.log_val_generations, with one value"
+        )
+    name = key.lstrip("+~")
+    if any(name == ours or name.startswith(f"{ours}.") or ours.startswith(f"{name}.") for ours in decided):
+        raise ConfigError(f"rl.extra: {key} is set by other keys of [rl] and cannot be replaced")
+    parts = name.split(".")
+    if _EXTERNAL_CODE_KEYS.intersection(parts) or parts[0] == "hydra" or _fetches_code(parts[-1], value):
+        raise ConfigError(f"rl.extra: {key} is not passed through: external code is never run")
+    if name in _ROW_LIMIT_KEYS:
+        raise ConfigError(f"rl.extra: {key} would leave out rows that the plan counts; choose them in the selection")
+
+
+def _has_table(value: JsonValue) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_table, value)))
+
+
+def _fetches_code(name: str, value: JsonValue) -> bool:
+    """Return whether a value makes transformers load a kernel from a hub, or verl pass a path to a shell."""
+    if isinstance(value, list):
+        return any(_fetches_code(name, item) for item in value)
+    return isinstance(value, str) and (
+        value.lstrip().startswith("hdfs") or (name.endswith("attn_implementation") and not value.isidentifier())
+    )

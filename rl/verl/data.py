@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,38 +46,29 @@ def write_verl_rows(
     *,
     split: str = "train",
     phase: int = 0,
-    max_rows: int | None = None,
+    only_first: bool = False,
 ) -> int:
     """Convert rows of `TRAINING_SCHEMA` into rows for Treadle's agent loop in verl (`ENGINE_SCHEMA`).
 
-    `split` is `train` or `valid`; `max_rows` limits the number of rows. The file is written atomically. Returns the
+    `split` is `train` or `valid`; `only_first` converts one row only. The file is written atomically. Returns the
     number of rows written.
     """
     unfinished = target.with_name(target.name + ".tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
-    num_rows = write_verl(_verl_batches(source, environment, split, phase, max_rows), unfinished, ENGINE_SCHEMA)
+    num_rows = write_verl(_verl_batches(source, environment, split, phase, only_first), unfinished, ENGINE_SCHEMA)
     unfinished.rename(target)
     return num_rows
 
 
 def _verl_batches(
-    source: Path, environment: EnvironmentSettings, split: str, phase: int, max_rows: int | None
+    source: Path, environment: EnvironmentSettings, split: str, phase: int, only_first: bool
 ) -> Iterator[pa.RecordBatch]:
     index = 0
-    for rows in _batches(source, max_rows):
-        made = [_row(row, index + at, environment, split, phase) for at, row in enumerate(rows)]
+    batches = pq.ParquetFile(source).iter_batches(1 if only_first else _BATCH)
+    for batch in itertools.islice(batches, 1) if only_first else batches:
+        made = [_row(row, index + at, environment, split, phase) for at, row in enumerate(batch.to_pylist())]
         yield pa.RecordBatch.from_pylist(made, ENGINE_SCHEMA)
         index += len(made)
-
-
-def _batches(source: Path, max_rows: int | None) -> Iterator[list[dict[str, Any]]]:
-    left = max_rows
-    for batch in pq.ParquetFile(source).iter_batches(_BATCH):
-        rows = batch.to_pylist()[:left]
-        if left is not None:
-            left -= len(rows)
-        if rows:
-            yield rows
 
 
 def _row(row: dict[str, Any], index: int, environment: EnvironmentSettings, split: str, phase: int) -> dict[str, Any]:

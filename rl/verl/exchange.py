@@ -16,12 +16,11 @@ import orjson
 
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.runs.stage import Rows
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import new_folder, write_facts
 from treadle.core.untrusted.input_files import read_rows
 from treadle.rl.verl.data import write_verl
 from treadle.rl.verl.rows import DATA_SOURCES, VERL_COLUMNS, domain_of, gold_answers, texts_of
 
-EXPORT_VERSION = 1
 TRAIN_FILE = "train.parquet"
 SOURCES_FILE = "questions.toml"
 _FIELDS = (("source", "dataset"), ("question", "question"), ("answer", "answer"), ("split", "split"))
@@ -34,8 +33,8 @@ def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace:
     """
     with new_folder(target, replace=replace) as folder:
         num_rows = write_verl(rows.batches(VERL_COLUMNS), folder / TRAIN_FILE)
-        facts = {"version": EXPORT_VERSION, "kind": rows.kind, "format": "verl", "digest": rows.digest}
-        _write_json(folder / EXPORT_FILE, {**facts, "num_rows": num_rows, **origin})
+        facts = {"kind": rows.kind, "format": "verl", "digest": rows.digest, "num_rows": num_rows}
+        write_facts(folder, {**facts, **origin})
     return num_rows
 
 
@@ -64,8 +63,8 @@ def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, repla
         if unknown := sorted(domains.keys() - seen):
             raise ConfigError(f"--domain: no row has {unknown[0]!r} as its data_source; known: {_some(seen)}")
         (folder / SOURCES_FILE).write_text(_sources(target.absolute(), sorted(counts)), encoding="utf-8")
-        facts = {"version": EXPORT_VERSION, "kind": "questions", "format": "verl", "source": source.name}
-        _write_json(folder / EXPORT_FILE, {**facts, "num_questions": dict(sorted(counts.items()))})
+        facts = {"kind": "questions", "format": "verl", "source": source.name}
+        write_facts(folder, {**facts, "num_questions": dict(sorted(counts.items()))})
     return dict(sorted(counts.items()))
 
 
@@ -88,10 +87,6 @@ def _sources(folder: Path, domains: Iterable[str]) -> str:
         lines += [f'{name}_field = "{field}"' for name, field in _FIELDS]
         lines += ['choices_field = "choices"'] if domain == "choice" else []
     return "\n".join(lines) + "\n"
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 @dataclass(frozen=True, slots=True)

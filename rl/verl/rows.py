@@ -42,17 +42,12 @@ TRAINING_SCHEMA = pa.schema(
     ]
 )
 """Schema of the rows that an engine reads; `question` is without its options."""
+_NESTED = ("question", "choices", "answers")
+"""Columns of TRAINING_SCHEMA that are inside objects of `rl_rows`."""
 TRAINING_COLUMNS = (
-    "question_key",
+    *(name for name in TRAINING_SCHEMA.names if name not in _NESTED),
     "reward_model",
     "extra_info",
-    "domain",
-    "dataset",
-    "score_tool",
-    "score_corr",
-    "rank",
-    "format",
-    "scorer",
 )
 """Columns of `rl_rows` that `training_rows` needs."""
 _MAX_TEXTS = 1_000
@@ -72,19 +67,8 @@ def training_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def validation_rows(questions: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
     """Convert rows of `questions` to `TRAINING_SCHEMA`; objectives and ranks are 0."""
-    rows = [
-        {
-            **{
-                name: question[name] for name in ("question_key", "question", "choices", "answers", "domain", "dataset")
-            },
-            "format": question.get("format"),
-            "scorer": question.get("scorer"),
-            "score_tool": 0.0,
-            "score_corr": 0.0,
-            "rank": 0,
-        }
-        for question in questions
-    ]
+    unranked = {"score_tool": 0.0, "score_corr": 0.0, "rank": 0}
+    rows = [{name: question.get(name) for name in TRAINING_SCHEMA.names} | unranked for question in questions]
     return pa.RecordBatch.from_pylist(rows, TRAINING_SCHEMA)
 
 

@@ -1,9 +1,11 @@
-"""Collect what is known of a flow when its instances are estimated."""
+"""Collect what is known of a flow when its instances are estimated: results, and the number of units to make."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from treadle.core.errors import RunError
 from treadle.core.runs.address import Address
@@ -12,7 +14,13 @@ from treadle.core.runs.execute import equal_result, fingerprint_of
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Rows
+from treadle.datagen.pools.settings import PoolsSettings
+from treadle.environments.rollouts.settings import RolloutsSettings, selected_questions
+from treadle.rl.selection.settings import SelectionSettings
 from treadle.tasks.estimate.preview import EMPTY_PREVIEW, Preview
+
+DEFAULT_NUM_UNITS = 1_000
+"""Number of questions or rows that an estimate assumes if the actual number is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +70,56 @@ class EstimateContext:
                 return None
             found.append(table)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionCount:
+    """Number of questions to make trajectories of, the share of math questions, and where these figures are from."""
+
+    number: int | None
+    share_math: float
+    source: str
+
+
+def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, context: EstimateContext) -> QuestionCount:
+    """Return the number of questions that the instance reads, else the configured maximum."""
+    options: Any = settings.options
+    producers = item.inputs["questions"]
+    if (tables := context.tables(producers, "questions")) is not None:
+        domains = [row["domain"] for row in _selected(tables, options)]
+        share = domains.count("math") / len(domains) if domains else 0.0
+        return QuestionCount(len(domains), share, f"from {', '.join(map(str, producers))}")
+    limits = _row_limits(item, context.instances)
+    if options.max_questions is not None:
+        limits.append(options.max_questions)
+    if options.max_questions_per_dataset is not None and options.datasets:
+        limits.append(options.max_questions_per_dataset * len(options.datasets))
+    if limits:
+        return QuestionCount(min(limits), 1.0, "the configured maximum: the questions do not exist yet")
+    unknown = f"the questions do not exist yet and have no maximum: this is for {DEFAULT_NUM_UNITS:,} of them"
+    return QuestionCount(None, 1.0, unknown)
+
+
+def _row_limits(item: Instance, instances: Sequence[Instance]) -> list[int]:
+    """Return the maximum number of rows in the question sources; empty if a source has no limit."""
+    makers = [made for made in instances if made.address in item.inputs["questions"]]
+    rows = [source.limit for made in makers for source in getattr(made.settings, "sources", ())]
+    known = [limit for limit in rows if limit is not None]
+    return [sum(known)] if known and len(known) == len(rows) else []
+
+
+def _selected(tables: Sequence[Rows], options: Any) -> Any:
+    names = ("datasets", "split", "max_questions", "max_questions_per_dataset")
+    chosen = SimpleNamespace(**{name: getattr(options, name) for name in names})
+    return selected_questions(chosen, tables, ("dataset", "split", "domain"))
+
+
+def training_rows(item: Instance, context: EstimateContext) -> tuple[int, str]:
+    """Return the number of rows of a training phase, and where that number is from."""
+    (producer,) = item.inputs["rl_rows"]
+    if (record := context.kept_record(producer)) is not None:
+        num_rows = record.outputs["rl_rows"].num_rows
+        return num_rows, f"{num_rows:,} rows in {producer}"
+    selection = next((one.settings for one in context.instances if one.address == producer), None)
+    most = selection.options.max_questions if isinstance(selection, SelectionSettings) else DEFAULT_NUM_UNITS
+    return most, f"at most {most:,} rows: they are not selected yet"

@@ -14,7 +14,7 @@ from treadle.datagen.pools.settings import PoolOptions
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
-from treadle.rl.training.plan import draft_plan
+from treadle.rl.training.plan import RlPlan
 
 _CHARS_PER_TOKEN = 4
 
@@ -136,7 +136,7 @@ class PhaseSize:
 
 def phase_size(options: RlOptions, num_rows: int, steps_done: int = 0) -> PhaseSize:
     """Return the size of the rest of a phase with this many rows, after `steps_done` steps."""
-    plan = draft_plan(options, num_rows=num_rows, num_validation_rows=options.validation_questions)
+    plan = RlPlan(options=options, num_rows=num_rows, num_validation_rows=options.validation_questions)
     left = range(steps_done + 1, plan.num_steps + 1)
     validations = sum(map(plan.validates_at, left))
     return PhaseSize(len(left), len(left) * plan.trajectories_per_step, validations * options.validation_questions)

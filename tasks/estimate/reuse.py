@@ -58,15 +58,14 @@ class Reuse:
         return {**asdict(self), "reasons": list(self.reasons), "num_open": self.num_open}
 
 
-def reuse_of(
-    item: Instance, run: Run, inputs: Inputs | None = None, *, force: bool = False, fingerprint: str = ""
-) -> Reuse | None:
+def reuse_of(item: Instance, run: Run, inputs: Inputs | None = None, *, force: bool = False) -> Reuse | None:
     """Count the finished jobs of an instance; None if its stage has no jobs or an input is missing.
 
     `inputs`: its tables, if they are not those of the current results; then there is no fingerprint.
     """
     if item.stage.jobs is None:
         return None
+    fingerprint = ""
     if inputs is None:
         try:
             bound = bind_inputs(item, run)

@@ -80,7 +80,7 @@ def without_paths(value: Any) -> Any:
     return value
 
 
-def origin_text(chain: Sequence[Origin], *, level: int = 2) -> str:
+def origin_text(chain: Sequence[Origin]) -> str:
     """Return the provenance as markdown: the tables it was made from, and the sources of the questions."""
     rows = tuple(
         (origin.address, origin.artifact.kind, f"{origin.artifact.num_rows:,}", origin.artifact.digest)
@@ -93,7 +93,7 @@ def origin_text(chain: Sequence[Origin], *, level: int = 2) -> str:
     )
     table = Figures("Made of", ("instance", "table", "rows", "digest"), rows, note)
     sources = list(dict.fromkeys(source for origin in chain for source in _sources(origin)))
-    text = render_figures([table], level=level)
+    text = render_figures([table])
     if sources:
         text += "\n\nQuestions from: " + ", ".join(map(escape, sources)) + "."
     return text

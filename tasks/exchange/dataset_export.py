@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.core.schemas import CHECKPOINTS
+from treadle.core.schemas import CHECKPOINTS, TABLES
 from treadle.core.store.artifact_reader import ArtifactReader
-from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.store.exported import new_folder, write_facts
 from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_paths
 
 CARD = "README.md"
@@ -24,9 +26,13 @@ _LICENCE = (
     "from the searched documents; models wrote the rest. Check the licences of all three before you share it."
 )
 
+_LEFT_OUT = "## Left out\n\nColumns that are hidden from models are not in this copy: {names}."
+
 
 def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, replace: bool = False) -> dict[str, Any]:
     """Write a table of a result into a new folder that `datasets.load_dataset` reads; return a summary.
+
+    Hidden columns are left out, and the card says so.
 
     Raises RunError if the instance has no table of this kind, ArtifactError for a file that has changed, ConfigError if
     `target` cannot be used (see `new_folder`), StorageError.
@@ -36,6 +42,7 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
     if kind == CHECKPOINTS.kind:
         raise RunError(f"{record.address} made a model; write it with `treadle export model`")
     rows = run.rows(record.outputs[kind])
+    hidden = sorted(TABLES[kind].hidden)
     chain = origins(run, record, kind)
     facts: dict[str, Any] = {
         "kind": kind,
@@ -43,13 +50,17 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
         "instance": record.address,
         "digest": rows.digest,
         "num_rows": rows.num_rows,
+        **({"left_out": hidden} if hidden else {}),
     }
     with new_folder(target, replace=replace) as folder:
         for entry in rows.manifest.files:
             copy_checked(run, rows, entry.name, folder / entry.name)
+            if hidden and entry.name.endswith(".parquet"):
+                _leave_out(folder / entry.name, hidden)
         card = run.storage.get(f"{record.outputs[kind].folder}/{CARD}") or b""
         parts = [
             card.decode("utf-8", "replace").rstrip(),
+            *([_LEFT_OUT.format(names=", ".join(f"`{name}`" for name in hidden))] if hidden else []),
             origin_text(chain),
             "## Settings\n\n" + json_block(without_paths(record.settings)),
             _LICENCE,
@@ -57,6 +68,21 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
         (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
         write_facts(folder, {**facts, "made_of": [origin.as_dict() for origin in chain]})
     return {**facts, "folder": str(target), "num_files": len(rows.manifest.files)}
+
+
+def _leave_out(path: Path, hidden: Sequence[str]) -> None:
+    """Write a parquet file anew without some of its columns, one row group at a time."""
+    import pyarrow.parquet as pq
+
+    whole = path.with_suffix(".whole")
+    path.rename(whole)
+    with pq.ParquetFile(whole) as parquet:
+        kept = [name for name in parquet.schema_arrow.names if name not in hidden]
+        schema = pa.schema([parquet.schema_arrow.field(name) for name in kept])
+        with pq.ParquetWriter(path, schema) as writer:
+            for group in range(parquet.num_row_groups):
+                writer.write_table(parquet.read_row_group(group, columns=kept))
+    whole.unlink()
 
 
 def copy_checked(run: Run, rows: ArtifactReader, name: str, target: Path) -> None:
@@ -72,12 +98,6 @@ def copy_checked(run: Run, rows: ArtifactReader, name: str, target: Path) -> Non
     with target.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
             raise ArtifactError(f"{key} has changed since it was written; `treadle verify` shows what else has")
-
-
-def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Write `export.json`, which marks a folder as an export."""
-    content = orjson.dumps({"version": 1, **facts}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    (folder / EXPORT_FILE).write_bytes(content)
 
 
 def front_matter(fields: dict[str, str | list[str]]) -> str:

@@ -17,7 +17,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.core.store.export_folder import new_folder
+from treadle.core.store.exported import new_folder, write_facts
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.metrics import FIGURES
@@ -25,7 +25,7 @@ from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.report.summary import model_rows
 from treadle.rl.curriculum import phase_of
 from treadle.tasks.exchange.artifact_origin import Origin, json_block, origin_text, origins, without_paths
-from treadle.tasks.exchange.dataset_export import CARD, copy_checked, front_matter, write_facts
+from treadle.tasks.exchange.dataset_export import CARD, copy_checked, front_matter
 from treadle.tasks.planning.models import named_checkpoint
 
 EMBEDDED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"

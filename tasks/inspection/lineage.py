@@ -15,9 +15,9 @@ import orjson
 from treadle.core.errors import ArtifactError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
-from treadle.tasks.inspection.pool_tree import PoolTree, pool_trees
+from treadle.tasks.inspection.pool_tree import pool_trees
 from treadle.tasks.inspection.rows import full_key, rows_with
-from treadle.tasks.inspection.trajectory_changes import TrajectoryChanges, changes_between
+from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between
 
 _KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
 _ROLLOUTS = ("rollouts", "rollout_key")
@@ -69,16 +69,14 @@ class FoundRollout:
 
 @dataclass(frozen=True, slots=True)
 class LineageStep:
-    """One step of a lineage: a row of a table, the artifact that holds it, or the pool of a question."""
+    """One step of a lineage: a row of a table, the artifact that holds it, or the pool of a question (fact `pool`)."""
 
     label: str
     facts: dict[str, Any] = field(default_factory=dict)
-    tree: PoolTree | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-able form."""
-        tree = {"pool": self.tree.as_dict()} if self.tree else {}
-        return {"label": self.label, **self.facts, **tree}
+        return {"label": self.label, **self.facts}
 
 
 def find_rollout(run: Run, key: str) -> FoundRollout:
@@ -190,12 +188,8 @@ def _question_steps(run: Run, question: dict[str, Any]) -> list[LineageStep]:
 
 def _pool_steps(run: Run, question: dict[str, Any], chosen: str | None) -> list[LineageStep]:
     return [
-        LineageStep(
-            tree.label,
-            {"instance": str(tree.address), "artifacts": _artifacts(run, "pools", tree.address)},
-            tree,
-        )
-        for tree in pool_trees(run, question["question_key"], chosen)
+        LineageStep(label, {"instance": str(address), "artifacts": _artifacts(run, "pools", address), "pool": tree})
+        for address, label, tree in pool_trees(run, question["question_key"], chosen)
     ]
 
 

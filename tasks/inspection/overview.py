@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from treadle.core.errors import RunError
 from treadle.core.runs.run import Run, list_runs
@@ -28,10 +27,6 @@ class RunOverview:
     """UTC, ISO 8601."""
     changed_at: str | None = None
     """Time when an attempt last started or ended, UTC, ISO 8601; if there is none, `created_at`."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
-        return asdict(self)
 
 
 def overviews(root: str | Path) -> list[RunOverview]:

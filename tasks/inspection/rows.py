@@ -50,7 +50,7 @@ def rows_with(
     *,
     iteration: int | None = None,
 ) -> Iterator[tuple[Address, dict[str, Any]]]:
-    """Yield the rows of all tables of a kind whose `column` equals `value`; by default with all columns.
+    """Yield the rows of all tables of a kind whose `column` equals `value`; by default with all that are not hidden.
 
     With `iteration`, only tables of that iteration are searched.
     """

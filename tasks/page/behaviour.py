@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from treadle.core.figures import Figures
+from treadle.core.figures import Cell, Figures
 from treadle.report.page.charts import Spread, calls_chart, endings_chart, spread_chart
 from treadle.report.page.document import Part, Section
 from treadle.tasks.page.models import EvaluatedModel
@@ -21,8 +21,8 @@ def behaviour_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     if not known:
         return []
     parts: list[Part] = []
-    if any(model.behaviour.sums["calls_requested"] for model in known):
-        most = max(max(model.behaviour.calls) for model in known)
+    most = max(rollout.calls_requested for model in known for rollout in model.rollouts)
+    if most:
         last = min(most, _MAX_CALLS_DRAWN)
         shares = {(model.label, model.series): _call_shares(model, last) for model in known}
         parts.append(calls_chart("Calls in a rollout", shares, is_last_open_ended=most > last))
@@ -50,28 +50,30 @@ def _spread_cells(tokens: Sequence[int]) -> tuple[str, str, str]:
 
 
 def _call_shares(model: EvaluatedModel, last: int) -> list[float]:
-    counts = [0] * (last + 1)
-    for calls, count in model.behaviour.calls.items():
-        counts[min(calls, last)] += count
-    return [count / len(model.rollouts) for count in counts]
+    counts = Counter(min(rollout.calls_requested, last) for rollout in model.rollouts)
+    return [counts[calls] / len(model.rollouts) for calls in range(last + 1)]
+
+
+def _sum(model: EvaluatedModel, name: str) -> int:
+    """Return the sum of a count of `ScoredRollout` over the model's rollouts."""
+    return sum(getattr(rollout, name) for rollout in model.rollouts)
+
+
+_MEANS = ("calls_requested", "python_calls", "search_calls")
 
 
 def _calls_and_lengths(models: Sequence[EvaluatedModel]) -> Figures:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for model in models:
-        count, sums = len(model.rollouts), model.behaviour.sums
-        tokens = _sampled_tokens(model)
-        failed = f"{sums['failed_calls'] / sums['calls_executed']:.1%}" if sums["calls_executed"] else "-"
+        num_executed, num_failed = (_sum(model, name) for name in ("calls_executed", "failed_calls"))
         reasoning = [one for rollout in model.rollouts if (one := rollout.reasoning_tokens) is not None]
         rows.append(
             (
                 model.label,
-                count,
-                f"{sums['calls_requested'] / count:.2f}",
-                f"{sums['python_calls'] / count:.2f}",
-                f"{sums['search_calls'] / count:.2f}",
-                failed,
-                *_spread_cells(tokens),
+                len(model.rollouts),
+                *(f"{_sum(model, name) / len(model.rollouts):.2f}" for name in _MEANS),
+                f"{num_failed / num_executed:.1%}" if num_executed else "-",
+                *_spread_cells(_sampled_tokens(model)),
                 f"{sum(reasoning) / len(reasoning):,.0f}" if reasoning else "-",
             )
         )
@@ -91,14 +93,15 @@ def endings_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     known = [model for model in models if model.rollouts]
     if not known:
         return []
-    totals: Counter[str] = sum((model.behaviour.statuses for model in known), Counter())
+    by_model = {model.label: Counter(rollout.status for rollout in model.rollouts) for model in known}
+    totals: Counter[str] = sum(by_model.values(), Counter())
     rest = sorted(totals.keys() - {"answered"}, key=lambda status: (-totals[status], status))
     statuses = ["answered", *rest]
-    chart = endings_chart("How rollouts ended", {model.label: model.behaviour.statuses for model in known}, statuses)
+    chart = endings_chart("How rollouts ended", by_model, statuses)
     table = Figures(
         "Rollouts by how they ended",
         ("model", *statuses),
-        tuple((model.label, *(model.behaviour.statuses[status] for status in statuses)) for model in known),
+        tuple((label, *(counts[status] for status in statuses)) for label, counts in by_model.items()),
         "answered: with an answer; no_answer, limit, max_turns, context_full, length, timeout, budget: stopped before "
         "one; failed: infrastructure, accepted by the user.",
     )

@@ -1,12 +1,17 @@
-"""Build the report page of one run, or of several side by side."""
+"""Build the report page of one run, or of several side by side, and write it to a file."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
+from treadle.core.errors import ConfigError
 from treadle.core.runs.run import Run
-from treadle.report.page.document import Page, render_page
+from treadle.core.store.exported import write_file
+from treadle.core.store.storage import storage_errors
+from treadle.report.page.document import GENERATOR, Page, render_page
 from treadle.report.page.inline_svg import SERIES
 from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
@@ -16,9 +21,12 @@ from treadle.tasks.page.latency import latency_section
 from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import EvaluatedModel, evaluated_models
 from treadle.tasks.page.sources import PageRun
-from treadle.tasks.page.training import pools_section, rl_section, selection_section, sft_section
+from treadle.tasks.page.training import training_sections
 from treadle.tasks.page.verdict_sources import decided_section
 from treadle.tasks.summaries.report_tables import imported_lines
+
+_MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
+_HEAD_BYTES = 2_000
 
 
 def report_page(runs: Sequence[Run]) -> bytes:
@@ -33,10 +41,7 @@ def report_page(runs: Sequence[Run]) -> bytes:
         *latency_section(models),
         *endings_section(models),
         *decided_section(models),
-        *pools_section(sources),
-        *selection_section(sources),
-        *sft_section(sources),
-        *rl_section(sources),
+        *training_sections(sources),
         *cost_section(sources),
         *manifest_section(sources),
     ]
@@ -46,7 +51,23 @@ def report_page(runs: Sequence[Run]) -> bytes:
         notes = ["Nothing was evaluated yet, so there are no figures of models."]
     if len(models) > len(SERIES):
         notes.append(f"There are {len(SERIES)} colours for {len(models)} models, so colours repeat.")
-    return render_page(Page(_title(runs), _facts(runs, models), sections, notes))
+    title = " and ".join(dict.fromkeys(run.run_id for run in runs))
+    return render_page(Page(title, _facts(runs, models), sections, notes))
+
+
+def write_page(target: Path, content: bytes) -> None:
+    """Write a page; raise ConfigError if another file is in its place, StorageError if writing fails."""
+    if os.path.lexists(target) and not _is_page(target):
+        raise ConfigError(f"{target} is there and is no page of `{GENERATOR}`; name another file")
+    write_file(target, content, replace=True)
+
+
+def _is_page(path: Path) -> bool:
+    """Return whether the file, or the target of a link, is a page written by Treadle."""
+    if not path.is_file():
+        return False
+    with storage_errors("read", path), path.open("rb") as file:
+        return _MARK in file.read(_HEAD_BYTES)
 
 
 def _imported(model: EvaluatedModel) -> list[str]:
@@ -60,10 +81,6 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         return [""]
     names = Counter(run.run_id for run in runs)
     return [run.run_id if names[run.run_id] == 1 else f"{run.run_id} ({number})" for number, run in enumerate(runs, 1)]
-
-
-def _title(runs: Sequence[Run]) -> str:
-    return " and ".join(dict.fromkeys(run.run_id for run in runs))
 
 
 def _facts(runs: Sequence[Run], models: Sequence[EvaluatedModel]) -> list[tuple[str, str]]:

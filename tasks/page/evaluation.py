@@ -47,13 +47,7 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         notes.append(_DIFFERENT_DATASETS)
     over_all = Figures(
         title,
-        (
-            "model",
-            *([] if has_same_datasets else ["data sets"]),
-            "rollouts",
-            *(figure_heading(name, in_percent=True) for name in figures),
-            *problem_counts,
-        ),
+        ("model", *([] if has_same_datasets else ["data sets"]), *_header(figures, problem_counts)),
         tuple(
             (
                 model.label,
@@ -107,15 +101,12 @@ def radar_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         for axis in axes
     ]
     lines = [model.headline for model in models]
-    rows.append(("rollouts without a verdict", "", *(f"{_count(line, 'undecided'):,}" for line in lines)))
-    rows.append(
-        (
-            "rollouts without a majority of votes",
-            "",
-            *(f"{line.num_without_majority('conciseness'):,}" for line in lines),
-        )
-    )
-    rows.append(("rollouts that failed", "", *(f"{_count(line, 'failed'):,}" for line in lines)))
+    counts = {
+        "rollouts without a verdict": [_count(line, "undecided") for line in lines],
+        "rollouts without a majority of votes": [line.num_without_majority("conciseness") for line in lines],
+        "rollouts that failed": [_count(line, "failed") for line in lines],
+    }
+    rows += [(name, "", *(f"{number:,}" for number in numbers)) for name, numbers in counts.items()]
     reading = (
         "Further out is better on every axis, but each axis has its own range, so compare models on one axis, not "
         "axes with each other."
@@ -185,6 +176,11 @@ def _is_shown(name: str, models: Sequence[EvaluatedModel]) -> bool:
     return any(line.value(name) is not None for line in lines)
 
 
+def _header(figures: Sequence[str], problem_counts: Sequence[str]) -> list[str]:
+    """Return the headings of `_cells`."""
+    return ["rollouts", *(figure_heading(name, in_percent=True) for name in figures), *problem_counts]
+
+
 def _cells(line: SummaryLine, figures: Sequence[str], problem_counts: Sequence[str]) -> list[Cell]:
     return [
         line.num_rollouts,
@@ -213,17 +209,7 @@ def _by_dataset(
         for model in models
         if name in model.lines
     )
-    return Figures(
-        "Each data set",
-        (
-            "data set",
-            "model",
-            "rollouts",
-            *(figure_heading(name, in_percent=True) for name in figures),
-            *problem_counts,
-        ),
-        rows,
-    )
+    return Figures("Each data set", ("data set", "model", *_header(figures, problem_counts)), rows)
 
 
 def _all_figures(models: Sequence[EvaluatedModel]) -> list[Part]:

@@ -6,8 +6,8 @@ Times differ between runs with equal rollouts. They are therefore shown only on 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
 from treadle.core.schemas import ROLLOUT_TELEMETRY
-from treadle.report.page.charts import StackedSum, format_number, parts_chart
+from treadle.report.page.charts import format_number, parts_chart
 from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.models import EvaluatedModel
 from treadle.tasks.page.sources import PageRun, Row
@@ -43,33 +43,17 @@ class Times(NamedTuple):
     tools: float
 
 
-@dataclass(slots=True)
-class RolloutTimes:
-    """Times of one model's rollouts on one or more data sets."""
+RolloutTimes = list[Times | None]
+"""Times of one model's rollouts on one or more data sets; None for a rollout without times."""
 
-    times: list[Times] = field(default_factory=list)
-    num_unmeasured: int = 0
 
-    @property
-    def means(self) -> Times:
-        """Mean times; at least one rollout must be measured."""
-        return Times(*(statistics.fmean(values) for values in zip(*self.times, strict=True)))
+def _known(times: RolloutTimes) -> list[Times]:
+    return [one for one in times if one is not None]
 
-    def add(self, times: Times | None) -> None:
-        """Count a rollout; None for one without times."""
-        if times is None:
-            self.num_unmeasured += 1
-        else:
-            self.times.append(times)
 
-    @classmethod
-    def of(cls, parts: Iterable[RolloutTimes]) -> RolloutTimes:
-        """Merge the times of several data sets."""
-        total = cls()
-        for part in parts:
-            total.times += part.times
-            total.num_unmeasured += part.num_unmeasured
-        return total
+def _means(times: Sequence[Times]) -> Times:
+    """Return the mean times of at least one rollout."""
+    return Times(*(statistics.fmean(values) for values in zip(*times, strict=True)))
 
 
 def latency_section(models: Sequence[EvaluatedModel]) -> list[Section]:
@@ -81,11 +65,11 @@ def latency_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         for name, datasets in _measured(source, report).items():
             if name in own:
                 by_model[own[name]] = datasets
-    over_all = {label: RolloutTimes.of(datasets.values()) for label, datasets in by_model.items()}
-    known = {label: measured for label, measured in over_all.items() if measured.times}
+    over_all: dict[str, RolloutTimes] = {label: list(chain(*found.values())) for label, found in by_model.items()}
+    known = {label: measured for label, times in over_all.items() if (measured := _known(times))}
     if not known:
         return []
-    bars = [StackedSum(label, _parts(measured.means)) for label, measured in known.items()]
+    bars = {label: _parts(_means(measured)) for label, measured in known.items()}
     parts: list[Part] = [
         parts_chart("Mean seconds of a rollout", "seconds", ("model", "tools", "the rest"), bars),
         _table("Seconds of a rollout", ("model",), [((label,), one) for label, one in over_all.items()]),
@@ -110,7 +94,7 @@ def _measured(source: PageRun, report: StageRecord) -> dict[str, dict[str, Rollo
         times = _times(source, source.maker(given))
         for row in source.rows(given.artifact, given.address, ("rollout_key", "model", "dataset")):
             datasets = found.setdefault(prefix + row["model"], {})
-            datasets.setdefault(row["dataset"], RolloutTimes()).add(times.get(row["rollout_key"]))
+            datasets.setdefault(row["dataset"], []).append(times.get(row["rollout_key"]))
     return found
 
 
@@ -140,16 +124,15 @@ def _parts(means: Times) -> tuple[float, float, float]:
 
 
 def _table(title: str, first: tuple[str, ...], named: Sequence[tuple[tuple[str, ...], RolloutTimes]]) -> Figures:
-    is_complete = not any(measured.num_unmeasured for _, measured in named)
+    is_complete = all(None not in times for _, times in named)
     rows: list[tuple[Cell, ...]] = []
-    for names, measured in named:
+    for names, times in named:
+        measured = _known(times)
         values: tuple[str, ...] = ("-",) * 5
-        if measured.times:
-            total = np.asarray([times.total for times in measured.times])
-            means, (p50, p95) = measured.means, np.percentile(total, [50, 95]).tolist()
+        if measured:
+            means, (p50, p95) = _means(measured), np.percentile([one.total for one in measured], [50, 95]).tolist()
             values = tuple(map(format_number, (means.total, p50, p95, means.model, means.tools)))
-        unmeasured = () if is_complete else (measured.num_unmeasured,)
-        rows.append((*names, len(measured.times) + measured.num_unmeasured, *values, *unmeasured))
+        rows.append((*names, len(times), *values, *(() if is_complete else (times.count(None),))))
     header = (*first, "rollouts", "mean", "median", "95th percentile", "in model", "in tools")
     if is_complete:
         return Figures(title, header, tuple(rows), _NOTE)

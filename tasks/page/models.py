@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES, EVERY, KNOWLEDGE, MATH
@@ -26,33 +24,6 @@ def enumerated(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
-@dataclass(frozen=True, slots=True)
-class BehaviourCounts:
-    """Counts over the rollouts of one model."""
-
-    statuses: Counter[str]
-    calls: Counter[int]
-    """Number of requested calls -> number of rollouts."""
-    sums: Counter[str]
-    """Totals over all rollouts of call counts, by field name of `ScoredRollout`."""
-
-    @classmethod
-    def of(cls, rollouts: Sequence[ScoredRollout]) -> BehaviourCounts:
-        """Count statuses and calls of rollouts."""
-        sums: Counter[str] = Counter()
-        for rollout in rollouts:
-            for name in _SUMMED:
-                sums[name] += getattr(rollout, name)
-        return cls(
-            Counter(rollout.status for rollout in rollouts),
-            Counter(rollout.calls_requested for rollout in rollouts),
-            sums,
-        )
-
-
-_SUMMED = ("calls_requested", "calls_executed", "failed_calls", "python_calls", "search_calls")
-
-
 @dataclass(slots=True)
 class EvaluatedModel:
     """One model of one run."""
@@ -68,8 +39,6 @@ class EvaluatedModel:
     """Data set or average -> its figures."""
     rollouts: list[ScoredRollout]
     """Empty if the scores that the report was made from no longer exist."""
-    behaviour: BehaviourCounts
-    """Counts over `rollouts`."""
     scoring: Scoring | None
     """How its verdicts and votes were made; None if that is no longer known."""
 
@@ -109,12 +78,8 @@ def evaluated_models(sources: Sequence[PageRun]) -> list[EvaluatedModel]:
             by_name = by_model(summary_lines(source.rows(report.outputs.get("summary"), report.address)))
             rollouts, scorings = _scored(source, report)
             for name, lines in by_name.items():
-                own = rollouts.get(name, [])
-                label, series = source.named(name), len(models)
-                scoring = scorings.get(name)
-                models.append(
-                    EvaluatedModel(name, label, series, source, report, lines, own, BehaviourCounts.of(own), scoring)
-                )
+                label, series, own = source.named(name), len(models), rollouts.get(name, [])
+                models.append(EvaluatedModel(name, label, series, source, report, lines, own, scorings.get(name)))
     return models
 
 
@@ -123,9 +88,8 @@ def _scored(source: PageRun, report: StageRecord) -> tuple[dict[str, list[Scored
     found: dict[str, list[ScoredRollout]] = {}
     scorings: dict[str, Scoring] = {}
     for given, prefix in report_tables(report):
-        maker = source.run.record(Address.parse(given.address))
-        is_maker = maker is not None and maker.outputs.get(given.artifact.kind) == given.artifact
-        scoring = Scoring.of(maker.version, maker.settings) if maker is not None and is_maker else None
+        maker = source.maker(given)
+        scoring = Scoring.of(maker.version, maker.settings) if maker is not None else None
         for row in source.rows(given.artifact, given.address, [*COLUMNS, "model"]):
             name = prefix + row["model"]
             found.setdefault(name, []).append(ScoredRollout.from_row(row))

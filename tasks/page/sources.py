@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.report.page.document import Chart, Fold, Paragraph, Part
+from treadle.tasks.summaries.report_tables import maker_of, telemetry_rows
 
 Row = dict[str, Any]
 
@@ -87,11 +87,7 @@ class PageRun:
 
     def maker(self, given: InputRef) -> StageRecord | None:
         """Return the record that made an input; None if it has been replaced since or cannot be read."""
-        kind, digest = given.artifact.kind, given.artifact.digest
-        for record in self.records:
-            if record.address == given.address and kind in record.outputs and record.outputs[kind].digest == digest:
-                return record
-        return None
+        return maker_of(given, self.records)
 
     def file(self, record: StageRecord, kind: str, name: str) -> bytes | None:
         """Return the content of another file of the artifact; None if there is none or it cannot be read."""
@@ -107,28 +103,19 @@ class PageRun:
     def telemetry(self, record: StageRecord, kind: str) -> list[Row]:
         """Return the rows of a telemetry log; empty if it no longer exists or cannot be read."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        key = record.telemetry.get(kind)
-        if key is None:
-            return []
         try:
-            content = self.run.storage.get(key)
-            rows: list[Row] = [] if content is None else pq.read_table(io.BytesIO(content)).to_pylist()
+            return telemetry_rows(record, self.run, kind)
         except (pa.ArrowException, OSError):
-            self._note(record.address, f"{key} cannot be read")
-            return []
+            self._note(record.address, f"{record.telemetry[kind]} cannot be read")
         except StorageError as error:
             self._note(record.address, error)
-            return []
-        return rows
+        return []
 
     def notes(self) -> list[str]:
         """Return what is not shown, grouped by reason."""
-        return [f"Not shown of {self._what(what)}: {reason}" for reason, what in self._problems.items()]
-
-    def _what(self, what: Sequence[str]) -> str:
-        return f"{', '.join(what)}{f' ({self.label})' if self.label else ''}"
+        run = f" ({self.label})" if self.label else ""
+        return [f"Not shown of {', '.join(what)}{run}: {reason}" for reason, what in self._problems.items()]
 
     def _note(self, what: str, error: Exception | str) -> None:
         reason = _ARTIFACT_FOLDER.sub(r"\1", str(error))

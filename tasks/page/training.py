@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from treadle.core.figures import Figures
@@ -28,43 +28,25 @@ _RL = (
 )
 
 
-def pools_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on the yield of operators."""
-    return _section(sources, "pools", "Yield of operators", _POOLS, ("pools",), _pool_parts)
-
-
-def selection_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on the fronts of selections."""
-    return _section(sources, "fronts", "Questions selected", _SELECTION, ("selection",), _selection_parts)
-
-
-def sft_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on fine-tuning rows and the training loss."""
-    return _section(sources, "sft", "Fine-tuning", _SFT, ("sft_rows", "sft"), _sft_parts)
-
-
-def rl_section(sources: Sequence[PageRun]) -> list[Section]:
-    """Return the section on reinforcement learning curves."""
-    return _section(sources, "rl", "Reinforcement", _RL, ("rl",), _rl_parts)
-
-
-def _section(
-    sources: Sequence[PageRun],
-    name: str,
-    title: str,
-    reading: str,
-    stages: tuple[str, ...],
-    make: Callable[[PageRun, StageRecord], list[Part]],
-) -> list[Section]:
-    """Return one section, if any run has a result of these stages."""
-    parts = [
-        part
-        for source in sources
-        for stage in stages
-        for record in own_results(source.of_stage(stage))
-        for part in source.named_parts(make(source, record))
-    ]
-    return [Section(name, title, reading, parts)] if parts else []
+def training_sections(sources: Sequence[PageRun]) -> list[Section]:
+    """Return the sections on operators, selections, fine-tuning and reinforcement of which any run has a result."""
+    makers = {
+        ("pools", "Yield of operators", _POOLS, ("pools",)): _pool_parts,
+        ("fronts", "Questions selected", _SELECTION, ("selection",)): _phase_parts,
+        ("sft", "Fine-tuning", _SFT, ("sft_rows", "sft")): _sft_parts,
+        ("rl", "Reinforcement", _RL, ("rl",)): _phase_parts,
+    }
+    sections = []
+    for (name, title, reading, stages), make in makers.items():
+        parts = [
+            part
+            for source in sources
+            for stage in stages
+            for record in own_results(source.of_stage(stage))
+            for part in source.named_parts(make(source, record))
+        ]
+        sections += [Section(name, title, reading, parts)] if parts else []
+    return sections
 
 
 def _pool_parts(source: PageRun, record: StageRecord) -> list[Part]:
@@ -105,28 +87,27 @@ def _sft_parts(source: PageRun, record: StageRecord) -> list[Part]:
     return [*parts, *_picture(source, record, ("checkpoint", "rows.svg"), "Rows that were trained on", words)]
 
 
-def _selection_parts(source: PageRun, record: StageRecord) -> list[Part]:
+_PICTURES = {
+    "selection": (
+        ("rl_rows", "fronts.svg"),
+        "Fronts",
+        "Questions by the deviation of their calls and of their correctness, sizes of the fronts, mean correctness.",
+    ),
+    "rl": (
+        ("checkpoint", "curves.svg"),
+        "Curves over the steps",
+        "Reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps.",
+    ),
+}
+"""Stage -> its picture: table and file, title, description."""
+
+
+def _phase_parts(source: PageRun, record: StageRecord) -> list[Part]:
     report = stage_report(record, source.run)
     if report is None:
         return []
-    words = "Questions by the deviation of their calls and of their correctness, sizes of the fronts, mean correctness."
-    return [
-        *_texts(record, report.sentences),
-        *_picture(source, record, ("rl_rows", "fronts.svg"), "Fronts", words),
-        *report.figures,
-    ]
-
-
-def _rl_parts(source: PageRun, record: StageRecord) -> list[Part]:
-    report = stage_report(record, source.run)
-    if report is None:
-        return []
-    words = "Reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps."
-    return [
-        *_texts(record, report.sentences),
-        *_picture(source, record, ("checkpoint", "curves.svg"), "Curves over the steps", words),
-        *map(_without_curve, report.figures),
-    ]
+    picture = _picture(source, record, *_PICTURES[record.stage])
+    return [*_texts(record, report.sentences), *picture, *map(_without_curve, report.figures)]
 
 
 def _without_curve(figures: Figures) -> Figures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
@@ -79,45 +79,44 @@ class VerdictCounts:
         return self.num_rollouts - self.scorers["status"] - self.asked[PARSED] - self.num_undecided
 
 
+Column = Callable[[VerdictCounts], Cell]
 LabelledCounts = Sequence[tuple[tuple[str, ...], VerdictCounts]]
 
 
 def _tables(first: tuple[str, ...], named: LabelledCounts) -> list[Part]:
     has_judges = any(one.asked for _, one in named)
     has_undecided = any(one.num_undecided for _, one in named)
-    rows: list[tuple[Cell, ...]] = [
-        (
-            *names,
-            one.num_rollouts,
-            one.num_by_rules,
-            *((one.asked[PARSED],) if has_judges else ()),
-            one.scorers["status"],
-            *((one.num_undecided,) if has_undecided else ()),
-        )
-        for names, one in named
-    ]
-    header = (
-        *first, "rollouts", "by rules", *(("by judges",) if has_judges else ()), "no answer",
-        *(("undecided",) if has_undecided else ()),
-    )  # fmt: skip
-    notes = [_NOTE, *([_UNDECIDED] if has_undecided else [])]
-    if not has_judges:
-        notes.append("No model judged answers.")
-    parts: list[Part] = [Figures("Verdicts", header, tuple(rows), " ".join(notes))]
+    columns: dict[str, Column] = {"rollouts": lambda one: one.num_rollouts, "by rules": lambda one: one.num_by_rules}
+    columns |= {"by judges": lambda one: one.asked[PARSED]} if has_judges else {}
+    columns |= {"no answer": lambda one: one.scorers["status"]}
+    columns |= {"undecided": lambda one: one.num_undecided} if has_undecided else {}
+    notes = [_NOTE, *([_UNDECIDED] if has_undecided else []), *([] if has_judges else ["No model judged answers."])]
+    parts: list[Part] = [_table("Verdicts", first, named, columns, " ".join(notes))]
     if has_judges:
-        parts.append(_asked(first, named))
+        parts.append(_table("Judges", first, named, _ASKED, _JUDGES))
     if any(one.votes for _, one in named):
-        votes: list[tuple[Cell, ...]] = [(*names, *(one.votes[name] for name in _VERDICTS)) for names, one in named]
-        parts.append(Figures("Votes on wasted calls", (*first, *_VERDICTS), tuple(votes), _VOTES))
+        votes = {verdict: _votes_for(verdict) for verdict in _VERDICTS}
+        parts.append(_table("Votes on wasted calls", first, named, votes, _VOTES))
     return parts
 
 
-def _asked(first: tuple[str, ...], named: LabelledCounts) -> Figures:
-    rows: list[tuple[Cell, ...]] = [
-        (*names, one.asked.total(), one.asked[PARSED], one.asked[FALLBACK_RULE], one.asked[FAILED])
-        for names, one in named
-    ]
-    return Figures("Judges", (*first, "asked", "decided", "fell back", "not read"), tuple(rows), _JUDGES)
+_ASKED: Mapping[str, Column] = {
+    "asked": lambda one: one.asked.total(),
+    "decided": lambda one: one.asked[PARSED],
+    "fell back": lambda one: one.asked[FALLBACK_RULE],
+    "not read": lambda one: one.asked[FAILED],
+}
+
+
+def _votes_for(verdict: str) -> Column:
+    return lambda one: one.votes[verdict]
+
+
+def _table(
+    title: str, first: tuple[str, ...], named: LabelledCounts, columns: Mapping[str, Column], note: str
+) -> Figures:
+    rows = tuple((*names, *(cell(one) for cell in columns.values())) for names, one in named)
+    return Figures(title, (*first, *columns), rows, note)
 
 
 def _rules(named: LabelledCounts) -> Figures:

@@ -1,10 +1,10 @@
-"""Track which instances a forced run still has to run again, also after it was interrupted.
+"""Track which instances a forced run still has to run again, also after it was interrupted; protect imported results.
 
 While `run --force` is running, `runs/<run>/forced.json` records the attempt that each instance's result had when it
 began. An instance whose result has a later attempt has already been run again, and the next `run --force` continues
 after it. A plain run of the whole flow in between ends the forced run: the next `run --force` starts from the
 beginning. Runs of a part of the flow leave the state of the other instances unchanged. A forced run does not replace
-imported results.
+imported results: a run replaces one only if told to by its address.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import equal_result
 from treadle.core.runs.run import Run, utc_now
 from treadle.core.runs.stage import Instance
-from treadle.tasks.planning.imported_results import imported_from
 
 _FILE = "forced.json"
 
@@ -111,3 +110,28 @@ def _load(run: Run) -> _ForcedRun | None:
         return None if content is None else _ForcedRun.model_validate_json(content)
     except ValidationError:
         return None  # Written by another version: run everything again.
+
+
+def imported_from(address: Address, run: Run) -> str | None:
+    """Return the name of the file that the current result was imported from; None if there is none."""
+    record = run.record(address)
+    return record.imported_from if record is not None else None
+
+
+def replaces_import(address: Address, run: Run, action: str) -> bool:
+    """Return whether an action from `planned_action` would replace an imported result.
+
+    False if the result was reused from an earlier iteration and another result of an earlier iteration replaces it.
+    """
+    record = run.record(address)
+    if record is None or record.imported_from is None:
+        return False
+    return action == "run" or (action == "take over" and not record.reused_from)
+
+
+def refusal(address: Address, run: Run, why: str) -> str:
+    """Return the message for an imported result that would have to be replaced."""
+    return (
+        f"was imported from {imported_from(address, run)}, and {why}: "
+        f"import it again, or replace it with `treadle stage {address} --force`"
+    )

@@ -18,8 +18,8 @@ from treadle.eval.config import ScoresOptions
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.curriculum import phase_addresses, phase_name, phase_of, policy_before
 from treadle.rl.selection.settings import SelectionSettings
-from treadle.rl.sigmas import check_sigmas
 from treadle.rl.training.phase_check import check_spread, check_training
+from treadle.rl.training.plan import check_sigmas
 from treadle.rl.training.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
 from treadle.tasks.planning.models import check_named_checkpoint, is_hub_id, named_checkpoint, pool_models, with_weights

@@ -18,8 +18,7 @@ from treadle.core.runs.reused import counterparts
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.forced_runs import pending_forced
-from treadle.tasks.planning.imported_results import imported_from, refusal, replaces_import
+from treadle.tasks.planning.forced_runs import imported_from, pending_forced, refusal, replaces_import
 
 _SHOWN_KEYS = 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run, run_exists
+from treadle.retriever.client_config import ServiceClientSettings
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup_checks import (
@@ -20,7 +22,6 @@ from treadle.tasks.planning.run_setup_checks import (
     check_web,
     has_keys,
 )
-from treadle.tasks.planning.service_fingerprint import with_service_fingerprint
 
 
 def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
@@ -70,15 +71,53 @@ def resolve_config(
 def with_run_defaults(config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True) -> TreadleConfig:
     """Fill in what the configuration leaves open with the values that an existing run was created with.
 
-    These are the models of the flow and the index of search services (see `with_service_fingerprint`, also for errors).
+    These are the models of the flow and the index of search services. Errors: see `_with_service_fingerprint`.
     """
-    config = with_service_fingerprint(config, root, run_id, ask=ask)
+    config = _with_service_fingerprint(config, root, run_id, ask=ask)
     if config.flow.models or not run_exists(root, run_id):
         return config
     names = tuple(Run.open(root, run_id).info.semantic.get("flow", {}).get("models", ()))
     if not names or not config.models.keys() >= set(names):
         return config
     return config.model_copy(update={"flow": config.flow.model_copy(update={"models": names})})
+
+
+def _with_service_fingerprint(
+    config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True
+) -> TreadleConfig:
+    """Return the configuration with the fingerprint of its search services' index; unchanged without services.
+
+    A service that reports no fingerprint is tried with one search, so that a wrong address fails before anything is
+    paid for. A fingerprint that is already set is kept: the stage checks it before its first search. If services are
+    down, or `ask` is false, the fingerprint of the existing run is used. Raises SearchUnavailable for a new run,
+    ToolError and ConfigError.
+    """
+    search = config.environment.search_tool
+    service = search.service if search is not None else None
+    if search is None or service is None or service.fingerprint is not None:
+        return config
+    fingerprint = _fingerprint(service, search.top_n, root, run_id, ask)
+    if fingerprint is None:
+        return config
+    told = search.model_copy(update={"service": service.model_copy(update={"fingerprint": fingerprint})})
+    return config.model_copy(update={"environment": config.environment.with_search(told)})
+
+
+def _fingerprint(service: ServiceClientSettings, top_n: int, root: str | Path, run_id: str, ask: bool) -> str | None:
+    known: str | None = None
+    if run_exists(root, run_id):
+        search = Run.open(root, run_id).readable_config().get("environment", {}).get("search", {})
+        known = (search.get("service") or {}).get("fingerprint")
+    if not ask:
+        return known
+    from treadle.retriever.client import SearchUnavailable, ask_fingerprint
+
+    try:
+        return asyncio.run(ask_fingerprint(service, top_n))
+    except SearchUnavailable:
+        if known is None:
+            raise
+        return known
 
 
 def open_run(

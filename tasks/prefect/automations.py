@@ -7,6 +7,7 @@ heartbeats, the second flow runs that never start; the third sends a message.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +33,15 @@ _BODY = """{{ flow_run.name }} of flow {{ flow.name }} is {{ flow_run.state.name
 {{ flow_run|ui_url }}"""
 
 
-def install_automations(block: str | None = None, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> list[str]:
+def install_automations(block: str | None = None) -> list[str]:
     """Install or update the automations; return one line about each.
 
     `block` names a notification block of the server, as in `slack-webhook/my-hook`. Raises ConfigError if it does not
     exist.
     """
-    _install(_silent(heartbeat_timeout_s))
+    _install(_silent())
     _install(_stuck())
-    lines = [f"a flow run without a heartbeat for {heartbeat_timeout_s:g} s becomes Crashed"]
+    lines = [f"a flow run without a heartbeat for {HEARTBEAT_TIMEOUT_S:g} s becomes Crashed"]
     if block is not None:
         _install(_failed(_block(block)))
         lines.append(f"notifications of failed and crashed flow runs go to {block}")
@@ -53,59 +54,50 @@ def _treadle_tag() -> dict[str, Any]:
     return {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
 
 
-def _silent(heartbeat_timeout_s: float) -> AutomationCore:
-    from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
-    from prefect.client.schemas.objects import StateType
-
-    return AutomationCore(
-        name=SILENT,
-        description="Marks flow runs as Crashed if their process ended without reporting.",
-        trigger=EventTrigger(
-            after={_HEARTBEAT},
-            expect={_HEARTBEAT, *(f"prefect.flow-run.{name}" for name in _NO_HEARTBEAT_STATES)},
-            match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            match_related=_treadle_tag(),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=heartbeat_timeout_s),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED,
-                message=f"No heartbeat for {heartbeat_timeout_s:g} s: the process is gone. "
-                "Finished work is kept; run it again to continue.",
-            )
-        ],
+def _silent() -> AutomationCore:
+    return _crashing(
+        SILENT,
+        "Marks flow runs as Crashed if their process ended without reporting.",
+        f"No heartbeat for {HEARTBEAT_TIMEOUT_S:g} s: the process is gone. "
+        "Finished work is kept; run it again to continue.",
+        after={_HEARTBEAT},
+        expected_states=_NO_HEARTBEAT_STATES,
+        within_s=HEARTBEAT_TIMEOUT_S,
     )
 
 
 def _stuck() -> AutomationCore:
+    return _crashing(
+        STUCK,
+        "Marks flow runs as Crashed if a worker took them and they never started.",
+        f"Not started {START_TIMEOUT_S:g} s after a worker took it: the worker is gone. Run it again.",
+        after={f"prefect.flow-run.{name}" for name in _STARTING_STATES},
+        expected_states=(*_NO_HEARTBEAT_STATES, *_WAITING, "Running"),
+        within_s=START_TIMEOUT_S,
+    )
+
+
+def _crashing(
+    name: str, description: str, message: str, *, after: set[str], expected_states: Iterable[str], within_s: float
+) -> AutomationCore:
+    """Return an automation that marks a flow run as Crashed if neither a heartbeat nor one of these states follows."""
     from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
     from prefect.client.schemas.objects import StateType
 
     return AutomationCore(
-        name=STUCK,
-        description="Marks flow runs as Crashed if a worker took them and they never started.",
+        name=name,
+        description=description,
         trigger=EventTrigger(
-            after={f"prefect.flow-run.{name}" for name in _STARTING_STATES},
-            expect={
-                _HEARTBEAT,
-                *(f"prefect.flow-run.{name}" for name in (*_NO_HEARTBEAT_STATES, *_WAITING, "Running")),
-            },
+            after=after,
+            expect={_HEARTBEAT, *(f"prefect.flow-run.{state}" for state in expected_states)},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
             match_related=_treadle_tag(),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=START_TIMEOUT_S),
+            within=timedelta(seconds=within_s),
         ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED,
-                message=f"Not started {START_TIMEOUT_S:g} s after a worker took it: the worker is gone. Run it again.",
-            )
-        ],
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=message)],
     )
 
 

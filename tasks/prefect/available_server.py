@@ -47,17 +47,17 @@ class AvailableServer:
 
 
 @contextmanager
-def available_server(notify: Notify, doing: str = "treadle demo") -> Iterator[AvailableServer | None]:
+def available_server(notify: Notify) -> Iterator[AvailableServer | None]:
     """Yield a server for flow runs of this process; yield None, after a message, if there is none.
 
     It is the server of PREFECT_API_URL; else the one that `treadle prefect up` runs from Prefect's home on this
     machine; else one that is started for the block, on the usual port or a free one, and ends with this process.
-    `doing` is the command that other processes are told it is for.
+    Other processes are told that it is for the demo.
     """
     with ExitStack() as stack:
         server = None
         try:
-            server = _choose(stack, notify, doing)
+            server = _choose(stack, notify)
             stack.enter_context(_environment(server.env))
             _try(server)
         except TreadleError as error:
@@ -99,7 +99,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or one.__context__
 
 
-def _choose(stack: ExitStack, notify: Notify, doing: str) -> AvailableServer:
+def _choose(stack: ExitStack, notify: Notify) -> AvailableServer:
     if find_spec("prefect") is None:
         raise EngineError("Prefect is not installed (pip install 'treadle[orchestration]')")
     if named := os.environ.get(_API_URL):
@@ -117,7 +117,7 @@ def _choose(stack: ExitStack, notify: Notify, doing: str) -> AvailableServer:
             env[PASSWORD] = password
         return AvailableServer(there.api_url, is_temporary=False, env=env)
     notify("starting a Prefect server to watch this (usually 15 to 30 seconds)")
-    started = stack.enter_context(running_server(home, _free_port(), None, notify, doing=doing))
+    started = stack.enter_context(running_server(home, _free_port(), None, notify, doing="treadle demo"))
     stack.enter_context(started.keep_alive())
     notify(f"its UI asks for a password: the text in {home.password_file}")
     return AvailableServer(started.api_url, is_temporary=True, env=started.env, port=started.port)

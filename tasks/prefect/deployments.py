@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,59 +41,41 @@ class FlowDeployment:
         return f"treadle.flows.flywheel.{self.flow}"
 
 
-def _stage(name: str, description: str, instance: str = "", queue: str = "default") -> FlowDeployment:
-    return FlowDeployment(name, description, queue=queue, parameters={"instance": instance or f"1/{name}"})
-
+_STAGES = {
+    "questions": "Read, check and deduplicate the questions.",
+    "index": "Build the search index on the machine of this worker; rollouts there find it.",
+    "pools": "Make pools of trajectories from the training questions, repaired and condensed over rounds.",
+    "sft_rows": "Apply the quality gate to trajectories and write the fine-tuning rows.",
+    "sft": "Fine-tune a model on the rows with LLaMA-Factory; needs a worker with the engine sft.",
+    "rollouts": "Sample rollouts over the questions; set the instance, such as 1/rollouts@base or 1/rollouts@phase-2.",
+    "scores": "Score rollouts; set the instance, such as 1/scores@base or 1/scores@phase-2.",
+    "selection": "Select the questions that a phase trains on; set its instance, such as 1/selection@phase-2.",
+    "rl": "Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the engine trl or verl.",
+    "report": "Build the report of all scores.",
+}
+_ON_GPU = ("pools", "sft", "rollouts", "rl")
+_QUALIFIERS = {"rollouts": "@base", "scores": "@base", "selection": "@phase-1", "rl": "@phase-1"}
+"""Qualifiers of the default instances."""
 
 DEPLOYMENTS = (
-    FlowDeployment("full", "All stages of a run; what is finished and unchanged is skipped.", flow="flywheel"),
+    FlowDeployment("full", "All stages of a run; what is finished and unchanged is skipped.", "flywheel"),
+    FlowDeployment("full-on-gpu", "The same, on a worker that polls the queue gpu.", "flywheel", GPU_QUEUE),
     FlowDeployment(
-        "full-on-gpu",
-        "The same, on a worker that polls the queue gpu.",
-        flow="flywheel",
-        queue=GPU_QUEUE,
+        "shards", "Help with a running sharded stage; flow runs with flow.workers above 0 request it.", "work"
     ),
-    FlowDeployment(
-        "shards",
-        "Help with a running sharded stage; flow runs with flow.workers above 0 request it.",
-        flow="work",
+    *(
+        FlowDeployment(
+            name,
+            description,
+            queue=GPU_QUEUE if name in _ON_GPU else "default",
+            parameters={"instance": f"1/{name}{_QUALIFIERS.get(name, '')}"},
+        )
+        for name, description in _STAGES.items()
     ),
-    _stage("questions", "Read, check and deduplicate the questions."),
-    _stage("index", "Build the search index on the machine of this worker; rollouts there find it."),
-    _stage(
-        "pools",
-        "Make pools of trajectories from the training questions, repaired and condensed over rounds.",
-        queue=GPU_QUEUE,
-    ),
-    _stage("sft_rows", "Apply the quality gate to trajectories and write the fine-tuning rows."),
-    _stage(
-        "sft",
-        "Fine-tune a model on the rows with LLaMA-Factory; needs a worker with the engine sft.",
-        queue=GPU_QUEUE,
-    ),
-    _stage(
-        "rollouts",
-        "Sample rollouts over the questions; set the instance, such as 1/rollouts@base or 1/rollouts@phase-2.",
-        "1/rollouts@base",
-        GPU_QUEUE,
-    ),
-    _stage("scores", "Score rollouts; set the instance, such as 1/scores@base or 1/scores@phase-2.", "1/scores@base"),
-    _stage(
-        "selection",
-        "Select the questions that a phase trains on; set its instance, such as 1/selection@phase-2.",
-        "1/selection@phase-1",
-    ),
-    _stage(
-        "rl",
-        "Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the engine trl or verl.",
-        "1/rl@phase-1",
-        GPU_QUEUE,
-    ),
-    _stage("report", "Build the report of all scores."),
 )
 
 
-def deploy(folder: Path, pool: str = POOL, deployments: Sequence[FlowDeployment] = DEPLOYMENTS) -> None:
+def deploy(folder: Path, pool: str = POOL) -> None:
     """Create or update the pool, its queues and the deployments on the server of PREFECT_API_URL.
 
     Flow runs work in `folder`: relative roots and configuration files are resolved against it.
@@ -110,10 +91,10 @@ def deploy(folder: Path, pool: str = POOL, deployments: Sequence[FlowDeployment]
         for name, description in QUEUES.items():
             _make_queue(client, pool, name, description)
         made: dict[str, tuple[UUID, dict[str, Any]]] = {}
-        for entrypoint in dict.fromkeys(item.entrypoint for item in deployments):
+        for entrypoint in dict.fromkeys(item.entrypoint for item in DEPLOYMENTS):
             flow: Flow[..., Any] = load_flow_from_entrypoint(entrypoint)
             made[entrypoint] = client.create_flow(flow), parameter_schema(flow).model_dump_for_openapi()
-        for item in deployments:
+        for item in DEPLOYMENTS:
             flow_id, schema = made[item.entrypoint]
             client.create_deployment(
                 flow_id,

@@ -9,36 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Protocol
 
-from treadle.core.runs.context import NullProgress
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
 
 
-class FlowRunListener(Protocol):
-    """Listener that is shown a flow run while it runs."""
+class FlowRunListener:
+    """Listener that is shown a flow run while it runs. This one ignores everything."""
 
     def begins(self, url: str) -> None:
         """Report that the flow run has started and has this page in Prefect's UI."""
-        ...
 
     def tell(self, line: str) -> None:
         """Report events other than stage progress: servers, waiting."""
-        ...
 
     def running(self, instance: Instance, run: Run) -> AbstractContextManager[Progress]:
         """Return a context manager around running an instance; it yields a listener for its progress."""
-        ...
+        return nullcontext(Progress())
 
     def made(self, record: StageRecord) -> None:
         """Report that an instance has a result, new or reused."""
-        ...
 
 
-class TeeProgress:
-    """Progress reported to two listeners. Implements `treadle.core.runs.stage.Progress`."""
+class TeeProgress(Progress):
+    """Progress reported to two listeners."""
 
     def __init__(self, first: Progress, second: Progress) -> None:
         self._both = (first, second)
@@ -54,22 +49,7 @@ class TeeProgress:
             one.advance(count, **facts)
 
 
-class _NullListener:
-    def begins(self, url: str) -> None:
-        pass
-
-    def tell(self, line: str) -> None:
-        pass
-
-    def running(self, instance: Instance, run: Run) -> AbstractContextManager[Progress]:
-        return nullcontext(NullProgress())
-
-    def made(self, record: StageRecord) -> None:
-        pass
-
-
-_NULL_LISTENER = _NullListener()
-_listener: ContextVar[FlowRunListener] = ContextVar("treadle_audience", default=_NULL_LISTENER)
+_listener: ContextVar[FlowRunListener] = ContextVar("treadle_audience", default=FlowRunListener())  # noqa: B039 - it has no state
 
 
 def flow_run_listener() -> FlowRunListener:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
-from types import TracebackType
 from uuid import UUID
 
 from treadle.core.figures import escape
-from treadle.tasks.prefect.ui_artifacts import create_progress, update_progress
+from treadle.core.runs.stage import Progress
+from treadle.tasks.prefect.ui_artifacts import create_artifact, update_progress
 from treadle.tasks.progress_tracker import ProgressTracker
 
 logger = logging.getLogger(__name__)
@@ -18,11 +18,10 @@ POST_INTERVAL_S = 3.0
 """Update interval of the artifact: short enough to watch, long enough for Prefect's database."""
 
 
-class PrefectProgress:
+class PrefectProgress(Progress):
     """Progress posted from a separate thread, so that the stage's event loop never waits for Prefect.
 
-    An unreachable Prefect server causes a log line, never a failure of the stage. Implements
-    `treadle.core.runs.stage.Progress`.
+    An unreachable Prefect server causes a log line, never a failure of the stage.
     """
 
     def __init__(self, key: str, label: str, *, even_if_brief: bool = True) -> None:
@@ -41,9 +40,7 @@ class PrefectProgress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(timeout=2 * POST_INTERVAL_S)
 
@@ -70,7 +67,7 @@ class PrefectProgress:
         percent = 100.0 * min(self._tracker.done / self._tracker.total, 1.0)
         try:
             if self._artifact is None:
-                self._artifact = create_progress(self._key, percent, self._text())
+                self._artifact = create_artifact("progress", self._key, percent, self._text())
             else:
                 update_progress(self._artifact, percent, self._text())
         except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage continues

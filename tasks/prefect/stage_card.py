@@ -53,7 +53,9 @@ def stage_card(record: StageRecord, run: Run) -> StageCard:
         return StageCard("\n".join(lines), [])
     lines += map(escape, imported_lines(record, run))
     rows = headline_table(summary_lines(run.rows(summary).rows())).as_dicts()
-    return StageCard("\n".join(lines), rows, _links(run.storage.location(summary.folder)))
+    folder = run.storage.location(summary.folder)
+    links = [f"- {what}: {_link(f'{folder}/{name}')}" for what, name in _FILES.items()]
+    return StageCard("\n".join(lines), rows, "\n".join(links))
 
 
 def _artifacts(record: StageRecord) -> Figures:
@@ -80,15 +82,11 @@ def _times(record: StageRecord) -> str:
 
 def _made(record: StageRecord, run: Run) -> str:
     imported = f"imported from {escape(record.imported_from)}, " if record.imported_from else ""
-    return imported + _origin(record, run)
-
-
-def _origin(record: StageRecord, run: Run) -> str:
     if not record.reused_from:
-        return f"attempt {record.attempt}"
+        return f"{imported}attempt {record.attempt}"
     if address := result_origin(record, run.record):
-        return f"the same as {address}"
-    return f"reused from {record.reused_from}, which has been rerun since"
+        return f"{imported}the same as {address}"
+    return f"{imported}reused from {record.reused_from}, which has been rerun since"
 
 
 def _commands(record: StageRecord, run: Run) -> list[str]:
@@ -105,10 +103,6 @@ def _commands(record: StageRecord, run: Run) -> list[str]:
 def _cells(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row without cells that the UI would render as a markdown list."""
     return {name: "–" if cell == "-" else cell for name, cell in row.items()}
-
-
-def _links(folder: str) -> str:
-    return "\n".join(f"- {what}: {_link(f'{folder}/{name}')}" for what, name in _FILES.items())
 
 
 def _link(location: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import orjson
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
@@ -27,7 +28,7 @@ from treadle.tasks.prefect.flow_run_listener import TeeProgress, flow_run_listen
 from treadle.tasks.prefect.helper_runs import artifact_key, end_with_worker, helped_by_workers, interrupt_on_sigterm
 from treadle.tasks.prefect.progress import PrefectProgress
 from treadle.tasks.prefect.stage_card import stage_card
-from treadle.tasks.prefect.ui_artifacts import create_markdown, create_table
+from treadle.tasks.prefect.ui_artifacts import create_artifact
 from treadle.tasks.run_instances import run_instance
 from treadle.tasks.serving.servers import ModelServers
 
@@ -116,10 +117,10 @@ def publish(record: StageRecord, run: Run, key: str) -> None:
     what = f"{record.address} of run {run.run_id}"
     try:
         card = stage_card(record, run)
-        create_markdown(f"stage-{key}", card.markdown, what)
+        create_artifact("markdown", f"stage-{key}", card.markdown, what)
         if card.rows:
-            create_table(f"table-{key}", card.rows, what)
+            create_artifact("table", f"table-{key}", orjson.dumps(card.rows).decode(), what)
         if card.links:
-            create_markdown(f"link-{key}", card.links, what)
+            create_artifact("markdown", f"link-{key}", card.links, what)
     except Exception as error:  # noqa: BLE001 - the stage is done, even if its card cannot be shown
         logger.warning("%s could not be shown in Prefect: %s", what, error)

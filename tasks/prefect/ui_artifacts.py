@@ -7,18 +7,11 @@ so this module sends the same requests without them.
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import UUID
 
-import orjson
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext, TaskRunContext
-
-
-def create_progress(key: str, percent: float, description: str) -> UUID:
-    """Show a new progress bar for the current task run; return its id."""
-    return _create("progress", key, percent, description)
 
 
 def update_progress(artifact: UUID, percent: float, description: str) -> None:
@@ -33,17 +26,11 @@ def update_progress(artifact: UUID, percent: float, description: str) -> None:
         )
 
 
-def create_markdown(key: str, text: str, description: str) -> UUID:
-    """Show a markdown text for the current task run; return its id."""
-    return _create("markdown", key, text, description)
+def create_artifact(kind: str, key: str, data: str | float, description: str) -> UUID:
+    """Show an artifact (`progress`, `markdown` or `table`) for the current task run; return its id.
 
-
-def create_table(key: str, rows: list[dict[str, Any]], description: str) -> UUID:
-    """Show a table for the current task run; return its id."""
-    return _create("table", key, orjson.dumps(rows).decode(), description)
-
-
-def _create(kind: str, key: str, data: Any, description: str) -> UUID:
+    `data`: per cent, the text, or the rows as JSON.
+    """
     task, flow = TaskRunContext.get(), FlowRunContext.get()
     made = ArtifactCreate(
         type=kind,

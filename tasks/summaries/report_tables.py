@@ -1,13 +1,15 @@
-"""Find the tables of scores that a report compares, and imported rollouts behind them."""
+"""Find the tables of scores that a report compares, imported rollouts behind them, and telemetry of stages."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from typing import Any
 
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
-from treadle.report.labels import label_prefixes
+from treadle.report.summary import label_prefixes
 
 
 def report_tables(report: StageRecord) -> list[tuple[InputRef, str]]:
@@ -21,8 +23,9 @@ def imported_lines(report: StageRecord, run: Run) -> list[str]:
     """Return a sentence for each model of a report whose rollouts were imported from another program."""
     records, found = run.readable_records()[0], dict[str, str]()
     for scores, prefix in report_tables(report):
-        for rollouts in _inputs(records, scores, "rollouts"):
-            made = _maker(records, rollouts)
+        scored = maker_of(scores, records)
+        for rollouts in scored.inputs.get("rollouts", ()) if scored is not None else ():
+            made = maker_of(rollouts, records)
             if made is not None and made.imported_from:
                 found[prefix + made.settings["model_name"]] = made.imported_from
     return [
@@ -32,12 +35,17 @@ def imported_lines(report: StageRecord, run: Run) -> list[str]:
     ]
 
 
-def _inputs(records: Sequence[StageRecord], made: InputRef, name: str) -> tuple[InputRef, ...]:
-    maker = _maker(records, made)
-    return maker.inputs.get(name, ()) if maker is not None else ()
-
-
-def _maker(records: Sequence[StageRecord], made: InputRef) -> StageRecord | None:
-    """Return the record of the instance that made a table; None if it has been replaced since."""
+def maker_of(made: InputRef, records: Sequence[StageRecord]) -> StageRecord | None:
+    """Return the record of the instance that made a table; None if it has been replaced since or cannot be read."""
     ours = (one for one in records if one.address == made.address)
     return next((one for one in ours if one.outputs.get(made.artifact.kind) == made.artifact), None)
+
+
+def telemetry_rows(record: StageRecord, run: Run, kind: str) -> list[dict[str, Any]]:
+    """Return the rows of a telemetry log of a stage; empty if it no longer exists."""
+    import pyarrow.parquet as pq
+
+    key = record.telemetry.get(kind)
+    content = run.storage.get(key) if key is not None else None
+    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist() if content is not None else []
+    return rows

@@ -7,7 +7,6 @@ the spellings in common use are broken up in any case. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +37,7 @@ _KNOWN = re.compile(
 
 def without_known_tokens(text: str) -> str:
     """Return untrusted text in which no control token in common use is spelled, nor any that `as_data` covers."""
-    return sub_first(_KNOWN, as_data(text), lambda character: _ENTITIES.get(character, f"&#{ord(character)};"))
+    return sub_first(_KNOWN, as_data(text), _entity)
 
 
 def without_tokens(text: str, tokens: frozenset[str]) -> str:
@@ -46,11 +45,11 @@ def without_tokens(text: str, tokens: frozenset[str]) -> str:
 
     Added tokens that begin with a letter or contain no letter are ordinary words and white space; they stay.
     """
-    return _pattern(tokens).sub(_entity, text)
+    return _pattern(tokens).sub(lambda match: _entity(match[0]), text)
 
 
-def _entity(match: re.Match[str]) -> str:
-    return _ENTITIES.get(match[0], f"&#{ord(match[0])};")
+def _entity(character: str) -> str:
+    return _ENTITIES.get(character, f"&#{ord(character)};")
 
 
 @lru_cache(maxsize=16)
@@ -72,12 +71,8 @@ def _pattern(tokens: frozenset[str]) -> re.Pattern[str]:
 def _rest(node: dict[str, Any]) -> str:
     if "" in node:  # longer tokens with this prefix match here too
         return ""
-    return _either(re.escape(char) + _rest(after) for char, after in sorted(node.items()))
-
-
-def _either(patterns: Iterable[str]) -> str:
-    first, *others = patterns
-    return f"(?:{'|'.join([first, *others])})" if others else first
+    patterns = [re.escape(char) + _rest(after) for char, after in sorted(node.items())]
+    return f"(?:{'|'.join(patterns)})" if len(patterns) > 1 else patterns[0]
 
 
 def _is_control(token: str) -> bool:

@@ -30,23 +30,11 @@ from treadle.web.lease_pool import site_of
 from treadle.web.log_once import warn_once
 from treadle.web.slots import PageTime, Slots
 from treadle.web.sockets import Exchange, MeteredSocket, SocketGuard, exchange
-from treadle.web.types import Fetched, Unfetchable
+from treadle.web.types import HTML_TYPES, PDF_TYPE, TEXT_TYPES, Fetched, Unfetchable
 from treadle.web.urls import checked_url
 
 MAX_REDIRECTS = 5
-PDF = "application/pdf"
-MEDIA_TYPES = frozenset(
-    {
-        "text/html",
-        "application/xhtml+xml",
-        "text/plain",
-        "text/markdown",
-        "application/json",
-        "application/xml",
-        "text/xml",
-        PDF,
-    }
-)
+MEDIA_TYPES = frozenset({*HTML_TYPES, *TEXT_TYPES, PDF_TYPE})
 """Media types that are read."""
 LARGE_BYTES = 1024 * 1024
 """A larger body needs one of the slots for large bodies."""
@@ -179,7 +167,8 @@ class Fetcher:
     async def _follow_redirects(self, url: URL, time: PageTime, held_slots: ExitStack) -> Fetched:
         for _ in range(MAX_REDIRECTS + 1):
             host = (url.raw_host or "").rstrip(".")
-            async with self._hosts.hold(host):
+            with ExitStack() as host_slot:
+                host_slot.callback(await self._hosts.take(host))
                 with ExitStack() as held:
                     held.callback(await self._pages.take(site_of(host)))
                     with time.running():
@@ -225,7 +214,7 @@ class Fetcher:
 
         body = await self._body(response, current, may_be_large, sniffed=not encoding and media_type in _UNTYPED)
         if not encoding and body.startswith(b"%PDF-"):
-            media_type = PDF
+            media_type = PDF_TYPE
         elif media_type in _UNTYPED:
             media_type = "text/html"
         return Fetched(str(url), media_type, charset, encoding, body)

@@ -152,12 +152,7 @@ class PageReader:
         await asyncio.shield(self._in_thread(worker.close))
 
     async def _ask(self, worker: WorkerProcess, page: Fetched, max_bytes: int) -> dict[str, Any]:
-        head = {
-            "media_type": page.media_type,
-            "charset": page.charset,
-            "encoding": page.encoding,
-            "max_bytes": max_bytes,
-        }
+        head = {name: getattr(page, name) for name in ("media_type", "charset", "encoding")} | {"max_bytes": max_bytes}
         try:
             return await self._in_thread(partial(worker.ask, orjson.dumps(head), page.body, limit_s=_WALL_LIMIT_S))
         except asyncio.CancelledError:

@@ -7,14 +7,14 @@ own object or open another. See docs/behaviour/web.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from treadle.web.config import WebSettings
 from treadle.web.pages.control_tokens import without_known_tokens
 from treadle.web.pages.passages import clean, clean_line, first_words, window
-from treadle.web.types import MAX_URL_CHARS, PageEntry, WebHit
+from treadle.web.types import MAX_URL_CHARS, PDF_TYPE, PageEntry, WebHit
 
 NOT_FETCHED = "[This page could not be fetched.]"
 SUMMARY_WINDOW_CHARS = 3_000
@@ -24,14 +24,6 @@ AGENT_WINDOW_CHARS = 1_000
 _MAX_TITLE_CHARS = 200
 _MAX_NAME_CHARS = 100
 _ELLIPSIS = "..."
-
-
-@dataclass(frozen=True, slots=True)
-class _RenderedHit:
-    """Content of one hit, ready to be quoted."""
-
-    fields: dict[str, str | int]
-    context: str
 
 
 def render_pages(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings) -> str:
@@ -89,9 +81,9 @@ def _objects(
 
 def _render_hit(
     number: int, hit: WebHit, page: PageEntry, settings: WebSettings, window_chars: int, urls: bool
-) -> _RenderedHit:
+) -> dict[str, Any]:
     snippet = clean_line(hit.snippet)
-    fields: dict[str, str | int] = {
+    shown = {
         "id": number,
         "title": _line(hit.title or page.title, _MAX_TITLE_CHARS),
         **({"url": _line(hit.url, MAX_URL_CHARS)} if urls else {}),
@@ -100,25 +92,25 @@ def _render_hit(
         "snippet": _line(snippet, settings.snippet_chars),
     }
     if page.failure is not None:
-        return _RenderedHit(fields, NOT_FETCHED)
+        return {**shown, "context": NOT_FETCHED}
     text = clean(page.text[: settings.page_chars])
-    if page.media_type == "application/pdf":
+    if page.media_type == PDF_TYPE:
         text = first_words(text, settings.pdf_words)
-    return _RenderedHit(
-        fields, without_known_tokens(window(text, snippet, num_chars=window_chars, least=settings.snippet_match))
-    )
+    passage = window(text, snippet, num_chars=window_chars, least=settings.snippet_match)
+    return {**shown, "context": without_known_tokens(passage)}
 
 
-def _fit(shown: _RenderedHit, remaining_chars: int) -> tuple[str, bool]:
+def _fit(shown: dict[str, Any], remaining_chars: int) -> tuple[str, bool]:
     """Return an object of at most `remaining_chars` characters, and whether its context is complete; else nothing."""
-    line = _json(shown, shown.context)
+    line, context = _json(shown), shown["context"]
     if len(line) <= remaining_chars:
         return line, True
+
+    def cut(num_chars: int) -> str:
+        return _json({**shown, "context": context[:num_chars] + _ELLIPSIS})
+
     # The length grows with the context: each character becomes one or more characters of JSON.
-    num_chars = _largest(
-        len(shown.context), lambda count: len(_json(shown, shown.context[:count] + _ELLIPSIS)) <= remaining_chars
-    )
-    line = _json(shown, shown.context[:num_chars] + _ELLIPSIS)
+    line = cut(_largest(len(context), lambda num_chars: len(cut(num_chars)) <= remaining_chars))
     return (line if len(line) <= remaining_chars else ""), False
 
 
@@ -131,8 +123,8 @@ def _largest(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _json(shown: _RenderedHit, context: str) -> str:
-    return orjson.dumps({**shown.fields, "context": context}).decode()
+def _json(shown: dict[str, Any]) -> str:
+    return orjson.dumps(shown).decode()
 
 
 def _line(text: str, num_chars: int) -> str:

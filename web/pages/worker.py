@@ -41,7 +41,15 @@ from treadle.core.untrusted.worker_frames import (
     send_frame,
 )
 from treadle.web.pages.passages import clean_beginning, clean_line
-from treadle.web.types import MAX_PAGE_TITLE_CHARS, MAX_TEXT_CHARS, PageText, Unfetchable
+from treadle.web.types import (
+    HTML_TYPES,
+    MAX_PAGE_TITLE_CHARS,
+    MAX_TEXT_CHARS,
+    PDF_TYPE,
+    TEXT_TYPES,
+    PageText,
+    Unfetchable,
+)
 
 READER_VERSION = 1
 """Version in the reader's name in entries; increment it if the same page gives another text."""
@@ -53,10 +61,6 @@ MEMORY_LIMIT_BYTES = 1024**3
 _PDF_S = 2.0
 """CPU seconds after which no further page of a PDF is started; the pages read by then are its text."""
 _SNIFFED_BYTES = 1024
-
-HTML_TYPES = ("text/html", "application/xhtml+xml")
-TEXT_TYPES = ("text/plain", "text/markdown", "application/json", "application/xml", "text/xml")
-PDF_TYPE = "application/pdf"
 
 _SKIPPED_TAGS = [
     f":not(html):not(body){selector}"

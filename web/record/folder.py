@@ -20,12 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treadle.core.cache_folders import fill_folder
 from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import WEB_RECORD
 from treadle.core.store.artifacts import Manifest, parse_manifest
-from treadle.core.store.roots import is_object_store, open_storage
-from treadle.core.store.storage import Storage, force_folder_to_disk, storage_errors
+from treadle.core.store.roots import Storage, is_object_store, open_storage
+from treadle.core.store.storage import storage_errors
 from treadle.core.untrusted.confined_rows import MAX_UNPACKED_BYTES, UnreadableInput, UnreadableRow, read_parquet
 from treadle.web.record.stored_entries import packed, unpacked
 from treadle.web.record.table import entry_of
@@ -82,7 +83,7 @@ def open_record(location: str | Path) -> RecordFolder:
     # One lock for all records, so that none is removed between finding and opening it.
     with cache_lock(root / "records"), storage_errors("unpack a web record into", folder):
         if not folder.is_dir():
-            _unpack(storage, manifest, folder)
+            fill_folder(folder, lambda part: _write_unpacked(storage, manifest, part))
         os.utime(folder)
         _drop_unused(root)
         return RecordFolder(storage.location(), manifest.digest, folder)
@@ -191,19 +192,6 @@ def record_manifest(storage: Storage) -> Manifest:
             f"{WEB_RECORD.version}: export it again from its run"
         )
     return manifest
-
-
-def _unpack(storage: Storage, manifest: Manifest, folder: Path) -> None:
-    temporary = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        _write_unpacked(storage, manifest, temporary)
-        force_folder_to_disk(temporary)
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _write_unpacked(storage: Storage, manifest: Manifest, folder: Path) -> None:

@@ -26,6 +26,7 @@ from treadle.web.types import IMPORTED, Entry, Language, PageEntry, RecordMiss, 
 _SHOWN_CHARS = 200
 _MIB = 1024 * 1024
 T_Result = TypeVar("T_Result")
+T_Entry = TypeVar("T_Entry", SearchEntry, PageEntry)
 
 
 def utc_time() -> datetime:
@@ -89,12 +90,11 @@ class WebRecorder:
         def base() -> SearchEntry | None:
             found = self._in_base(key) or (self._base.loose(loose_key(query)) if self._base else None)
             # Found by a loose key, it becomes the entry of exactly this query.
-            return None if found is None else replace(_search(found), key=key, query=query, language=language)
+            return None if found is None else replace(_as(SearchEntry, found), key=key, query=query, language=language)
 
-        entry, recorded = await self._get_or_request(
-            key, base, ask, f"search for '{_for_message(query)}' ({language})", ""
-        )
-        return _search(entry), recorded
+        miss = self._miss(f"search for '{_for_message(query)}' ({language})", "")
+        entry, recorded = await self._get_or_request(key, base, ask, miss)
+        return _as(SearchEntry, entry), recorded
 
     async def page(
         self, key: str, url: str, fetch: Callable[[], Awaitable[PageEntry]] | None
@@ -103,10 +103,9 @@ class WebRecorder:
 
         Raises RecordMiss in a replay, and the errors of `fetch`.
         """
-        entry, recorded = await self._get_or_request(
-            key, lambda: self._in_base(key), fetch, f"page {_for_message(url)}", ", or set pages = false"
-        )
-        return _page(entry), recorded
+        miss = self._miss(f"page {_for_message(url)}", ", or set pages = false")
+        entry, recorded = await self._get_or_request(key, lambda: self._in_base(key), fetch, miss)
+        return _as(PageEntry, entry), recorded
 
     async def wait_recorded(self) -> None:
         """Wait until everything requested is recorded; each request has its own deadline."""
@@ -127,8 +126,7 @@ class WebRecorder:
         key: str,
         base: Callable[[], Entry | None],
         ask: Callable[[], Awaitable[Entry]] | None,
-        what: str,
-        otherwise: str,
+        miss: RecordMiss,
     ) -> tuple[Entry, bool]:
         if (entry := self._entries_in_memory.get(key)) is not None:
             return entry, True
@@ -141,7 +139,7 @@ class WebRecorder:
                     raise
                 if self._requests.get(key) is request:
                     del self._requests[key]
-        request = asyncio.create_task(self._request(key, base, ask, what, otherwise))
+        request = asyncio.create_task(self._request(key, base, ask, miss))
         self._requests[key] = request
         request.add_done_callback(lambda done: self._request_done(key, done))
         return await asyncio.shield(request)
@@ -157,8 +155,7 @@ class WebRecorder:
         key: str,
         base: Callable[[], Entry | None],
         ask: Callable[[], Awaitable[Entry]] | None,
-        what: str,
-        otherwise: str,
+        miss: RecordMiss,
     ) -> tuple[Entry, bool]:
         entry = await self._in_thread(self._threads, lambda: self._in_store(key))
         if entry is not None:
@@ -167,7 +164,7 @@ class WebRecorder:
         if entry is not None and (self._replays or self._is_fresh(entry)):
             return (self._remember(entry) if self._replays else await self._add(entry)), True
         if self._replays or ask is None:
-            raise self._miss(what, otherwise)
+            raise miss
         entry = await ask()
         if entry.key != key:
             raise ValueError(f"asked for {key}, got {entry.key}")
@@ -260,15 +257,10 @@ def _num_bytes(entry: Entry) -> int:
     return sum(sys.getsizeof(getattr(part, field.name)) for part in (entry, *hits) for field in fields(part))
 
 
-def _search(entry: Entry) -> SearchEntry:
-    if not isinstance(entry, SearchEntry):
-        raise ArtifactError(f"entry {entry.key} of the web record is a page, expected a search")
-    return entry
-
-
-def _page(entry: Entry) -> PageEntry:
-    if not isinstance(entry, PageEntry):
-        raise ArtifactError(f"entry {entry.key} of the web record is a search, expected a page")
+def _as(kind: type[T_Entry], entry: Entry) -> T_Entry:
+    if not isinstance(entry, kind):
+        expected = "search" if kind is SearchEntry else "page"
+        raise ArtifactError(f"entry {entry.key} of the web record is of another kind, expected a {expected}")
     return entry
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from treadle.core.errors import ArtifactError, DataError, TreadleError
 from treadle.core.runs.run import Run
@@ -57,21 +56,13 @@ def verify_web(run: Run) -> dict[str, list[str]]:
     return found
 
 
-class RunEntries:
+class RunEntries(ExitStack):
     """Entries of a run's store and of the record that it replays or extends; the record is opened on first use."""
 
     def __init__(self, run: Run) -> None:
+        super().__init__()
         self._run = run
         self._store = run.store(WEB_STORE)
-        self._stack = ExitStack()
-        self._record: RecordFolder | None = None
-        self._is_opened = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
 
     def get(self, key: str) -> Entry | None:
         """Return the entry with this key, or None.
@@ -80,21 +71,19 @@ class RunEntries:
         """
         if (value := self._store.get(checked_key(key))) is not None:
             return unpacked(value, self._store.location(key))
-        return record.get(key) if (record := self._opened()) is not None else None
+        return self._record.get(key) if self._record is not None else None
 
     def loose(self, key: str) -> SearchEntry | None:
         """Return the imported search with this loose key (see `loose_key`), or None; only records have such searches.
 
         Raises the same errors as `get`.
         """
-        return record.loose(key) if (record := self._opened()) is not None else None
+        return self._record.loose(key) if self._record is not None else None
 
-    def _opened(self) -> RecordFolder | None:
-        if not self._is_opened:
-            self._is_opened = True
-            if (place := recorded_in(self._run)) is not None:
-                self._record = self._stack.enter_context(closing(open_record(place)))
-        return self._record
+    @cached_property
+    def _record(self) -> RecordFolder | None:
+        place = recorded_in(self._run)
+        return None if place is None else self.enter_context(closing(open_record(place)))
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the URLs of pages by key, for the first keys; a key that cannot be looked up is left out."""

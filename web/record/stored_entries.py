@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import TypeVar
 
 from treadle.core.errors import ArtifactError
 from treadle.core.store.keyed_store import KeyedStore
@@ -16,16 +17,28 @@ from treadle.web.types import (
     MAX_TITLE_CHARS,
     MAX_URL_CHARS,
     Entry,
+    PageEntry,
     SearchEntry,
     WebHit,
     entry_from_json,
 )
 
+T_Part = TypeVar("T_Part", SearchEntry, PageEntry, WebHit)
+
 WEB_STORE = "web"
 """Name of the store in which a run keeps its web entries."""
 
-_MAX_QUERY_CHARS = 5_000
-_MAX_DETAIL_CHARS = 500
+_MAX_CHARS = {
+    "query": 5_000,
+    "url": MAX_URL_CHARS,
+    "final_url": MAX_URL_CHARS,
+    "title": MAX_TITLE_CHARS,
+    "text": MAX_TEXT_CHARS,
+    "snippet": MAX_SNIPPET_CHARS,
+    "detail": 500,
+    **dict.fromkeys(("provider", "recorded_at", "media_type", "reader", "site_name", "date"), MAX_NAME_CHARS),
+}
+"""Longest texts of entries and hits, by field."""
 _FORMAT = b"1"
 # Twice the size of a search of 20 hits whose characters all need 6 bytes of JSON.
 _MAX_BYTES = 2 * 1024 * 1024
@@ -34,40 +47,15 @@ _MAX_BYTES = 2 * 1024 * 1024
 def bounded(entry: Entry) -> Entry:
     """Return the entry with its texts truncated to their limits and encodable in UTF-8."""
     if isinstance(entry, SearchEntry):
-        return replace(
-            entry,
-            query=_cut(entry.query, _MAX_QUERY_CHARS),
-            provider=_cut(entry.provider, MAX_NAME_CHARS),
-            hits=tuple(_bounded_hit(hit) for hit in entry.hits[:MAX_HITS]),
-            recorded_at=_cut(entry.recorded_at, MAX_NAME_CHARS),
-            text=_cut(entry.text, MAX_TEXT_CHARS),
-            detail=_cut(entry.detail, _MAX_DETAIL_CHARS),
-        )
-    return replace(
-        entry,
-        url=_cut(entry.url, MAX_URL_CHARS),
-        recorded_at=_cut(entry.recorded_at, MAX_NAME_CHARS),
-        final_url=_cut(entry.final_url, MAX_URL_CHARS),
-        title=_cut(entry.title, MAX_TITLE_CHARS),
-        text=_cut(entry.text, MAX_TEXT_CHARS),
-        media_type=_cut(entry.media_type, MAX_NAME_CHARS),
-        detail=_cut(entry.detail, _MAX_DETAIL_CHARS),
-        reader=_cut(entry.reader, MAX_NAME_CHARS),
-    )
+        return replace(_cut(entry), hits=tuple(map(_cut, entry.hits[:MAX_HITS])))
+    return _cut(entry)
 
 
-def _bounded_hit(hit: WebHit) -> WebHit:
-    return WebHit(
-        title=_cut(hit.title, MAX_TITLE_CHARS),
-        url=_cut(hit.url, MAX_URL_CHARS),
-        snippet=_cut(hit.snippet, MAX_SNIPPET_CHARS),
-        site_name=_cut(hit.site_name, MAX_NAME_CHARS),
-        date=_cut(hit.date, MAX_NAME_CHARS),
-    )
-
-
-def _cut(text: str, most: int) -> str:
-    return text[:most].encode("utf-8", "replace").decode()
+def _cut(part: T_Part) -> T_Part:
+    """Return an entry or a hit with its texts truncated."""
+    limits = {field.name: _MAX_CHARS[field.name] for field in fields(part) if field.name in _MAX_CHARS}
+    texts = {name: getattr(part, name)[:most].encode("utf-8", "replace").decode() for name, most in limits.items()}
+    return replace(part, **texts)
 
 
 def packed(entry: Entry) -> bytes:
@@ -91,7 +79,6 @@ def unpacked(value: bytes, where: str) -> Entry:
 
 def entries_of(store: KeyedStore) -> Iterator[Entry]:
     """Yield all entries of a run's store in the order of their keys. Raises ArtifactError and StorageError."""
-    keys = store.keys()
-    for key in keys:
+    for key in store.keys():  # noqa: SIM118 - a store is no mapping
         if (value := store.get(key)) is not None:
             yield unpacked(value, store.location(key))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import os
 import sys
 from importlib.metadata import version
@@ -18,12 +17,9 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.devices import first_gpus
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import greedy_ids, write_model
-from treadle.environments.registry import parse_environment
-from treadle.environments.settings import EnvironmentSettings
-from treadle.rl.engine.errors import BadEnvironment, BadPlan
-from treadle.rl.engine.rows import first_prompt
+from treadle.rl.engine.errors import BadPlan
+from treadle.rl.engine.rows import environment_of, first_prompt, plan_of
 from treadle.rl.engine.scorer import require_algebra
-from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import lora_arguments, trl_arguments
 
 _PACKAGES = ("trl", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
@@ -88,19 +84,6 @@ def finish(job: dict[str, Any], events: EventFile) -> None:
     events.write("model")
     prompt = first_prompt(Path(job["rows"]), environment_of(job), ChatTokenizer.load(folder))
     events.write("greedy", **greedy_ids(folder, prompt, job["greedy_tokens"]))
-
-
-def plan_of(job: dict[str, Any]) -> RlPlan:
-    """Return the job's plan."""
-    return RlPlan.from_json(json.dumps(job["plan"]))
-
-
-def environment_of(job: dict[str, Any]) -> EnvironmentSettings:
-    """Return the settings of the policy's environment; raise BadEnvironment if they differ from the plan's."""
-    settings = parse_environment(job["environment"])
-    if settings.digest() != job["environment_digest"]:
-        raise BadEnvironment.of_digests(settings.digest(), job["environment_digest"])
-    return settings
 
 
 def _check_names(config: Any, arguments: dict[str, Any]) -> None:

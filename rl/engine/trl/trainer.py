@@ -33,7 +33,7 @@ from treadle.rl.engine.rows import Row, check_rows, prompt_ids, read_rows
 from treadle.rl.engine.shared_prompts import log_probs, pack
 from treadle.rl.engine.trl.events import TrlReporter, gathered
 from treadle.rl.groups.batching import Generate
-from treadle.rl.groups.dump import write_step
+from treadle.rl.groups.dump import rollout_row, write_step
 from treadle.rl.training.figures import step_figures, validation_figures
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import lora_arguments, trl_arguments
@@ -210,7 +210,10 @@ class RolloutFunction:
         everyone = gathered(made)
         self._reporter.set_figures(step_figures([scored.rewards for scored in everyone]))
         if _rank()[0] == 0:
-            write_step(self._dump, step, [one.group for one in everyone], [one.rewards for one in everyone])
+            pairs = [
+                (one.group, pair) for one in everyone for pair in zip(one.group.trajectories, one.rewards, strict=True)
+            ]
+            write_step(self._dump, step, [rollout_row(step, group, *pair) for group, pair in pairs])
 
 
 def precomputed_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,19 @@ from treadle.core.engines.events import EventFile
 from treadle.core.engines.weight_change import had_no_gradient
 from treadle.core.errors import EngineError
 from treadle.environments.registry import parse_environment
-from treadle.rl.engine.errors import BadEnvironment, BadPlan
+from treadle.rl.engine.errors import BadPlan
+from treadle.rl.engine.rows import environment_of, plan_of
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import METRICS_VARIABLE, VerlFiles, loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl.data import write_verl_rows
-from treadle.rl.verl.launch import QUIET, command_line, write_cluster_script
 
 _PACKAGES = ("verl", "ray", "torch", "transformers", "tensordict", "TransferQueue", "tokenizers")
+_RAY_PORT = 6379
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
+"""Environment variables that turn off the usage reports of Ray and vLLM."""
 _POLL_S = 1.0
 _GRACE_S = 30.0
 """Seconds that Ray gets to end its workers; the supervisor of this process kills the rest."""
@@ -37,11 +41,9 @@ def check(job: dict[str, Any], events: EventFile) -> None:
     """Compose verl's configuration, compare the environments and count the rows; write the event `prepared`."""
     from treadle.rl.engine.verl.compose import compose_config
 
-    plan = _plan(job)
+    plan = plan_of(job)
     folder = VerlFolder.of_job(job)
-    found = parse_environment(job["environment"]).digest()
-    if found != plan.environment_digest:
-        raise BadEnvironment.of_digests(found, plan.environment_digest)
+    environment_of(job)
     require_algebra(plan)
     config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
     write_rows(job, plan, folder)
@@ -51,12 +53,11 @@ def check(job: dict[str, Any], events: EventFile) -> None:
 
 def train(job: dict[str, Any], events: EventFile) -> None:
     """Train to the end of the plan, from the state in the job if it names one."""
-    from treadle.rl.engine.verl.model_folder import count_trained
-    from treadle.rl.engine.verl.states import check_state
+    from treadle.rl.engine.verl.model_folder import check_state, count_trained
 
     if job["resume"]:
         check_state(Path(job["resume"]))
-    plan, folder = _plan(job), VerlFolder.of_job(job)
+    plan, folder = plan_of(job), VerlFolder.of_job(job)
     overrides = override_lines(verl_overrides(plan, folder.files(job)))
     prepare(job, plan, folder, overrides)
     follower = Follower(plan, folder, Path(job["output"]), Path(job["rollouts"]), events, resumed_step(job))
@@ -68,7 +69,7 @@ def train(job: dict[str, Any], events: EventFile) -> None:
         num_trained_parameters=count_trained(Path(job["model"]), plan),
         device=f"{machine.num_processes} GPUs" + (f" of {machine.num_nodes} nodes" if machine.num_nodes > 1 else ""),
     )
-    _follow(command_line(sys.executable, overrides), folder.files(job).metrics, follower)
+    _follow(_command_line(overrides), folder.files(job).metrics, follower)
     if follower.last_step < plan.num_steps:
         raise _failure(follower, f"verl ended after {follower.last_step:,} of {plan.num_steps:,} steps")
     if had_no_gradient(events.path):
@@ -80,7 +81,7 @@ def finish(job: dict[str, Any], events: EventFile) -> None:
     """Build the model of a state; write the event `greedy`."""
     from treadle.rl.engine.verl.model_folder import finish_model
 
-    finish_model(job, _plan(job), events)
+    finish_model(job, plan_of(job), events)
 
 
 def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides: list[str]) -> None:
@@ -94,7 +95,7 @@ def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides:
     write_rows(job, plan, folder)
     files.job.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
     files.loop.write_text(loop_yaml(files.job), encoding="utf-8")
-    write_cluster_script(folder.path / "cluster.sh", plan, sys.executable, overrides)
+    (folder.path / "cluster.sh").write_text(cluster_script(plan, sys.executable, overrides), encoding="utf-8")
 
 
 def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None:
@@ -103,8 +104,8 @@ def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None
     environment = parse_environment(job["environment"])
     write_verl_rows(rows, files.rows, environment, phase=plan.phase)
     # verl requires validation rows even if it never validates.
-    held_out, max_rows = (Path(job["validation"]), None) if job["validation"] else (rows, 1)
-    write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, max_rows=max_rows)
+    held_out, only_first = (Path(job["validation"]), False) if job["validation"] else (rows, True)
+    write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, only_first=only_first)
 
 
 def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: VerlFiles) -> None:
@@ -127,11 +128,42 @@ def resumed_step(job: Mapping[str, Any]) -> int:
     return int(Path(job["resume"]).name.rpartition("_")[2]) if job["resume"] else 0
 
 
+def _command_line(overrides: Sequence[str], python: str = sys.executable) -> list[str]:
+    """Return the training command; it joins the Ray cluster at `RAY_ADDRESS`, or starts Ray if that is unset."""
+    return [python, "-m", "verl.trainer.main_ppo", *overrides]
+
+
+def cluster_script(plan: RlPlan, python: str, overrides: Sequence[str]) -> str:
+    """Return a shell script for a cluster: `head` and `train` on the first node, `worker` on the others, `stop` on all.
+
+    All nodes must see the training's folder, the engine's environment and Treadle's code at the same paths, and
+    `PYTHONPATH` must name the last: Ray passes the environment of `ray start` to its workers.
+    """
+    machine = plan.machine
+    ray = [python, "-m", "ray.scripts.scripts"]
+    gpus = f"--num-gpus={machine.num_devices}"
+    head = shlex.join([*ray, "start", "--head", f"--port={_RAY_PORT}", gpus, "--include-dashboard=false"])
+    worker = f'{shlex.join([*ray, "start"])} --address="${{HEAD:?}}:{_RAY_PORT}" {gpus}'
+    return f"""#!/bin/sh
+# {plan.address}: {machine.num_nodes} nodes of {machine.num_devices} GPUs.
+# Usage: HEAD=<address of the first node> sh cluster.sh head|worker|train|stop
+set -eu
+export {" ".join(f"{name}={value}" for name, value in _QUIET.items())}
+: "${{PYTHONPATH:?set it to the folder with Treadle's code}}"
+case "${{1:?head, worker, train or stop}}" in
+head) {head} ;;
+worker) {worker} ;;
+train) RAY_ADDRESS="${{HEAD:?}}:{_RAY_PORT}" {shlex.join(_command_line(overrides, python))} ;;
+stop) {shlex.join([*ray, "stop"])} ;;
+esac
+"""
+
+
 def _follow(command: list[str], metrics: Path, follower: Follower) -> None:
     """Run verl to its end and write its metrics as events; raise EngineError if it fails."""
     # On one machine workers inherit the environment; on a cluster Ray's runtime environment sets it (see the
     # overrides).
-    process = subprocess.Popen(command, env={**os.environ, **QUIET, METRICS_VARIABLE: str(metrics)})
+    process = subprocess.Popen(command, env={**os.environ, **_QUIET, METRICS_VARIABLE: str(metrics)})
     try:
         while process.poll() is None:
             follower.poll()
@@ -158,7 +190,3 @@ def _failure(follower: Follower, what: str) -> EngineError:
     if failures:
         what += f"; {len(failures):,} groups could not be rolled out; first cause: {failures[0]}"
     return EngineError(what)
-
-
-def _plan(job: Mapping[str, Any]) -> RlPlan:
-    return RlPlan.from_json(json.dumps(job["plan"]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treadle.rl.groups.dump import write_lines
 from treadle.rl.verl.config import VerlFiles
 
 
@@ -72,9 +73,7 @@ class VerlFolder:
         return self.path / "environment.failed"
 
 
-def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON lines atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    unfinished.rename(path)
+def merge_command(python: str, state: Path, target: Path) -> list[str]:
+    """Return the command that merges the shards of an FSDP state into a model in 16 bits, without a GPU."""
+    merge = [python, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--use_cpu_initialization"]
+    return [*merge, "--local_dir", str(state / "actor"), "--target_dir", str(target)]

@@ -11,20 +11,21 @@ import asyncio
 import json
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from treadle.agent.contract import Task
 from treadle.agent.model_types import ChatCodec
 from treadle.core.chat import ChatTokenizer
-from treadle.core.llm.config import Sampling
+from treadle.core.errors import EndpointUnavailable, ModelError
+from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.environments.registry import parse_environment
+from treadle.rl.engine.rows import plan_of
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.model import Client, VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environment
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.dump import rollout_row
@@ -87,12 +88,74 @@ class RewardedTrajectory:
     max_version: int
 
 
-class RewardFunction(Protocol):
-    """Function that computes the rewards of a group."""
+class VerlModel:
+    """Model for one group; all requests carry the group's id, so that they share one server's prefix cache."""
 
-    def __call__(self, sample: Sample, group: Group) -> Sequence[Reward]:
-        """Return one reward per trajectory of the group, by session."""
-        ...
+    def __init__(self, client: Any, group_id: str, sampling: Mapping[str, Any], codec: ChatCodec) -> None:
+        """Use verl's `LLMServerClient`, of which only `generate` is called, and its `sampling` parameters.
+
+        Stop strings, lengths and seeds come from the rollout.
+        """
+        self._client = client
+        self._group_id = group_id
+        self._sampling = dict(sampling)
+        self._codec = codec
+        self._versions: list[int] = []
+
+    def versions(self, unknown: int) -> tuple[int, int]:
+        """Return the oldest and newest weights that answered, in verl's count; `unknown` if verl reports none."""
+        return min(self._versions, default=unknown), max(self._versions, default=unknown)
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """Return one completion; `deadline` is ignored, because model time does not count as a trajectory's time.
+
+        Raises EndpointUnavailable if a server or Ray timed out or aborted the request, and ModelError.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if not isinstance(request.prompt, list):
+            raise ModelError("verl's servers take token ids only")
+        parameters = {
+            **self._sampling,
+            "stop": list(request.stop),
+            "include_stop_str_in_output": True,
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
+        }
+        try:
+            output = await self._client.generate(self._group_id, prompt_ids=request.prompt, sampling_params=parameters)
+        except TimeoutError as error:
+            raise EndpointUnavailable(f"verl's server did not answer: {type(error).__name__}: {error}") from error
+        # Ray re-raises any exception of another process.
+        except Exception as error:
+            raise ModelError(f"verl's server failed: {type(error).__name__}: {error}") from error
+        if output.stop_reason == "aborted":
+            raise EndpointUnavailable("verl's server aborted the request")
+        for name in ("min_global_steps", "max_global_steps"):
+            if (version := output.extra_fields.get(name)) is not None:
+                self._versions.append(int(version))
+        return self._completion(request, list(output.token_ids), output.log_probs, loop.time() - began)
+
+    def _completion(
+        self, request: CompletionRequest, ids: list[int], logprobs: Sequence[float] | None, seconds: float
+    ) -> Completion:
+        # verl reports neither which stop string ended the completion nor whether one did.
+        ended = bool(ids) and ids[-1] in self._codec.eos_ids
+        text = self._codec.decode(ids[:-1] if ended else ids)
+        stop = next((stop for stop in request.stop if text.endswith(stop)), None)
+        full = len(ids) >= request.max_tokens and stop is None and not ended
+        return Completion(
+            text=text,
+            token_ids=tuple(ids),
+            finish_reason="length" if full else "stop",
+            stop_reason=stop,
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(ids),
+            endpoint="verl",
+            seconds=seconds,
+            retries=0,
+            logprobs=tuple(map(float, logprobs)) if logprobs is not None else None,
+        )
 
 
 class LoopHost:
@@ -106,17 +169,14 @@ class LoopHost:
         vocab_size: int,
         folder: VerlFolder,
         scorer: GroupScorer,
-        *,
-        rewards: RewardFunction | None = None,
     ) -> None:
-        """Host a training; `vocab_size` is the policy's, `rewards` replaces the scorer's rewards."""
+        """Host a training; `vocab_size` is the policy's."""
         self._plan = plan
         self._environment = environment
         self._codec = codec
         self._vocab_size = vocab_size
         self._folder = folder
         self._scorer = scorer
-        self._rewards = rewards or self._plan_rewards
         self._barrier: GroupBarrier[RewardedTrajectory] = GroupBarrier(plan.options.stall_timeout_s / 2)
 
     @property
@@ -125,7 +185,7 @@ class LoopHost:
         return min(self._codec.eos_ids)
 
     async def join(
-        self, sample: Sample, session: int, size: int, client: Client, sampling: Mapping[str, Any]
+        self, sample: Sample, session: int, size: int, client: Any, sampling: Mapping[str, Any]
     ) -> RewardedTrajectory:
         """Join a group of `size` as one session and return its trajectory.
 
@@ -143,23 +203,18 @@ class LoopHost:
             raise
 
     async def _make(
-        self, sample: Sample, size: int, client: Client, sampling: Mapping[str, Any]
+        self, sample: Sample, size: int, client: Any, sampling: Mapping[str, Any]
     ) -> list[RewardedTrajectory]:
         options = self._plan.options
         model = VerlModel(client, sample.group_id, sampling, self._codec)
         engine = self._environment.engine(
             model,
             self._codec,
-            Sampling(
-                temperature=options.temperature,
-                top_p=options.top_p,
-                top_k=options.top_k,
-                max_tokens=options.max_new_tokens or options.max_response_tokens,
-            ),
+            options.sampling,
             max_response_tokens=options.max_response_tokens,
             max_model_len=options.max_prompt_tokens + options.max_response_tokens,
         )
-        branching = Branching(size) if sample.validates else Branching.from_options(options)
+        branching = Branching(size) if sample.validates else options.branching
         rollouts = self._environment.groups(engine, branching, vocab_size=self._vocab_size)
         seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
         (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, sample.question, size, seed)])
@@ -172,14 +227,14 @@ class LoopHost:
             for made, reward in zip(group.trajectories, rewards, strict=True)
         ]
 
-    def _plan_rewards(self, sample: Sample, group: Group) -> list[Reward]:
+    def _rewards(self, sample: Sample, group: Group) -> list[Reward]:
         # A validation uses only correctness and format; a group of one has nothing to compare.
-        sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas.at(sample.step)
+        sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas_at(sample.step)
         return self._scorer.rewards(group.items, sample.question, sample.answers, sigmas)
 
     def _store(self, sample: Sample, group: Group, rewards: Sequence[Reward]) -> None:
         lines = [
-            {"row": rollout_row(sample.step, group, made, reward), "reward": reward.as_json()}
+            {"row": rollout_row(sample.step, group, made, reward), "reward": asdict(reward)}
             for made, reward in zip(group.trajectories, rewards, strict=True)
         ]
         self._folder.write_group(sample.step, sample.group_id, lines, validation=sample.validates)
@@ -207,7 +262,7 @@ async def _open_host(path: Path) -> LoopHost:
     job = json.loads(path.read_text(encoding="utf-8"))
     folder = VerlFolder.of_job(job)
     try:
-        plan = RlPlan.from_json(json.dumps(job["plan"]))
+        plan = plan_of(job)
         environment, scorer = await _open_for_process(job, plan)
         codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
         return LoopHost(plan, environment, codec, codec.vocab_size, folder, scorer)

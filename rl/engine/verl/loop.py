@@ -15,6 +15,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from treadle.rl.engine.verl.host import RewardedTrajectory, Sample, host_of
 from treadle.rl.rewards import Reward
 
+_LOGGED = (
+    "f_tool", "f_len", "f_format", "tool_calls", "tool_failures", "length", "tool_mean", "length_mean", "length_std",
+    "sigma_tool", "sigma_length",
+)  # fmt: skip
+
 
 class TreadleLoop(AgentLoopBase):  # type: ignore[misc]
     """One session of a group; the host that the sessions of a process share does all the work."""
@@ -62,17 +67,4 @@ def _output(rewarded: RewardedTrajectory, end_id: int) -> AgentLoopOutput:
 
 def reward_columns(reward: Reward) -> dict[str, float]:
     """Return the numbers that verl logs next to the reward; verl treats `acc` as the main one."""
-    return {
-        "acc": reward.correctness,
-        "f_tool": reward.f_tool,
-        "f_len": reward.f_len,
-        "f_format": reward.f_format,
-        "tool_calls": float(reward.tool_calls),
-        "tool_failures": float(reward.tool_failures),
-        "length": float(reward.length),
-        "tool_mean": reward.tool_mean,
-        "length_mean": reward.length_mean,
-        "length_std": reward.length_std,
-        "sigma_tool": reward.sigma_tool,
-        "sigma_length": reward.sigma_length,
-    }
+    return {"acc": reward.correctness, **{name: float(getattr(reward, name)) for name in _LOGGED}}

@@ -18,7 +18,8 @@ from treadle.core.engines.errors import Diverged
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment
-from treadle.rl.engine.verl.folder import VerlFolder, write_lines
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.groups.dump import write_step
 from treadle.rl.rewards import Reward
 from treadle.rl.training.figures import step_figures, validation_figures
 from treadle.rl.training.plan import RlPlan
@@ -86,7 +87,7 @@ class Follower:
             if _METRICS[name] in metrics and (value is None or not math.isfinite(value)):
                 raise Diverged(f"{name} is not finite at step {step}")
         groups = self._complete_groups(step, validation=False)
-        write_lines(self._rollouts / f"step-{step:06d}.jsonl", [line["row"] for group in groups for line in group])
+        write_step(self._rollouts, step, [line["row"] for group in groups for line in group])
         figures = step_figures([[_reward(line) for line in group] for group in groups])
         self._events.write("step", step=step, **figures, **facts, seconds=time.monotonic() - self._began)
         self.last_step = step

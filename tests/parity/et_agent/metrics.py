@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from treadle.eval.statistics import mean_of
-from treadle.formats.et_agent.math_equality import legacy_math_equal
+from treadle.formats.et_agent.metrics import legacy_math_equal
 
 _RESULT = re.compile(r"<result>.*?</result>", re.DOTALL)
 _SHORT_RESULT = re.compile(r"<r>.*?</r>", re.DOTALL)

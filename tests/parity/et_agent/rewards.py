@@ -12,7 +12,7 @@ import re
 import string
 from collections.abc import Sequence
 
-from treadle.formats.et_agent.math_equality import legacy_math_equal
+from treadle.formats.et_agent.metrics import legacy_math_equal
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -18,8 +18,8 @@ from support.servers.object_server import BUCKET, ObjectServer, in_environment
 
 from treadle.core.errors import ConfigError, StorageError
 from treadle.core.store.object_storage import ObjectStorage, RetryPolicy
-from treadle.core.store.roots import open_storage
-from treadle.core.store.storage import LocalStorage, Storage
+from treadle.core.store.roots import Storage, open_storage
+from treadle.core.store.storage import LocalStorage
 
 TRIED = FAULTS if os.environ.get("TREADLE_FAULT_STRIDE") == "1" else FAULTS[::3]
 ONCE = RetryPolicy(connect_s=2.0, request_s=2.0, retries=0)

@@ -121,7 +121,7 @@ def test_pools_of_an_earlier_environment_version_fail_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.environments.settings.ENVIRONMENT_VERSION", 1)
+        patch.setattr("treadle.environments.settings.ENVIRONMENT_VERSION", 2)
         earlier = ENVIRONMENT.digest()
     with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
         make_rows(tmp_path, QUESTIONS, [pool_row("a", environment_digest=earlier)])
@@ -386,7 +386,7 @@ def test_row_over_the_length_limit_is_rejected_not_truncated(tmp_path: Path) -> 
     long, _ = played(QUESTIONS[0], TURNS[3], tokenizer)
     short, _ = played(QUESTIONS[1], TURNS[0], tokenizer)
     pools = [pool_row_of("long", "q1", long, tokenizer), pool_row_of("short", "q2", short, tokenizer)]
-    length = len(long.prompt_ids) + len(long.samples[0].ids) + len(tokenizer.turn_end_ids)
+    length = len(long.samples[0].prompt_ids) + len(long.samples[0].ids) + len(tokenizer.turn_end_ids)
     whole = make_rows(
         tmp_path / "a", QUESTIONS, pools, SftRowsOptions(cutoff_tokens=length), tokenizer=tokenizer.folder
     )

@@ -65,7 +65,7 @@ async def test_chat_agent_uses_both_tools_and_gets_results_as_user_messages(
         ("search", "ok"), ("python", "ok"),
     ]  # fmt: skip
     (sample,) = row["samples"]
-    assert (sample["prompt_ids"], sample["ids"], sample["origins"], row["tokenizer_digest"]) == ([], [], [], "")
+    assert not any(sample.values()) and row["tokenizer_digest"] == ""
     # The text of a result, even a closing marker or an answer, is a user message and never the agent's.
     assert first.messages is not None and [message["role"] for message in first.messages] == ["system", "user"]
     assert second.messages == [

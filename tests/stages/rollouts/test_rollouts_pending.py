@@ -20,7 +20,7 @@ from treadle.core.errors import (
 )
 from treadle.core.journal.journal import Journal
 from treadle.core.runs.address import Address
-from treadle.core.runs.context import Context, NullProgress, Outputs
+from treadle.core.runs.stage import Outputs, Progress, StageContext
 from treadle.environments.rollouts.stage import ROLLOUTS, RolloutsRun
 
 
@@ -148,17 +148,18 @@ async def test_cancelled_stage_leaves_a_consistent_journal_and_no_running_task(b
     before = asyncio.all_tasks()
     async with server(reply) as scripted:
         with Journal(tmp_path / "journal") as journal:
-            context = Context(
+            context = StageContext(
                 address=Address.parse("1/rollouts@base"),
                 attempt=1,
                 settings=bench.instance(scripted.url, options={"max_concurrent": 2}).settings,
                 inputs={"questions": (bench.run.rows(questions.outputs["questions"]),)},
                 producers={"questions": (Address.parse("1/questions"),)},
                 journal=journal,
-                progress=NullProgress(),
+                progress=Progress(),
                 accept_failures=False,
                 scratch=tmp_path,
                 workspace=tmp_path / "workspace",
+                store=bench.run.store,
                 outputs=Outputs(bench.run.storage, ROLLOUTS, "0" * 64, "attempt"),
             )
             stage = asyncio.create_task(RolloutsRun(context).work())

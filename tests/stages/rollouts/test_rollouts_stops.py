@@ -67,15 +67,14 @@ async def test_rows_are_equal_however_the_server_treats_stop_strings(tmp_path: P
         assert {name: row[name] for name in same} == {name: kept[name] for name in same}, stops
         kinds = [[(one["kind"], one["text"]) for one in json.loads(each["segments"])] for each in (row, kept)]
         assert kinds[0] == kinds[1]
+        (sample,), (other,) = row["samples"], kept["samples"]
+        assert sample["prompt_ids"] == other["prompt_ids"] and len(sample["turn_starts"]) == len(other["turn_starts"])
+        assert [span["role"] for span in sample["spans"]] == [span["role"] for span in other["spans"]]
         # The record counts how often a marker was restored.
         assert record.metrics.get("odd_marker_restored", 0) == (3 if stops in ("named", "dropped") else 0)
         if route == "ids":
-            assert TOKENIZER.decode(row["samples"][0]["ids"]) == row["text"]
-            marked = [
-                id
-                for id, origin in zip(row["samples"][0]["ids"], row["samples"][0]["origins"], strict=True)
-                if origin == 2
-            ]
+            assert TOKENIZER.decode(sample["ids"]) == row["text"]
+            marked = [id for id, origin in zip(sample["ids"], sample["origins"], strict=True) if origin == 2]
             # No id that was not sampled has a log-prob loss.
             closing = "</search></python></answer>" if stops in ("named", "dropped") else ""
             assert TOKENIZER.decode(marked).startswith(closing)

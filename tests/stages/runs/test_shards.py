@@ -59,7 +59,7 @@ class ShardWorker:
             line
             for log in logs
             for line in log.read_text().splitlines()
-            if re.search("core.runs.shards: (working|finished)", line)
+            if re.search("core.runs.shard_work: (working|finished)", line)
         ]
         if not lines or "working at shard" not in lines[-1]:
             return None
@@ -197,13 +197,13 @@ PROGRAM = """
 import sys
 from treadle.core.journal import upload as journal_upload
 from treadle.core.store import object_lease
-from treadle.core.runs import shards
+from treadle.core.runs import shard_work, shards
 from treadle.core.runs.run import Run
 from treadle.core.runs.helping import help_instance
 from unit.core.runs.test_shards import Counting
 journal_upload.SEAL_INTERVAL_S = 0.05
 object_lease.TIMES = object_lease.LeaseTimes(length_s=2.0, renew_s=0.2, safety_s=0.3)
-shards.POLL_S = object_lease._POLL_S = 0.1
+shards.POLL_S = shard_work.POLL_S = object_lease._POLL_S = 0.1
 counting = Counting()
 
 def before(owner):

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.folder import is_complete
+from treadle.retriever.folder import read_manifest
 from treadle.retriever.open_index import open_index
 
 CHILD = """
@@ -57,7 +57,7 @@ def test_killed_build_is_never_served_and_resumes(tmp_path: Path, engine: str) -
     )
     for passages in (0, 20, 10):
         assert build(settings, passages).returncode == -signal.SIGKILL
-        assert not any(is_complete(folder) for folder in cache.iterdir() if folder.is_dir())
+        assert not any(read_manifest(folder) for folder in cache.iterdir() if folder.is_dir())
     done = build(settings, 1000)
     assert (done.returncode, done.stdout.strip()) == (0, "30"), done.stderr
     with open_index(settings) as index:

@@ -46,7 +46,7 @@ from treadle.core.engines.process import start_child
 folder = Path(sys.argv[2])
 command = [sys.executable, "-c", sys.argv[1], str(folder)]
 child = start_child(command, name="engine", log_path=folder / "log", grace_s=0.2)
-(folder / "supervisor").write_text(str(child.supervisor_pid))
+(folder / "supervisor").write_text(str(child._supervisor.pid))
 time.sleep(600)
 """
 
@@ -139,14 +139,14 @@ def test_engine_may_exit_on_its_own_within_the_grace_period(tmp_path: Path) -> N
         "time.sleep(600)"
     )
     child = start(tmp_path, code, grace_s=20.0)
-    assert eventually(lambda: "up" in child.log_tail())
+    assert eventually(lambda: "up" in log_tail(child.log_path))
     assert child.stop() == 7
-    assert child.log_tail() == "up\nbye"
+    assert log_tail(child.log_path) == "up\nbye"
 
 
 def test_killed_supervisor_kills_the_engine(tmp_path: Path) -> None:
     child = start(tmp_path, "import time; time.sleep(600)")
-    os.kill(child.supervisor_pid, signal.SIGKILL)
+    os.kill(child._supervisor.pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(child.pid))
     child.stop()
 
@@ -167,7 +167,7 @@ def test_engine_starts_in_an_empty_folder(tmp_path: Path) -> None:
     child = start(tmp_path, "import os; print(os.listdir('.'))")
     child.wait(20.0)
     child.stop()
-    assert child.log_tail() == "[]"
+    assert log_tail(child.log_path) == "[]"
 
 
 def test_engine_output_cannot_control_the_terminal(tmp_path: Path) -> None:

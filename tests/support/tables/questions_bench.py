@@ -13,6 +13,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.core.schemas import QUESTIONS
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 
@@ -33,7 +34,7 @@ class Result:
         record = run.record(Address(1, "questions"))
         assert record is not None
         self.metrics = record.metrics
-        self.questions = list(run.rows(record.outputs["questions"]).rows())
+        self.questions = list(run.rows(record.outputs["questions"]).rows(QUESTIONS.schema.names))
         self.quarantine = list(run.rows(record.outputs["quarantine"]).rows())
 
     @property
@@ -47,12 +48,13 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = Run.create(folder / "root", "r", {}, {})
+        self.stage = QUESTIONS_STAGE
 
     def instance(self, *sources: dict[str, Any], **settings: Any) -> Instance:
         settings.setdefault("max_error_rate", 1.0)
         tree = {"sources": list(sources), **settings}
         built = validate(QuestionsSettings, tree).with_digests()
-        return Instance(address=Address(1, "questions"), stage=QUESTIONS_STAGE, settings=built)
+        return Instance(address=Address(1, "questions"), stage=self.stage, settings=built)
 
     def take(self, *sources: dict[str, Any], **settings: Any) -> Result:
         execute(self.instance(*sources, **settings), self.run)

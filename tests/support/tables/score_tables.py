@@ -68,7 +68,12 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "format": None,
         "scorer": None,
         "search": None,
+        "payload": "{}",
     }
+
+
+NO_IDS = {"training_prompt_ids": None} | {name: [] for name in ("prompt_ids", "ids", "origins", "turn_starts", "spans")}
+"""Sample of a rollout in text mode."""
 
 
 def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **columns: Any) -> dict[str, Any]:
@@ -85,10 +90,14 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "round": 0,
         "seed": 0,
         "status": "answered",
+        "truncated": False,
         "error": None,
         "text": "".join(text for _, text in segments),
         "segments": json.dumps([{"kind": kind, "text": text, "start": 0, "end": 0} for kind, text in segments]),
         "tool_calls": "[]",
+        "samples": [NO_IDS],
+        "reward": None,
+        "outcome": None,
     }
     for column in schemas.ROLLOUTS.schema:
         if column.name not in row:

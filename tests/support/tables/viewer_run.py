@@ -17,10 +17,13 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.tasks.inspection.lineage import trace_back
-from treadle.tasks.inspection.trajectory_changes import changes_between
-from treadle.viewer.lineage_callbacks import LineageCallbacks
 
-KIN = LineageCallbacks(lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between)
+
+def traced(run: Run, key: str) -> list[dict[str, Any]]:
+    """Return the lineage of a trajectory as the command `treadle view` gives it to the viewer."""
+    return [step.as_dict() for step in trace_back(run, key)]
+
+
 _EMPTY: dict[str, Any] = {"string": "", "bool": False, "double": 0.0}
 
 
@@ -99,7 +102,13 @@ def question_row(key: str, text: str, answers: Sequence[str] = ("Ilme",), **colu
     """Return a row of `questions`."""
     fixed = {"dataset": "world", "domain": "qa", "split": "heldout", "source_file": "world.jsonl", "source_row": 1}
     return filled(
-        schemas.QUESTIONS, question_key=key, question=text, answers=list(answers), meta="{}", **{**fixed, **columns}
+        schemas.QUESTIONS,
+        question_key=key,
+        question=text,
+        answers=list(answers),
+        meta="{}",
+        payload="{}",
+        **{**fixed, **columns},
     )
 
 
@@ -231,7 +240,7 @@ def client(run: Run, **options: Any) -> TestClient:
     """Return a client of the viewer of a run, which rereads the run each time, without a network."""
     from treadle.viewer.app import make_app
 
-    return TestClient(make_app(run, KIN, refresh_s=0), base_url="http://127.0.0.1:8484", **options)
+    return TestClient(make_app(run, traced, refresh_s=0), base_url="http://127.0.0.1:8484", **options)
 
 
 @contextmanager
@@ -244,7 +253,7 @@ def served(run: Run, *, refresh_s: float = 0.0, host: str = "127.0.0.1") -> Iter
     from treadle.viewer.app import make_app
     from treadle.viewer.server import listen
 
-    config = uvicorn.Config(make_app(run, KIN, refresh_s=refresh_s), log_config=None, access_log=False)
+    config = uvicorn.Config(make_app(run, traced, refresh_s=refresh_s), log_config=None, access_log=False)
     server = uvicorn.Server(config)
     with listen(host, 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

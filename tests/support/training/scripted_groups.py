@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from support.training.advantages import group_advantages
+
 from treadle.agent.contract import Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.model_types import ChatCodec, CompletionModel
@@ -23,7 +25,6 @@ from treadle.core.seeds import derive_seed
 from treadle.environments.question.kind import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups.advantages import group_advantages
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts

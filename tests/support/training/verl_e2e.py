@@ -96,7 +96,7 @@ def prepare_folder(
     files.job.write_text(json.dumps(job))
     files.loop.write_text(loop_yaml(files.job))
     write_verl_rows(root / "rows.parquet", files.rows, environment)
-    write_verl_rows(root / "rows.parquet", files.validation, environment, split="valid", max_rows=1)
+    write_verl_rows(root / "rows.parquet", files.validation, environment, split="valid", only_first=True)
     two_nodes = Machine(variant="cuda", num_devices=8, num_nodes=2)
     lines = {
         "job": override_lines(verl_overrides(plan, files)),

@@ -174,27 +174,6 @@ class Probe:
         lines = [*self.lines["job"], f"actor_rollout_ref.rollout.n={size}"]
         return AgentLoopWorker(compose_config(lines), StubClient(script, TokenOutput), None, None)
 
-    async def rewarded_by_verl(self) -> dict[str, Any]:
-        """Let verl's own reward manager call our function about a trajectory that arrived without a reward."""
-        from tensordict import TensorDict
-        from verl import DataProto
-        from verl.trainer.ppo.reward import load_reward_manager
-        from verl.utils import hf_tokenizer
-
-        config = compose_config(self.lines["job"])
-        manager = load_reward_manager(config, hf_tokenizer(str(self.folder / "start")))
-        answers = {}
-        for split in ("valid", "train"):
-            fields = loop_fields(split=split)
-            ids = torch.tensor([self.codec.encode("<think>t</think><answer>\\boxed{12}</answer>")])
-            batch = TensorDict({"prompts": ids[:, :1], "responses": ids, "attention_mask": _ones(ids)}, batch_size=1)
-            columns = {key: _objects([fields[key]]) for key in ("data_source", "reward_model", "extra_info")}
-            try:
-                answers[split] = await manager.run_single(DataProto(batch=batch, non_tensor_batch=columns))
-            except Exception as error:  # noqa: BLE001
-                answers[split] = f"{type(error).__name__}: {error}"
-        return answers
-
     def example_a(self) -> list[float]:
         """verl's advantages of Example A."""
         from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
@@ -250,11 +229,7 @@ class Probe:
 class CallsHost(LoopHost):
     """Rewards mean calls minus own calls."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, rewards=self._calls)
-
-    @staticmethod
-    def _calls(sample: Any, group: Any) -> Any:
+    def _rewards(self, sample: Any, group: Any) -> Any:
         from dataclasses import replace
 
         rewards = group_rewards(group.items, sample.answers, sample.question.domain, 0.0, 0.0, dialect=TOOL_DIALECT)
@@ -301,10 +276,6 @@ def _objects(values: list[Any]) -> Any:
     return array
 
 
-def _ones(ids: torch.Tensor) -> torch.Tensor:
-    return torch.ones(1, ids.shape[1] + 1, dtype=torch.int64)
-
-
 def _advantages(batch: Any) -> list[float]:
     """By verl's own estimator, one per trajectory."""
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
@@ -326,7 +297,7 @@ def _found(probe: Probe) -> dict[str, Any]:
     found["rows"] = probe.rows()
     found["example_a"] = probe.example_a()
     found["packed"] = probe.packed()
-    for name in ("worked_example", "contract", "rewarded_by_verl"):
+    for name in ("worked_example", "contract"):
         found[name] = asyncio.run(getattr(probe, name)())
     return found
 

@@ -70,13 +70,16 @@ def test_continuation_has_the_same_context_ids_as_an_unbroken_rollout(
     name: str, turns: list[str], overrun: str
 ) -> None:
     tokenizer = load(name)
-    prompt_length = len(asyncio.run(play(ScriptedModel([""], tokenizer), tokenizer)).prompt_ids)
+    prompt_length = len(asyncio.run(play(ScriptedModel([""], tokenizer), tokenizer)).samples[0].prompt_ids)
     reply = by_depth(turns, tokenizer, prompt_length)
     model = ScriptedModel(reply, tokenizer, overrun)
     whole = asyncio.run(play(model, tokenizer))
     check_invariants(whole, tokenizer)
     contexts = [request.prompt for request in model.requests]
-    for number in range(len(whole.segments) + 1):
+    num_cuts = len(whole.without_turn_end().segments)
+    # The turn goes on, so its end is no part of a prefix.
+    assert whole.prefix(len(whole.segments), tokenizer, TOOL_DIALECT).text == whole.without_turn_end().text
+    for number in range(num_cuts + 1):
         prefix = whole.prefix(number, tokenizer, TOOL_DIALECT)
         begun = ScriptedModel(reply, tokenizer, overrun)
         tool = FixedTool("search")

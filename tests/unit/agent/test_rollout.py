@@ -23,7 +23,6 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
 from treadle.core.seeds import derive_seed
-from treadle.environments.rollouts.rows import calls_of, head_of_row, row_of, trajectory_of
 
 
 @pytest.fixture(params=["qwen", "smollm2"])
@@ -163,19 +162,6 @@ async def test_text_mode_gives_the_same_text_and_no_ids(tokenizer: ChatTokenizer
     assert {(segment.start, segment.end) for segment in trajectory.segments} == {(0, 0)}
     assert str(model.requests[1].prompt).endswith("<|im_start|>assistant\n" + SEARCH + "<result>found: q</result>")
     assert [call.status for call in trajectory.calls] == ["ok", "invalid"]
-
-
-async def test_stored_row_restores_the_trajectory(tokenizer: ChatTokenizer) -> None:
-    trajectory = await play(ScriptedModel([SEARCH, ANSWER], tokenizer, "\n"), tokenizer)
-    question = {"question_key": "k", "dataset": "d", "domain": "qa", "question": "Who?", "choices": []}
-    head = head_of_row(question, "base", 0, 1)
-    row = row_of(head, trajectory, "e", tokenizer.digest)
-    again = trajectory_of(row)
-    assert (again.segments, again.samples[0].ids, again.samples[0].origins) == (
-        *(trajectory.segments, trajectory.samples[0].ids, trajectory.samples[0].origins),
-    )
-    assert [(call.tool, call.argument, call.status, call.turn) for call in calls_of(row)] == [("search", "q", "ok", 0)]
-    assert (row["calls_requested"], row["search_calls"], row["python_calls"], row["num_turns"]) == (1, 1, 0, 2)
 
 
 def test_seeds_differ_in_every_part_and_fit() -> None:

@@ -13,6 +13,7 @@ from support.rollouts.rollout_bench import (
     ANSWER,
     SEARCH,
     FixedTool,
+    Reply,
     ScriptedModel,
     check_invariants,
     load,
@@ -63,6 +64,23 @@ async def test_special_token_text_in_question_or_result_never_becomes_its_id(tok
     trajectory = await play(ScriptedModel([SEARCH, ANSWER], tokenizer), tokenizer, tool=tool)
     assert not set(trajectory.samples[0].ids) & tokenizer.eos_ids
     check_invariants(trajectory, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("replies", "frames"), [(["<think>t</think> so"], 1), ([("<think>t", "length")], 0), ([ANSWER], 0)]
+)
+async def test_only_a_turn_that_the_model_ended_itself_keeps_its_end(
+    tokenizer: ChatTokenizer, replies: list[Reply], frames: int
+) -> None:
+    trajectory = await play(ScriptedModel(replies, tokenizer), tokenizer)
+    check_invariants(trajectory, tokenizer)
+    (sample,) = trajectory.samples
+    assert [segment.kind for segment in trajectory.segments].count("frame") == frames
+    assert set(sample.origins) == {1}
+    bare = trajectory.without_turn_end()
+    check_invariants(bare, tokenizer)
+    assert bare.text == trajectory.model_text
+    assert sample.ids[len(bare.samples[0].ids) :] == list(tokenizer.eos_ids)[:frames]
 
 
 @pytest.mark.parametrize("table", [True, False])

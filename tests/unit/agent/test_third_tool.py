@@ -109,9 +109,9 @@ def test_tool_metrics_cover_two_tools() -> None:
 
 def test_files_named_in_the_customization_guide_contain_the_quoted_lines() -> None:
     for name, line in (
-        ("agent/dialect.py", "TOOL_DIALECT = TagDialect("),
-        ("agent/config.py", "def call_limit("),
-        ("agent/tools/toolbox.py", "def make_tools("),
+        ("agent/dialects/tags.py", "TOOL_DIALECT = TagDialect("),
+        ("environments/question/settings.py", "def call_limit("),
+        ("environments/question/tools.py", "def make_tools("),
     ):
         assert f"`{name}`" in (ROOT / "docs/guides/own.md").read_text() and line in (ROOT / name).read_text()
     assert isinstance(TOOL_DIALECT, TagDialect) and "lookup" not in TOOL_DIALECT.by_name

@@ -15,9 +15,9 @@ from unit.core.runs.test_shards import ADDRESS, Counting
 
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
-from treadle.core.runs.context import NullProgress
 from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Progress
 from treadle.tasks import shard_worker as work
 from treadle.tasks.catalog import instance, semantic_of
 from treadle.tasks.config import TreadleConfig
@@ -122,7 +122,7 @@ def test_helpers_wait_for_gpus_as_long_as_configured_and_log_it(
         run_id="r1",
         address="1/rollouts@m",
         overrides=["flow.device_wait_s=60"],
-        show=lambda _: nullcontext(NullProgress()),
+        show=lambda _: nullcontext(Progress()),
         notify=said.append,
     )
     helper.help_now()
@@ -130,7 +130,7 @@ def test_helpers_wait_for_gpus_as_long_as_configured_and_log_it(
         "work_at": work_at,
         "begin_flow_run": lambda config, *_: config,
         "end_with_worker": lambda: None,
-        "PrefectProgress": lambda *_: nullcontext(NullProgress()),
+        "PrefectProgress": lambda *_: nullcontext(Progress()),
         "get_run_logger": lambda: logging.getLogger("treadle.of_flow_run"),
     }.items():
         monkeypatch.setattr(helper_runs, name, instead)

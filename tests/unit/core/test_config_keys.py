@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.execute import fingerprint_of
-from treadle.core.runs.record_files import json_round_trip
+from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
@@ -41,7 +41,7 @@ FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_time
 FetchSettings.max_per_host FetchSettings.max_per_query FetchSettings.reader_processes FetchSettings.user_agent
 ProviderSettings.api_key_envs ProviderSettings.max_queries_per_s ProviderSettings.request_timeout_s
 ProviderSettings.retry_limit ProviderSettings.url ProviderSettings.zone
-CurriculumSettings.phases FlowSettings.device_wait_s FlowSettings.iterations
+CurriculumSettings.phases EnvironmentSettings.preset FlowSettings.device_wait_s FlowSettings.iterations
 FlowSettings.workers
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
 ModelSettings.connect_timeout_s ModelSettings.endpoints
@@ -49,7 +49,6 @@ ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_respon
 ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.prompt_price_per_million
 ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
 ModelSettings.retry_limit ModelSettings.tokenizer
-QuestionSettings.code_file QuestionSettings.preset
 PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.pending_pause_s
 PoolOptions.pending_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
@@ -77,8 +76,8 @@ WebSettings.cache_mb WebSettings.recorded_in
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-FIXED = {"QuestionSettings.type", "TutorServer.type", "VllmServer.type"}
-"""Keys with one possible value. The type of a server or an environment changes with the whole of it."""
+FIXED = {"TutorServer.type", "VllmServer.type", "SourceSettings.from"}
+"""Keys with one possible value. The type of a server changes with the whole of it."""
 
 PROVIDER = {"type": "bright_data", "api_key_envs": ["ONE_KEY", "OTHER_KEY"], "zone": "z", "url": "http://127.0.0.1:9"}
 FAR = {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
@@ -86,8 +85,8 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.models": (["near"],),
     "TreadleConfig.models": (dict.fromkeys(("near", "vllm", "tutor"), FAR),),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
-    "QuestionSettings.preset": ("et-agent-rl",),
-    "QuestionSettings.format_prompts": ({"assertion": "Yes or no?"},),
+    "EnvironmentSettings.preset": ("et-agent-rl",),
+    "EnvironmentSettings.format_prompts": ({"assertion": "Yes or no?"},),
     "SftOptions.preset": ("et-agent-7b",),
     "RlOptions.preset": ("et-agent-7b",),
     "RlOptions.devices": ([1],),
@@ -276,7 +275,6 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
     every = {
         f"{kind.__name__}.{name}"
         for kind in sections_below(TreadleConfig)
-        if not kind.variants()
         for name, field in kind.model_fields.items()
         if not is_table(field)
     }

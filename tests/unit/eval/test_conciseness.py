@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.scored_rollouts import averages, scored
 
-from treadle.eval.conciseness import Votes, is_redundant
 from treadle.eval.dataset_figures import DatasetFigures, dataset_figures
-from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.scored_rollout import ScoredRollout, Votes, is_redundant
 
 COUNTS = st.tuples(st.integers(0, 10), st.integers(0, 10), st.integers(0, 10), st.integers(0, 3))
 

@@ -17,8 +17,8 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.demo.results import differences, outcome
 from treadle.eval.config import ReportSettings
-from treadle.report.labels import label_prefixes
 from treadle.report.stage import REPORT
+from treadle.report.summary import label_prefixes
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.models import evaluated_models
 from treadle.tasks.page.sources import PageRun

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.tables.score_tables import new_run, put_rows, score
 
-from treadle.cli.commands.export import REPORT_FORMATS
+from treadle.cli.commands.export import REPORT_FORMATS, format_by_name, report_content
 from treadle.core import schemas
 from treadle.core.errors import ConfigError
 from treadle.core.figures import escape
@@ -20,14 +20,13 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
 from treadle.core.store.artifact_reader import ArtifactReader
-from treadle.core.store.export_file import write_file
+from treadle.core.store.exported import write_file
 from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
 from treadle.report.stage import REPORT, as_csv
 from treadle.report.terminal import comparison_table, judges_table, summary_table
-from treadle.tasks.exchange.report_export import format_by_name, report_content
 
 
 def _report(tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any) -> tuple[list[SummaryLine], str]:

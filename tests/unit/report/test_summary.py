@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from support.tables.scored_rollouts import scored
 
-from treadle.eval.conciseness import Votes
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
-from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.scored_rollout import ScoredRollout, Votes
 from treadle.eval.statistics import Interval
 from treadle.report.comparison_rows import comparison_rows
 from treadle.report.summary import figure_interval, model_rows, shown_averages

@@ -91,7 +91,7 @@ def test_invalid_key_names_its_file_among_several(tmp_path: Path) -> None:
 
 def test_file_is_not_named_if_it_is_the_only_one_or_the_table_has_several(tmp_path: Path) -> None:
     assert "(in" not in config_error_of(tmp_path, "seed = -1\n")
-    source = "[[questions.sources]]\npath = 'mine.jsonl'\n"
+    source = "[[questions.decontaminate]]\npath = 'mine.jsonl'\npayload = ['x']\n"
     assert config_error_of(tmp_path, source, "seed = 1\n").endswith("(in a.toml)")
     assert "(in" not in config_error_of(tmp_path, source, "[questions]\nheldout_share = 0.1\n")
     longer = "[[questions.sources]]\npath = 'a.jsonl'\nlimit = 0\n[[questions.sources]]\nlimit = 1\n"

@@ -17,7 +17,7 @@ import pytest
 from treadle.core.errors import DataError, StorageError
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Document, read_corpus
-from treadle.retriever.folder import is_complete
+from treadle.retriever.folder import read_manifest
 from treadle.retriever.index import Index
 from treadle.retriever.open_index import file_identity, open_index
 
@@ -151,8 +151,8 @@ def test_interrupted_or_damaged_index_is_never_served(tmp_path: Path) -> None:
     assert len(files()) > 6
     for number in range(len(files())):
         os.truncate(files()[number], 1)
-        assert not is_complete(index.folder)
-        leftover = index.folder.parent / f".{index.folder.name}-dead"
+        assert read_manifest(index.folder) is None
+        leftover = index.folder.parent / f".tmp-{index.folder.name}"
         leftover.mkdir()
         assert found(index_of(tmp_path, "tower one", "tower two"), "two", 1) == ["1"]
         assert not leftover.exists()

@@ -21,15 +21,15 @@ from treadle.core.errors import StageFailed
 from treadle.core.schemas import RL_ROLLOUTS
 from treadle.core.store.parquet import TableWriter
 from treadle.environments.question.settings import QuestionSettings
-from treadle.rl.groups.dump import read_steps, write_step
+from treadle.rl.groups.dump import read_steps, rollout_row, write_step
 from treadle.rl.groups.rollout import Group, GroupTrajectory
 from treadle.rl.rewards import GroupItem, group_rewards
 from treadle.rl.training.checkpoint_checks import check_greedy, check_weights, tensors
 from treadle.rl.training.curves import draw_curves, moving_mean, sparkline
 from treadle.rl.training.events import RlEvents, RlStep, Validation, ValidationFigures
-from treadle.rl.training.launch import RlFolder, saved_step
+from treadle.rl.training.launch import RlFolder, choose_step, saved_step, superseded
 from treadle.rl.training.stage import local_environment
-from treadle.rl.training.validation import choose_step, superseded, validation_questions
+from treadle.rl.training.stored_rows import validation_questions
 
 WELL = "<think>I know.</think><answer>\\boxed{Oreb}</answer>"
 
@@ -267,9 +267,10 @@ def test_dumped_step_becomes_table_rows_and_replaces_an_earlier_one(tmp_path: Pa
         ),
     ]
     rewards = group_rewards(items, ["Oreb"], "qa", 0.1, 0.1, dialect=TOOL_DIALECT)
-    write_step(tmp_path / "dump", 2, [group, group], [rewards, rewards])
-    write_step(tmp_path / "dump", 2, [group], [rewards])
-    write_step(tmp_path / "dump", 11, [group], [rewards])
+    pairs = list(zip(group.trajectories, rewards, strict=True))
+    write_step(tmp_path / "dump", 2, [rollout_row(2, group, *pair) for pair in [*pairs, *pairs]])
+    write_step(tmp_path / "dump", 2, [rollout_row(2, group, *pair) for pair in pairs])
+    write_step(tmp_path / "dump", 11, [rollout_row(11, group, *pair) for pair in pairs])
     (tmp_path / "dump" / "step-000003.tmp").write_text("torn")
     (rows,) = read_steps(tmp_path / "dump", 10)
     assert [(row["session"], row["reward"], row["model_tokens"], row["branch_parent"]) for row in rows] == [

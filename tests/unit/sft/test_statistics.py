@@ -11,9 +11,7 @@ import pytest
 from support.tables.sft_tables import TEXT_MODE, sft_row, table_of
 
 from treadle.sft.config import SftOptions
-from treadle.sft.picture import draw_rows
-from treadle.sft.selection import RowSelection
-from treadle.sft.statistics import COLUMNS, RowStatistics, metrics_of, render_statistics
+from treadle.sft.trained_rows import COLUMNS, RowSelection, RowStatistics, draw_rows, metrics_of, render_statistics
 
 HOSTILE = "<script>a|b</script>\x00\x1b[2J $x_1$ *"
 ROWS = [

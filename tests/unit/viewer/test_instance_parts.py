@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tables.viewer_run import KIN, segments
+from support.tables.viewer_run import segments
 
 from treadle.core.untrusted.sanitize import sanitize, sanitized_parts
 from treadle.viewer.difference import difference
@@ -139,24 +139,24 @@ def test_endlessly_repeating_words_are_refused_quickly(before: str, after: str) 
 
 def test_too_many_segments_are_not_compared() -> None:
     many = cut(*[("think", "a"), ("search", "b")] * 160)
-    assert difference(KIN, many, many).is_too_long
-    assert difference(KIN, many, many[:2]).blocks != []
+    assert difference(many, many).is_too_long
+    assert difference(many, many[:2]).blocks != []
     # Neither may be long if the other is not short.
     longer = cut(*[("think", "a"), ("search", "b")] * 1000)
-    assert difference(KIN, many[:50], longer).is_too_long and difference(KIN, longer, many[:50]).is_too_long
-    assert difference(KIN, longer, many[:40]).blocks != []
+    assert difference(many[:50], longer).is_too_long and difference(longer, many[:50]).is_too_long
+    assert difference(longer, many[:40]).blocks != []
 
 
 def test_page_of_changes_is_bounded_and_reports_omissions() -> None:
-    found = difference(KIN, cut(("answer", "x")), cut(*[("think", "a"), ("search", "b")] * 3_000))
+    found = difference(cut(("answer", "x")), cut(*[("think", "a"), ("search", "b")] * 3_000))
     assert len(found.blocks) == 5_000 and found.num_left_out == 1_001
-    found = difference(KIN, cut(("answer", "x")), cut(*[("think", "a" * 20_000)] * 80))
+    found = difference(cut(("answer", "x")), cut(*[("think", "a" * 20_000)] * 80))
     assert sum(len(run.text) for block in found.blocks for run in block.runs) <= 600_000
     assert len(found.blocks) + found.num_left_out == 81 and len(found.blocks) > 30
 
 
 def test_segments_of_different_kinds_are_not_matched() -> None:
-    found = difference(KIN, cut(("think", "a b c d")), cut(("answer", "a b c e")))
+    found = difference(cut(("think", "a b c d")), cut(("answer", "a b c e")))
     assert [(block.side, block.kind) for block in found.blocks] == [("removed", "think"), ("added", "answer")]
     assert not any(run.is_changed for block in found.blocks for run in block.runs)
 

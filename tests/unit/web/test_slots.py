@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
@@ -69,17 +70,26 @@ async def test_page_timeout_is_distinguished_from_waiting_too_long(waits: bool) 
 
 async def test_hosts_without_waiters_are_forgotten() -> None:
     slots = Slots(2, 1)
-    async with slots.hold("a"), slots.hold("b"):
+    async with _held(slots, "a"), _held(slots, "b"):
         waiting = asyncio.create_task(_enter(slots, "a"))
         await asyncio.sleep(0)
         assert len(slots) == 2
         waiting.cancel()
         await asyncio.wait([waiting])
     assert len(slots) == 0
-    async with slots.hold("a"), slots.hold("b"):
+    async with _held(slots, "a"), _held(slots, "b"):
         pass
 
 
 async def _enter(slots: Slots, host: str) -> None:
-    async with slots.hold(host):
+    async with _held(slots, host):
         pass
+
+
+@asynccontextmanager
+async def _held(slots: Slots, host: str) -> AsyncIterator[None]:
+    release = await slots.take(host)
+    try:
+        yield
+    finally:
+        release()

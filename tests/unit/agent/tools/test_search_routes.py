@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from treadle.agent.contract import ModelTurn, Observation, StepContext, Task
+from treadle.agent.contract import EpisodeOptions, Observation, StepContext, Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext
 from treadle.agent.tools.search import CORPUS_TOO_SLOW, NO_HIT, SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
@@ -217,10 +218,11 @@ async def test_summarizer_reads_documents_of_both_sources_and_notes_are_joined()
 async def test_call_gets_the_question_route_and_its_sources_survive_the_journal() -> None:
     tool = SearchTool(settings(**LOCAL, web=WEB), Corpus(), web=Web())
     episode = QuestionEpisode(QuestionSettings(), {"search": tool})
-    await episode.reset(Task("k", "Who?", search="both"))
+    await episode.reset(Task("k", "Who?", search="both"), EpisodeOptions())
+    turn = TOOL_DIALECT.read("<search>q</search>", 0, "stop")
     async with tool:
-        observation = await episode.step(ModelTurn("<search>q</search>", 0, "stop"), StepContext(FAR))
-    assert observation.blocks == ("<result>Corpus\nlocal text\n\nweb text</result>",)
+        observation = await episode.step(turn, StepContext(FAR))
+    assert [message.text for message in observation.messages] == ["<result>Corpus\nlocal text\n\nweb text</result>"]
     assert observation.calls[0].sources == ("s", "p")
     assert Observation.from_json(observation.to_json()) == observation
 

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.core.answers.extraction import extract_answer, extract_prediction, last_box
+from treadle.core.answers.extraction import extract_prediction, last_box
 
 MARKUP = ["<answer>", "</answer>", r"\boxed{", r"\fbox{", r"\text{", "{", "}", "\\", r"\{", r"\}", "7", " ", "a"]
 
 
 def _segments(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"kind": kind, "text": text} for kind, text in pairs]
+
+
+def _extracted(text: str) -> str:
+    return extract_prediction(_segments(("text", text)))
 
 
 @pytest.mark.covers("evaluation-1")
@@ -40,13 +44,13 @@ def _segments(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     ],
 )
 def test_prediction_comes_from_the_last_answer(text: str, prediction: str) -> None:
-    assert extract_answer(text) == prediction
+    assert _extracted(text) == prediction
 
 
 @pytest.mark.covers("evaluation-1")
 @pytest.mark.parametrize("text", [r"<answer>\boxed{3", r"<answer>\boxed{3</answer>", r"\boxed{3", r"\boxed{{3}"])
 def test_unclosed_box_is_not_an_answer(text: str) -> None:
-    assert extract_answer(text) == ""
+    assert _extracted(text) == ""
 
 
 @pytest.mark.covers("evaluation-1")
@@ -64,7 +68,7 @@ def test_boxes_and_answers_do_not_span_a_result() -> None:
 
 @given(st.text(max_size=200) | st.lists(st.sampled_from(MARKUP), max_size=40).map("".join))
 def test_extraction_never_raises_and_strips_whitespace(text: str) -> None:
-    prediction = extract_answer(text)
+    prediction = _extracted(text)
     assert prediction == prediction.strip()
     assert prediction in text
 
@@ -72,9 +76,9 @@ def test_extraction_never_raises_and_strips_whitespace(text: str) -> None:
 @given(st.text(alphabet=st.characters(exclude_characters="\\{}<>", exclude_categories=["Cs"]), max_size=60))
 def test_boxed_content_round_trips(content: str) -> None:
     assert last_box(f"{{x \\boxed{{{content}}} y}}") == content.strip()
-    assert extract_answer(f"<answer>it is \\boxed{{{content}}}</answer>") == content.strip()
+    assert _extracted(f"<answer>it is \\boxed{{{content}}}</answer>") == content.strip()
 
 
 def test_hostile_text_is_scanned_in_one_pass() -> None:
     for piece in ("\\", r"\boxed{", "{", "}", "<answer>", r"\boxed ", "</answer>"):
-        extract_answer(piece * (1_000_000 // len(piece)))
+        _extracted(piece * (1_000_000 // len(piece)))

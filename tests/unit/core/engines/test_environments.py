@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from treadle.cli.commands.engines import env as env_command
+from treadle.core.cache_folders import check_digest
 from treadle.core.config import Section, validate
 from treadle.core.engines import environments, serving
 from treadle.core.engines.config import ServerSettings, TutorServer, VllmServer
@@ -255,4 +256,4 @@ def test_every_engine_with_a_lock_can_be_installed_by_name(engine: str, monkeypa
 def test_wheel_with_different_bytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_bytes(b"other")
     with pytest.raises(EngineError, match="another file"):
-        embedded_model._check_digest(tmp_path / "x.whl")
+        check_digest(tmp_path / "x.whl", embedded_model.REQUIREMENT, embedded_model.WHEEL_SHA256)

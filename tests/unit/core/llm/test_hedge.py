@@ -10,10 +10,9 @@ from support.rollouts.model_pool import ask, ask_sessions, endless, endpoint_at,
 from support.servers.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
-from treadle.core.llm.call import PoolCall, completions_url
+from treadle.core.llm.call import PoolCall
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.pool import ModelPool
-from treadle.core.llm.wire import parse_completion
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])
@@ -120,7 +119,7 @@ async def test_requests_at_a_silent_server_are_hedged_before_they_are_late() -> 
     endpoint = endpoint_at("http://localhost:1/v1", 4)
     loop, hedged = asyncio.get_running_loop(), asyncio.Event()
     hedges = Hedges(3600.0, most_per_call=1)
-    call = PoolCall(completions_url, b"", parse_completion, "s", loop.time() + 3600)
+    call = PoolCall("completions", b"", "s", loop.time() + 3600)
     endpoint.silent = True
     assert endpoint.failed(at_once=True)
     hedges.sent(call, endpoint, loop.time())

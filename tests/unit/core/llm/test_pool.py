@@ -247,31 +247,3 @@ async def test_closing_the_pool_cancels_active_and_waiting_requests() -> None:
         assert all(isinstance(item, EndpointUnavailable) and "stopped" in str(item) for item in results)
         with pytest.raises(EndpointUnavailable, match="not open"):
             await ask(pool)
-
-
-async def test_drained_endpoint_finishes_its_requests_and_gets_no_new_ones() -> None:
-    gate = asyncio.Event()
-
-    async def script(recorded: RecordedRequest) -> str:
-        await gate.wait()
-        return "ok"
-
-    async with (
-        ScriptedServer(script) as first,
-        ScriptedServer(endless) as second,
-        ModelPool("policy", settings(first, second)) as pool,
-    ):
-        sessions = [str(number) for number in range(20)]
-        tasks = [asyncio.create_task(ask(pool, session=session)) for session in sessions]
-        await until(lambda: first.in_flight > 0 and first.in_flight + len(second.requests) == 20)
-        draining = asyncio.create_task(pool.drain(first.url))
-        await asyncio.sleep(0)
-        before = len(first.requests)
-        await asyncio.gather(*(ask(pool, session=session) for session in sessions))
-        assert len(first.requests) == before and not draining.done()
-        gate.set()
-        await draining
-        assert len(await asyncio.gather(*tasks)) == 20
-        pool.resume(first.url)
-        answered = await ask_sessions(pool, sessions)
-    assert set.union(*answered.values()) == {first.url, second.url}

@@ -21,8 +21,7 @@ from treadle.core import schemas
 from treadle.core.figures import Figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
-from treadle.core.runs.record_files import as_json
-from treadle.core.runs.records import InstanceStatus, StageRecord
+from treadle.core.runs.records import InstanceStatus, StageRecord, as_json
 from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.demo.results import counts_by_model

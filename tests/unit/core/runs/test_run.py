@@ -70,7 +70,7 @@ def test_empty_run_accepts_another_config(tmp_path: Path, made: str) -> None:
     address = Address(1, "scores")
     # The lock of a dead attempt remains, as does the folder of a journal that nothing was written into.
     with (
-        hold(run.lock_path(address), "it") as lease,
+        hold(run.storage.directory(run.key(f"locks/{address}.lock")), "it") as lease,
         Journal(run.storage.directory(run.journal_key(address, "f"))) as j,
     ):
         if made != "nothing":

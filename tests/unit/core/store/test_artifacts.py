@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +58,7 @@ def question(index: int) -> dict[str, Any]:
         "format": None,
         "scorer": None,
         "search": None,
+        "payload": "{}",
     }
 
 
@@ -252,13 +254,23 @@ def test_manifest_bit_flip_is_named_or_changes_no_row(tmp_path: Path) -> None:
             assert "artifact.json is damaged" in str(error)
 
 
-@pytest.mark.parametrize("version", [1, 99])
+@pytest.mark.parametrize("version", [2, 99])
 def test_other_schema_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     path = tmp_path / ref.folder / "artifact.json"
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": version}))
-    with pytest.raises(ArtifactError, match=f"table questions in version {version}; this Treadle reads version 2"):
+    with pytest.raises(ArtifactError, match=f"table questions in version {version}; this Treadle reads version 3"):
         ArtifactReader(open_storage(tmp_path), ref)
+
+
+def test_hidden_columns_are_read_only_by_name(tmp_path: Path) -> None:
+    reader = ArtifactReader(open_storage(tmp_path), write(tmp_path, [question(0)], table=QUESTIONS))
+    whole, found = reader.rows(), reader.matching("dataset", lambda values: pc.equal(values, "world"))
+    assert [list(row) for row in (next(whole), next(found).to_pylist()[0])] == [QUESTIONS.visible] * 2
+    assert "payload" not in QUESTIONS.visible
+    assert next(reader.rows(("payload",))) == {"payload": "{}"}
+    named = reader.matching("dataset", lambda values: pc.equal(values, "world"), ("payload",))
+    assert next(named).to_pylist() == [{"dataset": "world", "payload": "{}"}]
 
 
 def test_files_contain_kind_and_version_and_nothing_volatile(tmp_path: Path) -> None:
@@ -266,7 +278,7 @@ def test_files_contain_kind_and_version_and_nothing_volatile(tmp_path: Path) -> 
 
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     schema = pq.read_schema(tmp_path / ref.folder / "part-00000.parquet")
-    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"2"}
+    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"3"}
     assert schema.names == QUESTIONS.schema.names
 
 

@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 from support.runs.counting_stage import counting
 
-from treadle.core.errors import ArtifactError, RunError, StorageError
-from treadle.core.journal.journal import Journal
-from treadle.core.runs.address import Address
-from treadle.core.runs.context import Context, NullProgress
+from treadle.core.errors import RunError, StorageError
 from treadle.core.runs.execute import execute
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run
@@ -122,24 +119,6 @@ def test_stage_uses_the_stores_of_its_run_and_force_keeps_their_contents(tmp_pat
     assert seen == [None, b"met"]
     assert run.store("web").get(KEY) == b"met"
     assert run.store("other").get(KEY) is None
-
-
-def test_context_without_a_run_has_no_store(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal") as journal:
-        context = Context(
-            address=Address(1, "count"),
-            attempt=1,
-            settings=None,
-            inputs={},
-            producers={},
-            journal=journal,
-            progress=NullProgress(),
-            accept_failures=False,
-            scratch=tmp_path,
-            workspace=tmp_path,
-        )
-        with pytest.raises(ArtifactError, match="has no store 'web'"):
-            context.store("web")
 
 
 def test_run_with_stored_values_accepts_no_other_config(tmp_path: Path) -> None:

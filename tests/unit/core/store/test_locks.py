@@ -28,7 +28,7 @@ def test_briefly_held_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
     pauses = iter(range(num_pauses))
     monkeypatch.setattr(locks.time, "sleep", lambda _: holder.release() if next(pauses) == num_pauses - 1 else None)
     with hold(path, "1/pools") as lease:
-        assert lease.is_held()
+        lease.guard()
         # Who works at it is not: far fewer pauses than there were.
         pauses = iter(range(num_pauses))
         with pytest.raises(RunError, match="1/pools is being run by process"), hold(path, "1/pools"):
@@ -40,7 +40,7 @@ def test_each_holder_gets_a_higher_token(tmp_path: Path) -> None:
     tokens = []
     for _ in range(3):
         with hold(tmp_path / "lock", "it") as lease:
-            assert lease.is_held()
+            lease.guard()
             tokens.append(lease.token)
     assert tokens == [1, 2, 3]
 
@@ -55,7 +55,8 @@ def test_status_distinguishes_a_live_holder_from_a_former_one(tmp_path: Path) ->
     lease.release()
     lease.release()
     assert live_holder(path) is None
-    assert not lease.is_held()
+    with pytest.raises(RunError, match="no longer holds it"):
+        lease.guard()
 
 
 def test_damaged_lock_file_is_acquired(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_custom_benchmark_may_be_in_its_own_config_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'questions.benchmarks.mine.anwser'; did you mean 'answer'.*wrong.toml"):
         load_config(TreadleConfig, [tmp_path / "run.toml", tmp_path / "wrong.toml"])
     with pytest.raises(ConfigError, match="domain of data set 'mine' is not known"):
-        load_config(TreadleConfig, [tmp_path / "run.toml"])
+        load_config(TreadleConfig, [tmp_path / "run.toml"]).questions.with_digests()
 
 
 def test_custom_benchmark_rows_become_questions(bench: Bench) -> None:
@@ -277,7 +277,7 @@ def test_training_questions_are_decontaminated_against_a_custom_benchmark(bench:
     ("benchmarks", "match"),
     [
         ({"mine": {"anwser": "a"}}, r"unknown config key 'benchmarks.mine.anwser'; did you mean 'answer'"),
-        ({"mine": {"domain": "maths"}}, r"'benchmarks.mine.domain': .*'math', 'qa' or 'choice'"),
+        ({"mine": {"domain": "maths"}}, r"'benchmarks.mine.domain': .*'math', 'qa', 'choice' or 'task'"),
         ({"mine": {"search": "paper"}}, r"'benchmarks.mine.search': .*'local', 'web' or 'both'"),
         ({"mine": {"question": []}}, r"'benchmarks.mine.question': .*at least 1 item"),
         ({"mine": {"answer": [""]}}, r"'benchmarks.mine.answer.0': .*at least 1 character"),

@@ -15,7 +15,7 @@ from support.tables.questions_bench import GOOD, Bench, Result, write_jsonl
 from treadle.core.errors import DataError, StageFailed
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.layouts import RowRejected
-from treadle.datagen.questions.options import read_options, shuffled
+from treadle.datagen.questions.row_reader import read_options, shuffled
 from treadle.datagen.questions.rows import ParsedQuestion, parse_row
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 

@@ -39,6 +39,7 @@ def test_question_keeps_its_fields_and_source(bench: Bench) -> None:
             "format": None,
             "scorer": None,
             "search": None,
+            "payload": "{}",
         }
     ]
     assert result.metrics["questions"] == result.metrics["dataset.qa-set"] == 1

@@ -91,12 +91,24 @@ def test_missing_sources_are_a_config_error() -> None:
         ({"sources": [{}]}, "give either path or hub"),
         ({"sources": [{"path": "a.jsonl", "hub": "o/n"}]}, "give either path or hub"),
         ({"sources": [{"path": "x/mine.jsonl"}]}, "domain of data set 'mine' is not known; set domain"),
+        ({"sources": [{"hub": "o/n", "from": "environment"}]}, 'give either path or hub, or from = "environment"'),
+        ({"sources": [{"from": "elsewhere"}]}, "'questions.sources.0.from'|'sources.0.from': Input should be"),
+        ({"sources": [{"from": "environment", "question_field": "q"}]}, "have fixed fields; remove question_field"),
+        ({"sources": [{"from": "environment", "payload": ["x"]}]}, "have fixed fields; remove payload"),
+        (
+            {"sources": [{"path": "a.jsonl", "answer_field": "a", "payload": ["a"]}]},
+            "field 'a' is hidden by payload, so it cannot be answer_field too",
+        ),
+        (
+            {"decontaminate": [{"path": "a.jsonl", "payload": ["a"]}]},
+            "benchmarks are compared by their questions; remove payload",
+        ),
         ({"sources": [{"path": "gsm8k.jsonl", "anwser_field": "a"}]}, "did you mean 'answer_field'"),
     ],
 )
 def test_invalid_source_is_refused_before_reading(tree: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        validate(QuestionsSettings, tree)
+        validate(QuestionsSettings, tree).with_digests()
 
 
 def test_edited_file_is_read_again_and_a_moved_one_is_not(bench: Bench) -> None:

@@ -22,9 +22,8 @@ from treadle.datagen.prompts import PROMPTS, PromptSet
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import ReplyWriter
 from treadle.demo.tutor.conversation import Conversation
-from treadle.demo.tutor.roles import role_of
+from treadle.demo.tutor.roles import role_of, task_in
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
-from treadle.demo.tutor.tasks import task_in
 
 Done = Sequence[tuple[Row, Evolution]]
 REPAIRS = [

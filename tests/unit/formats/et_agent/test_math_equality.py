@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.formats.et_agent.math_equality import legacy_math_equal
+from treadle.formats.et_agent.metrics import legacy_math_equal
 
 COMMANDS = [r"\frac", r"\sqrt", r"\text{ ", "{", "}", "=", "/", "1", "2", "x", " ", ".", r"\%", r"\left", "0.5", "\n"]
 

@@ -21,8 +21,8 @@ from support.tables.scored_rollouts import scored
 
 from treadle.core.answers.score import score_answer
 from treadle.core.errors import DataError
-from treadle.eval.conciseness import Votes
 from treadle.eval.dataset_figures import dataset_figures, figure_sums
+from treadle.eval.scored_rollout import Votes
 from treadle.formats.et_agent.metrics import (
     LegacySample,
     legacy_conciseness,

@@ -25,9 +25,9 @@ from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, kind_of
-from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
+from treadle.rl.engine.rows import check_rows, environment_of, first_prompt, read_rows
 from treadle.rl.engine.trl import commands as trl_commands
-from treadle.rl.engine.trl.commands import check, environment_of, train
+from treadle.rl.engine.trl.commands import check, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Bench:
         items = [GroupItem.from_text(text, model_tokens=10, dialect=TOOL_DIALECT) for text in texts]
         rewards = group_rewards(items, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
         lines = [
-            {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
+            {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": asdict(reward)}
             for at, reward in enumerate(rewards)
         ]
         self.folder.write_group(step, name, lines, validation=validation)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +17,7 @@ from support.training.verl_plans import loop_fields, verl_plan
 
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import DataError, EngineError
+from treadle.core.errors import DataError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import RL_ROLLOUTS
 from treadle.core.seeds import derive_seed
@@ -29,8 +27,7 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl.barrier import GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.host import LoopHost, RewardedTrajectory, RewardFunction, Sample, host_of
-from treadle.rl.engine.verl.reward import compute_score
+from treadle.rl.engine.verl.host import LoopHost, RewardedTrajectory, Sample, host_of
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards import Reward, group_rewards
@@ -48,11 +45,20 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("bytes")))
 
 
-def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, rewards: RewardFunction | None = None) -> LoopHost:
+class CallsHost(LoopHost):
+    """Rewards the mean of calls minus own calls."""
+
+    def _rewards(self, sample: Sample, group: Group) -> list[Reward]:
+        rewards = group_rewards(group.items, sample.answers, "math", 0.0, 0.0, dialect=TOOL_DIALECT)
+        mean = sum(reward.tool_calls for reward in rewards) / len(rewards)
+        return [replace(reward, reward=mean - reward.tool_calls) for reward in rewards]
+
+
+def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, kind: type[LoopHost] = LoopHost) -> LoopHost:
     tools = {"search": StubTool("search"), "python": StubTool("python")}
     opened = OpenEnvironment(SETTINGS, QuestionRuntime(SETTINGS, tools))
     scorer = GroupScorer(plan, None, SETTINGS)
-    return LoopHost(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer, rewards=rewards)
+    return kind(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer)
 
 
 def seeds(plan: RlPlan, sample: Sample, size: int) -> list[int]:
@@ -66,19 +72,13 @@ async def gather(host: LoopHost, sample: Sample, client: StubClient, size: int) 
     return await asyncio.gather(*sessions, return_exceptions=True)
 
 
-def mean_minus_own_calls(sample: Sample, group: Group) -> Sequence[Reward]:
-    rewards = group_rewards(group.items, sample.answers, sample.question.domain, 0.0, 0.0, dialect=TOOL_DIALECT)
-    mean = sum(reward.tool_calls for reward in rewards) / len(rewards)
-    return [replace(reward, reward=mean - reward.tool_calls) for reward in rewards]
-
-
 @pytest.mark.covers("pareto-31")
 async def test_sessions_are_rewarded_relative_to_their_siblings(codec: ChatTokenizer, tmp_path: Path) -> None:
     plan = verl_plan()
     sample = Sample.from_fields(loop_fields())
     calls = dict(zip(seeds(plan, sample, 4), (1, 2, 3, 6), strict=True))
     client = StubClient(caller(codec, calls, SEARCH, ANSWER))
-    host = host_of_plan(plan, codec, tmp_path, mean_minus_own_calls)
+    host = host_of_plan(plan, codec, tmp_path, CallsHost)
     made: list[RewardedTrajectory] = await gather(host, sample, client, 4)
     assert [item.reward.tool_calls for item in made] == [1, 2, 3, 6]
     assert [item.reward.reward for item in made] == [2, 1, 0, -3]
@@ -249,7 +249,7 @@ def test_rows_become_verl_rows_with_rollout_messages(tmp_path: Path) -> None:
     assert [info["index"] for info in table["extra_info"].to_pylist()] == [0, 1, 2]
     sample = Sample.from_fields({**row, "uid": "u", "global_steps": 1})
     assert (sample.question.key, sample.question.choices, sample.question.domain) == ("k1", ("a", "b"), "choice")
-    assert write_verl_rows(source, target, SETTINGS, split="valid", max_rows=1) == 1
+    assert write_verl_rows(source, target, SETTINGS, split="valid", only_first=True) == 1
 
 
 def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None:
@@ -264,23 +264,3 @@ def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None
     assert (asked.format, asked.domain, asked.rule) == ("assertion", "qa", "math")
     assert made["prompt"] == [dict(message) for message in environment.first_messages(asked)]
     assert made["prompt"][0]["content"] == environment.system_text_of("assertion") != environment.system_text
-
-
-def reward_job(tmp_path: Path, **keys: Any) -> str:
-    path = tmp_path / "job.json"
-    job = {"plan": json.loads(verl_plan(**keys).to_json()), "environment": {}}
-    path.write_bytes(orjson.dumps(job))
-    return str(path)
-
-
-def test_trajectory_without_its_group_is_scored_only_if_efficiency_does_not_count(tmp_path: Path) -> None:
-    text = "<think>t</think><answer>\\boxed{12}</answer>"
-    given: Any = ("math_effi_rl", text, ["12"])
-    job = reward_job(tmp_path)
-    with pytest.raises(EngineError, match="compared within a group"):
-        compute_score(*given, {"split": "train"}, job=job)
-    assert compute_score(*given, {"split": "valid"}, job=job) == {"score": 1.0, "acc": 1.0, "f_format": 0.0}
-    (tmp_path / "plain").mkdir()
-    plain = reward_job(tmp_path / "plain", sigma_tool=0.0, sigma_length=0.0, allow_zero_sigmas=True)
-    assert compute_score(*given, {"split": "train"}, job=plain)["score"] == 1.0
-    assert compute_score("math_effi_rl", "no", ["12"], {"split": "train"}, job=plain)["score"] == -1.0

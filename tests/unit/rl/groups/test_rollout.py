@@ -25,6 +25,7 @@ from support.training.scripted_groups import (
     turn_of,
 )
 
+from treadle.agent.dialects.base import render
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
@@ -222,7 +223,7 @@ async def test_results_are_masked_and_model_text_is_not() -> None:
     assert made.logprobs == [-1.0, -2.0, -3.0, 0.0, 0.0] * 3 + [-1.0, -2.0]
     (item,) = group.items
     assert (item.model_tokens, item.total_tokens, item.tool_calls) == (11, 17, 3)
-    assert item.text == made.trajectory.text == codec.decode(made.completion_ids)
+    assert render(item.segments) == made.trajectory.text == codec.decode(made.completion_ids)
 
 
 @pytest.mark.covers("pareto-32")

@@ -16,8 +16,9 @@ from support.training.verl_plans import verl_plan as plan
 
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
+from treadle.rl.engine.verl.commands import cluster_script
+from treadle.rl.engine.verl.folder import merge_command
 from treadle.rl.verl.config import hydra_value, loop_yaml, override_lines, verl_overrides
-from treadle.rl.verl.launch import cluster_script, merge_command
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FORK_ONLY = ("initial_rollouts", "beam_size", "branch_probability", "entropy_weight", "sync_with_tool", "tools.")

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from treadle.cli.main import cli
 from treadle.flows import flywheel
 from treadle.tasks import doctor
+from treadle.tasks.config import TreadleConfig
 from treadle.tasks.prefect import flow_runs as prefect_flow_runs
 
 CONFIG = """
@@ -36,7 +37,8 @@ def test_secret_block_keys_are_available_before_preflight(
     (tmp_path / "run.toml").write_text(CONFIG)
     begun: list[str | None] = []
 
-    def flow(**_: Any) -> None:
+    def flow(run_id: str, config: TreadleConfig, root: str, **_: Any) -> None:
+        assert (run_id, list(config.models), root) == ("r", ["m"], str(tmp_path / "outputs"))
         begun.append(os.environ.get("TEST_RUN_AS_FLOW_KEY"))
 
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,8 @@ from treadle.core.runs.run import Run
 from treadle.core.schemas import WEB_RECORD, Table
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactWriter, Manifest, verify_artifact
-from treadle.core.store.storage import LocalStorage, Storage
+from treadle.core.store.roots import Storage
+from treadle.core.store.storage import LocalStorage
 from treadle.web.keys import loose_key
 from treadle.web.record import folder as record_folder
 from treadle.web.record.folder import KEPT_RECORDS, RecordFolder, open_record, record_digest
@@ -350,13 +351,13 @@ def test_unsorted_record_is_refused(tmp_path: Path) -> None:
 
 def test_one_of_concurrent_openers_unpacks_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, unpackings = record_in(tmp_path, *ENTRIES), list[Path]()
-    unpack = record_folder._unpack
+    unpack = record_folder._write_unpacked
 
     def counted(storage: Storage, manifest: Manifest, into: Path) -> None:
         unpackings.append(into)
         unpack(storage, manifest, into)
 
-    monkeypatch.setattr(record_folder, "_unpack", counted)
+    monkeypatch.setattr(record_folder, "_write_unpacked", counted)
     together = threading.Barrier(4)
 
     def opened(number: int) -> Entry | None:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 
 from treadle.agent.dialects.tags import TOOL_DIALECT
@@ -49,7 +50,7 @@ def write_group(folder: VerlFolder, step: int, name: str, texts: list[str]) -> N
     items = [GroupItem.from_text(text, dialect=TOOL_DIALECT) for text in texts]
     rewards = group_rewards(items, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     lines = [
-        {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
+        {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": asdict(reward)}
         for at, reward in enumerate(rewards)
     ]
     folder.write_group(step, str(uuid.uuid4()), lines, validation=False)

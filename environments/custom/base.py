@@ -1,0 +1,149 @@
+"""Define the base class of environments of one's own: one class, one instance per rollout.
+
+See docs/guides/environments.md. All that a class needs is in `treadle.api`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
+from treadle.agent.contract import Message, ModelTurn, Outcome, Resume, Task
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.free import FreeDialect
+from treadle.agent.role import RoleModel
+from treadle.core.errors import ConfigError
+from treadle.core.seeds import derive_seed
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.stored_rollout import StoredRollout
+from treadle.environments.types import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """End of an episode.
+
+    Attributes:
+        text: A last message, shown in the rollout; empty for none.
+        reward: Reward of the last turn; None for none.
+        truncated: Whether the episode ends before its task does.
+    """
+
+    text: str = ""
+    reward: float | None = None
+    truncated: bool = False
+
+
+Reaction = str | Message | Sequence[Message] | Done
+"""What `Environment.step` returns: one user message as text, messages, or the end."""
+
+
+class Environment:
+    """Base class of an environment. Annotated attributes with a default are settings, with their docstring as help.
+
+    Attributes:
+        version: Increase it if episodes become different; results are then made again.
+        dialect: How the model's turns are read and written; free text by default.
+        resume: How an interrupted episode resumes; see `treadle.agent.contract.Resume`.
+        system: System message; empty for none.
+        roles: Names of models under `models` that episodes may `ask`.
+        task: The task, with its hidden payload and answers.
+        rng: Random numbers of this rollout; seeded by run, task and sample.
+        group_rng: Random numbers that are the same in all rollouts of a task.
+        shared: What `open_shared` yields.
+    """
+
+    version: ClassVar[int] = 1
+    dialect: ClassVar[Dialect] = FreeDialect()
+    resume: ClassVar[Resume] = "reenact"
+    system: ClassVar[str] = ""
+    roles: ClassVar[tuple[str, ...]] = ()
+    task: ClassVar[Task]
+    rng: ClassVar[random.Random]
+    group_rng: ClassVar[random.Random]
+    shared: ClassVar[Any] = None
+
+    async def reset(self, task: Task) -> str | Sequence[Mapping[str, str]]:
+        """Return the first user message, or all messages before the model's first turn."""
+        return task.user_message
+
+    async def step(self, turn: ModelTurn) -> Reaction:
+        """React to a turn of the model."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method step(turn)")
+
+    async def outcome(self) -> Outcome | float | None:
+        """Return how the episode went if only its live state can tell; None if `score` or the rewards of turns do."""
+        return None
+
+    async def score(self, task: Task, rollout: StoredRollout) -> Outcome | float | None:
+        """Return how good a finished rollout is; called on a new instance, at any time after the rollout.
+
+        By default the reward of its outcome, else the sum of the rewards of its turns. None is unknown, never 0.
+        """
+        return rollout.outcome or rollout.reward
+
+    async def close(self) -> None:
+        """Release what the episode holds."""
+
+    @classmethod
+    def open_shared(cls, settings: Any, resources: Resources) -> AbstractAsyncContextManager[Any]:
+        """Return a context of what all episodes of a process share, as `self.shared`."""
+        return _nothing()
+
+    @classmethod
+    async def tasks(cls, settings: Any, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the tasks of a split (`train`, `heldout`) as rows: `question`, and `payload` or `answers` if needed."""
+        no_tasks: tuple[Mapping[str, Any], ...] = ()
+        for row in no_tasks:
+            yield row
+
+    async def ask(self, role: str, messages: Sequence[Mapping[str, str]]) -> str:
+        """Ask a model of the run; the answer is journaled, so it is not asked again when turns are acted again."""
+        model = self._models.get(role)
+        if model is None:
+            raise ConfigError(f"{type(self).__name__} asks {role!r}: add it to its `roles` and to [models]")
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        reply = await model.ask(
+            messages,
+            cache=ScopedCache(self._cache, "ask"),
+            unit=f"{role}-{number}",
+            seed=derive_seed(self._seed, "ask", role, number),
+            session=self.task.key,
+            deadline=self._deadline,
+        )
+        return reply.text
+
+    def prepare(self, task: Task, settings: EnvironmentSettings, shared: Any, seed: int, group_seed: int) -> None:
+        """Set the attributes of an instance before `reset` or `score`."""
+        names = type(settings).model_fields.keys() - EnvironmentSettings.model_fields.keys()
+        for name in names:
+            setattr(self, name, getattr(settings, name))
+        given = {
+            "task": task,
+            "shared": shared,
+            "rng": random.Random(derive_seed(seed, "environment")),
+            "group_rng": random.Random(derive_seed(group_seed, "environment")),
+        }
+        for name, value in given.items():
+            setattr(self, name, value)
+        self._seed = seed
+
+    def connect(self, cache: CallCache, models: Mapping[str, RoleModel]) -> None:
+        """Set what `ask` needs."""
+        self._cache = cache
+        self._models = models
+
+    _cache: CallCache = NullCache()
+    _models: Mapping[str, RoleModel] = {}
+    _num_asked: int = 0
+    _deadline: float = float("inf")
+    _seed: int = 0
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    yield None

@@ -1,0 +1,88 @@
+"""Play an episode of an environment class: text and messages of the user's code become observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.agent.contract import (
+    EpisodeDiverged,
+    EpisodeOptions,
+    InitialState,
+    Message,
+    ModelTurn,
+    Observation,
+    Outcome,
+    StepContext,
+    Task,
+)
+from treadle.agent.role import RoleModel
+from treadle.environments.custom.base import Done, Environment
+from treadle.environments.settings import EnvironmentSettings
+
+
+class CustomEpisode:
+    """Episode of one instance; see `treadle.agent.contract.Episode`."""
+
+    def __init__(
+        self, environment: Environment, settings: EnvironmentSettings, shared: Any, models: Mapping[str, RoleModel]
+    ) -> None:
+        self._environment = environment
+        self._settings = settings
+        self._shared = shared
+        self._models = models
+
+    async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
+        """Prepare the instance and ask it for its first messages."""
+        environment = self._environment
+        environment.prepare(task, self._settings, self._shared, options.seed, options.group_seed)
+        environment.connect(options.cache, self._models)
+        first = await environment.reset(task)
+        if not isinstance(first, str):
+            return InitialState([dict(message) for message in first])
+        system = [{"role": "system", "content": environment.system}] if environment.system else []
+        return InitialState([*system, {"role": "user", "content": first}])
+
+    async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
+        """Let the instance react; a turn that the server withheld ends the rollout."""
+        if turn.ended == "filtered":
+            return Observation(status="filtered")
+        self._environment._deadline = context.deadline
+        return _observation(await self._environment.step(turn), type(self._environment).__name__)
+
+    async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
+        """Act the turn again and compare; raise EpisodeDiverged for another reaction, or if the class restarts."""
+        if self._environment.resume == "restart":
+            raise EpisodeDiverged("the state of the episode is gone")
+        if self._environment.resume == "reenact":
+            again = await self.step(turn, context)
+            if again != observation:
+                raise EpisodeDiverged("the environment reacted to a recorded turn in another way")
+
+    async def outcome(self) -> Outcome | None:
+        """Return what the instance says about its state."""
+        return as_outcome(await self._environment.outcome())
+
+    async def close(self) -> None:
+        """Close the instance."""
+        await self._environment.close()
+
+
+def as_outcome(value: Outcome | float | None) -> Outcome | None:
+    """Return a number as the reward of an outcome."""
+    return Outcome(reward=float(value)) if isinstance(value, (int, float)) else value
+
+
+def _observation(reaction: Any, name: str) -> Observation:
+    if isinstance(reaction, Done):
+        messages = (Message(reaction.text),) if reaction.text else ()
+        return Observation((), messages, "finished", reaction.reward, reaction.truncated)
+    if isinstance(reaction, str):
+        return Observation(messages=(Message(reaction),))
+    if isinstance(reaction, Message):
+        return Observation(messages=(reaction,))
+    if isinstance(reaction, Observation):
+        return reaction
+    if isinstance(reaction, Sequence) and reaction and all(isinstance(one, Message) for one in reaction):
+        return Observation(messages=tuple(reaction))
+    raise TypeError(f"{name}.step returned {reaction!r:.80}; return text, Message, a list of Message, or Done")

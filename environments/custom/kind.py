@@ -1,0 +1,73 @@
+"""Make a type of environment from an environment class."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.agent.contract import EpisodeOptions, Outcome, Task
+from treadle.agent.role import RoleModel
+from treadle.environments.custom.base import Environment
+from treadle.environments.custom.episode import CustomEpisode, as_outcome
+from treadle.environments.custom.settings_class import settings_class
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.stored_rollout import StoredRollout
+from treadle.environments.types import Resources, Traits, equal_options
+
+
+@dataclass(frozen=True, slots=True)
+class CustomRuntime:
+    """Open environment of a class; see `treadle.environments.types.EnvironmentRuntime`."""
+
+    environment: type[Environment]
+    settings: EnvironmentSettings
+    shared: Any
+    models: Mapping[str, RoleModel]
+
+    def episode(self) -> CustomEpisode:
+        """Return the episode of one rollout."""
+        return CustomEpisode(self.environment(), self.settings, self.shared, self.models)
+
+    async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
+        """Treat all rollouts of a group alike."""
+        return equal_options(size, seed)
+
+
+class CustomType:
+    """Type of environment that a class stands for."""
+
+    def __init__(self, environment: type[Environment]) -> None:
+        self.name = environment.__name__
+        self.settings = settings_class(environment)
+        self._environment = environment
+
+    def traits(self, settings: EnvironmentSettings) -> Traits:
+        """See `EnvironmentType`."""
+        cls = self._environment
+        brings_tasks = cls.tasks.__func__ is not Environment.tasks.__func__  # type: ignore[attr-defined]
+        return Traits(resume=cls.resume, brings_tasks=brings_tasks, roles=cls.roles)
+
+    def tasks(self, settings: EnvironmentSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
+        """See `EnvironmentType`."""
+        return self._environment.tasks(settings, split, seed)
+
+    @contextlib.asynccontextmanager
+    async def open(self, settings: EnvironmentSettings, resources: Resources) -> AsyncIterator[CustomRuntime]:
+        """Open what the class shares."""
+        async with self._environment.open_shared(settings, resources) as shared:
+            yield CustomRuntime(self._environment, settings, shared, resources.roles)
+
+    def replaying(self, settings: EnvironmentSettings) -> None:
+        """Return None: turns are acted again."""
+
+    def facts(self, settings: EnvironmentSettings) -> dict[str, str]:
+        """Return nothing."""
+        return {}
+
+    async def score(self, settings: EnvironmentSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
+        """Let a new instance score a rollout."""
+        instance = self._environment()
+        instance.prepare(task, settings, None, 0, 0)
+        return as_outcome(await instance.score(task, rollout))

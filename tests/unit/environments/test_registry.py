@@ -1,0 +1,109 @@
+"""Types of environments by name: shipped, in a file next to the configuration, in a module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from treadle.core.errors import ConfigError
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import (
+    environment_type,
+    find_type,
+    parse_environment,
+    require_question,
+    traits_of,
+)
+from treadle.environments.rollouts.settings import RolloutsSettings
+from treadle.environments.settings import EnvironmentSettings
+
+CODE = """
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.types import Traits
+
+class GuessSettings(EnvironmentSettings):
+    low: int = 1
+
+class Guess:
+    name = "guess"
+    settings = GuessSettings
+
+    def traits(self, settings):
+        return Traits(resume="restart")
+
+    def open(self, settings, resources):
+        raise NotImplementedError
+
+class Half:
+    settings = GuessSettings
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "guess.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_environment_without_a_type_is_question() -> None:
+    assert type(parse_environment({})) is QuestionSettings
+    assert traits_of(QuestionSettings()).forks and environment_type(QuestionSettings()).name == "question"
+
+
+def test_class_in_a_file_validates_its_own_settings(file: Path) -> None:
+    given = parse_environment({"type": "guess.py:Guess", "low": 3})
+    assert (type(given).__name__, given.code_file, traits_of(given).resume) == ("GuessSettings", file, "restart")
+    assert given.model_dump()["low"] == 3
+    with pytest.raises(ValidationError, match="lo"):
+        parse_environment({"type": "guess.py:Guess", "lo": 3})
+    with pytest.raises(ConfigError, match=r'needs environment.type = "question", not .guess.py:Guess.'):
+        require_question(given, "the stage")
+
+
+def test_stage_reads_back_the_settings_that_it_dumped(file: Path) -> None:
+    model = {"model": "m", "endpoints": [{"url": "http://127.0.0.1:1/v1"}]}
+    environment = {"type": "guess.py:Guess", "low": 3}
+    settings = RolloutsSettings.model_validate({"model_name": "m", "model": model, "environment": environment})
+    again = RolloutsSettings.model_validate(settings.model_dump(mode="json"))
+    assert again.environment == settings.environment and again.environment.model_dump()["low"] == 3
+
+
+def test_edited_file_has_another_digest(file: Path) -> None:
+    before = parse_environment({"type": "guess.py:Guess"})
+    file.write_text(CODE.replace("low: int = 1", "low: int = 2"))
+    after = parse_environment({"type": "guess.py:Guess"})
+    assert (before.model_dump()["low"], after.model_dump()["low"]) == (1, 2)
+    assert before.digest() != after.digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gues", "'gues' is unknown; known: question"),
+        ("nowhere.at_all:Guess", "put its folder on PYTHONPATH"),
+        ("treadle.environments.settings:Digests", "Digests cannot be made: TypeError: .* missing 2 required"),
+    ],
+)
+def test_unknown_type_is_refused_with_what_to_do(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_type(name)
+
+
+def test_broken_or_missing_file_is_named(file: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        parse_environment({"type": "other.py:Guess"})
+    with pytest.raises(ValueError, match=r"guess.py:Half is no environment, it has no traits"):
+        parse_environment({"type": "guess.py:Half"})
+    file.write_text("1 / 0")
+    with pytest.raises(ValueError, match="cannot be loaded: ZeroDivisionError"):
+        parse_environment({"type": "guess.py:Guess"})
+
+
+def test_types_share_limits_but_not_digests(file: Path) -> None:
+    given = parse_environment({"type": "guess.py:Guess"})
+    assert isinstance(given, EnvironmentSettings) and given.turn_limit() == 10
+    assert given.digest() != EnvironmentSettings(code_sha256=given.code_sha256).digest()
