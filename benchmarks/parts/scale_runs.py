@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 
-from treadle.agent import rollouts
 from treadle.core.config import Section, load_config
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -20,6 +19,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import QUESTIONS
 from treadle.demo.world_files import write_world
+from treadle.environments.rollouts.stage import ROLLOUTS, RolloutsSettings
 
 SAMPLES = 8
 ROLLOUTS_ADDRESS = Address(1, "rollouts", "base")
@@ -87,9 +87,9 @@ def rollouts_instance(tokenizer: Path, url: str, model: str, environment: dict[s
         "environment": environment,
         "options": options,
     }
-    settings = load_config(rollouts.RolloutsSettings, data=data)
+    settings = load_config(RolloutsSettings, data=data)
     return Instance(
-        address=ROLLOUTS_ADDRESS, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (QUESTIONS_ADDRESS,)}
+        address=ROLLOUTS_ADDRESS, stage=ROLLOUTS, settings=settings, inputs={"questions": (QUESTIONS_ADDRESS,)}
     )
 
 

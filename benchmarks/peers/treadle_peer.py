@@ -11,7 +11,6 @@ from typing import Any
 
 import work
 
-from treadle.agent import rollouts
 from treadle.core.config import load_config
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -19,6 +18,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.rollouts.stage import ROLLOUTS, RolloutOptions, RolloutsSettings
 
 _QUESTIONS, _ROLLOUTS = Address(1, "questions"), Address(1, "rollouts")
 
@@ -46,10 +46,10 @@ def questions_stage(kind: str, num_items: int) -> Stage:
         context.write("questions", rows)
         return {}
 
-    return Stage(name="questions", version=1, settings=rollouts.RolloutOptions, produces=(QUESTIONS,), run=write)
+    return Stage(name="questions", version=1, settings=RolloutOptions, produces=(QUESTIONS,), run=write)
 
 
-def settings_of(kind: str, url: str, in_flight: int, folder: Path) -> rollouts.RolloutsSettings:
+def settings_of(kind: str, url: str, in_flight: int, folder: Path) -> RolloutsSettings:
     """Return the settings of the stage."""
     tool = {"enabled": kind == work.TOOLS}
     data = {
@@ -63,7 +63,7 @@ def settings_of(kind: str, url: str, in_flight: int, folder: Path) -> rollouts.R
         "environment": {"python": tool, "search": tool},
         "options": {"max_concurrent": in_flight},
     }
-    return load_config(rollouts.RolloutsSettings, data=data)
+    return load_config(RolloutsSettings, data=data)
 
 
 def main() -> None:
@@ -76,9 +76,9 @@ def main() -> None:
         stub_tools.replace_tools(work.TOOL_RESULT)
     run = Run.open(folder, "r") if resume else Run.create(folder, "r", {}, {})
     given = questions_stage(kind, num_items)
-    execute(Instance(address=_QUESTIONS, stage=given, settings=rollouts.RolloutOptions()), run)
+    execute(Instance(address=_QUESTIONS, stage=given, settings=RolloutOptions()), run)
     settings = settings_of(kind, url, in_flight, folder)
-    made = Instance(address=_ROLLOUTS, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (_QUESTIONS,)})
+    made = Instance(address=_ROLLOUTS, stage=ROLLOUTS, settings=settings, inputs={"questions": (_QUESTIONS,)})
     record = execute(made, run)
     assert record.metrics["status_answered"] == num_items, record.metrics
     table = run.rows(record.outputs["rollouts"])

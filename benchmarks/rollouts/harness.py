@@ -142,12 +142,12 @@ class LoopTimes:
 
 def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dict[str, float]:
     """Measure the stages `rollouts` and `scores`, executed as in a run, with stub tools."""
-    from treadle.agent import rollouts
     from treadle.core.runs.address import Address
     from treadle.core.runs.execute import execute
     from treadle.core.runs.run import Run
     from treadle.core.runs.stage import Instance, Stage, StageContext
     from treadle.core.schemas import QUESTIONS
+    from treadle.environments.rollouts.stage import ROLLOUTS, RolloutsSettings
     from treadle.eval.config import ScoresSettings
     from treadle.eval.scores import SCORES
 
@@ -184,10 +184,10 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
         "max_in_flight": 100_000,
     }
     settings = load_config(
-        rollouts.RolloutsSettings,
+        RolloutsSettings,
         data={"model_name": "base", "model": model, "options": {"max_concurrent": in_flight}},
     )
-    instance = Instance(address=made, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (questions,)})
+    instance = Instance(address=made, stage=ROLLOUTS, settings=settings, inputs={"questions": (questions,)})
     times, meter = LoopTimes(), CpuMeter()
     record = execute(instance, run, progress=times)
     whole_cpu, whole_wall = meter.read()

@@ -15,7 +15,7 @@ from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.llm.config import Sampling
 from treadle.core.store.storage import LocalStorage
 from treadle.environments.question.settings import QuestionSettings
-from treadle.rl.environment import ResidentEnvironment, with_interpreter
+from treadle.rl.environment import ResidentEnvironment
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import require_groups
@@ -133,8 +133,8 @@ def test_tool_that_fails_to_open_raises_one_error(tmp_path: Path) -> None:
 
 def test_program_interpreter_is_not_part_of_the_digest(tmp_path: Path) -> None:
     settings = environment(tmp_path)
-    given = with_interpreter(settings, Path("/usr/bin/python3"))
+    given = settings.with_interpreter(Path("/usr/bin/python3"))
     assert given.python.sandbox.interpreter == Path("/usr/bin/python3")
     assert given.digest() == settings.digest()
-    assert with_interpreter(given, Path("/opt/python")) == given
-    assert with_interpreter(settings, None) == settings
+    assert given.with_interpreter(Path("/opt/python")) == given
+    assert settings.with_interpreter(None) == settings

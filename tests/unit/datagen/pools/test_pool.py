@@ -22,7 +22,7 @@ def pool(entries: Sequence[Scored]) -> list[PoolEntry]:
 
 def _entry(index: int, score: float | None, num_calls: int) -> PoolEntry:
     calls = [CallRecord("search", "q", "refused" if turn else "ok", turn) for turn in range(num_calls)]
-    trajectory = Trajectory("answered", "", [], [], [], [], calls, num_calls + 1)
+    trajectory = Trajectory("answered", "", [], [], calls, num_calls + 1)
     verdict = Verdict(None if score is None else score > 0.8, score, "qa_f1")
     return PoolEntry(f"{index:016x}", index, 0, "initial", None, 0, trajectory, "", verdict)
 
