@@ -32,8 +32,14 @@ class Table:
         return [name for name in self.schema.names if name not in self.hidden]
 
 
-def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
-    return pa.field(name, type_, nullable=nullable, metadata={"doc": doc})
+NULL_ITEMS = b"null_items"
+"""Key in the metadata of a list column whose items may be null."""
+
+
+def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False, null_items: bool = False) -> pa.Field:
+    return pa.field(
+        name, type_, nullable=nullable, metadata={"doc": doc, **({"null_items": "yes"} if null_items else {})}
+    )
 
 
 def _renamed(schema: pa.Schema, **docs: str) -> list[pa.Field]:
@@ -207,6 +213,7 @@ ROLLOUTS = Table(
                 "turn_rewards",
                 pa.list_(pa.float64()),
                 "reward of each turn from the environment, null for turns without one; empty if no turn has one",
+                null_items=True,
             ),
             _field(
                 "reward",

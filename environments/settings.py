@@ -75,7 +75,8 @@ class EnvironmentSettings(Section):
     @classmethod
     def variants(cls) -> Sequence[SectionType]:
         """Return the settings of the types that are loaded."""
-        return cls.__subclasses__()
+        below = cls.__subclasses__()
+        return [*below, *(variant for one in below for variant in one.variants())]
 
     @property
     def dialect(self) -> Dialect:

@@ -43,6 +43,7 @@ from treadle.rl.training.stage import RL
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
+from treadle.tasks.planning.environment_checks import check_pools
 from treadle.tasks.planning.iterations import at_iteration, pool_checkpoints, pool_roles
 from treadle.tasks.planning.models import (
     check_named_checkpoint,
@@ -242,6 +243,7 @@ def _rollouts_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tu
 
 def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
     options = overridden(config, address, config.pools)
+    check_pools(address, config.environment, options.operators)
     samplings: dict[str, Sampling] = {}
     if (sampling := config.environment.summarizer_sampling) is not None:
         samplings["summarizer"] = sampling

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from treadle.core.errors import ArtifactError
-from treadle.core.schemas import Table
+from treadle.core.schemas import NULL_ITEMS, Table
 from treadle.core.store.storage import storage_errors
 
 ROW_GROUP_ROWS = 4096
@@ -108,7 +108,8 @@ class TableWriter:
             raise self._explain(field, values, first) from None
         if column.null_count and not field.nullable:
             raise self._error(first + values.index(None), f"column {field.name!r} is null", rows[values.index(None)])
-        if pa.types.is_list(field.type) and column.flatten().null_count:
+        has_null_items = NULL_ITEMS in self._table.schema.field(field.name).metadata
+        if pa.types.is_list(field.type) and not has_null_items and column.flatten().null_count:
             index = next(i for i, value in enumerate(values) if value is not None and None in list(value))
             raise self._error(first + index, f"a list in column {field.name!r} contains a null", rows[index])
         return column

@@ -25,7 +25,7 @@ def unreadable_output_warnings(metrics: Mapping[str, Any], noun: str = "rollouts
     """
     statuses = {name.removeprefix(_STATUS): metrics[name] for name in metrics if name.startswith(_STATUS)}
     num_with_output = metrics["num_rollouts"] - statuses.get("failed", 0)
-    if statuses.get("answered") or not num_with_output:
+    if statuses.get("answered") or statuses.get("finished") or not num_with_output:
         return []
     counts = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()) if count or name == "answered")
     if not metrics["calls_requested"]:

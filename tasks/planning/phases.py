@@ -22,6 +22,7 @@ from treadle.rl.training.phase_check import check_spread, check_training
 from treadle.rl.training.plan import check_sigmas
 from treadle.rl.training.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
+from treadle.tasks.planning.environment_checks import check_rl
 from treadle.tasks.planning.models import check_named_checkpoint, is_hub_id, named_checkpoint, pool_models, with_weights
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -171,6 +172,7 @@ def rl_settings(config: TreadleConfig, address: Address) -> RlSettings:
     """
     check_phase(config, address)
     options, environment = rl_options(config, address), environment_of(config)
+    check_rl(address, environment, branches=options.branches)
     local_environment(environment)
     scores = _scores(config, address)
     limits = AlgebraLimits(limit_s=scores.symbolic_limit_s, memory_mib=scores.symbolic_memory_mib)
