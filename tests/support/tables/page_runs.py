@@ -197,7 +197,7 @@ def _timed(
             yield {
                 "rollout_key": row["rollout_key"], "attempt": 1, "finished_at": "", "endpoint": "",
                 **dict(zip(("seconds", "model_seconds", "tool_seconds"), seconds, strict=True)),
-                **dict.fromkeys(counts, 0), "odd_answers": "{}",
+                **dict.fromkeys(counts, 0), "num_restarts": 0, "voided_tokens": 0, "odd_answers": "{}",
             }  # fmt: skip
 
 
