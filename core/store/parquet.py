@@ -108,7 +108,7 @@ class TableWriter:
             raise self._explain(field, values, first) from None
         if column.null_count and not field.nullable:
             raise self._error(first + values.index(None), f"column {field.name!r} is null", rows[values.index(None)])
-        has_null_items = NULL_ITEMS in self._table.schema.field(field.name).metadata
+        has_null_items = NULL_ITEMS in (self._table.schema.field(field.name).metadata or {})
         if pa.types.is_list(field.type) and not has_null_items and column.flatten().null_count:
             index = next(i for i, value in enumerate(values) if value is not None and None in list(value))
             raise self._error(first + index, f"a list in column {field.name!r} contains a null", rows[index])

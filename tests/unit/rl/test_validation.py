@@ -250,8 +250,8 @@ def test_equal_curves_are_equal_bytes_and_gaps_are_drawn() -> None:
 def trajectory(session: int, text: str, status: str = "answered") -> GroupTrajectory:
     return GroupTrajectory(
         session=session, prompt_ids=[1], completion_ids=[2, 3, 4], env_mask=[1, 0, 1], logprobs=[-1.0, 0.0, -1.0],
-        trajectory=Trajectory(status, text, [], [Sample([1], [2, 3, 4], [1, 0, 1])], [], 1), branch_parent=0 if session else None,
-        branch_depth=session, seed=9 + session,
+        trajectory=Trajectory(status, text, [], [Sample([1], [2, 3, 4], [1, 0, 1])], [], 1),
+        branch_parent=0 if session else None, branch_depth=session, seed=9 + session,
     )  # fmt: skip
 
 
