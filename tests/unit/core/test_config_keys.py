@@ -91,6 +91,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "TreadleConfig.models": (dict.fromkeys(("near", "vllm", "tutor"), FAR),),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
     "QuestionSettings.preset": ("et-agent-rl",),
+    "QuestionSettings.roles": ({},),
+    "EnvironmentRole.model": ("near",),
+    "QuestionsSettings.environment": ({"max_turns": 3},),
     "QuestionSettings.format_prompts": ({"assertion": "Yes or no?"},),
     "SftOptions.preset": ("et-agent-7b",),
     "RlOptions.preset": ("et-agent-7b",),
@@ -247,6 +250,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
             "format_prompts": {"fill_in": "Fill it in."},
+            "roles": {"host": {"model": "vllm"}},
         },
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
