@@ -70,7 +70,7 @@ SftOptions.ddp_timeout_s SftOptions.devices SftOptions.gradient_checkpointing Sf
 SftOptions.main_port SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size
 SftOptions.plot_loss SftOptions.preset SftOptions.save_steps SftOptions.stall_timeout_s SftOptions.threads
 SftOptions.trackers SftOptions.variant
-SourceSettings.path
+QuestionsSettings.environment SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.devices VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port
 VllmServer.startup_timeout_s VllmServer.threads VllmServer.variant
