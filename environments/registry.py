@@ -52,6 +52,10 @@ def parse_environment(data: Any) -> EnvironmentSettings:
     file = _code_file(name, given.get("code_file"))
     if file is not None:
         given |= {"code_file": file, "code_sha256": file_sha256(file)}
+    elif given.get("code_file") or given.get("code_sha256"):
+        raise ValueError(
+            f"code_file and code_sha256 belong to a type in a file, and type = {name!r} is none; leave them out"
+        )
     try:
         settings = find_type(name, file).settings
     except ConfigError as error:

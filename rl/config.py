@@ -13,8 +13,8 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
+from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
-from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.groups.branching import Branching
 from treadle.rl.rewards import RewardOptions
 
@@ -355,7 +355,7 @@ class RlSettings(Section):
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)
     """Number of phases in the curriculum; adding phases does not change earlier ones."""
-    environment: AnyEnvironment = EnvironmentSettings()
+    environment: AnyEnvironment = QuestionSettings()
     """Environment of the policy: the same as in every rollout of the run."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""

@@ -27,15 +27,14 @@ from treadle.core.store.storage import LocalStorage
 
 def rows(num_rollouts: int) -> Iterator[dict[str, Any]]:
     """Yield rollouts of about 400 tokens."""
-    sizes = {pa.string(): "word ", pa.int32(): 7, pa.int64(): 7}
+    sizes = {pa.string(): "word ", pa.int32(): 7, pa.int64(): 7, pa.bool_(): False, pa.float64(): 0.5}
     for index in range(num_rollouts):
         row: dict[str, Any] = {}
         for field in ROLLOUTS.schema:
-            if pa.types.is_list(field.type):
-                text = pa.types.is_string(field.type.value_type)
-                row[field.name] = [] if text else [index % 127, 1, 2, 3] * 100
-            else:
-                row[field.name] = sizes[field.type]
+            row[field.name] = [] if pa.types.is_list(field.type) else sizes[field.type]
+        numbers = [index % 127, 1, 2, 3] * 100
+        sample = {"prompt_ids": numbers, "training_prompt_ids": None, "ids": numbers, "origins": numbers}
+        row["samples"] = [sample | {"turn_starts": [], "spans": []}]
         row |= {"rollout_key": f"{index:016x}", "text": f"step {index} " * 150, "segments": f"[{index}]" * 100}
         yield row
 

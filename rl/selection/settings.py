@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from treadle.core.config import Section
+from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
-from treadle.environments.settings import EnvironmentSettings
 
 Domain = Literal["math", "qa", "choice"]
 
@@ -49,7 +49,7 @@ class SelectionSettings(Section):
     """Filters and limits of the selection."""
     phase: int = Field(default=1, ge=1)
     """Phase of the curriculum that the rows are for."""
-    environment: AnyEnvironment = EnvironmentSettings()
+    environment: AnyEnvironment = QuestionSettings()
     """Environment of the rollouts; its prompt becomes the prompt of the rows."""
     seed: int = 0
     """Seed of the run; it decides the order of the rows."""

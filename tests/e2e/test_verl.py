@@ -241,9 +241,8 @@ import os, shutil, sys
 from pathlib import Path
 import torch
 from treadle.core.errors import EngineError
-from treadle.rl.engine.verl import adapters as verl_adapters
-from treadle.rl.engine.verl.model_folder import merge
-from treadle.rl.engine.verl.states import check_state
+from treadle.rl.engine.verl import model_folder
+from treadle.rl.engine.verl.model_folder import check_state, merge
 written, copy, ran = map(Path, sys.argv[1:])
 check_state(written)
 class Evil:
@@ -259,7 +258,7 @@ for options in ({}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol
         except EngineError as error:
             print("refused", error)
 try:
-    verl_adapters._saved_adapters(copy / "actor")
+    model_folder._saved_adapters(copy / "actor")
 except Exception as error:
     print("refused", type(error).__name__)
 """

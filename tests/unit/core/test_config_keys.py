@@ -23,6 +23,8 @@ from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.environments.registry import shipped_settings
+from treadle.environments.settings import EnvironmentSettings
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import open_run
@@ -41,7 +43,7 @@ FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_time
 FetchSettings.max_per_host FetchSettings.max_per_query FetchSettings.reader_processes FetchSettings.user_agent
 ProviderSettings.api_key_envs ProviderSettings.max_queries_per_s ProviderSettings.request_timeout_s
 ProviderSettings.retry_limit ProviderSettings.url ProviderSettings.zone
-CurriculumSettings.phases EnvironmentSettings.preset FlowSettings.device_wait_s FlowSettings.iterations
+CurriculumSettings.phases QuestionSettings.preset FlowSettings.device_wait_s FlowSettings.iterations
 FlowSettings.workers
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
 ModelSettings.connect_timeout_s ModelSettings.endpoints
@@ -68,7 +70,7 @@ SftOptions.ddp_timeout_s SftOptions.devices SftOptions.gradient_checkpointing Sf
 SftOptions.main_port SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size
 SftOptions.plot_loss SftOptions.preset SftOptions.save_steps SftOptions.stall_timeout_s SftOptions.threads
 SftOptions.trackers SftOptions.variant
-SourceSettings.path
+QuestionsSettings.environment SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.devices VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port
 VllmServer.startup_timeout_s VllmServer.threads VllmServer.variant
@@ -76,8 +78,11 @@ WebSettings.cache_mb WebSettings.recorded_in
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-FIXED = {"TutorServer.type", "VllmServer.type", "SourceSettings.from"}
-"""Keys with one possible value. The type of a server changes with the whole of it."""
+FIXED = {
+    "TutorServer.type", "VllmServer.type", "SourceSettings.from",
+    "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
+}  # fmt: skip
+"""Keys with one possible value. The type of a server or an environment changes with the whole of it."""
 
 PROVIDER = {"type": "bright_data", "api_key_envs": ["ONE_KEY", "OTHER_KEY"], "zone": "z", "url": "http://127.0.0.1:9"}
 FAR = {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
@@ -85,8 +90,11 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.models": (["near"],),
     "TreadleConfig.models": (dict.fromkeys(("near", "vllm", "tutor"), FAR),),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
-    "EnvironmentSettings.preset": ("et-agent-rl",),
-    "EnvironmentSettings.format_prompts": ({"assertion": "Yes or no?"},),
+    "QuestionSettings.preset": ("et-agent-rl",),
+    "QuestionSettings.roles": ({},),
+    "EnvironmentRole.model": ("near",),
+    "QuestionsSettings.environment": ({"max_turns": 3},),
+    "QuestionSettings.format_prompts": ({"assertion": "Yes or no?"},),
     "SftOptions.preset": ("et-agent-7b",),
     "RlOptions.preset": ("et-agent-7b",),
     "RlOptions.devices": ([1],),
@@ -242,6 +250,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
             "format_prompts": {"fill_in": "Fill it in."},
+            "roles": {"host": {"model": "vllm"}},
         },
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
@@ -275,6 +284,7 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
     every = {
         f"{kind.__name__}.{name}"
         for kind in sections_below(TreadleConfig)
+        if not issubclass(kind, EnvironmentSettings) or kind in shipped_settings()
         for name, field in kind.model_fields.items()
         if not is_table(field)
     }
