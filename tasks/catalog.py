@@ -313,7 +313,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
         score_models(config, address)
     judges = {judge: _role(judge, config.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges)
-    environment = environment_of(config)
+    environment = config.environment
     has_answers = traits_of(environment).has_answers
     if not has_answers and (judges or options.redundancy.model is not None):
         raise ConfigError(
