@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -105,9 +106,11 @@ def checks(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     plan = trl_jobs.make_plan(finetuning_type="lora", learning_rate=1e-2, mini_batch_prompts=1, max_steps=1)
     job = folder.path / "job.json"
     job.write_text(json.dumps(job_json(folder, plan, policy)))
+    environ = engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"})
+    tests = str(Path(__file__).parents[1])
     done = subprocess.run(
         [str(python_of("trl", "cpu")), str(CHECKS), str(policy), str(job)],
-        env=engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}),
+        env={**environ, "PYTHONPATH": os.pathsep.join([environ["PYTHONPATH"], tests])},
         cwd="/",
         stdout=subprocess.PIPE,
         text=True,

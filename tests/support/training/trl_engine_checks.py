@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from scripted_groups import CONTRACT_JOBS, contract_generator, contract_rollouts, runs_of
+from support.training.scripted_groups import CONTRACT_JOBS, contract_generator, contract_rollouts, runs_of
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
