@@ -124,7 +124,7 @@ def test_bad_rows_are_quarantined_with_line_and_reason(desk: Desk) -> None:
     unusable = [json.loads(text) for text in listed.splitlines()]
     assert [row["source_row"] for row in unusable] == [5, 6, 7, 8, 9, 10, 11] and len(listed) < 10_000
     assert unusable[0] == {
-        "source_file": "questions.jsonl", "source_row": 5, "reason": "missing_field",
+        "source_file": "questions.jsonl", "source_row": 5, "dataset": "sums", "reason": "missing_field",
         "detail": unusable[0]["detail"], "raw": '{"question": "no answer"}',
     }  # fmt: skip
     resumes(desk, "--accept-failures")

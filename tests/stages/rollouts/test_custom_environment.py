@@ -19,7 +19,7 @@ from support.servers.scripted_server import RecordedRequest, Reply, served
 from treadle.core.chat import ChatTokenizer
 
 GUIDE = ROOT / "docs/guides/environments.md"
-NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "4"))
+NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "2"))
 TOKENIZER = ChatTokenizer.load(qwen_tokenizer())
 
 

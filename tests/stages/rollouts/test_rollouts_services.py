@@ -17,6 +17,8 @@ from support.servers.served_index import served
 from support.tables.given_questions import GIVEN, TOKENIZER
 from support.tables.score_tables import score_rows
 
+from treadle.core.schemas import QUESTIONS
+
 SEARCH = "<think>t</think><search>red</search>"
 RESULT = "<result>Title 0\nred fox</result>"
 STOPS = {"</python>", "</search>", "</answer>"}
@@ -108,7 +110,7 @@ async def test_unresponsive_model_costs_only_that_rollout_which_scores_zero(tmp_
     assert another < silent, "it kept no other one waiting"
     asked = bench.run.record(GIVEN)
     assert asked is not None
-    questions = list(bench.run.rows(asked.outputs["questions"]).rows())
+    questions = list(bench.run.rows(asked.outputs["questions"]).rows(QUESTIONS.schema.names))
     scores, _ = score_rows(tmp_path / "scores", questions, rows)
     figures = ("prediction", "is_valid_answer", "correct", "score", "em", "acc", "f1", "efficiency")
     assert [scores[0][name] for name in figures] == ["", False, False, 0.0, 0.0, 0.0, 0.0, 0.0]
