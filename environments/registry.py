@@ -149,6 +149,10 @@ def _as_type(found: Any, name: str) -> EnvironmentType:
     """Return the type that a class is, or that stands for an environment class."""
     try:
         if isinstance(found, type) and issubclass(found, Environment):
+            if found.step is Environment.step:
+                raise ConfigError(
+                    f"environment.type: {name} has no method step(turn), which reacts to the model's turns"
+                )
             return CustomType(found)
         made = found() if isinstance(found, type) else found
     except ConfigError:

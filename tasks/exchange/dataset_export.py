@@ -71,7 +71,7 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
 
 
 def _leave_out(path: Path, hidden: Sequence[str]) -> None:
-    """Write a parquet file anew without some of its columns, one row group at a time."""
+    """Write a parquet file again without some of its columns, one row group at a time."""
     import pyarrow.parquet as pq
 
     whole = path.with_suffix(".whole")

@@ -107,3 +107,10 @@ def test_types_share_limits_but_not_digests(file: Path) -> None:
     given = parse_environment({"type": "guess.py:Guess"})
     assert isinstance(given, EnvironmentSettings) and given.turn_limit() == 10
     assert given.digest() != EnvironmentSettings(code_sha256=given.code_sha256).digest()
+
+
+def test_class_without_a_reaction_to_turns_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "idle_envs.py"
+    file.write_text("from treadle.api import Environment\n\n\nclass Idle(Environment):\n    pass\n")
+    with pytest.raises(ConfigError, match=r"idle_envs\.py:Idle has no method step"):
+        find_type("idle_envs.py:Idle", file)
