@@ -180,16 +180,24 @@ def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> 
     )
 
 
-def environment_score(answer: Answer, environment: EnvironmentSettings) -> Score:
-    """Let the environment say how good a rollout is; a rollout that infrastructure lost is wrong.
+def environment_scores(batch: Sequence[Answer], environment: EnvironmentSettings) -> list[Score]:
+    """Let the environment say how good rollouts are, concurrently; a rollout that infrastructure lost is wrong.
 
     A rollout is right if its outcome is a success, or else if its reward is above 0.5.
     """
+
+    async def all_scores() -> list[Score]:
+        return await asyncio.gather(*(_environment_score(answer, environment) for answer in batch))
+
+    return asyncio.run(all_scores())
+
+
+async def _environment_score(answer: Answer, environment: EnvironmentSettings) -> Score:
     if answer.row["status"] == FAILED or answer.gold.task is None:
         return _UNFINISHED
     rollout = StoredRollout.from_row(answer.row)
     try:
-        outcome = asyncio.run(environment_type(environment).score(environment, answer.gold.task, rollout))
+        outcome = await environment_type(environment).score(environment, answer.gold.task, rollout)
     except Exception as error:  # noqa: BLE001 - any error of a user's scorer leaves the rollout without a verdict
         _log.warning("rollout %s could not be scored", answer.key, exc_info=True)
         return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, f"{type(error).__name__}: {error}")

@@ -29,7 +29,7 @@ from treadle.eval.answers import (
     Answer,
     Gold,
     answers,
-    environment_score,
+    environment_scores,
     open_checker,
     rule_score,
 )
@@ -84,13 +84,14 @@ class _ScoresRun:
         with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
 
             def decide_by_rule(answer: Answer) -> Score:
-                if environment is not None:
-                    return environment_score(answer, environment)
                 return self._judging.stored_rule_score(answer) or rule_score(answer, checker, options.f1_threshold)
 
             for batch in answers(
                 inputs["rollouts"], inputs["questions"], with_text=is_judged, with_tasks=environment is not None
             ):
+                if environment is not None:
+                    self._write(batch, environment_scores(batch, environment))
+                    continue
                 rules = (
                     threads.map(decide_by_rule, batch) if options.symbolic_workers > 1 else map(decide_by_rule, batch)
                 )
