@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from treadle.agent.contract import (
     Task,
 )
 from treadle.agent.role import RoleModel
+from treadle.core.errors import DeadlineExceeded
+from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
 from treadle.environments.settings import EnvironmentSettings
 
@@ -44,11 +47,22 @@ class CustomEpisode:
         return InitialState([*system, {"role": "user", "content": first}])
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
-        """Let the instance react; a turn that the server withheld ends the rollout."""
+        """Let the instance react; a turn that the server withheld ends the rollout.
+
+        Raises DeadlineExceeded if it does not react in time.
+        """
         if turn.ended == "filtered":
             return Observation(status="filtered")
         self._environment._deadline = context.deadline
-        return _observation(await self._environment.step(turn), type(self._environment).__name__)
+        name = type(self._environment).__name__
+        try:
+            async with work_clock().limit(None if math.isinf(context.deadline) else context.deadline):
+                reaction = await self._environment.step(turn)
+        except TimeoutError as error:
+            if work_clock().time() < context.deadline:
+                raise
+            raise DeadlineExceeded(f"{name}.step did not react before the rollout's time limit") from error
+        return _observation(reaction, name)
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Act the turn again and compare; raise EpisodeDiverged for another reaction, or if the class restarts."""

@@ -76,6 +76,7 @@ async def play(
     options: EpisodeOptions | None = None,
     resources: Resources | None = None,
     renderer: ChatTokenizer | None = None,
+    deadline: float = math.inf,
     **settings: Any,
 ) -> Trajectory:
     """Return one rollout of a task."""
@@ -85,4 +86,4 @@ async def play(
         engine = RolloutEngine(
             model, tokenizer, Sampling(), limits_of(parsed), parsed.dialect, renderer=renderer or tokenizer
         )
-        return await engine.roll_out(runtime.episode(), task, seed=7, deadline=math.inf, cache=kept, options=options)
+        return await engine.roll_out(runtime.episode(), task, seed=7, deadline=deadline, cache=kept, options=options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from support.rollouts.dialogues import Guess, Halving, play
 from support.rollouts.rollout_bench import load
@@ -11,6 +13,7 @@ from treadle.agent.dialects.base import render
 from treadle.agent.trajectory import Trajectory
 from treadle.api import Done, Environment, Message, ModelTurn, StoredRollout
 from treadle.core.chat import ChatTokenizer
+from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
@@ -146,6 +149,16 @@ async def test_class_that_restarts_replays_nothing() -> None:
     await play(Live, Halving(None), None, TASK, cache=memory)
     with pytest.raises(EpisodeDiverged):
         await play(Live, Halving(None), None, TASK, cache=Memory({unit: memory[unit] for unit in ("llm-0", "tool-0")}))
+
+
+async def test_reaction_that_never_comes_ends_the_rollout_at_its_deadline() -> None:
+    class Frozen(Environment):
+        async def step(self, turn: ModelTurn) -> Done:
+            await asyncio.Event().wait()
+            return Done()
+
+    trajectory = await play(Frozen, Halving(None), None, TASK, deadline=work_clock().time() + 0.2)
+    assert (trajectory.status, trajectory.truncated) == ("timeout", True)
 
 
 def test_annotated_attributes_are_settings_with_their_docstrings() -> None:
