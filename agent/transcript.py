@@ -120,11 +120,12 @@ class Transcript:
         else:
             self._replace(span.start, candidate, len(new), kept)
         span.text, span.end = kept, len(self.ids)
-        if marker and not self._dialect.is_stopped(kept):
+        is_stopped = (bool(marker) or bool(self._turn_end)) and self._dialect.is_stopped(kept)
+        if marker and not is_stopped:
             # The ids may contain part of the marker although the text does not.
             begun = decoded[before + len(text) :] if decoded.startswith(text, before) else ""
             self._restore_marker(marker.removeprefix(begun))
-        if self._turn_end and self.is_at_stop:
+        if marker or is_stopped:
             self._turn_end = ()
         return True
 
@@ -184,10 +185,12 @@ class Transcript:
             if message.role != "block":
                 replies.append(message)
                 continue
-            self._append_replies(replies)
-            replies = []
+            if replies:
+                self._append_replies(replies)
+                replies = []
             self.append_block(message.text)
-        self._append_replies(replies)
+        if replies:
+            self._append_replies(replies)
 
     def append_block(self, block: str) -> None:
         """Append a result block, encoded separately."""
@@ -205,8 +208,6 @@ class Transcript:
         return self._codec.decode(ids)
 
     def _append_replies(self, replies: Sequence[Message]) -> None:
-        if not replies:
-            return
         contents = [(reply.role, reply.text) for reply in replies]
         messages = [{"role": role, "content": text} for role, text in contents]
         start = len(self.ids)

@@ -65,6 +65,11 @@ class TagTable:
         return tuple(tag.name for tag in self.tags if tag.is_tool)
 
     @cached_property
+    def every_call_stops(self) -> bool:
+        """Whether generation stops at each call, so that a turn has at most one."""
+        return all(self.by_name[name].stop for name in self.tools)
+
+    @cached_property
     def stops(self) -> tuple[str, ...]:
         """Closing markers at which generation stops; they are kept in the text."""
         return tuple(tag.closing for tag in self.tags if tag.stop)

@@ -105,28 +105,26 @@ def parse_calls(text: str, number: int, ended: TurnEnd, dialect: TagDialect) -> 
     The argument is the text between the markers, stripped. A call that stopped the turn begins at the first opening
     marker; without one its argument is empty, and the tool reports it as invalid.
     """
-    found = [(dialect.by_name[name], body) for name, body in _unstopped_bodies(text, dialect)]
-    if ended == "stop" and (last := _last_body(text, dialect)) is not None:
-        found.append(last)
+    last = _last_body(text, dialect) if ended == "stop" else None
+    if dialect.every_call_stops:  # the usual case, once per turn of thousands of rollouts
+        return () if last is None else (_call(number, 0, *last),)
+    found = _unstopped_bodies(text, dialect) + ([last] if last is not None else [])
     numbers: Counter[str] = Counter()
     calls = []
     for tag, body in found:
-        calls.append(Call(call_id(number, tag.name, numbers[tag.name]), tag.name, {tag.parameter: body.strip()}))
+        calls.append(_call(number, numbers[tag.name], tag, body))
         numbers[tag.name] += 1
     return tuple(calls)
 
 
-def _unstopped_bodies(text: str, dialect: TagDialect) -> list[tuple[str, str]]:
-    """Return tool and text of the complete calls at which generation does not stop."""
-    if all(dialect.by_name[name].stop for name in dialect.tools):
-        return []
-    pieces = [piece for piece in dialect.segments(text) if dialect.is_call(piece)]
-    tags = [dialect.by_name[piece.kind] for piece in pieces]
-    return [
-        (tag.name, piece.text[len(tag.opening) : -len(tag.closing)])
-        for tag, piece in zip(tags, pieces, strict=True)
-        if not tag.stop
-    ]
+def _call(turn: int, number: int, tag: Tag, body: str) -> Call:
+    return Call(call_id(turn, tag.name, number), tag.name, {tag.parameter: body.strip()})
+
+
+def _unstopped_bodies(text: str, dialect: TagDialect) -> list[tuple[Tag, str]]:
+    """Return tag and text of the complete calls at which generation does not stop."""
+    pieces = [(dialect.by_name[piece.kind], piece.text) for piece in dialect.segments(text) if dialect.is_call(piece)]
+    return [(tag, text[len(tag.opening) : -len(tag.closing)]) for tag, text in pieces if not tag.stop]
 
 
 def _last_body(text: str, dialect: TagDialect) -> tuple[Tag, str] | None:

@@ -5,9 +5,7 @@ Limits: docs/behaviour/agent.md.
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from treadle.agent.contract import (
     Call,
@@ -23,6 +21,7 @@ from treadle.agent.contract import (
 )
 from treadle.agent.dialects.tags import is_answer, neutralise
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
+from treadle.core.gather import gather_or_cancel
 from treadle.environments.question.settings import QuestionSettings
 from treadle.web.pages.control_tokens import without_tokens
 
@@ -83,20 +82,19 @@ class QuestionEpisode:
 
     async def _answer_calls(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Run the allowed calls concurrently, in the order of the turn; refuse the others."""
-        refusals = self._refusals(turn.calls)
         log = context.log or (turn.text,)
         told = CallContext(self._question, log, context.seed, context.budget_s, self._route)
+        refusals = self._refusals(turn.calls)
         allowed = [call for call in turn.calls if call.id not in refusals]
         jobs = [self._tools[call.tool].call(call.text, deadline=context.deadline, context=told) for call in allowed]
-        # Most turns have one call; a group of tasks would cost more than the call's bookkeeping.
-        outcomes = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
-        by_id = dict(zip((call.id for call in allowed), outcomes, strict=True))
+        # Most turns have one call, which needs no task of its own.
+        outcomes = iter([await jobs[0]] if len(jobs) == 1 else await gather_or_cancel(jobs))
         records, messages, ends = [], [], False
         for call in turn.calls:
-            if call.id in by_id:
-                record = _executed(call, turn.number, by_id[call.id])
+            if (refusal := refusals.get(call.id)) is None:
+                record = _executed(call, turn.number, next(outcomes))
             else:
-                notice, is_last = refusals[call.id]
+                notice, is_last = refusal
                 ends = ends or is_last
                 record = CallRecord(call.tool, call.text, "refused", turn.number, notice, id=call.id)
             records.append(record)
@@ -117,29 +115,34 @@ class QuestionEpisode:
     def _refusals(self, calls: tuple[Call, ...]) -> dict[str, tuple[str, bool]]:
         """Return the notice for each call over a limit, by id, and whether the call ends the rollout."""
         on_limit = self._settings.on_limit
-        executed, refused = self._ledger.executed.copy(), Counter[str]()
+        allowed: list[str] = []
+        refused: list[str] = []
         found = {}
         for call in calls:
-            reason = self._limit_message(call.tool, executed)
+            reason = self._limit_message(call.tool, allowed)
             if reason is None:
-                executed[call.tool] += 1
+                allowed.append(call.tool)
                 continue
             # With `notice`, the second refused call of a tool ends the rollout.
-            earlier = self._ledger.refused(call.tool) + refused[call.tool]
+            earlier = self._ledger.refused(call.tool) + refused.count(call.tool)
             ends = on_limit == "stop" or (on_limit == "notice" and earlier >= 1)
-            refused[call.tool] += 1
+            refused.append(call.tool)
             found[call.id] = ("" if ends or on_limit == "silent" else f"{reason} Go on without it.", ends)
         return found
 
-    def _limit_message(self, tool: str, executed: Counter[str]) -> str | None:
-        """Return the message of the limit that rules out one more call; None if the call is allowed."""
+    def _limit_message(self, tool: str, allowed: Sequence[str]) -> str | None:
+        """Return the message of the limit that rules out one more call; None if the call is allowed.
+
+        `allowed` are the tools of the turn's earlier calls that will run.
+        """
+        executed = self._ledger.executed
         limit = self._settings.call_limit(tool, self._additional)
         if limit == 0 or tool not in self._tools:
             return f"The {tool} tool is not available here."
-        if executed[tool] >= limit:
+        if executed[tool] + allowed.count(tool) >= limit:
             return f"The limit of {tool} calls ({limit}) is reached; this call was not run."
         total = self._settings.total_limit(self._additional)
-        if total is not None and executed.total() >= total:
+        if total is not None and executed.total() + len(allowed) >= total:
             return f"The limit of tool calls ({total}) is reached; this call was not run."
         return None
 

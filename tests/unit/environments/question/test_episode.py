@@ -20,6 +20,7 @@ from treadle.agent.contract import (
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.config import load_config
+from treadle.core.errors import ToolError
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 
@@ -213,6 +214,35 @@ async def test_calls_of_one_turn_run_at_once_and_their_results_keep_their_order(
     assert events == ["begin a", "begin b", "end b", "end a"]
     assert observation.messages == (block("a"), block("b"))
     assert [(call.id, call.turn) for call in observation.calls] == [("t3.search_0", 3), ("t3.python_0", 3)]
+
+
+class OutOfOrderTool(EchoTool):
+    """Fails for the argument `broken` once another call waits, and waits for ever for all others."""
+
+    def __init__(self) -> None:
+        super().__init__("search")
+        self.waiting = asyncio.Event()
+        self.cancelled: list[str] = []
+
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
+        if argument == "broken":
+            await self.waiting.wait()
+            raise ToolError("the index is gone")
+        self.waiting.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(argument)
+            raise
+        raise AssertionError
+
+
+async def test_broken_tool_ends_the_other_calls_of_the_turn() -> None:
+    tool = OutOfOrderTool()
+    episode = await begun(settings(), {"search": tool})
+    with pytest.raises(ToolError, match="the index is gone"):
+        await episode.step(read_several("<search>broken</search><search>slow</search>"), StepContext(math.inf))
+    assert tool.cancelled == ["slow"]
 
 
 @pytest.mark.parametrize(("on_limit", "status"), [("notice", "limit"), ("silent", None)])
