@@ -497,7 +497,7 @@ TRAINING_LOG = Table(
 
 RL_ROLLOUTS = Table(
     "rl_rollouts",
-    1,
+    2,
     ("step", "group", "session"),
     pa.schema(
         [
@@ -508,14 +508,25 @@ RL_ROLLOUTS = Table(
             _field("dataset", pa.string(), "copied from the row"),
             _field("domain", pa.string(), "copied from the row"),
             _field("input", pa.string(), "the question as shown to the agent"),
-            _field("output", pa.string(), "the assistant turn, including tool results"),
+            _field("output", pa.string(), "what follows it, tool results and messages of the environment included"),
             _field(
                 "reward",
                 pa.float64(),
                 "reward; null, like all its parts, if infrastructure failed and the rollout was not scored",
                 nullable=True,
             ),
-            _field("correctness", pa.float64(), "1 or 0 for math and choice, F1 for qa", nullable=True),
+            _field(
+                "turn_rewards",
+                pa.list_(pa.float64()),
+                "reward of each turn from the environment, null for none; empty if no turn has one",
+                null_items=True,
+            ),
+            _field(
+                "correctness",
+                pa.float64(),
+                "1 or 0 for math and choice, F1 for qa, the environment's reward within [0, 1] for a task",
+                nullable=True,
+            ),
             _field("f_tool", pa.float64(), "factor for calls", nullable=True),
             _field("f_len", pa.float64(), "factor for length", nullable=True),
             _field("f_format", pa.float64(), "0, or minus the penalty if the format is broken", nullable=True),
@@ -531,6 +542,7 @@ RL_ROLLOUTS = Table(
             _field("length_mean", pa.float64(), "mean length of the group", nullable=True),
             _field("length_std", pa.float64(), "its population standard deviation", nullable=True),
             _field("finish", pa.string(), "how the rollout ended, as in `rollouts`"),
+            _field("truncated", pa.bool_(), "whether it ended before its task did"),
             _field("branch_parent", pa.int32(), "session that it branched from; null if there is none", nullable=True),
             _field("branch_depth", pa.int32(), "number of branches before it; 0 if it started from the question"),
             _field("seed", pa.int64(), "seed of the rollout"),

@@ -18,7 +18,7 @@ from treadle.core.answers.score import GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
-from treadle.environments.registry import environment_type
+from treadle.environments.scoring import ENVIRONMENT, environment_score
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions
@@ -26,10 +26,6 @@ from treadle.eval.lengths import count_agent_ids
 
 ANSWERED = "answered"
 FAILED = "failed"
-ENVIRONMENT = "environment"
-"""Name of the rule by which the environment itself says how good a rollout is."""
-SUCCESS_REWARD = 0.5
-"""Reward above which a rollout is right, if its environment does not say."""
 
 _log = logging.getLogger(__name__)
 
@@ -181,10 +177,7 @@ def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> 
 
 
 def environment_scores(batch: Sequence[Answer], environment: EnvironmentSettings) -> list[Score]:
-    """Let the environment say how good rollouts are, concurrently; a rollout that infrastructure lost is wrong.
-
-    A rollout is right if its outcome is a success, or else if its reward is above 0.5.
-    """
+    """Let the environment say how good rollouts are, concurrently; a rollout that infrastructure lost is wrong."""
 
     async def all_scores() -> list[Score]:
         return await asyncio.gather(*(_environment_score(answer, environment) for answer in batch))
@@ -197,17 +190,10 @@ async def _environment_score(answer: Answer, environment: EnvironmentSettings) -
         return _UNFINISHED
     rollout = StoredRollout.from_row(answer.row)
     try:
-        outcome = await environment_type(environment).score(environment, answer.gold.task, rollout)
+        return await environment_score(environment, answer.gold.task, rollout)
     except Exception as error:  # noqa: BLE001 - any error of a user's scorer leaves the rollout without a verdict
         _log.warning("rollout %s could not be scored", answer.key, exc_info=True)
         return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, f"{type(error).__name__}: {error}")
-    reward = outcome.reward if outcome is not None else None
-    success = outcome.success if outcome is not None else None
-    if reward is None and success is None:
-        return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, "the environment gave no reward")
-    score = float(success is True) if reward is None else reward
-    correct = score > SUCCESS_REWARD if success is None else success
-    return Score(float(correct), float(correct), float(correct), score, correct, ENVIRONMENT)
 
 
 @contextlib.contextmanager

@@ -21,10 +21,10 @@ from treadle.core.answers.score import Score
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Stage, StageContext
+from treadle.environments.scoring import ENVIRONMENT
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.answers import (
     COPIED_COLUMNS,
-    ENVIRONMENT,
     FAILED,
     Answer,
     Gold,

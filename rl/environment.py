@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class OpenEnvironment:
         branching: Branching,
         *,
         vocab_size: int,
+        max_prompt_tokens: float = math.inf,
         membership: BatchMembership | None = None,
     ) -> GroupRollouts:
         """Return a runner of groups in this environment; `membership` is that of the `BatchedModel`, if any."""
@@ -64,6 +66,7 @@ class OpenEnvironment:
             branching=branching,
             rollout_time_s=self.settings.rollout_time_s,
             vocab_size=vocab_size,
+            max_prompt_tokens=max_prompt_tokens,
             membership=membership or BatchMembership(),
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from treadle.agent.dialects.base import Segment
+from treadle.agent.dialects.base import Dialect, Segment
 from treadle.agent.dialects.tags import TagDialect, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
@@ -22,9 +22,6 @@ from treadle.rl.format_check import FormatMode, format_reasons
 
 FAILED = "failed"
 """Status of an item that infrastructure, not the policy, prevented."""
-
-ENVIRONMENT = "environment"
-"""Name of the rule by which the environment itself says how good a rollout is."""
 
 _ANSWERED = "answered"
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
@@ -44,8 +41,6 @@ class GroupItem:
         model_tokens: Number of tokens that the model wrote.
         total_tokens: Number of tokens, tool results included.
         status: How the rollout ended; see `treadle.agent.rollout.STATUSES`.
-        reward: Reward of the episode from its environment; None for none.
-        success: Whether the environment says that the task is solved; None if it says nothing.
     """
 
     segments: tuple[Segment, ...]
@@ -58,8 +53,6 @@ class GroupItem:
     session: int = 0
     branch_parent: int | None = None
     branch_depth: int = 0
-    reward: float | None = None
-    success: bool | None = None
 
     @classmethod
     def from_text(cls, text: str, *, status: str = _ANSWERED, dialect: TagDialect, **counts: Any) -> GroupItem:
@@ -129,12 +122,13 @@ def group_rewards(
     *,
     choices: Sequence[str] = (),
     checker: Checker | None = None,
-    dialect: TagDialect,
+    dialect: Dialect,
 ) -> list[Reward]:
     """Return the rewards of all trajectories of one question, in the order of the items, which does not affect them.
 
     `gold`: accepted answers; the best match counts. `checker` adds computer algebra to math, as in the stage `scores`.
-    Raises ConfigError for an unknown domain, and EngineError if computer algebra gave no verdict.
+    Only a dialect of tags has a format to break. Raises ConfigError for an unknown domain, and EngineError if computer
+    algebra gave no verdict.
     """
     group = _GroupStatistics.of([item for item in items if item.status != FAILED], options.length_scope)
 
@@ -142,29 +136,33 @@ def group_rewards(
         if item.status == FAILED:
             return group.reward(item, "", _UNFINISHED, (), sigma_tool, sigma_length, options)
         answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
-        reasons = format_reasons(item.segments, dialect, options.format_mode)
+        reasons: tuple[str, ...] = ()
+        if isinstance(dialect, TagDialect):
+            reasons = format_reasons(item.segments, dialect, options.format_mode)
         return group.reward(item, answer, score, reasons, sigma_tool, sigma_length, options)
 
     return _fill_unscored([reward(item) for item in items])
 
 
-def outcome_rewards(items: Sequence[GroupItem], options: RewardOptions = RewardOptions()) -> list[Reward]:
+def outcome_rewards(
+    items: Sequence[GroupItem], scores: Sequence[Score], options: RewardOptions = RewardOptions()
+) -> list[Reward]:
     """Return the rewards that the environment gave, in the order of the items.
 
-    An item without one is left out of the group's mean: a missing reward is never 0. The factors and penalties of
-    `group_rewards` do not apply.
+    `scores` are its verdicts, one per item; see `treadle.environments.scoring`. An item without one is left out of the
+    group's mean: a missing reward is never 0. The factors and penalties of `group_rewards` do not apply. Correctness is
+    the reward, limited to [0, 1].
     """
     group = _GroupStatistics.of([item for item in items if item.status != FAILED], options.length_scope)
 
-    def reward(item: GroupItem) -> Reward:
-        value = item.reward or 0.0
-        solved = min(max(value, 0.0), 1.0) if item.success is None else float(item.success)
-        score = Score(solved, solved, solved, solved, False, ENVIRONMENT)
-        made = group.reward(item, "", score, (), 0.0, 0.0, options)
-        known = item.status != FAILED and item.reward is not None
+    def reward(item: GroupItem, score: Score) -> Reward:
+        value = score.score or 0.0
+        shown = replace(score, score=min(max(value, 0.0), 1.0))
+        made = group.reward(item, "", shown, (), 0.0, 0.0, options)
+        known = item.status != FAILED and score.score is not None
         return replace(made, reward=value, scored=known, f_tool=1.0, f_len=1.0)
 
-    return _fill_unscored([reward(item) for item in items])
+    return _fill_unscored([reward(item, score) for item, score in zip(items, scores, strict=True)])
 
 
 def score_item(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadEnvironment
-from treadle.rl.engine.rows import Row
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironment
 from treadle.rl.groups.batching import BatchedModel, BatchMembership, Generate
@@ -42,7 +42,7 @@ class GroupSource:
         self._rollouts = rollouts
         self._scorer = scorer
 
-    def step(self, step: int, rows: Sequence[Row], first: int = 0) -> list[ScoredGroup]:
+    def step(self, step: int, rows: Sequence[Task], first: int = 0) -> list[ScoredGroup]:
         """Return the groups of a step (from 1), in the order of its rows.
 
         `first` is the position in the step of the first row. The random numbers depend only on the plan's seed, the
@@ -52,7 +52,7 @@ class GroupSource:
         jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
         return self._make(self._rollouts, jobs, rows, self._plan.sigmas_at(step))
 
-    def validate(self, rows: Sequence[Row]) -> list[Reward]:
+    def validate(self, rows: Sequence[Task]) -> list[Reward]:
         """Return the reward of one greedy trajectory per row; both sigmas are 0."""
         sampling = self._rollouts.engine.sampling.model_copy(update={"temperature": 0.0})
         engine = replace(self._rollouts.engine, sampling=sampling)
@@ -61,11 +61,11 @@ class GroupSource:
         return [scored.rewards[0] for scored in self._make(rollouts, jobs, rows, (0.0, 0.0))]
 
     def _make(
-        self, rollouts: GroupRollouts, jobs: Sequence[GroupJob], rows: Sequence[Row], sigmas: tuple[float, float]
+        self, rollouts: GroupRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], sigmas: tuple[float, float]
     ) -> list[ScoredGroup]:
         groups = self._environment.run(require_groups(rollouts, jobs))
         return [
-            ScoredGroup(group, self._scorer.rewards(group.items, row.question, row.answers, sigmas))
+            ScoredGroup(group, self._scorer.rewards(group, row, sigmas))
             for group, row in zip(groups, rows, strict=True)
         ]
 
@@ -96,7 +96,11 @@ def open_source(
             model, codec, options.sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
         )
         rollouts = environment.open.groups(
-            engine, options.branching, vocab_size=codec.vocab_size, membership=membership
+            engine,
+            options.branching,
+            vocab_size=codec.vocab_size,
+            max_prompt_tokens=options.max_prompt_tokens,
+            membership=membership,
         )
         yield GroupSource(plan, environment, rollouts, scorer)
 
@@ -116,5 +120,5 @@ def _resident(job: dict[str, Any], settings: EnvironmentSettings) -> Iterator[Re
         yield environment
 
 
-def _job(row: Row, group_id: str, size: int, *seeds: int) -> GroupJob:
-    return GroupJob(group_id, row.question, size, derive_seed(*seeds, row.question.key))
+def _job(task: Task, group_id: str, size: int, *seeds: int) -> GroupJob:
+    return GroupJob(group_id, task, size, derive_seed(*seeds, task.key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
+from treadle.environments.opening import shown_messages
 from treadle.environments.registry import parse_environment
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
@@ -35,31 +36,40 @@ def environment_of(job: Mapping[str, Any]) -> EnvironmentSettings:
     return settings
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One question with its accepted answers.
+def read_tasks(path: Path, payloads: Payloads) -> list[Task]:
+    """Return the tasks of a file with rows of `treadle.rl.verl.rows.TRAINING_SCHEMA`, with gold answers and payloads.
 
-    Attributes:
-        question: The question.
-        answers: Accepted answers.
+    Raises BadPlan if a payload is missing.
     """
+    return [payloads.added_to(Task.from_row(row)) for row in pq.read_table(path).to_pylist()]
 
-    question: Task
-    answers: tuple[str, ...]
+
+class Payloads:
+    """Hidden payloads of tasks, which rows do not have."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read a file of `treadle.rl.training.stored_rows.PAYLOAD_SCHEMA`; None if no episode reads payloads."""
+        self._texts: dict[str, str] | None = None
+        if path is not None:
+            columns = pq.read_table(path).to_pydict()
+            self._texts = dict(zip(columns["question_key"], columns["payload"], strict=True))
 
     @classmethod
-    def from_columns(cls, row: dict[str, Any]) -> Row:
-        """Return the row of a record of `treadle.rl.verl.rows.TRAINING_SCHEMA`."""
-        return cls(Task.from_row(row), tuple(row["answers"]))
+    def of_job(cls, job: Mapping[str, Any]) -> Payloads:
+        """Read the payloads of a job."""
+        return cls(Path(job["payloads"]) if job.get("payloads") else None)
 
-
-def read_rows(path: Path) -> list[Row]:
-    """Return all rows of a file."""
-    return [Row.from_columns(row) for row in pq.read_table(path).to_pylist()]
+    def added_to(self, task: Task) -> Task:
+        """Return the task with its payload; raise BadPlan if it is not in the file."""
+        if self._texts is None:
+            return task
+        if task.key not in self._texts:
+            raise BadPlan(f"the payload of task {task.key} is missing; run the stage again")
+        return replace(task, payload=json.loads(self._texts[task.key]))
 
 
 def check_rows(
-    rows: Sequence[Row], num_rows: int, max_tokens: int, environment: EnvironmentSettings, codec: ChatTokenizer
+    rows: Sequence[Task], num_rows: int, max_tokens: int, environment: EnvironmentSettings, codec: ChatTokenizer
 ) -> None:
     """Raise BadPlan if the number of rows differs from the plan's, or if prompts are longer than `max_tokens`."""
     if len(rows) != num_rows:
@@ -78,10 +88,9 @@ def first_prompt(path: Path, environment: EnvironmentSettings, codec: ChatTokeni
         batch = next(file.iter_batches(1), None)
     if batch is None or not len(batch):
         raise BadPlan(f"{path} has no rows")
-    return prompt_ids(Row.from_columns(batch.to_pylist()[0]), environment, codec)
+    return prompt_ids(Task.from_row(batch.to_pylist()[0]), environment, codec)
 
 
-def prompt_ids(row: Row, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
-    """Return the token ids of a row's prompt, as at the start of a rollout; of its text if only an episode knows it."""
-    messages = environment.first_messages(row.question)
-    return codec.prompt_ids(messages or [{"role": "user", "content": row.question.user_message}])
+def prompt_ids(task: Task, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
+    """Return the token ids of a task's prompt; those of its text if only an episode knows the prompt."""
+    return codec.prompt_ids(shown_messages(environment, task))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from treadle.agent.contract import Task
-from treadle.agent.dialects.tags import require_tags
 from treadle.core.answers.math_equal import Checker
+from treadle.core.answers.score import Score
 from treadle.core.answers.symbolic import SymbolicChecker
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, EngineError
 from treadle.environments.registry import traits_of
+from treadle.environments.scoring import environment_score
 from treadle.environments.settings import EnvironmentSettings
-from treadle.rl.rewards import GroupItem, Reward, group_rewards, outcome_rewards
+from treadle.environments.stored_rollout import StoredRollout
+from treadle.rl.groups.rollout import Group
+from treadle.rl.rewards import Reward, group_rewards, outcome_rewards
 from treadle.rl.training.plan import RlPlan
 
 
@@ -24,28 +28,38 @@ class GroupScorer:
         """Use `checker` for computer algebra; None if the plan does not use it."""
         self._plan = plan
         self._checker = checker
-        self._dialect = environment.dialect
+        self._environment = environment
         self._has_answers = traits_of(environment).has_answers
 
-    def rewards(
-        self, items: Sequence[GroupItem], question: Task, answers: Sequence[str], sigmas: tuple[float, float]
-    ) -> list[Reward]:
-        """Return the rewards of all trajectories of a question; raise EngineError if algebra gave no verdict.
+    def rewards(self, group: Group, task: Task, sigmas: tuple[float, float]) -> list[Reward]:
+        """Return the rewards of all trajectories of a task, which has its gold answers and payload.
 
-        If tasks have no gold answers, they are the rewards that the environment gave.
+        If tasks have no gold answers, they are the rewards that the environment gives. Raises EngineError if algebra
+        gave no verdict, or if the environment's own scoring fails. Call it outside event loops.
         """
+        options = self._plan.options.reward
         if not self._has_answers:
-            return outcome_rewards(items, self._plan.options.reward)
+            return outcome_rewards(group.items, asyncio.run(self._environment_scores(group, task)), options)
         return group_rewards(
-            items,
-            answers,
-            question.rule,
+            group.items,
+            task.answers,
+            task.rule,
             *sigmas,
-            self._plan.options.reward,
-            choices=question.choices,
+            options,
+            choices=task.choices,
             checker=self._checker,
-            dialect=require_tags(self._dialect, "rl.reward"),
+            dialect=self._environment.dialect,
         )
+
+    async def _environment_scores(self, group: Group, task: Task) -> list[Score]:
+        rollouts = [StoredRollout.of(made.trajectory) for made in group.trajectories]
+        try:
+            return await asyncio.gather(*(environment_score(self._environment, task, rollout) for rollout in rollouts))
+        except Exception as error:  # any error that a user's scorer raises
+            raise EngineError(
+                f"the rollouts of task {task.key} could not be scored: {self._environment.type}.score raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 @contextlib.contextmanager

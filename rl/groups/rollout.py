@@ -115,8 +115,6 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         tool_calls=ledger.executed.total(),
         tool_failures=ledger.failed,
         web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
-        reward=made.trajectory.reward,
-        success=made.trajectory.outcome.success if made.trajectory.outcome is not None else None,
         model_tokens=sum(made.env_mask),
         total_tokens=len(made.completion_ids),
         status=made.trajectory.status,
@@ -134,6 +132,7 @@ class GroupRollouts:
         rollout_time_s: Time limit for the calls of one trajectory, including those shared with the one it branched
             from.
         vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
+        max_prompt_tokens: Maximum length of a prompt that can be trained on.
         membership: Shared with the `BatchedModel`, if the policy is one.
     """
 
@@ -142,6 +141,7 @@ class GroupRollouts:
     branching: Branching
     rollout_time_s: float
     vocab_size: int
+    max_prompt_tokens: float = math.inf
     membership: BatchMembership = field(default_factory=BatchMembership)
 
     def __post_init__(self) -> None:
@@ -307,9 +307,15 @@ class _GroupRun:
         # A batch of the trainers has one sequence per trajectory.
         (sample,) = trajectory.samples
         most = self._rollouts.engine.limits.max_trajectory_tokens
+        prompt_ids = sample.prompt_ids_for_training
+        if len(prompt_ids) > self._rollouts.max_prompt_tokens:
+            raise EngineError(
+                f"task {self._job.question.key} begins with {len(prompt_ids):,} tokens, more than "
+                f"rl.max_prompt_tokens = {self._rollouts.max_prompt_tokens}; raise it, or leave the task out"
+            )
         return GroupTrajectory(
             session=session.number,
-            prompt_ids=sample.prompt_ids_for_training,
+            prompt_ids=prompt_ids,
             completion_ids=sample.ids[:most],
             env_mask=[int(origin == ORIGIN_SAMPLED) for origin in sample.origins[:most]],
             logprobs=session.recorder.logprobs(sample.ids, sample.origins)[:most],

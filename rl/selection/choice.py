@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from treadle.core.errors import StageFailed
-from treadle.rl.selection.dispersion import Dispersion, is_mixed
+from treadle.environments.scoring import SUCCESS_REWARD
+from treadle.rl.selection.dispersion import GRADED, TASK, Dispersion, is_mixed
 from treadle.rl.selection.pareto import rank_questions
 from treadle.rl.selection.settings import Domain, SelectionOptions
 
@@ -29,8 +30,6 @@ DECISIONS = (
 )
 """Possible outcomes for a question, in the order of precedence; only a question with the first one becomes a row."""
 SELECTED, HELD_OUT, SELECTED_BEFORE, TOO_FEW, ALL_RIGHT, ALL_WRONG, OVER_QUOTA, OVER_LIMIT = range(len(DECISIONS))
-GRADED = "qa"
-"""The domain whose correctness is an F1 score; in all other domains correctness is 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def choose(
     """
     domain_names = np.asarray(domains, dtype=np.str_)
     _check_quotas(set(domain_names[~held_out].tolist()), options)
-    decisions = _filter(dispersion, domain_names == GRADED, options, held_out, selected_before)
+    decisions = _filter(dispersion, domain_names, options, held_out, selected_before)
     rank = np.full(len(keys), -1, np.int32)
     distance = np.full(len(keys), np.nan)
     place = np.full(len(keys), -1, np.int64)
@@ -141,7 +140,7 @@ def _check_quotas(domains: set[str], options: SelectionOptions) -> None:
 
 def _filter(
     dispersion: Dispersion,
-    is_graded: np.ndarray,
+    domains: np.ndarray,
     options: SelectionOptions,
     held_out: np.ndarray,
     selected_before: np.ndarray,
@@ -150,8 +149,9 @@ def _filter(
 
     Questions that pass all filters get OVER_QUOTA if quotas are set, else OVER_LIMIT.
     """
-    mixed = is_mixed(dispersion.lowest, dispersion.highest, is_graded, options.mixed_f1)
-    right = dispersion.lowest >= np.where(is_graded, options.mixed_f1, 1.0)
+    mixed = is_mixed(dispersion.lowest, dispersion.highest, domains, options.mixed_f1)
+    enough = np.select([domains == GRADED, domains == TASK], [options.mixed_f1, SUCCESS_REWARD], 1.0)
+    right = dispersion.lowest >= enough
     left = OVER_QUOTA if options.quotas else OVER_LIMIT
     decisions = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
     decisions[dispersion.num_usable < options.min_rollouts] = TOO_FEW

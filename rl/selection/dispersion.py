@@ -14,6 +14,10 @@ from treadle.core.errors import DataError
 MILLION = 1_000_000
 """Scale of correctness, which is counted in millionths as integers: sums are exact, so equal outcomes give equal
 points in any order of the rollouts."""
+GRADED = "qa"
+"""Domain whose correctness is an F1 score."""
+TASK = "task"
+"""Domain whose correctness is the reward that the environment gives; in all others but qa it is 0 or 1."""
 MAX_ROLLOUTS = 3_000
 """Maximum number of rollouts per question; more would overflow the integer sums."""
 _INITIAL_SIZE = 1_024
@@ -44,7 +48,9 @@ class DispersionSums:
     Memory: about 70 bytes per question, for any number of rollouts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
+        """Sum correctness from `low` to `high`, in millionths of that range."""
+        self._low, self._span = low, high - low
         self._rollouts, self._usable = _zeros(), _zeros()
         self._calls, self._calls_squared = _zeros(), _zeros()
         self._correct, self._correct_squared = _zeros(), _zeros()
@@ -52,10 +58,10 @@ class DispersionSums:
         self._num_questions = 0
 
     def add(self, questions: np.ndarray, calls: np.ndarray, correctness: np.ndarray) -> None:
-        """Add rollouts: number of the question (int64, from 0), executed calls, correctness in [0, 1].
+        """Add rollouts: number of the question (int64, from 0), executed calls, correctness.
 
         A correctness of nan marks a rollout that is not usable: lost to infrastructure, or without a verdict. Raises
-        ValueError if the arrays differ in length or a correctness is outside [0, 1].
+        ValueError if the arrays differ in length or a correctness is outside of the range.
         """
         if not len(questions) == len(calls) == len(correctness):
             raise ValueError(
@@ -67,9 +73,9 @@ class DispersionSums:
         np.add.at(self._rollouts, questions, 1)
         usable = ~np.isnan(correctness)
         questions, calls = questions[usable], calls[usable].astype(np.int64)
-        millionths = np.rint(correctness[usable] * MILLION).astype(np.int64)
+        millionths = np.rint((correctness[usable] - self._low) / self._span * MILLION).astype(np.int64)
         if millionths.size and not 0 <= int(millionths.min()) <= int(millionths.max()) <= MILLION:
-            raise ValueError("correctness is outside of [0, 1]")
+            raise ValueError(f"correctness is outside of [{self._low:g}, {self._low + self._span:g}]")
         self._add_extremes(questions, millionths)
         np.add.at(self._usable, questions, 1)
         np.add.at(self._calls, questions, calls)
@@ -111,26 +117,29 @@ class DispersionSums:
             root: np.ndarray = np.sqrt(quotient(spread, (usable * unit) ** 2))
             return root
 
+        def value(millionths: np.ndarray) -> np.ndarray:
+            return self._low + millionths / MILLION * self._span
+
         known = usable > 0
         return Dispersion(
             num_rollouts=self._rollouts[:count],
             num_usable=usable,
-            mean=quotient(self._correct[:count], usable * MILLION),
+            mean=self._low + quotient(self._correct[:count], usable * MILLION) * self._span,
             score_tool=deviation(self._calls, self._calls_squared, 1),
-            score_corr=deviation(self._correct, self._correct_squared, MILLION),
-            lowest=np.where(known, self._lowest[:count] / MILLION, np.nan),
-            highest=np.where(known, self._highest[:count] / MILLION, np.nan),
+            score_corr=deviation(self._correct, self._correct_squared, MILLION) * self._span,
+            lowest=np.where(known, value(self._lowest[:count]), np.nan),
+            highest=np.where(known, value(self._highest[:count]), np.nan),
         )
 
 
-def is_mixed(lowest: np.ndarray, highest: np.ndarray, is_graded: np.ndarray, mixed_f1: float) -> np.ndarray:
+def is_mixed(lowest: np.ndarray, highest: np.ndarray, domains: np.ndarray, mixed_f1: float) -> np.ndarray:
     """Return whether each question has both right and wrong rollouts (bool array).
 
-    If `is_graded`, the question is scored by F1 and `mixed_f1` separates right from wrong; else correctness is 0 or 1.
+    F1 of qa is right from `mixed_f1` on; rewards of tasks only have to differ; other correctness is 0 or 1.
     """
     graded = (highest >= mixed_f1) & (lowest < mixed_f1)
     plain = (highest >= 1.0) & (lowest <= 0.0)
-    return np.where(is_graded, graded, plain)
+    return np.select([domains == GRADED, domains == TASK], [graded, highest > lowest], plain)
 
 
 def _zeros() -> np.ndarray:

@@ -10,7 +10,7 @@ from treadle.core.config import Section
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
 
-Domain = Literal["math", "qa", "choice"]
+Domain = Literal["math", "qa", "choice", "task"]
 
 
 class SelectionOptions(Section):
@@ -23,7 +23,7 @@ class SelectionOptions(Section):
     """Minimum number of usable rollouts; a question with fewer is left out."""
     mixed_f1: float = Field(default=0.75, gt=0.0, le=1.0)
     """F1 threshold for domain qa: a question is mixed if at least one of its rollouts reaches it and at least one
-    does not."""
+    does not. A task of an environment without gold answers is mixed if the rewards of its rollouts differ."""
     quotas: dict[Domain, Annotated[int, Field(ge=0)]] = {}
     """Maximum number of questions per domain, at most `max_questions` in total; each domain is then ranked
     separately. Empty: all domains are ranked together."""

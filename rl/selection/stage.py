@@ -25,6 +25,7 @@ from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.environments.opening import shown_messages
+from treadle.environments.registry import traits_of
 from treadle.rl.rewards import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.selection.dispersion import DispersionSums
@@ -119,7 +120,7 @@ class _SelectionRun:
     # First pass: collect the statistics of each question.
 
     def _count(self) -> DispersionSums:
-        sums = DispersionSums()
+        sums = DispersionSums(*self._range())
         rollouts = self._rollout_keys()
         for batch in self._score_batches():
             self._check_pairs(batch["rollout_key"].to_pylist(), rollouts)
@@ -134,6 +135,18 @@ class _SelectionRun:
                 "the selection needs those of one policy: bind only its rollouts"
             )
         return sums
+
+    def _range(self) -> tuple[float, float]:
+        """Return the range of correctness: [0, 1], or that of the rewards of an environment if it is wider."""
+        low, high = 0.0, 1.0
+        if traits_of(self._settings.environment).has_answers:
+            return low, high
+        for table in self._context.inputs["scores"]:
+            for batch in table.batches(["score"]):
+                found = pc.min_max(batch["score"])
+                if found["min"].is_valid:
+                    low, high = min(low, found["min"].as_py()), max(high, found["max"].as_py())
+        return low, high
 
     def _correctness(self, batch: pa.RecordBatch) -> np.ndarray:
         """Return the score of each rollout, nan if it is not usable; count the unusable ones by cause."""

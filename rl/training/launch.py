@@ -31,6 +31,8 @@ class RlFolder(EngineFolder):
     """The plan of the training."""
     validation = PathIn("validation.parquet")
     """Held-out questions in the format of the rows; absent without validation."""
+    payloads = PathIn("payloads.parquet")
+    """Hidden payloads of the tasks, which only episodes read; absent if none does."""
     rollouts = PathIn("rollouts")
     """Dump of the rollouts, one file per step."""
     start_commit = PathIn("start-commit")
@@ -163,6 +165,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             "interpreter": self.engine_job.interpreter,
             "rows": str(folder.parquet),
             "validation": str(folder.validation) if folder.validation.is_file() else None,
+            "payloads": str(folder.payloads) if folder.payloads.is_file() else None,
             "model": self.engine_job.model,
             "final": str(folder.model),
             "rollouts": str(folder.rollouts),

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, is_operational
@@ -25,6 +27,7 @@ from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
+from treadle.environments.registry import traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.groups.dump import read_steps
@@ -35,7 +38,15 @@ from treadle.rl.training.events import RlStep, Validation
 from treadle.rl.training.launch import EngineJob, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.training.report import engine_of, num_validation_misses, num_web_misses, record_metrics, render_report
-from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, validation_questions
+from treadle.rl.training.stored_rows import (
+    PAYLOAD_SCHEMA,
+    Fits,
+    FittingRows,
+    payload_batches,
+    prompt_fits,
+    rows_to_train_on,
+    validation_questions,
+)
 from treadle.rl.verl.rows import TRAINING_SCHEMA, validation_rows
 
 _log = logging.getLogger(__name__)
@@ -95,6 +106,7 @@ class RlRun:
         tokenizer = ChatTokenizer.load(start)
         fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
         num_rows, num_validation_rows = self._store_rows(fits), self._store_validation(fits)
+        self._store_payloads()
         plan = self._plan(num_rows, num_validation_rows)
         progress = _RlProgress(self._context.progress)
         done = reinforce(
@@ -170,6 +182,20 @@ class RlRun:
                 f"{self._options.max_prompt_tokens}; raise it, or set rl.validation_questions = 0"
             )
         return rows.num_rows
+
+    def _store_payloads(self) -> None:
+        """Write the payloads of the rows for the engine, in a file of their own, if episodes read payloads."""
+        if not traits_of(self._settings.environment).reads_payload:
+            return
+        files = [path for path in (self._folder.parquet, self._folder.validation) if path.is_file()]
+        keys = {key for path in files for key in pq.read_table(path, columns=["question_key"])[0].to_pylist()}
+        batches = payload_batches(self._context.inputs.get("questions", ()), sorted(keys))
+        found = write_rows(self._folder.payloads, PAYLOAD_SCHEMA, batches)
+        if found != len(keys):
+            raise StageFailed(
+                f"{self._context.address}: {len(keys) - found:,} of {len(keys):,} tasks to train on are not among the "
+                "questions read; bind the questions that the rows were selected from"
+            )
 
     def _warn_about_long_prompts(self, rows: FittingRows, what: str) -> None:
         if rows.num_too_long:

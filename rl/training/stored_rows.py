@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from treadle.agent.contract import TASK_COLUMNS, Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.runs.stage import Rows
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.verl.rows import TRAINING_COLUMNS, training_rows
+
+PAYLOAD_SCHEMA = pa.schema([("question_key", pa.string()), ("payload", pa.string())])
+"""Schema of the hidden file of payloads, each a JSON object as text."""
 
 Fits = Callable[[Mapping[str, Any]], bool]
 """Check of whether the prompt of a row is short enough."""
@@ -69,6 +73,15 @@ def validation_questions(tables: Sequence[Rows], number: int, seed: int) -> tupl
     place = {key: index for index, key in enumerate(turns)}
     chosen = [row for row in _held_out(tables, (*TASK_COLUMNS, "answers")) if row["question_key"] in place]
     return sorted(chosen, key=lambda row: place[row["question_key"]]), sum(map(len, pools.values()))
+
+
+def payload_batches(tables: Sequence[Rows], keys: Collection[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the payloads of the tasks with these keys, from `questions`, in batches of `PAYLOAD_SCHEMA`."""
+    wanted = pa.array(keys, pa.string())
+    for table in tables:
+        for batch in table.batches(PAYLOAD_SCHEMA.names):
+            kept = batch.filter(pc.is_in(batch["question_key"], wanted))
+            yield pa.RecordBatch.from_arrays([kept[name] for name in PAYLOAD_SCHEMA.names], schema=PAYLOAD_SCHEMA)
 
 
 def _held_out(tables: Iterable[Rows], columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -15,12 +15,13 @@ import pyarrow as pa
 from treadle.core.errors import DataError
 from treadle.core.schemas import RL_ROWS
 
-DOMAINS = ("math", "qa", "choice")
+DOMAINS = ("math", "qa", "choice", "task")
 DATA_SOURCES: Mapping[str, str] = {
     "math": "math_effi_rl",
     "qa": "qa_effi_rl",
     "qa_characters": "qa_characters_effi_rl",
     "choice": "choice_effi_rl",
+    "task": "treadle_task",
 }
 """Answer rule -> `data_source`, from which a verl reward function chooses the rule."""
 VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")

@@ -33,8 +33,8 @@ def check_rl(address: Address, environment: EnvironmentSettings, *, branches: bo
             f"{address}: an episode of {name} cannot be continued from a prefix, which branching needs; leave out "
             "rl.initial_rollouts"
         )
-    if traits.reads_payload or not traits.has_answers:
+    if traits.roles:
         raise ConfigError(
-            f"{address}: training rows have no payload, which {name} reads; reinforcement needs an environment like "
-            "`question`, whose tasks are their text and gold answers"
+            f"{address}: episodes of {name} ask other models ({', '.join(traits.roles)}), which cannot be reached "
+            "during training; leave rl out of flow.stages"
         )

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
+from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import continue_greedily
@@ -29,7 +30,7 @@ from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.attention import is_supported
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup, open_source
-from treadle.rl.engine.rows import Row, check_rows, prompt_ids, read_rows
+from treadle.rl.engine.rows import Payloads, check_rows, prompt_ids, read_tasks
 from treadle.rl.engine.shared_prompts import log_probs, pack
 from treadle.rl.engine.trl.events import TrlReporter, gathered
 from treadle.rl.groups.batching import Generate
@@ -174,7 +175,7 @@ class RolloutFunction:
     def __init__(
         self,
         plan: RlPlan,
-        rows: Sequence[Row],
+        rows: Sequence[Task],
         source: GroupSource,
         refresh_weights: Callable[[], None],
         reporter: TrlReporter,
@@ -242,9 +243,10 @@ def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSett
     """
     start = Path(job["model"])
     codec = ChatTokenizer.load(start)
-    rows = read_rows(Path(job["rows"]))
+    payloads = Payloads.of_job(job)
+    rows = read_tasks(Path(job["rows"]), payloads)
     check_rows(rows, plan.num_rows, plan.options.max_prompt_tokens, environment, codec)
-    validation = read_rows(Path(job["validation"])) if job["validation"] else []
+    validation = read_tasks(Path(job["validation"]), payloads) if job["validation"] else []
     arguments = GRPOConfig(**trl_arguments(plan, Path(job["output"])))
     reporter = TrlReporter(plan, events, is_first=arguments.process_index == 0)
     trainer, slot = _trainer(plan, start, rows, arguments, reporter)
@@ -276,7 +278,7 @@ class _RolloutFunctionSlot:
 
 
 def _trainer(
-    plan: RlPlan, start: Path, rows: Sequence[Row], arguments: GRPOConfig, reporter: TrlReporter
+    plan: RlPlan, start: Path, rows: Sequence[Task], arguments: GRPOConfig, reporter: TrlReporter
 ) -> tuple[GroupTrainer, _RolloutFunctionSlot]:
     # Keep weights in fp32 whatever the precision of the computation: 16 bits would round away the small updates.
     policy = AutoModelForCausalLM.from_pretrained(str(start), dtype=torch.float32, attn_implementation="sdpa")
@@ -346,13 +348,13 @@ def _with_heartbeat(generate: Generate, reporter: TrlReporter) -> Generate:
 
 
 def _validation(
-    rows: Sequence[Row], source: GroupSource, refresh_weights: Callable[[], None], reporter: TrlReporter
+    rows: Sequence[Task], source: GroupSource, refresh_weights: Callable[[], None], reporter: TrlReporter
 ) -> Callable[[], dict[str, Any]]:
     def validate() -> dict[str, Any]:
         refresh_weights()
         rank, world = _rank()
         mine = rows[rank::world]
-        rewards = gathered(list(zip(source.validate(mine), [row.question.domain for row in mine], strict=True)))
+        rewards = gathered(list(zip(source.validate(mine), [row.domain for row in mine], strict=True)))
         figures = validation_figures([reward for reward, _ in rewards], [domain for _, domain in rewards])
         reporter.report_validation(figures)
         return figures

@@ -22,7 +22,7 @@ from treadle.core.errors import EndpointUnavailable, ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.environments.registry import parse_environment
-from treadle.rl.engine.rows import plan_of
+from treadle.rl.engine.rows import Payloads, plan_of
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -47,7 +47,6 @@ class Sample:
     index: int
     split: str
     question: Task
-    answers: tuple[str, ...]
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Sample:
@@ -62,6 +61,7 @@ class Sample:
             domain=info.get("domain") or rule,
             format=info.get("format"),
             scorer=rule,
+            answers=tuple(fields["reward_model"]["ground_truth"]),
         )
         return cls(
             group_id=str(fields["uid"]),
@@ -69,7 +69,6 @@ class Sample:
             index=int(info["index"]),
             split=info["split"],
             question=question,
-            answers=tuple(fields["reward_model"]["ground_truth"]),
         )
 
     @property
@@ -169,6 +168,7 @@ class LoopHost:
         vocab_size: int,
         folder: VerlFolder,
         scorer: GroupScorer,
+        payloads: Payloads,
     ) -> None:
         """Host a training; `vocab_size` is the policy's."""
         self._plan = plan
@@ -177,6 +177,7 @@ class LoopHost:
         self._vocab_size = vocab_size
         self._folder = folder
         self._scorer = scorer
+        self._payloads = payloads
         self._barrier: GroupBarrier[RewardedTrajectory] = GroupBarrier(plan.options.stall_timeout_s / 2)
 
     @property
@@ -215,9 +216,12 @@ class LoopHost:
             max_model_len=options.max_prompt_tokens + options.max_response_tokens,
         )
         branching = Branching(size) if sample.validates else options.branching
-        rollouts = self._environment.groups(engine, branching, vocab_size=self._vocab_size)
+        rollouts = self._environment.groups(
+            engine, branching, vocab_size=self._vocab_size, max_prompt_tokens=options.max_prompt_tokens
+        )
         seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
-        (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, sample.question, size, seed)])
+        task = self._payloads.added_to(sample.question)
+        (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, task, size, seed)])
         # Computer algebra may take seconds, and other groups are rolled out on this event loop.
         rewards = await asyncio.to_thread(self._rewards, sample, group)
         self._store(sample, group, rewards)
@@ -230,7 +234,7 @@ class LoopHost:
     def _rewards(self, sample: Sample, group: Group) -> list[Reward]:
         # A validation uses only correctness and format; a group of one has nothing to compare.
         sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas_at(sample.step)
-        return self._scorer.rewards(group.items, sample.question, sample.answers, sigmas)
+        return self._scorer.rewards(group, group.question, sigmas)
 
     def _store(self, sample: Sample, group: Group, rewards: Sequence[Reward]) -> None:
         lines = [
@@ -265,7 +269,7 @@ async def _open_host(path: Path) -> LoopHost:
         plan = plan_of(job)
         environment, scorer = await _open_for_process(job, plan)
         codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
-        return LoopHost(plan, environment, codec, codec.vocab_size, folder, scorer)
+        return LoopHost(plan, environment, codec, codec.vocab_size, folder, scorer, Payloads.of_job(job))
     except Exception as error:
         folder.environment_failure.write_text(f"{type(error).__name__}: {error}"[:2000], encoding="utf-8")
         raise

@@ -26,7 +26,7 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.engine.group_source import open_source
-from treadle.rl.engine.rows import Row, read_rows
+from treadle.rl.engine.rows import Payloads, read_tasks
 from treadle.rl.engine.verl.host import Sample, host_of
 from treadle.rl.rewards import Reward
 from treadle.rl.training.plan import RlPlan, plan_phase
@@ -107,7 +107,7 @@ def by_trl(tmp_path: Path, codec: ChatTokenizer, algebra: AlgebraLimits | None) 
         rows_digest="",
         num_rows=len(CASES),
     )
-    asked: list[Row] = read_rows(training_rows(tmp_path))
+    asked = read_tasks(training_rows(tmp_path), Payloads(None))
     policy, job = Policy(codec), {"environment_digest": SETTINGS.digest(), "interpreter": None}
     limits = {"max_model_len": None, "max_batch": None}
     with open_source(plan, job, SETTINGS, lambda many: [policy(one) for one in many], codec, **limits) as source:

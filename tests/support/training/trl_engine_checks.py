@@ -31,7 +31,7 @@ from treadle.rl.config import RlOptions
 from treadle.rl.engine.__main__ import main as engine
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import ScoredGroup
-from treadle.rl.engine.rows import Row, environment_of, first_prompt
+from treadle.rl.engine.rows import environment_of, first_prompt
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl import trainer as trl_trainer
 from treadle.rl.engine.trl.events import TrlReporter
@@ -110,7 +110,7 @@ class _ScriptedSource:
     def __init__(self, codec: ChatTokenizer) -> None:
         self.made = asyncio.run(require_groups(contract_rollouts(contract_generator(codec), codec), CONTRACT_JOBS))
 
-    def step(self, step: int, rows: list[Row], first: int) -> list[ScoredGroup]:
+    def step(self, step: int, rows: list[Task], first: int) -> list[ScoredGroup]:
         """All of them, whatever is asked."""
         return [
             ScoredGroup(group, group_rewards(group.items, row.answers, "math", 0.1, 0.1, dialect=TOOL_DIALECT))
@@ -119,7 +119,7 @@ class _ScriptedSource:
 
 
 def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments: Any) -> Any:
-    rows = [Row(Task(f"key-{index}", f"Question {index}?", domain="math"), ("12",)) for index in range(3)]
+    rows = [Task(f"key-{index}", f"Question {index}?", domain="math", answers=("12",)) for index in range(3)]
     config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
     reporter = TrlReporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
     trainer, slot = trl_trainer._trainer(plan, policy, rows, config, reporter)

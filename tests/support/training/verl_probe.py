@@ -232,7 +232,9 @@ class CallsHost(LoopHost):
     def _rewards(self, sample: Any, group: Any) -> Any:
         from dataclasses import replace
 
-        rewards = group_rewards(group.items, sample.answers, sample.question.domain, 0.0, 0.0, dialect=TOOL_DIALECT)
+        rewards = group_rewards(
+            group.items, sample.question.answers, sample.question.domain, 0.0, 0.0, dialect=TOOL_DIALECT
+        )
         mean = sum(reward.tool_calls for reward in rewards) / len(rewards)
         return [replace(reward, reward=mean - reward.tool_calls) for reward in rewards]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from support.training.verl_plans import verl_plan
@@ -15,6 +17,7 @@ from treadle.core.errors import ConfigError
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import AlgebraLimits
 from treadle.rl.engine.scorer import open_scorer, require_algebra
+from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards import GroupItem
 from treadle.rl.training.plan import RlPlan
 
@@ -35,8 +38,9 @@ def test_environment_without_algebra_is_refused_with_the_install_command(
 
 
 def test_answers_that_need_algebra_are_unequal_without_it() -> None:
+    group = cast(Group, SimpleNamespace(items=[SUM]))
     with open_scorer(verl_plan(), QuestionSettings()) as scorer:
-        (reward,) = scorer.rewards([SUM], Task("q", "?", domain="math"), ["1+x"], (0.0, 0.0))
+        (reward,) = scorer.rewards(group, Task("q", "?", domain="math", answers=("1+x",)), (0.0, 0.0))
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
 
 

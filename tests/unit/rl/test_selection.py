@@ -308,7 +308,7 @@ def test_mixed_questions_are_defined_by_the_domain_filter(values: list[float], g
         else 0 in values and 1 in values
     )
     lowest, highest = np.array([min(values)]), np.array([max(values)])
-    assert is_mixed(lowest, highest, np.array([graded]), 0.75).tolist() == [expected]
+    assert is_mixed(lowest, highest, np.array(["qa" if graded else "math"]), 0.75).tolist() == [expected]
 
 
 def test_filters_apply_in_order_and_each_question_is_counted_once() -> None:

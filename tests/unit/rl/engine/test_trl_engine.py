@@ -25,7 +25,7 @@ from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, kind_of
-from treadle.rl.engine.rows import check_rows, environment_of, first_prompt, read_rows
+from treadle.rl.engine.rows import Payloads, check_rows, environment_of, first_prompt, read_tasks
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl.commands import check, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
@@ -174,20 +174,20 @@ def test_environment_that_differs_from_the_plan_is_refused() -> None:
         environment_of(job)
 
 
-def test_rows_are_restored_as_questions_with_their_answers(tmp_path: Path, codec: ChatTokenizer) -> None:
+def test_rows_are_restored_as_tasks_with_their_answers(tmp_path: Path, codec: ChatTokenizer) -> None:
     path = tmp_path / "rows.parquet"
     trl_jobs.write_rows(path)
-    rows = read_rows(path)
-    assert [row.question.key for row in rows] == ["q0", "q1", "q2", "q3"]
-    assert rows[0].answers == ("5",) and rows[0].question.domain == "math"
-    messages = trl_jobs.ENVIRONMENT.first_messages(rows[0].question)
+    rows = read_tasks(path, Payloads(None))
+    assert [row.key for row in rows] == ["q0", "q1", "q2", "q3"]
+    assert rows[0].answers == ("5",) and rows[0].domain == "math"
+    messages = trl_jobs.ENVIRONMENT.first_messages(rows[0])
     assert first_prompt(path, trl_jobs.ENVIRONMENT, codec) == codec.prompt_ids(messages)
 
 
 def test_rows_that_differ_from_the_plan_are_refused(tmp_path: Path, codec: ChatTokenizer) -> None:
     path = tmp_path / "rows.parquet"
     trl_jobs.write_rows(path)
-    rows = read_rows(path)
+    rows = read_tasks(path, Payloads(None))
     check_rows(rows, 4, 200, trl_jobs.ENVIRONMENT, codec)
     with pytest.raises(BadPlan, match="4 rows, but the plan has 5"):
         check_rows(rows, 5, 200, trl_jobs.ENVIRONMENT, codec)

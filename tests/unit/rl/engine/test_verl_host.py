@@ -24,6 +24,7 @@ from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.kind import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
+from treadle.rl.engine.rows import Payloads
 from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl.barrier import GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -49,7 +50,7 @@ class CallsHost(LoopHost):
     """Rewards the mean of calls minus own calls."""
 
     def _rewards(self, sample: Sample, group: Group) -> list[Reward]:
-        rewards = group_rewards(group.items, sample.answers, "math", 0.0, 0.0, dialect=TOOL_DIALECT)
+        rewards = group_rewards(group.items, sample.question.answers, "math", 0.0, 0.0, dialect=TOOL_DIALECT)
         mean = sum(reward.tool_calls for reward in rewards) / len(rewards)
         return [replace(reward, reward=mean - reward.tool_calls) for reward in rewards]
 
@@ -58,7 +59,7 @@ def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, kind: type[Lo
     tools = {"search": StubTool("search"), "python": StubTool("python")}
     opened = OpenEnvironment(SETTINGS, QuestionRuntime(SETTINGS, tools))
     scorer = GroupScorer(plan, None, SETTINGS)
-    return kind(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer)
+    return kind(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer, Payloads(None))
 
 
 def seeds(plan: RlPlan, sample: Sample, size: int) -> list[int]:

@@ -1,0 +1,39 @@
+"""Let an environment say how good a rollout is: the one rule for the stage `scores` and for reinforcement."""
+
+from __future__ import annotations
+
+import math
+
+from treadle.agent.contract import Task
+from treadle.core.answers.score import Score
+from treadle.environments.registry import environment_type
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.stored_rollout import StoredRollout
+
+ENVIRONMENT = "environment"
+"""Name of the rule by which the environment itself says how good a rollout is."""
+SUCCESS_REWARD = 0.5
+"""Reward above which a rollout is right, if its environment does not say."""
+
+
+async def environment_score(settings: EnvironmentSettings, task: Task, rollout: StoredRollout) -> Score:
+    """Return the environment's verdict on a rollout: `score` is the reward, `correct` the success.
+
+    Without a reward, a success is 1 and a failure 0; with neither, or a reward that is not finite, `score` is None and
+    `error` says so. A rollout is right if its outcome is a success, or else if its reward is above 0.5. Raises what the
+    environment's code raises.
+    """
+    outcome = await environment_type(settings).score(settings, task, rollout)
+    reward = outcome.reward if outcome is not None else None
+    success = outcome.success if outcome is not None else None
+    if reward is None and success is None:
+        return _unknown("the environment gave no reward")
+    if reward is not None and not math.isfinite(reward):
+        return _unknown(f"the environment gave {reward} as reward")
+    score = float(success is True) if reward is None else reward
+    correct = score > SUCCESS_REWARD if success is None else success
+    return Score(float(correct), float(correct), float(correct), score, correct, ENVIRONMENT)
+
+
+def _unknown(error: str) -> Score:
+    return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, error)
