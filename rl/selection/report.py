@@ -138,9 +138,15 @@ def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
     )
 
 
-def _tenths(values: np.ndarray) -> np.ndarray:
-    """Count the values in [0, 1] per tenth, shape (10,); 1 counts in the last tenth, nan is skipped."""
-    known = values[~np.isnan(values)]
+def _tenth_borders(means: np.ndarray) -> np.ndarray:
+    """Return the borders of the tenths of [0, 1], or of the means' range if it is wider, shape (11,)."""
+    known = means[~np.isnan(means)]
+    return np.linspace(known.min(initial=0.0), known.max(initial=1.0), _TENTHS + 1)
+
+
+def _tenths(values: np.ndarray, borders: np.ndarray) -> np.ndarray:
+    """Count the values per tenth, shape (10,); the highest counts in the last tenth, nan is skipped."""
+    known = (values[~np.isnan(values)] - borders[0]) / (borders[-1] - borders[0])
     # Rounding may put a border value slightly below its tenth; a border belongs to the upper tenth.
     places = np.minimum((known * _TENTHS + 1e-9).astype(np.int64), _TENTHS - 1)
     return np.bincount(places, minlength=_TENTHS)
@@ -205,12 +211,12 @@ def _fronts(choice: Choice) -> Figures:
 
 def _correctness(choice: Choice) -> Figures:
     means = choice.dispersion.mean
-    every, chosen = _tenths(means).tolist(), _tenths(means[choice.decisions == SELECTED]).tolist()
+    borders = _tenth_borders(means)
+    every, chosen = (_tenths(some, borders).tolist() for some in (means, means[choice.decisions == SELECTED]))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (f"{index / _TENTHS:.1f} to {(index + 1) / _TENTHS:.1f}", every[index], chosen[index])
-        for index in range(_TENTHS)
+        (f"{borders[index]:.1f} to {borders[index + 1]:.1f}", every[index], chosen[index]) for index in range(_TENTHS)
     )
-    note = "A value on a border counts in the upper tenth; 1 in the last one."
+    note = "A value on a border counts in the upper tenth; the highest in the last one."
     return Figures("Mean correctness of the questions", ("mean", "questions", "selected"), rows, note)
 
 
@@ -313,14 +319,15 @@ def _draw_fronts(axes: Any, choice: Choice, of_domain: str) -> None:
 
 def _draw_correctness(axes: Any, choice: Choice, of_domain: str) -> None:
     means = choice.dispersion.mean
-    middles = (np.arange(_TENTHS) + 0.5) / _TENTHS
+    borders = _tenth_borders(means)
+    middles, width = (borders[:-1] + borders[1:]) / 2, 0.9 * (borders[1] - borders[0])
     for values, colour, label in (
         (means, LIGHT, "questions"),
         (means[choice.decisions == SELECTED], COLOUR, "selected"),
     ):
-        axes.bar(middles, _tenths(values), width=0.9 / _TENTHS, color=colour, label=label)
+        axes.bar(middles, _tenths(values, borders), width=width, color=colour, label=label)
     title = f"How right the rollouts are{of_domain}"
-    axes.set(title=title, xlabel="mean correctness", ylabel="questions", xlim=(0.0, 1.0))
+    axes.set(title=title, xlabel="mean correctness", ylabel="questions", xlim=(borders[0], borders[-1]))
     _add_legend(axes, 2)
 
 

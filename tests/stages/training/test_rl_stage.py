@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 from support.runs.processes import end_family, family, kill_alone, remaining, until
 from support.tables.rl_tables import (
@@ -411,3 +412,31 @@ def test_phase_with_an_invalid_successor_is_refused_before_an_engine_starts(
     with pytest.raises(ConfigError, match=said):
         train(run, start, {"at": 1, "do": "die"}, **options)
     assert not list((tmp_path / "root").rglob("job.json"))
+
+
+def test_payloads_reach_the_engine_in_a_hidden_file_and_nothing_else(tmp_path: Path, start: Path) -> None:
+    """A canary in the payload is in the file that episodes read, and in no row, output or record."""
+    secret = json.dumps({"secret": 7, "note": "canary-5f2c"})
+    environment = {"type": "support.rollouts.dialogues:Guess"}
+    rows = [rl_row(f"q{index}", domain="task", question="Guess.") for index in range(4)]
+    asked = [question(f"q{index}", [], "task") | {"payload": secret, "split": "train"} for index in range(9)]
+    run = run_with_rows(tmp_path / "root", rows, asked)
+    with pytest.raises(EngineError):
+        train(run, start, {"at": 1, "do": "no memory"}, environment=environment)
+    folder = RlFolder(workspace_of(run))
+    payloads = pq.read_table(folder.payloads).to_pylist()
+    assert payloads == [{"question_key": f"q{index}", "payload": secret} for index in range(4)]
+    holders = {path.name for path in folder.path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()}
+    assert holders <= {folder.payloads.name} and "canary" not in str(pq.read_table(folder.parquet).to_pylist())
+    record = train(run, start, {}, environment=environment)
+    tables = [path for path in Path(run.storage.root).rglob("*.parquet") if path.parent.parent.name != "questions"]
+    assert tables and not any("canary" in str(pq.read_table(path).to_pylist()) for path in tables)
+    assert record.metrics["rows"] == 4
+
+
+def test_task_that_is_not_among_the_questions_is_refused(tmp_path: Path, start: Path) -> None:
+    rows = [rl_row(f"q{index}", domain="task") for index in range(4)]
+    asked = [question("q1", [], "task") | {"split": "train"}]
+    run = run_with_rows(tmp_path / "root", rows, asked)
+    with pytest.raises(StageFailed, match="3 of 4 tasks to train on are not among the questions"):
+        train(run, start, {}, environment={"type": "support.rollouts.dialogues:Guess"})

@@ -14,6 +14,7 @@ from support.tables.selection_tables import ENVIRONMENT, Asked, example, questio
 from treadle.core.errors import ArtifactError, DataError, StageFailed
 from treadle.core.schemas import RL_ROWS
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import parse_environment
 from treadle.rl.selection import stage as selection
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.rl.verl.rows import VERL_COLUMNS
@@ -250,3 +251,22 @@ def test_rows_have_the_environment_prompt_and_verl_types(tmp_path: Path) -> None
     rollouts = rollout_rows(asked, environment_digest=bare.digest())
     made = select(tmp_path / "b", asked, questions=questions, rollouts=rollouts, environment=bare)
     assert all([message["role"] for message in row["prompt"]] == ["user"] for row in made.rows)
+
+
+def test_tasks_are_selected_by_rewards_that_differ(tmp_path: Path) -> None:
+    """Rewards may have any range; equal ones teach nothing, whatever their value."""
+    settings = parse_environment({"type": "support.rollouts.dialogues:Guess"})
+    asked = [
+        Asked("near", (2.0, 2.0, 1.5, 2.0), (0,) * 4, "task"),
+        Asked("far", (-3.0, 2.0, 2.0, -3.0), (0,) * 4, "task"),
+        Asked("lost", (-3.0,) * 4, (0,) * 4, "task"),
+        Asked("won", (2.0,) * 4, (0,) * 4, "task"),
+    ]
+    rollouts = rollout_rows(asked, environment_digest=settings.digest())
+    made = select(tmp_path, asked, environment=settings, rollouts=rollouts)
+    rows = {row["question_key"]: row for row in made.rows}
+    assert rows.keys() == {"near", "far"}
+    assert rows["far"]["score_corr"] == pytest.approx(2.5) and rows["far"]["rank"] == 0
+    assert rows["far"]["correctness"] == [-3.0, 2.0, 2.0, -3.0] and rows["far"]["data_source"] == "treadle_task"
+    assert made.reasons == {"lost": "all_wrong", "won": "all_right"}
+    assert made.metrics["mean_correctness"] == pytest.approx((1.875 - 0.5 - 3 + 2) / 4)

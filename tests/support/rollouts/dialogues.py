@@ -51,6 +51,10 @@ class Halving:
         self._top = top
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        return self.answer(request)
+
+    def answer(self, request: CompletionRequest) -> Completion:
+        """Return the next guess."""
         self.requests.append(request)
         prompt = request.prompt
         text = prompt if isinstance(prompt, str) else self._decoded(prompt)

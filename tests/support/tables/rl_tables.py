@@ -26,6 +26,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.registry import traits_of
 from treadle.rl.config import RlSettings
 from treadle.rl.training.stage import RL
 from treadle.rl.verl.rows import verl_row
@@ -145,7 +146,7 @@ def instance(start: Path | str, **options: Any) -> Instance:
     data = {"options": {**OPTIONS, "start": str(start), **options}, "environment": environment, "seed": 3}
     settings = load_config(RlSettings, data=data)
     inputs: dict[str, tuple[Address, ...]] = {"rl_rows": (Address.parse("1/selection@phase-1"),)}
-    if settings.options.validation_questions:
+    if settings.options.validation_questions or traits_of(settings.environment).reads_payload:
         inputs["questions"] = (Address.parse("1/questions"),)
     return Instance(address=Address.parse(PLACE), stage=RL, settings=settings, inputs=inputs)
 

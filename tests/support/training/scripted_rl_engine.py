@@ -129,7 +129,8 @@ def write_dump(folder: Path, step: int, since: int) -> None:
         "input": "who?", "output": f"done {since}", "reward": 1.0, "correctness": 1.0, "f_tool": 1.0, "f_len": 1.0,
         "f_format": 0.0, "format_reason": "", "prediction": "me", "tool_calls": 1, "tool_failures": 0,
         "model_tokens": 3, "total_tokens": 5, "tool_mean": 1.0, "length_mean": 3.0, "length_std": 0.0,
-        "finish": "answered", "branch_parent": None, "branch_depth": 0, "seed": 1,
+        "finish": "answered", "truncated": False, "turn_rewards": [], "branch_parent": None, "branch_depth": 0,
+        "seed": 1,
     }  # fmt: skip
     (folder / f"step-{step:06d}.jsonl").write_text(json.dumps(row) + "\n")
 
