@@ -98,6 +98,22 @@ def find_type(name: str, file: Path | None = None) -> EnvironmentType:
     return _type_in_module(module, attribute)
 
 
+def import_folder(settings: EnvironmentSettings) -> Path | None:
+    """Return the folder that an import of the type's module needs on the path; None if the type has none of its own.
+
+    Engines have other packages, and do not see the `PYTHONPATH` of this process.
+    """
+    if settings.code_file is not None or settings.type in SHIPPED:
+        return None
+    module = _entry_points().get(settings.type, settings.type).partition(":")[0]
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(spec.origin).parent if spec.origin else None
+
+
 def _entry_points() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
@@ -127,9 +143,10 @@ def _type_in_file(file: Path, attribute: str, changed_ns: int) -> EnvironmentTyp
         spec.loader.exec_module(module)
         found = getattr(module, attribute)
     except Exception as error:  # any error that a user's file raises
-        raise ConfigError(
-            f"environment.type: {attribute} in {file} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and (file.parent / f"{error.name}.py").is_file():
+            what += f'; a file cannot import its neighbours: set type = "{file.stem}:{attribute}", with the folder on PYTHONPATH'
+        raise ConfigError(f"environment.type: {attribute} in {file} cannot be loaded: {what}") from error
     return _as_type(found, f"{file.name}:{attribute}")
 
 

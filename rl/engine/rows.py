@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,18 @@ def plan_of(job: Mapping[str, Any]) -> RlPlan:
     return RlPlan.from_json(json.dumps(job["plan"]))
 
 
+def settings_of(job: Mapping[str, Any]) -> EnvironmentSettings:
+    """Return the settings of the policy's environment, whose code may be outside of this engine's packages."""
+    folder = job.get("import_folder")
+    if folder and folder not in sys.path:
+        # Last, so that no package of the engine is replaced.
+        sys.path.append(folder)
+    return parse_environment(job["environment"])
+
+
 def environment_of(job: Mapping[str, Any]) -> EnvironmentSettings:
     """Return the settings of the policy's environment; raise BadEnvironment if they differ from the plan's."""
-    settings = parse_environment(job["environment"])
+    settings = settings_of(job)
     if settings.digest() != job["environment_digest"]:
         raise BadEnvironment(
             f"the agent's prompts, tools or limits in this engine (digest {settings.digest()[:12]}) are not those of "

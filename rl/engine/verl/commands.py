@@ -18,9 +18,8 @@ from treadle.core.engines.errors import NothingLearned
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.weight_change import had_no_gradient
 from treadle.core.errors import EngineError
-from treadle.environments.registry import parse_environment
 from treadle.rl.engine.errors import BadPlan
-from treadle.rl.engine.rows import environment_of, plan_of
+from treadle.rl.engine.rows import environment_of, plan_of, settings_of
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
@@ -101,7 +100,7 @@ def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides:
 def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None:
     """Write rows and held-out questions in verl's schema."""
     files, rows = folder.files(job), Path(job["rows"])
-    environment = parse_environment(job["environment"])
+    environment = settings_of(job)
     write_verl_rows(rows, files.rows, environment, phase=plan.phase)
     # verl requires validation rows even if it never validates.
     held_out, only_first = (Path(job["validation"]), False) if job["validation"] else (rows, True)

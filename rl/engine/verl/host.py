@@ -21,8 +21,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import EndpointUnavailable, ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
-from treadle.environments.registry import parse_environment
-from treadle.rl.engine.rows import Payloads, plan_of
+from treadle.rl.engine.rows import Payloads, plan_of, settings_of
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -277,7 +276,7 @@ async def _open_host(path: Path) -> LoopHost:
 
 async def _open_for_process(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvironment, GroupScorer]:
     """Open the environment and the scorer in a task that keeps them open as long as the event loop runs."""
-    settings = parse_environment(job["environment"])
+    settings = settings_of(job)
     interpreter = job.get("interpreter")
     opened: asyncio.Future[tuple[OpenEnvironment, GroupScorer]] = asyncio.get_running_loop().create_future()
 

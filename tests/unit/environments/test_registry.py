@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +16,14 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import (
     environment_type,
     find_type,
+    import_folder,
     parse_environment,
     require_question,
     traits_of,
 )
 from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.environments.settings import EnvironmentSettings
+from treadle.rl.engine.rows import settings_of
 
 CODE = """
 from treadle.environments.settings import EnvironmentSettings
@@ -101,6 +107,35 @@ def test_broken_or_missing_file_is_named(file: Path) -> None:
     file.write_text("1 / 0")
     with pytest.raises(ValueError, match="cannot be loaded: ZeroDivisionError"):
         parse_environment({"type": "guess.py:Guess"})
+
+
+def test_file_that_imports_its_neighbour_is_told_what_to_do(file: Path) -> None:
+    file.with_name("words.py").write_text("WORDS = 3")
+    file.write_text("import words" + CODE)
+    with pytest.raises(ValueError, match=r"No module named 'words'; .* set type = \"guess:Guess\""):
+        parse_environment({"type": "guess.py:Guess"})
+
+
+def test_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None:
+    """Another process, without our path, gets the folder in its job."""
+    package = tmp_path / "far" / "games"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "guess.py").write_text(CODE)
+    environ = {**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    program = (
+        "import json, sys; from treadle.environments.registry import import_folder, parse_environment; "
+        "found = parse_environment({'type': 'games.guess:Guess'}); "
+        "print(json.dumps({'environment': found.model_dump(mode='json'), 'import_folder': str(import_folder(found))}))"
+    )
+    dumped = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    job = json.loads(dumped.stdout)
+    assert job["import_folder"] == str(package.parent)
+    with pytest.raises(ValueError, match="games"):
+        parse_environment(job["environment"])
+    assert type(settings_of(job)).__name__ == "GuessSettings"
+    assert sys.path.pop() == job["import_folder"]
+    assert import_folder(QuestionSettings()) is None
 
 
 def test_types_share_limits_but_not_digests(file: Path) -> None:
