@@ -145,7 +145,8 @@ def _type_in_file(file: Path, attribute: str, changed_ns: int) -> EnvironmentTyp
     except Exception as error:  # any error that a user's file raises
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and (file.parent / f"{error.name}.py").is_file():
-            what += f'; a file cannot import its neighbours: set type = "{file.stem}:{attribute}", with the folder on PYTHONPATH'
+            other = f"{file.stem}:{attribute}"
+            what += f'; a file cannot import its neighbours: set type = "{other}", with the folder on PYTHONPATH'
         raise ConfigError(f"environment.type: {attribute} in {file} cannot be loaded: {what}") from error
     return _as_type(found, f"{file.name}:{attribute}")
 
