@@ -23,11 +23,10 @@ from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions
 from treadle.eval.lengths import count_agent_ids
+from treadle.eval.scored_rollout import ENVIRONMENT
 
 ANSWERED = "answered"
 FAILED = "failed"
-ENVIRONMENT = "environment"
-"""Name of the rule by which the environment itself says how good a rollout is."""
 SUCCESS_REWARD = 0.5
 """Reward above which a rollout is right, if its environment does not say."""
 
@@ -41,6 +40,8 @@ COPIED_COLUMNS = (
     "model",
     "sample_index",
     "status",
+    "truncated",
+    "num_turns",
     "calls_requested",
     "calls_executed",
     "python_calls",
@@ -51,7 +52,7 @@ COPIED_COLUMNS = (
 )
 """Columns that `scores` copies from `rollouts`."""
 
-ENDED = frozenset({ANSWERED, "finished"})
+ENDED = (ANSWERED, "finished")
 """Statuses of rollouts that ended with their task."""
 
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")

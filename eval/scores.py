@@ -24,7 +24,6 @@ from treadle.core.runs.stage import Stage, StageContext
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.answers import (
     COPIED_COLUMNS,
-    ENVIRONMENT,
     FAILED,
     Answer,
     Gold,
@@ -38,6 +37,7 @@ from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
 from treadle.eval.lengths import agent_text, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
+from treadle.eval.scored_rollout import ENVIRONMENT
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
@@ -302,7 +302,7 @@ def _f1_legacy(prediction: str, gold: Gold) -> float:
 
 SCORES = Stage(
     name="scores",
-    version=4,
+    version=5,
     settings=ScoresSettings,
     consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),

@@ -153,8 +153,8 @@ def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
         return {}
     names = {role: one["name"] for role, one in record.settings.get("roles", {}).items()}
     if "model_name" in record.settings:
-        names = {"policy": record.settings["model_name"]}
-        if helper := record.settings["environment"]["search"]["summarizer"]:
+        names = {"policy": record.settings["model_name"], **names}
+        if helper := record.settings["environment"].get("search", {}).get("summarizer"):
             names["summarizer"] = helper
     return {role: models[name] for role, name in names.items() if name in models}
 
