@@ -25,6 +25,9 @@ from treadle.environments.types import EnvironmentType, Traits
 SHIPPED = {"question": "treadle.environments.question.kind:QuestionType"}
 """Name -> class of the type."""
 
+DEFAULT_TYPE = "question"
+"""Type of a configuration that names none."""
+
 ENTRY_POINT_GROUP = "treadle.environments"
 """Group of entry points; the name of an entry point is the name of the type in the configuration."""
 
@@ -45,7 +48,7 @@ def parse_environment(data: Any) -> EnvironmentSettings:
         return data
     if not isinstance(data, Mapping):
         raise ValueError("an environment is a table")
-    name = data.get("type", "question")
+    name = data.get("type", DEFAULT_TYPE)
     if not isinstance(name, str):
         raise ValueError("the type of an environment is a string")
     given = dict(data)
@@ -69,6 +72,13 @@ def _parse(data: Any, handler: ValidatorFunctionWrapHandler) -> EnvironmentSetti
 
 AnyEnvironment = Annotated[SerializeAsAny[EnvironmentSettings], WrapValidator(_parse)]
 """Settings of an environment of any type, validated by the section of the type that `type` names."""
+
+
+def environment_name(settings: object) -> str:
+    """Return the type in the settings of a record or a run, by its name; no code of the type is loaded."""
+    environment = settings.get("environment") if isinstance(settings, Mapping) else None
+    name = environment.get("type") if isinstance(environment, Mapping) else None
+    return name if isinstance(name, str) else DEFAULT_TYPE
 
 
 def require_question(settings: EnvironmentSettings, what: str) -> QuestionSettings:

@@ -32,10 +32,13 @@ def behaviour_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
     parts.append(_calls_and_lengths(known))
     reading = (
-        "Bars show how many rollouts made so many calls; a box holds the middle half of the rollouts, its line the "
-        "median, the thin line all but the shortest and the longest twentieth."
+        "a box holds the middle half of the rollouts, its line the median, the thin line all but the shortest and the "
+        "longest twentieth."
     )
-    return [Section("behaviour", "Calls and lengths", reading, parts)]
+    has_calls = any(_has(model, "calls_requested") for model in known)
+    bars = "Bars show how many rollouts made so many calls; " if has_calls else ""
+    title = "Calls and lengths" if has_calls else "Turns and lengths"
+    return [Section("behaviour", title, bars + reading if bars else reading.capitalize(), parts)]
 
 
 def _sampled_tokens(model: EvaluatedModel) -> list[int]:

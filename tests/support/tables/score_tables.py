@@ -129,6 +129,8 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "model": "base",
         "sample_index": 0,
         "status": "answered",
+        "truncated": False,
+        "num_turns": 1,
         "prediction": "x",
         "is_valid_answer": True,
         "correct": correct,
