@@ -97,7 +97,7 @@ def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str,
         by=row["scorer"],
         prediction=row["prediction"],
         predicted_as="last turn" if is_rewarded else "prediction",
-        measures={"reward": row["score"]} if is_rewarded else {name: row[name] for name in names},
+        measures={"score": row["score"]} if is_rewarded else {name: row[name] for name in names},
         said=[
             JudgeReply(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
             for name, said in judges.items()
