@@ -92,7 +92,7 @@ def trajectory(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) 
         "pieces": pieces,
         "heads": heads,
         "has_frames": has_frames,
-        "prompt": prompt_text(snapshot, one),
+        "prompt": prompt_text(snapshot.run, {**one.row, **one.facts, "samples": one.samples}) if heads else "",
         "num_left_out": len(one.segments) - len(pieces),
         "timeline": timeline_of(piece for piece in pieces if piece.kind != FRAME),
         "verdict": verdict_of(one),

@@ -13,6 +13,7 @@ import orjson
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
+from treadle.core.runs.run import Run
 from treadle.core.schemas import SCORES
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.segments import segments_of_text
@@ -149,16 +150,17 @@ def _shown(segments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(segment["kind"], segment["text"]) for segment in segments]
 
 
-def prompt_text(snapshot: Snapshot, one: LoadedTrajectory) -> str:
-    """Return what the policy was given before its first turn; empty if its tokenizer is not on this machine."""
-    model = (snapshot.run.readable_config().get("models") or {}).get(one.facts["model"]) or {}
-    folder, digest = model.get("tokenizer"), one.row.get("tokenizer_digest")
-    if not (folder and digest and one.samples):
+def prompt_text(run: Run, row: Mapping[str, Any]) -> str:
+    """Return what the policy was given before its first turn; empty if its tokenizer is not on this machine.
+
+    `row` has `model`, `tokenizer_digest` and `samples` with their `prompt_ids`.
+    """
+    samples, digest = row.get("samples"), row.get("tokenizer_digest")
+    if not samples or not digest:
         return ""
-    tokenizer = _tokenizer(str(folder))
-    if tokenizer is None or tokenizer.digest != digest:
-        return ""
-    return tokenizer.decode(one.samples[0]["prompt_ids"])
+    model = (run.readable_config().get("models") or {}).get(row["model"]) or {}
+    tokenizer = _tokenizer(str(model["tokenizer"])) if model.get("tokenizer") else None
+    return tokenizer.decode(samples[0]["prompt_ids"]) if tokenizer is not None and tokenizer.digest == digest else ""
 
 
 @functools.lru_cache(maxsize=4)

@@ -26,12 +26,14 @@ _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}
 
 
-def trajectory_view(found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({})) -> Group:
+def trajectory_view(
+    found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({}), prompt: str = ""
+) -> Group:
     """Render a trajectory with its question, origin and verdict, and its changes from the parent.
 
-    `addresses`: key of a web entry -> URL of its page, as far as known.
+    `addresses`: key of a web entry -> URL of its page, as far as known. `prompt`: what a dialogue began with.
     """
-    parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found)]
+    parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found, prompt)]
     if (changes := found.changes) is not None:
         assert found.parent is not None
         parts += [Rule(Text(one_line(f"against {found.parent['rollout_key']}")), style="dim", align="left")]
@@ -70,10 +72,12 @@ def _edit(found: FoundRollout) -> list[Panel]:
     return [Panel(text, title=Text(one_line(f"edit by {row['operator']}")), title_align="left", expand=False)]
 
 
-def _body(found: FoundRollout) -> Text:
+def _body(found: FoundRollout, prompt: str) -> Text:
     """Render the segments, under the name of who speaks if it is a dialogue, without what the chat template wrote."""
     row, body = found.rollout, Text()
     heads = turn_heads(found.segments, row.get("samples") or (), row.get("turn_rewards") or (), row["num_turns"])
+    if heads and prompt:
+        body.append(sanitize(prompt).strip() + "\n\n", style="dim")
     for place, segment in enumerate(found.segments):
         if segment["kind"] == FRAME:
             continue
