@@ -25,6 +25,8 @@ class GivenRows(Section):
     """Rows by kind of table, as JSON text."""
 
     rows: str
+    environment: dict[str, str] = {}
+    """Environment in the settings of the instance, as far as a test needs one."""
 
 
 def new_run(root: Path) -> Run:
