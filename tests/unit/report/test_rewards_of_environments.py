@@ -20,7 +20,7 @@ from treadle.eval.scored_rollout import ScoredRollout
 from treadle.report.comparison_rows import comparison_rows
 from treadle.report.markdown import render_report
 from treadle.report.stage import REPORT
-from treadle.report.summary import model_rows
+from treadle.report.summary import model_rows, shown_averages
 from treadle.tasks.page.build import report_page
 
 SETTINGS = ReportSettings(bootstrap_samples=200)
@@ -81,6 +81,13 @@ def test_mixed_data_sets_keep_their_own_figures() -> None:
     text = render_report(rows, [], SETTINGS)
     line = next(line for line in text.splitlines() if line.startswith("| m ") and "| guess " in line)
     assert [cell.strip() for cell in line.split("|")][5:10] == ["-", "0.25", "-", "3.00", "-"]
+
+
+def test_tasks_are_in_no_area() -> None:
+    rollouts = [rewarded(0.25, 0, dataset=name, domain="task") for name in ("guess", "draw")]
+    rollouts += [scored(1.0, dataset=name, question_key="s") for name in ("wiki", "hotpot")]
+    groups = shown_averages({part.dataset: part.area for part in dataset_figures(rollouts)}, ())
+    assert groups["knowledge"] == ["hotpot", "wiki"]
 
 
 def report_run(root: Path) -> Run:
