@@ -23,16 +23,13 @@ from treadle.core.untrusted.input_files import file_sha256
 from treadle.environments.custom.base import Environment
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 from treadle.environments.types import EnvironmentType, Traits
 
 _log = logging.getLogger(__name__)
 
 SHIPPED = {"question": "treadle.environments.question.kind:QuestionType"}
 """Name -> class of the type."""
-
-DEFAULT_TYPE = "question"
-"""Type of a configuration that names none."""
 
 ENTRY_POINT_GROUP = "treadle.environments"
 """Group of entry points; the name of an entry point is the name of the type in the configuration."""

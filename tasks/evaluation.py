@@ -17,7 +17,8 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.untrusted.input_files import FORMATS
 from treadle.datagen.questions.benchmarks import GENERIC, RULES, Benchmark, rule_for
-from treadle.environments.registry import DEFAULT_TYPE, environment_name
+from treadle.environments.registry import environment_name
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.retriever.config import IndexSettings
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.models import flow_models

@@ -11,7 +11,7 @@ import orjson
 from treadle.agent.dialects.base import FRAME
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
-from treadle.environments.registry import DEFAULT_TYPE
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours

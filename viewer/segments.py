@@ -13,7 +13,7 @@ from treadle.agent.dialects.base import FRAME, RESULT, TEXT
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import tokenise
 from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import DEFAULT_TYPE
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.viewer.turns import SPEAKERS, has_markers
 from treadle.web.record.run_entries import shown_sources
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from treadle.agent.dialects.base import FRAME
 from treadle.core.untrusted.sanitize import one_line, sanitize
-from treadle.environments.registry import DEFAULT_TYPE
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.eval.scored_rollout import ENVIRONMENT
 from treadle.tasks.inspection.lineage import FoundRollout
 from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded

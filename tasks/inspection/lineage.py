@@ -15,7 +15,7 @@ import orjson
 from treadle.core.errors import ArtifactError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
-from treadle.environments.registry import DEFAULT_TYPE
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.tasks.inspection.pool_tree import pool_trees
 from treadle.tasks.inspection.rows import environment_of, full_key, rows_with
 from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between

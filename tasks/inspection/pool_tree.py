@@ -15,7 +15,7 @@ import orjson
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.rows import tokens_of
-from treadle.environments.registry import DEFAULT_TYPE
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.tasks.inspection.rows import environment_of, rows_with
 
 _TRAJECTORY = (
