@@ -93,11 +93,18 @@ def test_tasks_are_in_no_area() -> None:
 def report_run(root: Path) -> Run:
     run = new_run(root)
     put_rows(run, "1/questions", schemas.QUESTIONS, [question(f"q{number}", []) for number in range(4)])
-    given = {"scorer": "environment", "status": "finished", "num_turns": 5, "model": "base"}
-    rows = [score(f"r{number}", f"q{number}", number > 1, **given | {"score": number / 4}) for number in range(4)]
-    inputs = (put_rows(run, "1/scores@base", schemas.SCORES, rows),)
+    given = {"scorer": "environment", "status": "finished", "num_turns": 5}
+    inputs = []
+    for model, first in (("base", 0), ("tuned", 2)):
+        rows = [
+            score(f"{model}{number}", f"q{number}", first + number > 2, model=model, **given)
+            | {"score": (first + number) / 4}
+            for number in range(4)
+        ]
+        inputs.append(put_rows(run, f"1/scores@{model}", schemas.SCORES, rows))
     execute(
-        Instance(address=Address.parse("1/report"), stage=REPORT, settings=SETTINGS, inputs={"scores": inputs}), run
+        Instance(address=Address.parse("1/report"), stage=REPORT, settings=SETTINGS, inputs={"scores": tuple(inputs)}),
+        run,
     )
     return run
 
@@ -105,6 +112,6 @@ def report_run(root: Path) -> Run:
 def test_page_shows_rewards_and_turns_and_no_calls(tmp_path: Path) -> None:
     page = report_page([report_run(tmp_path)]).decode()
     assert ">reward<" in page and ">turns<" in page and "by environment" in page and "Turns and lengths" in page
-    assert "finished" in page
+    assert "finished" in page and "base → tuned" in page and "Correctness" not in page
     for absent in (">Python<", ">searches<", ">calls<", "efficiency", ">by rules<", "exact match", ">answered<"):
         assert absent not in page, absent

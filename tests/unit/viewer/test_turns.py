@@ -50,6 +50,8 @@ def test_turn_that_wrote_nothing_is_counted_with_the_next() -> None:
     parts = cut(("text", 2), ("frame", 1), ("user", 1), ("frame", 2), ("user", 1), ("frame", 2), ("text", 2))
     heads = turn_heads(parts, [{"turn_starts": [0, 4, 9]}], [0.0, 0.25, 1.0])
     assert heads[6].label == "policy, turns 2 to 3" and heads[6].rewards == (0.25, 1.0)
+    at_the_end = turn_heads(cut(("text", 2), ("user", 1), ("text", 2)), [{"turn_starts": [0, 2, 3]}])
+    assert at_the_end[0].numbers == (1,) and at_the_end[2].numbers == (2, 3)
     empty_last = turn_heads(cut(("text", 2), ("user", 1), ("frame", 2)), [{"turn_starts": [0, 5]}])
     assert empty_last[0].label == "policy, turns 1 to 2"
     assert turn_heads([], [{"turn_starts": [0]}], [1.0]) == {}
