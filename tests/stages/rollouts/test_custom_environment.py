@@ -21,7 +21,7 @@ def test_guide_runs_as_written(tmp_path: Path) -> None:
     with served(guess, codec=TOKENIZER) as server:
         desk = desk_of_the_guide(tmp_path / "desk", server.url)
         plan = desk.treadle("run", "guess.toml", "--run", "guess", "--dry-run").succeeded()
-        assert "1/rollouts@base" in plan.out
+        assert "1/rollouts@base" in plan.out and "top = 64  Largest number." in plan.out
         done = desk.treadle("run", "guess.toml", "--run", "guess").succeeded()
     rollouts = desk.rows("guess", "1/rollouts@base", "rollouts")
     scores = desk.rows("guess", "1/scores@base", "scores")
