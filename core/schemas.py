@@ -618,7 +618,7 @@ RL_VALIDATION = Table(
 
 SCORES = Table(
     "scores",
-    2,
+    3,
     ("rollout_key",),
     pa.schema(
         [
@@ -640,7 +640,8 @@ SCORES = Table(
             _field(
                 "score",
                 pa.float64(),
-                "P: 1 or 0 for math and choice, F1 for qa; null if the scorer failed",
+                "P: 1 or 0 for math and choice, F1 for qa; the reward if the environment scores; null if the scorer "
+                "failed",
                 nullable=True,
             ),
             _field("em", pa.float64(), "exact match after normalisation"),
@@ -657,6 +658,8 @@ SCORES = Table(
                 "score divided by requested calls (by 1 without calls); null if the score is null",
                 nullable=True,
             ),
+            _field("truncated", pa.bool_(), "copied from the rollout"),
+            _field("num_turns", pa.int32(), "copied from the rollout"),
             _field("calls_requested", pa.int32(), "copied from the rollout"),
             _field("calls_executed", pa.int32(), "copied from the rollout"),
             _field("python_calls", pa.int32(), "copied from the rollout"),

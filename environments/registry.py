@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import GetJsonSchemaHandler, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from treadle.core.config import config_folders
 from treadle.core.errors import ConfigError
@@ -19,8 +23,10 @@ from treadle.core.untrusted.input_files import file_sha256
 from treadle.environments.custom.base import Environment
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 from treadle.environments.types import EnvironmentType, Traits
+
+_log = logging.getLogger(__name__)
 
 SHIPPED = {"question": "treadle.environments.question.kind:QuestionType"}
 """Name -> class of the type."""
@@ -45,7 +51,7 @@ def parse_environment(data: Any) -> EnvironmentSettings:
         return data
     if not isinstance(data, Mapping):
         raise ValueError("an environment is a table")
-    name = data.get("type", "question")
+    name = data.get("type", DEFAULT_TYPE)
     if not isinstance(name, str):
         raise ValueError("the type of an environment is a string")
     given = dict(data)
@@ -67,8 +73,44 @@ def _parse(data: Any, handler: ValidatorFunctionWrapHandler) -> EnvironmentSetti
     return parse_environment(data)
 
 
-AnyEnvironment = Annotated[SerializeAsAny[EnvironmentSettings], WrapValidator(_parse)]
+class _SchemaOfTypes:
+    """JSON schema of an environment: the keys of every registered type, and any keys for a class named by its place.
+
+    Prefect's form shows it. No class is loaded that only a configuration names.
+    """
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        variants = []
+        for name in (*SHIPPED, *_entry_points()):
+            try:
+                settings = find_type(name).settings
+            except ConfigError as error:
+                _log.warning("the keys of an environment are left out: %s", error)
+                continue
+            variant = _own_schema(settings, handler)
+            variant["properties"]["type"] |= {"const": name, "default": name}
+            variants.append(variant | {"title": name, "required": [] if name == DEFAULT_TYPE else ["type"]})
+        of_place = _own_schema(EnvironmentSettings, handler)
+        del of_place["properties"]["type"]["default"]
+        of_place["properties"]["type"]["pattern"] = ":"
+        more = {"title": "class in a file or module", "required": ["type"], "additionalProperties": True}
+        return {"anyOf": [*variants, of_place | more]}
+
+
+def _own_schema(settings: type[EnvironmentSettings], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    """Return the schema of a section that may be changed."""
+    return copy.deepcopy(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
+
+
+AnyEnvironment = Annotated[SerializeAsAny[EnvironmentSettings], WrapValidator(_parse), _SchemaOfTypes()]
 """Settings of an environment of any type, validated by the section of the type that `type` names."""
+
+
+def environment_name(settings: object) -> str:
+    """Return the type in the settings of a record or a run, by its name; no code of the type is loaded."""
+    environment = settings.get("environment") if isinstance(settings, Mapping) else None
+    name = environment.get("type") if isinstance(environment, Mapping) else None
+    return name if isinstance(name, str) else DEFAULT_TYPE
 
 
 def require_question(settings: EnvironmentSettings, what: str) -> QuestionSettings:

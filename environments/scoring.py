@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 
 from treadle.agent.contract import Task
-from treadle.core.answers.score import Score
+from treadle.core.answers.score import ENVIRONMENT, Score
 from treadle.environments.registry import environment_type
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
-ENVIRONMENT = "environment"
-"""Name of the rule by which the environment itself says how good a rollout is."""
 SUCCESS_REWARD = 0.5
 """Reward above which a rollout is right, if its environment does not say."""
 

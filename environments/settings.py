@@ -43,6 +43,10 @@ class Digests:
         return digest == self.plain or digest in self.by_format.values()
 
 
+DEFAULT_TYPE = "question"
+"""Type of a configuration that names none."""
+
+
 class EnvironmentRole(Section):
     """Model that episodes ask in a role."""
 
@@ -55,7 +59,7 @@ class EnvironmentRole(Section):
 class EnvironmentSettings(Section):
     """Type and limits of the environment of every rollout."""
 
-    type: str = "question"
+    type: str = DEFAULT_TYPE
     """Type of the environment: a shipped one, `my_envs.py:Guess` for a class in a file next to the configuration,
     `package.module:Guess`, or the name of an entry point in the group `treadle.environments`."""
     code_file: Operational[Path | None] = None

@@ -14,11 +14,11 @@ import orjson
 from treadle.agent.contract import Task
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import GRADED, Score, score_answer
+from treadle.core.answers.score import ENVIRONMENT, GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
-from treadle.environments.scoring import ENVIRONMENT, environment_score
+from treadle.environments.scoring import environment_score
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions
@@ -37,6 +37,8 @@ COPIED_COLUMNS = (
     "model",
     "sample_index",
     "status",
+    "truncated",
+    "num_turns",
     "calls_requested",
     "calls_executed",
     "python_calls",
@@ -47,7 +49,7 @@ COPIED_COLUMNS = (
 )
 """Columns that `scores` copies from `rollouts`."""
 
-ENDED = frozenset({ANSWERED, "finished"})
+ENDED = (ANSWERED, "finished")
 """Statuses of rollouts that ended with their task."""
 
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")

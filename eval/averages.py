@@ -16,10 +16,13 @@ AVERAGES = (ALL, EVERY, MATH, KNOWLEDGE)
 
 
 def area_of(domains: Collection[str]) -> str:
-    """Return the area of a data set (math, knowledge or mixed) from the domains of its rows."""
+    """Return the area of a data set (math, knowledge or mixed) from the domains of its rows.
+
+    Tasks that only their environment can score are in no area.
+    """
     if set(domains) == {MATH}:
         return MATH
-    return MIXED if MATH in domains else KNOWLEDGE
+    return MIXED if {MATH, "task"} & set(domains) else KNOWLEDGE
 
 
 def headline_datasets(datasets: Sequence[str], headline: Collection[str]) -> list[str]:

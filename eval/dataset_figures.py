@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from treadle.eval.averages import area_of
-from treadle.eval.metrics import FIGURES, PASS_AT
+from treadle.eval.metrics import FIGURES, PASS_AT, figures_of
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import pass_at_k
 
@@ -47,7 +47,7 @@ class DatasetFigures:
     num_rollouts: int
     num_questions: int
     sums: dict[str, FigureSums]
-    """Name of a figure, from `FIGURES` or pass@k -> its sums."""
+    """Name of a figure that the data set has, from `FIGURES` or pass@k -> its sums."""
     counts: dict[str, int]
     """Rollout counts. `num_failed`: ended by an infrastructure failure that the user accepted; they count as wrong.
     `num_valid`: ended with a non-empty answer. Also one count per `status:`, `scorer:` (who decided), `judge_status:`,
@@ -135,7 +135,7 @@ def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str
 
 
 def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str) -> DatasetFigures:
-    sums = {name: figure_sums(rollouts, name) for name in FIGURES}
+    sums = {name: figure_sums(rollouts, name) for name in figures_of(rollouts)}
     judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.judge_verdicts}))
     sums |= {f"{PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
     return DatasetFigures(

@@ -5,11 +5,12 @@ Documented in docs/behaviour/metrics.md; efficiency and the behaviour figures fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from treadle.core.answers.score import ENVIRONMENT
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
 PER_THOUSAND = 1_000
@@ -43,6 +44,11 @@ class Figure:
     either."""
     needs: Literal["calls", "votes"] | None = None
     """What a model's rollouts need at least one of for this figure to be meaningful."""
+    of: Literal["answers", "rewards"] | None = None
+    """Data sets that have the figure: those scored by gold answers, or by their environment; None for all."""
+    of_calls: bool = False
+    """Whether a data set scored by its environment has the figure only if its rollouts made calls: an environment may
+    have no tools."""
     place: Place = "detail"
     """Table in which the figure is a column. The table of all figures has every one."""
 
@@ -120,17 +126,23 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             _SHARE,
             place="headline",
         ),
-        "score": Figure("correctness", "P", _mean_by_score(lambda _, score: score), _SHARE, place="headline"),
-        "em": Figure("exact match", "em", _mean(lambda rollout: rollout.em), _SHARE),
-        "acc": Figure("containment", "acc", _mean(lambda rollout: rollout.acc), _SHARE),
-        "f1": Figure("F1", "F1", _mean(lambda rollout: rollout.f1), _SHARE),
-        "f1_legacy": Figure("F1 as published", "F1 legacy", _mean(lambda rollout: rollout.f1_legacy), _SHARE),
+        "score": Figure(
+            "correctness", "P", _mean_by_score(lambda _, score: score), _SHARE, of="answers", place="headline"
+        ),
+        "reward": Figure("reward", "reward", _mean(lambda rollout: rollout.score), of="rewards", place="headline"),
+        "em": Figure("exact match", "em", _mean(lambda rollout: rollout.em), _SHARE, of="answers"),
+        "acc": Figure("containment", "acc", _mean(lambda rollout: rollout.acc), _SHARE, of="answers"),
+        "f1": Figure("F1", "F1", _mean(lambda rollout: rollout.f1), _SHARE, of="answers"),
+        "f1_legacy": Figure(
+            "F1 as published", "F1 legacy", _mean(lambda rollout: rollout.f1_legacy), _SHARE, of="answers"
+        ),
         "efficiency": Figure(
             "efficiency",
             "efficiency",
             _mean_by_score(lambda rollout, score: efficiency(score, rollout.calls_requested)),
             _SHARE,
             needs="calls",
+            of="answers",
             place="headline",
         ),
         "conciseness": Figure(
@@ -140,16 +152,24 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             _SHARE,
             requires_figure="conciseness_tool_users",
             needs="votes",
+            of="answers",
             place="behaviour",
         ),
         "conciseness_tool_users": Figure(
-            "conciseness with calls", "with calls", _conciseness_with_calls, _SHARE, needs="votes", place="behaviour"
+            "conciseness with calls",
+            "with calls",
+            _conciseness_with_calls,
+            _SHARE,
+            needs="votes",
+            of="answers",
+            place="behaviour",
         ),
         "successful_execution": Figure(
             "successful execution",
             "success",
             _mean_by_score(lambda rollout, score: successful_execution(score, rollout.failed_calls)),
             _SHARE,
+            of="answers",
             place="behaviour",
         ),
         "successful_execution_strict": Figure(
@@ -157,20 +177,30 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "strict",
             _mean_by_score(lambda rollout, score: strict_successful_execution(score, rollout.failed_calls)),
             _SHARE,
+            of="answers",
             place="behaviour",
         ),
-        "call_success": Figure("calls without failure", "ran well", _call_success, _SHARE, place="behaviour"),
-        "reasoning_length": Figure(
-            "correctness per 1,000 tokens", "P/1000", _mean(_reasoning_length), place="behaviour"
+        "call_success": Figure(
+            "calls without failure", "ran well", _call_success, _SHARE, of_calls=True, place="behaviour"
         ),
-        "calls_requested": Figure("calls", "calls", _mean(lambda rollout: rollout.calls_requested), place="headline"),
-        "python_calls": Figure("Python calls", "Python", _mean(lambda rollout: rollout.python_calls)),
-        "search_calls": Figure("searches", "searches", _mean(lambda rollout: rollout.search_calls)),
+        "reasoning_length": Figure(
+            "correctness per 1,000 tokens", "P/1000", _mean(_reasoning_length), of="answers", place="behaviour"
+        ),
+        "num_turns": Figure("turns", "turns", _mean(lambda rollout: rollout.num_turns), of="rewards", place="headline"),
+        "truncated": Figure(
+            "truncated", "truncated", _mean(lambda rollout: float(rollout.truncated)), _SHARE, of="rewards"
+        ),
+        "calls_requested": Figure(
+            "calls", "calls", _mean(lambda rollout: rollout.calls_requested), of_calls=True, place="headline"
+        ),
+        "python_calls": Figure("Python calls", "Python", _mean(lambda rollout: rollout.python_calls), of="answers"),
+        "search_calls": Figure("searches", "searches", _mean(lambda rollout: rollout.search_calls), of="answers"),
         "tool_use": Figure(
             "rollouts with calls",
             "tool use",
             _mean(lambda rollout: float(rollout.calls_requested > 0)),
             _SHARE,
+            of_calls=True,
             place="behaviour",
         ),
         "completion_tokens": Figure(
@@ -185,6 +215,19 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 )
 """Figures of single rollouts by name, in the order in which they are shown. All rollouts count, also those without a
 verdict if the figure does not need one."""
+
+
+MAIN_FIGURES = ("score", "reward")
+"""Figures that say how good the rollouts of a data set are: it has one of them."""
+
+
+def figures_of(rollouts: Iterable[ScoredRollout]) -> list[str]:
+    """Return the names of the figures that a data set has, given the rollouts of a model on it."""
+    given = list(rollouts)
+    if not any(rollout.scorer == ENVIRONMENT for rollout in given):
+        return [name for name, figure in FIGURES.items() if figure.of != "rewards"]
+    has_calls = any(rollout.calls_requested for rollout in given)
+    return [name for name, figure in FIGURES.items() if figure.of != "answers" and (has_calls or not figure.of_calls)]
 
 
 def is_figure(name: str) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from treadle.core.answers.score import ENVIRONMENT
+
 
 @dataclass(frozen=True, slots=True)
 class Votes:
@@ -43,11 +45,12 @@ class ScoredRollout:
     status: str
     is_valid_answer: bool
     scorer: str
-    """What decided P: a rule, the judge, or the status if the rollout did not end with an answer."""
+    """What decided P: a rule, the judge, the environment, or the status if the rollout did not end with an answer."""
     judge_status: str | None = None
     """Whether the judge's verdict was used; None if no judge was asked."""
     score: float | None
-    """P within [0, 1]: 1 or 0 for math and choice, F1 for qa; None without a verdict."""
+    """P within [0, 1]: 1 or 0 for math and choice, F1 for qa. If the environment scored, its reward: any number. None
+    without a verdict."""
     correct: bool | None
     """Whether the answer is right; None exactly if `score` is None."""
     em: float
@@ -62,6 +65,10 @@ class ScoredRollout:
     """Wrong: number of calls with status error, timeout, invalid or empty. Refused calls are not counted."""
     python_calls: int
     search_calls: int
+    num_turns: int = 0
+    """Number of generation calls."""
+    truncated: bool = False
+    """Whether it ended before its task did."""
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int | None
@@ -97,6 +104,8 @@ class ScoredRollout:
             yield f"judge_status:{self.judge_status}"
         if self.votes is not None and self.calls_requested:
             yield f"votes:{_VERDICTS[is_redundant(self.votes)]}"
+        if self.scorer == ENVIRONMENT:
+            return
         tools = ("none", "python", "search", "both")
         yield f"tools_used:{tools[(self.python_calls > 0) + 2 * (self.search_calls > 0)]}"
 

@@ -17,11 +17,10 @@ from treadle.core import schemas
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
-from treadle.core.answers.score import Score
+from treadle.core.answers.score import ENVIRONMENT, Score
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.environments.scoring import ENVIRONMENT
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.answers import (
     COPIED_COLUMNS,
@@ -302,7 +301,7 @@ def _f1_legacy(prediction: str, gold: Gold) -> float:
 
 SCORES = Stage(
     name="scores",
-    version=4,
+    version=5,
     settings=ScoresSettings,
     consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),

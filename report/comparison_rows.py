@@ -10,7 +10,7 @@ from typing import Any
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import areas_of, by_dataset
 from treadle.eval.judging_differences import judging_differences
-from treadle.eval.metrics import is_meaningful
+from treadle.eval.metrics import MAIN_FIGURES, figures_of, is_meaningful
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import holm
 from treadle.report.comparison import Comparison, Pairs, compare_average, compare_pairs, pair
@@ -18,11 +18,13 @@ from treadle.report.summary import shown_averages
 
 COMPARED_FIGURES = (
     "score",
+    "reward",
     "accuracy",
     "efficiency",
     "conciseness",
     "successful_execution",
     "reasoning_length",
+    "num_turns",
     "calls_requested",
     "reasoning_tokens",
 )
@@ -81,7 +83,7 @@ def pair_rows(first: ModelRollouts, second: ModelRollouts, settings: ReportSetti
         averages = shown_averages(first.areas, settings.headline)
         groups |= {name: group for name, group in averages.items() if len(group) > 1}
     paired = {
-        name: {figure: pair(ours[name], theirs[name], figure) for figure in COMPARED_FIGURES}
+        name: {figure: pair(ours[name], theirs[name], figure) for figure in _figures_of(ours[name], theirs[name])}
         for name in groups
         if name in ours
     }
@@ -91,13 +93,20 @@ def pair_rows(first: ModelRollouts, second: ModelRollouts, settings: ReportSetti
         )
         num_calls = min(sum(one.calls_requested for name in names for one in side[name]) for side in (ours, theirs))
         shown: list[list[Pairs]] = []
-        for figure in (name for name in COMPARED_FIGURES if is_meaningful(name, num_calls)):
+        shared = [figure for figure in COMPARED_FIGURES if all(figure in paired[name] for name in names)]
+        for figure in (name for name in shared if is_meaningful(name, num_calls)):
             parts = [paired[name][figure] for name in names]
             if any(not part.first for part in parts) or any(_same(parts, earlier) for earlier in shown):
                 continue
             shown.append(parts)
             columns = _columns(_compared(parts, settings))
             yield {"first": first.model, "second": second.model, "dataset": group, **columns, "note": note or None}
+
+
+def _figures_of(*sides: Sequence[ScoredRollout]) -> list[str]:
+    """Return the figures to compare that a data set has for any of the models."""
+    found = {name for rollouts in sides for name in figures_of(rollouts)}
+    return [name for name in COMPARED_FIGURES if name in found]
 
 
 def _same(parts: Sequence[Pairs], earlier: Sequence[Pairs]) -> bool:
@@ -113,10 +122,10 @@ def _compared(parts: Sequence[Pairs], settings: ReportSettings) -> Comparison:
 
 
 def _columns(comparison: Comparison) -> Row:
-    """Return the columns of a comparison. Only the figure P lists the questions gained and lost."""
+    """Return the columns of a comparison. Only P and the reward list the questions gained and lost."""
     interval = comparison.difference
     low, high = interval.ends
-    of_score = comparison.figure == "score"
+    of_score = comparison.figure in MAIN_FIGURES
     return {
         "figure": comparison.figure,
         "num_questions": comparison.num_questions,

@@ -7,15 +7,15 @@ three decimals; the page shows per cent with one decimal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from treadle.core.figures import Cell, Figures
 from treadle.eval.averages import ALL, AVERAGES, EVERY, headline_datasets
-from treadle.eval.metrics import PASS_AT, figures_in, heading_of, is_figure, is_share, needs, title_of
+from treadle.eval.metrics import MAIN_FIGURES, PASS_AT, figures_in, heading_of, is_figure, is_share, needs, title_of
 
-_INTERVALS = ("accuracy", "score")
+_INTERVALS = ("accuracy", "score", "reward")
 """Headline columns that show an interval."""
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 NUM_NAMES = 2
@@ -44,6 +44,11 @@ class SummaryLine:
             for name, row in self.figures.items()
             if name.startswith(f"{what}:")
         }
+
+    @property
+    def num_undecided(self) -> int:
+        """Number of rollouts without a verdict."""
+        return int(self.figures["accuracy"]["num_undecided"]) if "accuracy" in self.figures else 0
 
     def num_without_majority(self, figure: str) -> int:
         """Return the number of rollouts that a conciseness figure leaves out because their votes have no majority."""
@@ -180,7 +185,7 @@ def compared_texts(row: Mapping[str, Any], *, in_percent: bool = False, sign: st
 
 def rollouts_cell(line: SummaryLine) -> str:
     """Format the number of rollouts, and how many of them have no verdict."""
-    unscored = line.figures["score"]["num_undecided"]
+    unscored = line.num_undecided
     return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
 
 
@@ -192,9 +197,15 @@ def _table(
     return Figures("", ("model", "data set", *header), rows, num_names=NUM_NAMES)
 
 
+def shown_figures(names: Iterable[str], lines: Sequence[SummaryLine]) -> list[str]:
+    """Return the figures that any of these lines has: data sets have figures by how they are scored."""
+    return [name for name in names if any(name in line.figures for line in lines)]
+
+
 def headline_table(given: Iterable[SummaryLine]) -> Figures:
     """Return the table of the headline figures."""
-    names = figures_in("headline")
+    lines = list(given)
+    names = shown_figures(figures_in("headline"), lines)
 
     def cell(line: SummaryLine, name: str) -> str:
         if name == "score":
@@ -202,13 +213,14 @@ def headline_table(given: Iterable[SummaryLine]) -> Figures:
         return figure_cell(line, name, with_interval=name in _INTERVALS)
 
     header = (f"{heading_of(name)} [95 %]" if name in _INTERVALS else heading_of(name) for name in names)
-    return _table(("rollouts", *header), given, lambda line: (rollouts_cell(line), *(cell(line, n) for n in names)))
+    return _table(("rollouts", *header), lines, lambda line: (rollouts_cell(line), *(cell(line, n) for n in names)))
 
 
 def behaviour_table(given: Iterable[SummaryLine]) -> Figures:
     """Return the table of behaviour figures. Undecided votes are shown with the share."""
-    names = figures_in("behaviour")
-    return _table(map(heading_of, names), given, lambda line: (figure_cell(line, name) for name in names))
+    lines = list(given)
+    names = shown_figures(figures_in("behaviour"), lines)
+    return _table(map(heading_of, names), lines, lambda line: (figure_cell(line, name) for name in names))
 
 
 def pass_names(given: Iterable[SummaryLine]) -> list[str]:
@@ -256,7 +268,7 @@ _AGREEMENT = ("judge_agreement", "judge_kappa")
 
 def comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of one row of `comparisons`, in the order of COMPARISON."""
-    is_of_questions = row["figure"] == "score" and row["method"] != "combined"
+    is_of_questions = row["figure"] in MAIN_FIGURES and row["method"] != "combined"
     return (
         row["dataset"],
         heading_of(row["figure"]),

@@ -22,20 +22,34 @@ from treadle.report.layout import (
     headline_table,
     members,
     pass_at_k_table,
+    shown_figures,
     summary_lines,
 )
 
 Row = Mapping[str, Any]
 
-_HEADLINE_EXPLANATION = """\
+_HEADLINE_EXPLANATION = {
+    "score": """\
 - **accuracy**: share of rollouts judged right. A rollout that did not end with an answer is wrong.
 - **P**: correctness, 1 or 0 for mathematics and options, token F1 with the best gold answer for knowledge.
+""",
+    "reward": """\
+- **reward**: what the environment says of a rollout; **accuracy**: share of successes, or of rewards above 0.5.
+- **turns**: of the model, per rollout.
+""",
+    "accuracy": """\
 - **[95 %]**: interval over questions. If two intervals overlap widely, the difference may be chance; the
   comparisons below pair the questions and are more sensitive.
+""",
+    "efficiency": """\
 - **efficiency**: P divided by requested tool calls (by 1 without calls), averaged; `-` where no tool was used.
+""",
+    "completion_tokens": """\
 - **calls**, **tokens**: requested and sampled per rollout.
-- Rollouts without a verdict (`unscored`) are left out of accuracy, P and efficiency.
-"""
+- Rollouts without a verdict (`unscored`) are left out of accuracy, P, reward and efficiency.
+""",
+}
+"""Figure -> what to say if any line has it."""
 
 _BEHAVIOUR_EXPLANATION = """\
 - **success**: P divided by failed calls (by 1 without one); **strict**: by 1 plus failed calls.
@@ -65,11 +79,10 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
     parts = [
         f"# {escape(settings.title)}",
         render_table(headline_table(given)),
-        _HEADLINE_EXPLANATION + _averages(given, settings),
+        "".join(_HEADLINE_EXPLANATION[name] for name in shown_figures(_HEADLINE_EXPLANATION, given))
+        + _averages(given, settings),
         *_passes(given),
-        "## Behaviour",
-        render_table(behaviour_table(given)),
-        _BEHAVIOUR_EXPLANATION.rstrip(),
+        *_behaviour(given),
         *_comparisons(comparisons),
         "## All figures [95 %]",
         *_all_figures(given),
@@ -80,6 +93,16 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         *_judged(given),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _behaviour(given: Sequence[SummaryLine]) -> Iterator[str]:
+    """Yield the section on behaviour, which explains the figures of tools and answers."""
+    yield "## Behaviour"
+    yield render_table(behaviour_table(given))
+    if shown_figures(["score"], given):
+        yield _BEHAVIOUR_EXPLANATION.rstrip()
+    else:
+        yield "- **L**: tokens that the model wrote."
 
 
 def _passes(given: Sequence[SummaryLine]) -> Iterator[str]:
@@ -114,7 +137,8 @@ def _all_figures(given: Sequence[SummaryLine]) -> Iterator[str]:
         table = all_figures(name, {line.model: line for line in given if line.dataset == name})
         yield f"### {escape(table.title)}"
         yield render_table(table)
-    yield "- **F1 as published**: with punctuation kept, to compare with published tables."
+    if shown_figures(["f1_legacy"], given):
+        yield "- **F1 as published**: with punctuation kept, to compare with published tables."
 
 
 def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
@@ -132,7 +156,7 @@ def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
 
 def _judged(given: Sequence[SummaryLine]) -> Iterator[str]:
     if not any(line.counts("judge_status") for line in given):
-        yield "No judge was used: rules decided P."
+        yield "No judge was used: rules decided P." if shown_figures(["score"], given) else "No judge was used."
         return
     yield "Answers that judges were asked about, by result:"
     yield render_table(count_table(given, "judge_status"))

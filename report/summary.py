@@ -104,7 +104,7 @@ def _rows(
         "num_rollouts": sum(part.num_rollouts for part in group),
         "num_questions": sum(part.num_questions for part in group),
     }
-    num_calls = sum(part.sums["calls_requested"].value or 0.0 for part in group)
+    num_calls = sum(part.sums["calls_requested"].value or 0.0 for part in group if "calls_requested" in part.sums)
     for name, found in intervals.items():
         interval = found if is_meaningful(name, num_calls) else None
         yield {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.core.figures import Figures
 from treadle.eval.averages import EVERY
-from treadle.eval.metrics import FIGURES, figures_in, heading_of
+from treadle.eval.metrics import FIGURES, MAIN_FIGURES, figures_in, heading_of
 from treadle.report.layout import (
     COMPARISON,
     NUM_NAMES,
@@ -25,6 +25,7 @@ from treadle.report.layout import (
     main_line,
     rollouts_cell,
     short_interval_cell,
+    shown_figures,
     summary_lines,
 )
 from treadle.report.terminal_table import terminal_table
@@ -50,11 +51,12 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
     given = summary_lines(rows)
     if width is None or width >= MIN_FULL_WIDTH:
         return _table(replace(headline_table(given), title=title or "", note=_caption(given)))
+    names = shown_figures(_narrow_figures(), given)
     body: list[tuple[str, ...]] = []
     for model, of_model in groupby(given, key=lambda line: line.model):
         body.append((model,))
-        body += map(_narrow_cells, of_model)
-    headings = [_NARROW.get(name, heading_of(name)) for name in _narrow_figures()]
+        body += (_narrow_cells(line, names) for line in of_model)
+    headings = [_NARROW.get(name, heading_of(name)) for name in names]
     return _table(Figures(title or "", ("data set", "n", *headings), tuple(body), _caption(given)))
 
 
@@ -100,7 +102,7 @@ def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
 def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the main rows of one pair: all figures of the average or only data set, else only the score rows."""
     main = main_dataset(row["dataset"] for row in rows)
-    return [row for row in rows if (row["figure"] == "score" if main is None else row["dataset"] == main)]
+    return [row for row in rows if (row["figure"] in MAIN_FIGURES if main is None else row["dataset"] == main)]
 
 
 def _table(table: Figures) -> Table:
@@ -111,8 +113,6 @@ def _narrow_figures() -> tuple[str, ...]:
     return tuple(name for name in FIGURES if name in (*figures_in("headline"), "tool_use"))
 
 
-def _narrow_cells(line: SummaryLine) -> tuple[str, ...]:
-    cells = [
-        short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in _narrow_figures()
-    ]
+def _narrow_cells(line: SummaryLine, names: Iterable[str]) -> tuple[str, ...]:
+    cells = [short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in names]
     return f"  {line.dataset}", rollouts_cell(line).replace(" unscored", ""), *cells

@@ -315,10 +315,12 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     check_judges(judges)
     environment = config.environment
     has_answers = traits_of(environment).has_answers
-    if not has_answers and (judges or options.redundancy.model is not None):
+    keys = ["scores.judges.models"] if judges else []
+    keys += ["scores.redundancy.model"] if options.redundancy.model is not None else []
+    if keys and not has_answers:
         raise ConfigError(
-            f"{address}: the environment {environment.type} says itself how good a rollout is; leave out "
-            "scores.judges.models and scores.redundancy.model"
+            f"{address}: judges compare with gold answers, which the tasks of {environment.type} do not have: the "
+            f"environment scores its rollouts itself; leave out {' and '.join(keys)}"
         )
     voter = options.redundancy.model
     redundancy = _role(voter, config.models[voter], options.redundancy.sampling) if voter is not None else None

@@ -17,6 +17,8 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.untrusted.input_files import FORMATS
 from treadle.datagen.questions.benchmarks import GENERIC, RULES, Benchmark, rule_for
+from treadle.environments.registry import environment_name
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.retriever.config import IndexSettings
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.models import flow_models
@@ -293,7 +295,18 @@ def _file_below(root: Path, name: str) -> Path:
 
 
 def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[str]) -> None:
-    """Put the tools into `tree`. Without a corpus or service, search is disabled unless it was requested."""
+    """Put the tools into `tree`. Without a corpus or service, search is disabled unless it was requested.
+
+    Environments other than `question` have tools of their own or none.
+    """
+    kind = environment_name(_overridden(tree, overrides))
+    if kind != DEFAULT_TYPE:
+        if options.corpus or options.retrievers or options.tools is not None:
+            raise ConfigError(
+                f'--tools, --corpus and --retriever are for environment.type = "{DEFAULT_TYPE}", not {kind!r}; leave '
+                "them out"
+            )
+        return
     environment = tree.setdefault("environment", {})
     search = dict(environment.get("search", {}))
     if options.corpus and options.retrievers:
@@ -308,9 +321,7 @@ def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[s
     if options.tools is not None:
         environment["python"] = {**environment.get("python", {}), "enabled": "python" in options.tools}
         search["enabled"] = "search" in options.tools
-    final: dict[str, Any] = dict(tree)
-    for text in overrides:
-        final = merge(final, parse_override(text))
+    final = _overridden(tree, overrides)
     can_search = any(final["environment"]["search"].get(name) for name in ("corpus", "index_folder", "service", "web"))
     if not can_search:
         if options.tools is not None and "search" in options.tools:
@@ -319,6 +330,13 @@ def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[s
                 "environment.search.web"
             )
         search.setdefault("enabled", False)
+
+
+def _overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    final = dict(tree)
+    for text in overrides:
+        final = merge(final, parse_override(text))
+    return final
 
 
 def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:

@@ -17,6 +17,7 @@ from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
+from treadle.environments.registry import environment_name
 from treadle.viewer.index import Index
 from treadle.viewer.search import TextSearch
 from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem
@@ -132,7 +133,7 @@ class Catalogue:
                 with collect_problem(problems):
                     tables[kind] = self._joined(run, ref, name, kind)
             with collect_problem(problems):
-                found.append(self._part(run, record.address, name, ref, JoinedTables(**tables)))
+                found.append(self._part(run, record, name, ref, JoinedTables(**tables)))
         return found
 
     def _joined(self, run: OpenRun, ref: ArtifactRef, name: str, kind: str) -> KeyedTable | None:
@@ -146,13 +147,16 @@ class Catalogue:
     def _keyed(self, run: OpenRun, ref: ArtifactRef, key: str, *columns: str) -> KeyedTable:
         return KeyedTable(run.rows(ref), key, self._groups, columns)
 
-    def _part(self, run: OpenRun, instance: str, name: str, ref: ArtifactRef, joined: JoinedTables) -> InstancePart:
+    def _part(
+        self, run: OpenRun, record: StageRecord, name: str, ref: ArtifactRef, joined: JoinedTables
+    ) -> InstancePart:
+        instance = record.address
         kind, table = KINDS[name], StoredTable(run.rows(ref), self._groups)
         before = self._snapshot.parts.get(instance) if self._snapshot is not None else None
         if before is not None and before.digests == (ref.digest, *joined.digests):
             return before
         facts = facts_of(kind, table.columns(kind.columns), instance, joined)
-        return InstancePart(instance, name, kind, table, facts, joined)
+        return InstancePart(instance, environment_name(record.settings), name, kind, table, facts, joined)
 
     def _questions(self, run: OpenRun, problems: list[str]) -> QuestionTables:
         tables: list[KeyedTable] = []

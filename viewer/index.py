@@ -61,6 +61,11 @@ class Index:
         self._columns["tools"] = MultiValueColumn(self.facts["tools"].to_numpy(), TOOL_OUTCOMES)
         self._cached = lru_cache(_MAX_CACHED_RESULTS)(self._found)
 
+    @cached_property
+    def has_calls(self) -> bool:
+        """Whether any trajectory made a tool call."""
+        return bool(pc.any(pc.greater(self.facts["calls"], 0)).as_py())
+
     def __len__(self) -> int:
         return len(self.facts)
 

@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from treadle.agent.dialects.base import FRAME
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours
-from treadle.viewer.reading import LoadedTrajectory, read_segments
+from treadle.viewer.reading import LoadedTrajectory, prompt_text, read_segments
 from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
+from treadle.viewer.turns import turn_heads
 from treadle.viewer.verdicts import STYLES, reward_of, verdict_of
 from treadle.web.record.run_entries import RunEntries
 
@@ -31,6 +34,8 @@ class ListedTrajectory:
     facts: Mapping[str, Any]
     question: str
     """Beginning of its question."""
+    shows_calls: bool = True
+    """False if its environment may have no tools, and it made no call."""
 
     @property
     def style(self) -> str:
@@ -60,14 +65,17 @@ def overview(snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
     found = snapshot.index.find(selection)
     page = min(selection.page, found.num_pages)
     selection = selection.with_only(page=page)
+    lines = _lines(snapshot, snapshot.index.page(found, page))
+    shows_calls = snapshot.index.has_calls or any(_has_tools(snapshot, instance) for instance in snapshot.parts)
     return {
         "selection": selection,
         "num_found": len(found.rows),
         "groups": _groups(found),
-        "lines": _lines(snapshot, snapshot.index.page(found, page)),
+        "lines": lines,
+        "shows_calls": shows_calls,
         "chosen": [(FILTERS[name], name, value) for name, value in selection.pairs() if name in FILTERS],
         "asked": snapshot.questions.previews.get(selection.question, selection.question),
-        "sorts": SORTS,
+        "sorts": {name: heading for name, heading in SORTS.items() if shows_calls or name != "calls"},
         "num_pages": found.num_pages,
         "pages": _page_numbers(page, found.num_pages),
     }
@@ -77,11 +85,16 @@ def trajectory(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) 
     """Return the values of the page of one trajectory."""
     targets = one.targets
     pieces = pieces_of(one.segments, one.calls, targets, _addresses(snapshot, one))
+    heads = turn_heads(one.segments, one.samples, one.row.get("turn_rewards") or (), one.row.get("num_turns") or 0)
+    has_frames = any(piece.kind == FRAME for piece in pieces)
     return {
         **_frame(snapshot, one, selection),
         "pieces": pieces,
+        "heads": heads,
+        "has_frames": has_frames,
+        "prompt": prompt_text(snapshot.run, {**one.row, **one.facts, "samples": one.samples}) if heads else "",
         "num_left_out": len(one.segments) - len(pieces),
-        "timeline": timeline_of(pieces),
+        "timeline": timeline_of(piece for piece in pieces if piece.kind != FRAME),
         "verdict": verdict_of(one),
         "reward": reward_of(one),
         "facts": _facts(one),
@@ -154,7 +167,17 @@ def _groups(found: SelectionResult) -> list[FilterGroup]:
 
 def _lines(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]]) -> list[ListedTrajectory]:
     previews = snapshot.questions.previews
-    return [ListedTrajectory(row, previews.get(row["question_key"], "")) for row in rows]
+    return [
+        ListedTrajectory(
+            row, previews.get(row["question_key"], ""), row["calls"] > 0 or _has_tools(snapshot, row["instance"])
+        )
+        for row in rows
+    ]
+
+
+def _has_tools(snapshot: Snapshot, instance: str) -> bool:
+    """Return whether the environment of an instance is known to have tools."""
+    return snapshot.parts[instance].environment == DEFAULT_TYPE
 
 
 def _related_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
@@ -190,8 +213,8 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
     """Return names and values, the most important ones first."""
     facts, row = one.facts, one.row
     found: list[tuple[str, Any]] = [
-        ("ended", facts["status"].replace("_", " ")),
-        ("calls", _calls(one)),
+        ("ended", facts["status"].replace("_", " ") + (", truncated" if row.get("truncated") else "")),
+        ("calls", _calls(one) if facts["calls"] or one.environment == DEFAULT_TYPE else None),
         ("sampled tokens", facts["tokens"]),
         ("data set", facts["dataset"]),
         ("model", facts["model"]),
@@ -199,6 +222,7 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
         ("operator", _operator(one)),
         ("step" if one.kind == "rl_rollouts" else "sample", facts["round" if one.kind == "rl_rollouts" else "sample"]),
         ("turns", row.get("num_turns")),
+        ("samples", len(one.samples) if len(one.samples) > 1 else None),
         ("prompt tokens", row.get("prompt_tokens")),
         ("all tokens", row.get("total_tokens")),
         ("branches before", row.get("branch_depth")),
@@ -214,7 +238,7 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
         ("seed", str(row["seed"])),
         ("question", facts["question_key"]),
         ("key", facts["key"]),
-        ("environment", (row.get("environment_digest") or "")[:12]),
+        ("environment", " ".join(filter(None, (one.environment, (row.get("environment_digest") or "")[:12])))),
         ("tokenizer", (row.get("tokenizer_digest") or "")[:12]),
     ]
     shown = (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ConfigError
+from treadle.core.runs.run import Run
 from treadle.core.schemas import SCORES
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.segments import segments_of_text
@@ -17,15 +22,17 @@ from treadle.viewer.trajectories import InstancePart
 
 _IGNORE_INDEX = -100
 _AGENT = (
-    "segments", "tool_calls", "error", "num_turns", "calls_requested", "calls_executed", "failed_calls",
-    "prompt_tokens", "completion_tokens", "seed", "environment_digest", "tokenizer_digest",
+    "segments", "tool_calls", "error", "truncated", "turn_rewards", "reward", "outcome", "num_turns",
+    "calls_requested", "calls_executed", "failed_calls", "prompt_tokens", "completion_tokens", "seed",
+    "environment_digest", "tokenizer_digest",
+    "samples.list.element.prompt_ids", "samples.list.element.turn_starts",
 )  # fmt: skip
 _FLYWHEEL = (
     "prediction", "correct", "score", "judge", "edit_step", "edit_text", "prompts", "models", "usage",
 )  # fmt: skip
 _TRAINING = (
-    "input", "output", "reward", "correctness", "f_tool", "f_len", "f_format", "format_reason", "prediction",
-    "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
+    "input", "output", "segments", "reward", "correctness", "f_tool", "f_len", "f_format", "format_reason",
+    "prediction", "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
 )  # fmt: skip
 _COLUMNS = {"rollouts": _AGENT, "pools": (*_AGENT, *_FLYWHEEL), "rl_rollouts": _TRAINING}
 _JUDGEMENT = ("kind", "judge", "rollout_key", "prediction", "replies", "error")
@@ -40,10 +47,14 @@ class LoadedTrajectory:
     """Row number in the index."""
     kind: str
     """Name of the table that holds it."""
+    environment: str
+    """Type of its environment."""
     facts: dict[str, Any]
     """Row of `FACTS`."""
     row: dict[str, Any]
-    """Columns of its table."""
+    """Columns of its table, without the samples."""
+    samples: Sequence[Mapping[str, Any]]
+    """Its samples, each with `prompt_ids` and `turn_starts`; empty for `rl_rollouts`."""
     segments: list[dict[str, Any]]
     calls: list[dict[str, Any]]
     """Ledger of tool calls; empty for `rl_rollouts`, which stores none."""
@@ -61,9 +72,10 @@ class LoadedTrajectory:
     def targets(self) -> np.ndarray | None:
         """Mask over the token ids that fine-tuning trains on.
 
-        None if there is no fine-tuning row, if it has no ids, or if the row was repaired, which shifts the ids.
+        None if there is no fine-tuning row, if it has no ids, if the row was repaired, which shifts the ids, or if
+        there are several samples.
         """
-        if self.sft_row is None or self.sft_row["repaired"] or not self.sft_row["labels"]:
+        if len(self.samples) > 1 or self.sft_row is None or self.sft_row["repaired"] or not self.sft_row["labels"]:
             return None
         mask: np.ndarray = np.array(self.sft_row["labels"][self.sft_row["num_prompt_tokens"] :]) != _IGNORE_INDEX
         return mask
@@ -91,9 +103,11 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajec
     one = LoadedTrajectory(
         number=number,
         kind=part.kind_name,
+        environment=part.environment,
         facts=facts,
         row=row,
-        segments=segments_in(row),
+        samples=row.pop("samples", None) or (),
+        segments=segments_in(row, part.environment),
         calls=orjson.loads(row["tool_calls"]) if "tool_calls" in row else [],
         question=question,
         score=score,
@@ -136,6 +150,27 @@ def _shown(segments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(segment["kind"], segment["text"]) for segment in segments]
 
 
+def prompt_text(run: Run, row: Mapping[str, Any]) -> str:
+    """Return what the policy was given before its first turn; empty if its tokenizer is not on this machine.
+
+    `row` has `model`, `tokenizer_digest` and `samples` with their `prompt_ids`.
+    """
+    samples, digest = row.get("samples"), row.get("tokenizer_digest")
+    if not samples or not digest:
+        return ""
+    model = (run.readable_config().get("models") or {}).get(row["model"]) or {}
+    tokenizer = _tokenizer(str(model["tokenizer"])) if model.get("tokenizer") else None
+    return tokenizer.decode(samples[0]["prompt_ids"]) if tokenizer is not None and tokenizer.digest == digest else ""
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(folder: str) -> ChatTokenizer | None:
+    try:
+        return ChatTokenizer.load(Path(folder))
+    except ConfigError:
+        return None
+
+
 def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str, Any]] | None:
     """Return the segments only, for example of a parent; None if there is no such trajectory. Raise ArtifactError."""
     number = snapshot.index.number(instance, key)
@@ -143,12 +178,13 @@ def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str,
         return None
     part = snapshot.parts[instance]
     # Read all columns of the page, so that the same cached row group serves both.
-    return segments_in(part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name]))
+    row = part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name])
+    return segments_in(row, part.environment)
 
 
-def segments_in(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the segments of a row of any of the three tables."""
+def segments_in(row: dict[str, Any], environment: str) -> list[dict[str, Any]]:
+    """Return the segments of a row of any of the three tables, made in a type of environment."""
     segments: list[dict[str, Any]] = (
-        orjson.loads(row["segments"]) if "segments" in row else segments_of_text(row["output"])
+        orjson.loads(row["segments"]) if "segments" in row else segments_of_text(row["output"], environment)
     )
     return segments

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from treadle.agent.dialects.base import RESULT
-from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
+from treadle.agent.dialects.base import FRAME, RESULT, TEXT
+from treadle.agent.dialects.tag_table import Tag
+from treadle.agent.dialects.tags import tokenise
+from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.settings import DEFAULT_TYPE
+from treadle.viewer.turns import SPEAKERS, has_markers
 from treadle.web.record.run_entries import shown_sources
 
-KNOWN_KINDS = ("think", "search", "python", "result", "answer", "text")
+KNOWN_KINDS = ("think", "search", "python", "result", "answer", TEXT, FRAME, *SPEAKERS)
+"""Kinds that the style sheet has; any other is shown in a neutral style."""
 _SHOWN_CHARS = 16_000
 _PAGE_CHARS = 600_000
 _PAGE_PIECES = 5_000
@@ -57,6 +62,11 @@ class ShownSegment:
         return self.kind if self.kind in KNOWN_KINDS else "other"
 
     @property
+    def is_plain(self) -> bool:
+        """True if the kind says nothing more than who speaks."""
+        return not has_markers(self.kind)
+
+    @property
     def is_folded(self) -> bool:
         """True if the piece is collapsed at first. Tool results are long, and not the agent's text."""
         return self.kind == RESULT
@@ -69,9 +79,15 @@ class ShownSegment:
         return "all" if self.num_targets == self.num_tokens else "some" if self.num_targets else "none"
 
 
-def segments_of_text(text: str) -> list[dict[str, Any]]:
-    """Split the text of a turn into segments; used if only the text was stored."""
-    return [{"kind": one.kind, "text": one.text, "start": 0, "end": 0} for one in tokenise(text, TOOL_DIALECT)]
+def segments_of_text(text: str, environment: str = DEFAULT_TYPE) -> list[dict[str, Any]]:
+    """Split text into segments; used if only the text was stored.
+
+    The tags of `question` are known; text of another type of environment is one segment, since no code of it is loaded.
+    """
+    if environment != DEFAULT_TYPE:
+        return [{"kind": TEXT, "text": text, "start": 0, "end": 0}] if text else []
+    found = tokenise(text, QuestionSettings().dialect)
+    return [{"kind": one.kind, "text": one.text, "start": 0, "end": 0} for one in found]
 
 
 def pieces_of(
@@ -120,26 +136,26 @@ def pieces_of(
 
 def without_markers(segment: SegmentRow) -> tuple[str, bool]:
     """Return the text between a segment's markers, and whether the closing marker is missing."""
-    kind, text = segment["kind"], segment["text"].strip()
-    if kind not in TOOL_DIALECT.by_name:
+    if not has_markers(segment["kind"]):
         return segment["text"].strip("\n"), False
-    tag = TOOL_DIALECT.by_name[kind]
-    inner = text.removeprefix(tag.opening)
+    tag = Tag(segment["kind"])
+    inner = segment["text"].strip().removeprefix(tag.opening)
     is_closed = inner.endswith(tag.closing)
     return inner.removesuffix(tag.closing).strip("\n"), not is_closed
 
 
 def _outcomes(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Map the index of a segment to the ledger entry of the call in it."""
-    places = [place for place, segment in enumerate(segments) if _is_call(segment)]
+    """Map the index of a segment to the ledger entry of the call in it; the ledger says what are calls."""
+    tools = {call["tool"] for call in calls}
+    places = [place for place, segment in enumerate(segments) if segment["kind"] in tools and _is_closed(segment)]
     if [segments[place]["kind"] for place in places] != [call["tool"] for call in calls]:
         return {}
     return dict(zip(places, calls, strict=True))
 
 
-def _is_call(segment: SegmentRow) -> bool:
-    tag = TOOL_DIALECT.by_name.get(segment["kind"])
-    return tag is not None and tag.is_tool and segment["text"].rstrip().endswith(tag.closing)
+def _is_closed(segment: SegmentRow) -> bool:
+    closing = Tag(segment["kind"]).closing
+    return bool(segment["text"].rstrip().endswith(closing))
 
 
 def _preview(text: str) -> str:

@@ -174,6 +174,8 @@ class InstancePart:
     """Trajectories of one instance."""
 
     instance: str
+    environment: str
+    """Type of its environment."""
     kind_name: str
     kind: TrajectoryTable
     table: StoredTable

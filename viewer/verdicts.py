@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from treadle.eval.scored_rollout import ENVIRONMENT
 from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.trajectories import NO_VERDICT, NOT_JUDGED, PARTLY, RIGHT, WRONG
 
@@ -50,6 +51,8 @@ class ShownVerdict:
     """What decided; empty if nothing did."""
     prediction: str
     """Predicted answer; empty if there is none."""
+    predicted_as: str = "prediction"
+    """Name of the prediction: an environment scores without one, so its last turn is shown."""
     measures: Mapping[str, float | None]
     """Figures by name; None without a value."""
     said: list[JudgeReply] = field(default_factory=list)
@@ -87,11 +90,14 @@ def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
 def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownVerdict:
     judges = orjson.loads(row.get("judges") or "{}")
     errors = {one["judge"]: one["error"] for one in judgements if one["kind"] == "correctness"}
+    names = ("score", "em", "acc", "f1", "efficiency")
+    is_rewarded = row["scorer"] == ENVIRONMENT
     return ShownVerdict(
         word=word,
         by=row["scorer"],
         prediction=row["prediction"],
-        measures={name: row[name] for name in ("score", "em", "acc", "f1", "efficiency")},
+        predicted_as="last turn" if is_rewarded else "prediction",
+        measures={"score": row["score"]} if is_rewarded else {name: row[name] for name in names},
         said=[
             JudgeReply(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
             for name, said in judges.items()
@@ -115,12 +121,12 @@ def _replies(said: Mapping[str, Any]) -> list[str]:
 
 
 def reward_of(one: LoadedTrajectory) -> list[tuple[str, float | None, str]]:
-    """Return the parts of a reward, `reward = correctness * calls * length + format`; empty without a reward.
+    """Return the parts of a reward; empty without a reward.
 
-    Each part is a name, a value, and what it means.
+    Each part is a name, a value, and what it means. Of a training: `reward = correctness * calls * length + format`.
     """
     if one.kind != "rl_rollouts":
-        return []
+        return _environment_reward(one.row)
     row = one.row
     parts = (
         ("reward", "reward", "correctness × calls × length + format"),
@@ -130,6 +136,20 @@ def reward_of(one: LoadedTrajectory) -> list[tuple[str, float | None, str]]:
         ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "no violation"),
     )
     return [(name, row[column], meaning) for name, column, meaning in parts]
+
+
+def _environment_reward(row: Mapping[str, Any]) -> list[tuple[str, float | None, str]]:
+    """Return what the environment said during the rollout, before `scores`."""
+    outcome: Mapping[str, Any] = orjson.loads(row["outcome"]) if row.get("outcome") else {}
+    rewards = [reward for reward in row.get("turn_rewards") or () if reward is not None]
+    if row.get("reward") is None and not outcome:
+        return []
+    is_sum = outcome.get("reward") is None
+    meaning = f"sum of {len(rewards):,} turn{'' if len(rewards) == 1 else 's'}" if is_sum and rewards else "at its end"
+    parts = [("reward", row.get("reward"), f"from the environment, {meaning}")]
+    if outcome.get("success") is not None:
+        parts.append(("success", float(outcome["success"]), "1: the task is solved"))
+    return parts + [(name, value, "part of the reward") for name, value in (outcome.get("parts") or {}).items()]
 
 
 def _compared_with_mean(value: int, mean: float | None, unit: str) -> str:

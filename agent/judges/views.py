@@ -29,6 +29,7 @@ MAX_SEGMENT_CHARS = 2_000
 head and its tail."""
 
 _BLANK = r"[\s\u200b-\u200d\u2060]*"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _TAG = re.compile(rf"<(?={_BLANK}(?:/{_BLANK})?[A-Za-z_][^<>]*>)")
 
 
@@ -71,11 +72,14 @@ def trajectory_view(
 ) -> View:
     """Return a view of a trajectory: question, gold answers, and each segment in a block named after its kind.
 
+    So messages of a dialogue stand under their roles. What a chat template writes between them is left out.
     Segments longer than `max_segment_chars` are shortened. Of more than `max_segments`, half are shown from each end,
     with a block named note in place of the others.
     """
     parts = [
-        (segment.kind, shortened(_inside(segment), max_segment_chars)) for segment in segments if segment.kind != FRAME
+        (_block_name(segment.kind), shortened(_inside(segment), max_segment_chars))
+        for segment in segments
+        if segment.kind != FRAME
     ]
     if max_segments is not None and len(parts) > max_segments:
         half = max_segments // 2
@@ -102,6 +106,11 @@ def shortened(text: str, max_chars: int) -> str:
 
 def _gold(answers: Sequence[str]) -> str:
     return shortened("\n".join(" ".join(answer.split()) for answer in answers), MAX_GOLD_CHARS)
+
+
+def _block_name(kind: str) -> str:
+    """Return the name of a segment's block. Kinds of imported rollouts are untrusted too."""
+    return kind if _NAME.fullmatch(kind) else "other"
 
 
 def _inside(segment: Segment) -> str:

@@ -11,6 +11,7 @@ import click
 
 from treadle.cli.options import json_option, root_option, say
 from treadle.core.untrusted.sanitize import one_line, sanitized_json
+from treadle.eval.metrics import MAIN_FIGURES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -133,7 +134,7 @@ def _figures(found: RunDiff) -> RenderableType:
 def _weight(figure: FigureChange) -> tuple[bool, bool, float, str]:
     change = figure.difference
     largest = -abs(change) if change is not None else 0.0
-    return figure.figure != "score", figure.dataset not in _AVERAGES, largest, figure.figure
+    return figure.figure not in MAIN_FIGURES, figure.dataset not in _AVERAGES, largest, figure.figure
 
 
 def _number(value: float | None) -> str:

@@ -16,6 +16,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
+from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
@@ -213,10 +214,28 @@ def print_plan(
     changed, refused = changed_keys(config, semantic_of(config) if run else {}, root, run_id)
     if changed is None:
         _print_keys("keys that are set (--json prints all):", keys_set(config))
+        if keys := own_keys(config.environment):
+            _print_keys(f"keys of {config.environment.type} (under environment):", keys)
     elif changed:
         _print_keys("keys that differ from those of the run:", changed)
     if refused:
         click.echo("\nthe run refuses these changes, because they change results; use a new run id")
+
+
+def own_keys(environment: EnvironmentSettings) -> list[str]:
+    """Return the keys that a type of environment adds to those of all types, with values and help.
+
+    Empty for the default type, whose keys are in the reference.
+    """
+    if environment.type == DEFAULT_TYPE:
+        return []
+    shared = EnvironmentSettings.model_fields
+    helps = {name: field.description for name, field in type(environment).model_fields.items() if name not in shared}
+    values = environment.model_dump(mode="json", include=set(helps))
+    return [
+        f"{name} = {sanitized_json(values[name])}" + (f"  {one_line(text)}" if text else "")
+        for name, text in helps.items()
+    ]
 
 
 def _print_keys(title: str, lines: Sequence[str]) -> None:

@@ -12,9 +12,13 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.text import Text
 
+from treadle.agent.dialects.base import FRAME
 from treadle.core.untrusted.sanitize import one_line, sanitize
+from treadle.environments.settings import DEFAULT_TYPE
+from treadle.eval.scored_rollout import ENVIRONMENT
 from treadle.tasks.inspection.lineage import FoundRollout
 from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
+from treadle.viewer.turns import POLICY, turn_heads
 from treadle.web.record.run_entries import shown_sources
 
 SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result": "yellow", "answer": "bold green"}
@@ -22,12 +26,14 @@ _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}
 
 
-def trajectory_view(found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({})) -> Group:
+def trajectory_view(
+    found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({}), prompt: str = ""
+) -> Group:
     """Render a trajectory with its question, origin and verdict, and its changes from the parent.
 
-    `addresses`: key of a web entry -> URL of its page, as far as known.
+    `addresses`: key of a web entry -> URL of its page, as far as known. `prompt`: what a dialogue began with.
     """
-    parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found)]
+    parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found, prompt)]
     if (changes := found.changes) is not None:
         assert found.parent is not None
         parts += [Rule(Text(one_line(f"against {found.parent['rollout_key']}")), style="dim", align="left")]
@@ -45,7 +51,10 @@ def _head(found: FoundRollout) -> Text:
         origin = f"{row['rollout_key']}  {made}  {row['dataset']}"
     head.append(one_line(origin) + "\n", style="dim")
     head.append(sanitize(found.question["question"]) + "\n", style="bold")
-    head.append("gold: " + sanitize(" | ".join(found.question["answers"])), style="green")
+    if found.question["answers"]:
+        head.append("gold: " + sanitize(" | ".join(found.question["answers"])), style="green")
+    if found.environment != DEFAULT_TYPE:
+        head.append(one_line(f"environment: {found.environment}"), style="dim")
     return head
 
 
@@ -63,9 +72,18 @@ def _edit(found: FoundRollout) -> list[Panel]:
     return [Panel(text, title=Text(one_line(f"edit by {row['operator']}")), title_align="left", expand=False)]
 
 
-def _body(found: FoundRollout) -> Text:
-    body = Text()
-    for segment in found.segments:
+def _body(found: FoundRollout, prompt: str) -> Text:
+    """Render the segments, under the name of who speaks if it is a dialogue, without what the chat template wrote."""
+    row, body = found.rollout, Text()
+    heads = turn_heads(found.segments, row.get("samples") or (), row.get("turn_rewards") or (), row["num_turns"])
+    if heads and prompt:
+        body.append(sanitize(prompt).strip() + "\n\n", style="dim")
+    for place, segment in enumerate(found.segments):
+        if segment["kind"] == FRAME:
+            continue
+        if head := heads.get(place):
+            rewards = "".join(f", reward {reward:g}" for reward in head.rewards)
+            body.append(f"{head.label}{rewards}\n", style="bold" if head.speaker == POLICY else "bold blue")
         body.append(sanitize(segment["text"]), style=SEGMENT_STYLES.get(segment["kind"], ""))
         body.append("\n")
     return body
@@ -73,9 +91,12 @@ def _body(found: FoundRollout) -> Text:
 
 def _verdict(found: FoundRollout, addresses: Mapping[str, str]) -> Text:
     row, text = found.rollout, Text()
-    calls = f"{row['calls_executed']} of {row['calls_requested']} calls run, {row['failed_calls']} failed"
-    tokens = f"{row['completion_tokens']:,} sampled tokens"
-    text.append(f"{one_line(row['status'])}; {row['num_turns']} turns; {calls}; {tokens}")
+    facts = [one_line(row["status"]) + (", truncated" if row.get("truncated") else ""), f"{row['num_turns']} turns"]
+    if row["calls_requested"] or found.environment == DEFAULT_TYPE:
+        facts.append(f"{row['calls_executed']} of {row['calls_requested']} calls run, {row['failed_calls']} failed")
+    text.append("; ".join([*facts, f"{row['completion_tokens']:,} sampled tokens"]))
+    if row.get("reward") is not None:
+        text.append(f"; reward {row['reward']:g}")
     for call in found.tool_calls:
         outcome = one_line(f"{call['tool']}: {call['status']}")
         text.append(f"\n{outcome}", style="dim" if call["status"] == "ok" else "red")
@@ -90,15 +111,21 @@ def _verdict(found: FoundRollout, addresses: Mapping[str, str]) -> Text:
             text.append(f"\n{one_line(judge['error'])}", style="yellow")
         text.append(f"\n{_spent(row)}", style="dim")
     elif found.score is not None:
-        _append_verdict(text, found.score["correct"], found.score["scorer"], found.score["prediction"], None)
+        score = found.score
+        if score["scorer"] == ENVIRONMENT:
+            _append_verdict(text, score["correct"], score["scorer"], score["prediction"], score["score"], "last turn")
+        else:
+            _append_verdict(text, score["correct"], score["scorer"], score["prediction"], None)
     return text
 
 
-def _append_verdict(text: Text, correct: bool | None, method: str, prediction: str, score: float | None) -> None:
+def _append_verdict(
+    text: Text, correct: bool | None, method: str, prediction: str, score: float | None, name: str = "prediction"
+) -> None:
     word, style = VERDICTS[correct]
     shown = f" ({one_line(method)}" + (f", score {score:.2f})" if score is not None else ")")
     text.append(f"\n{word}", style=style)
-    text.append(f"{shown}: prediction {sanitize(prediction)!r}")
+    text.append(f"{shown}: {name} {sanitize(prediction)!r}")
 
 
 def _spent(row: dict[str, Any]) -> str:

@@ -17,6 +17,9 @@ RULES = ("math", *_TOKENS, "choice")
 GRADED = frozenset(_TOKENS)
 """Rules whose score is an F1; the others score 0 or 1."""
 
+ENVIRONMENT = "environment"
+"""Name of the rule by which an environment itself says how good a rollout is."""
+
 DEFAULT_F1_THRESHOLD = 0.8
 """Token F1 above which a qa answer is right."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.core.llm.oddities import odd_sentences
+from treadle.environments.settings import DEFAULT_TYPE
 
 ODD = "odd_"
 """Prefix of the metrics that count odd answers by kind."""
@@ -18,16 +19,24 @@ _FEW = 8
 _STATUS = "status_"
 
 
-def unreadable_output_warnings(metrics: Mapping[str, Any], noun: str = "rollouts") -> list[str]:
+def unreadable_output_warnings(
+    metrics: Mapping[str, Any], noun: str = "rollouts", environment: str = DEFAULT_TYPE
+) -> list[str]:
     """Return a sentence with likely causes if no rollout has an answer, or none has even a call; else nothing.
 
-    `metrics` are `num_rollouts`, `calls_requested` and `status_<name>`. Failed rollouts do not count.
+    `metrics` are `num_rollouts`, `calls_requested` and `status_<name>`. Failed rollouts do not count. What the
+    model should have written is known for the environment `question` only.
     """
     statuses = {name.removeprefix(_STATUS): metrics[name] for name in metrics if name.startswith(_STATUS)}
     num_with_output = metrics["num_rollouts"] - statuses.get("failed", 0)
     if statuses.get("answered") or statuses.get("finished") or not num_with_output:
         return []
     counts = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()) if count or name == "answered")
+    if environment != DEFAULT_TYPE:
+        return [
+            f"{environment} ended none of {num_with_output:,} {noun} ({counts}). The limits of turns or tokens may be "
+            "too low; look at one with treadle show."
+        ]
     if not metrics["calls_requested"]:
         return [
             f"No output of the model could be parsed in {num_with_output:,} {noun}: no call, no answer ({counts}). "
@@ -43,7 +52,7 @@ def unreadable_output_warnings(metrics: Mapping[str, Any], noun: str = "rollouts
     ]
 
 
-def rollout_warnings(metrics: Mapping[str, Any]) -> list[str]:
-    """Return warnings about the stage `rollouts`; nothing if there are none."""
+def rollout_warnings(metrics: Mapping[str, Any], environment: str = DEFAULT_TYPE) -> list[str]:
+    """Return warnings about the stage `rollouts` in a type of environment; nothing if there are none."""
     odd = {name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)}
-    return [*unreadable_output_warnings(metrics), *odd_sentences(odd)]
+    return [*unreadable_output_warnings(metrics, environment=environment), *odd_sentences(odd)]

@@ -224,7 +224,8 @@ class RolloutsRun(JobStage[QuestionJob]):
             **worked.facts.get("environment", {}),
             **worked.facts.get("context", {}),
         }
-        for sentence in unreadable_output_warnings(metrics):
+        kind = self._settings.environment.type
+        for sentence in unreadable_output_warnings(metrics, environment=kind):
             _log.warning("%s: %s", self._context.address, sentence)
         return metrics
 

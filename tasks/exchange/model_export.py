@@ -33,7 +33,7 @@ _EMBEDDED_LICENCE = "apache-2.0"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _LICENCE = re.compile(r"^license:[ \t]*([a-z0-9][a-z0-9.-]{0,40})[ \t]*$", re.MULTILINE)
 _CARD_CHARS = 8_192
-_CARD_FIGURES = ("score", "calls_requested", "efficiency", "conciseness")
+_CARD_FIGURES = ("score", "reward", "num_turns", "calls_requested", "efficiency", "conciseness")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ import orjson
 from treadle.core.errors import ArtifactError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.environments.settings import DEFAULT_TYPE
 from treadle.tasks.inspection.pool_tree import pool_trees
-from treadle.tasks.inspection.rows import full_key, rows_with
+from treadle.tasks.inspection.rows import environment_of, full_key, rows_with
 from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between
 
 _KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
@@ -36,6 +37,8 @@ class FoundRollout:
     """Row of `scores`. None if there is none, and for trajectories of a pool, which contain their own verdict."""
     segments: list[dict[str, Any]]
     tool_calls: list[dict[str, Any]]
+    environment: str = DEFAULT_TYPE
+    """Type of its environment."""
     parent: dict[str, Any] | None = None
     """Row of the trajectory that it was edited from, with parsed segments."""
     score_errors: tuple[str, ...] = ()
@@ -61,6 +64,7 @@ class FoundRollout:
         more = {"parent": self.parent, "changes": changes and changes.as_dict()} if self.is_of_pool else {}
         return {
             "instance": str(self.address),
+            "environment": self.environment,
             "rollout": rollout,
             "question": self.question,
             "score": self.score,
@@ -113,6 +117,7 @@ def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout
         score=score,
         segments=orjson.loads(row["segments"]),
         tool_calls=orjson.loads(row["tool_calls"]),
+        environment=environment_of(run, address),
         parent=parent,
         score_errors=score_errors,
     )
@@ -188,7 +193,15 @@ def _question_steps(run: Run, question: dict[str, Any]) -> list[LineageStep]:
 
 def _pool_steps(run: Run, question: dict[str, Any], chosen: str | None) -> list[LineageStep]:
     return [
-        LineageStep(label, {"instance": str(address), "artifacts": _artifacts(run, "pools", address), "pool": tree})
+        LineageStep(
+            label,
+            {
+                "instance": str(address),
+                "environment": environment_of(run, address),
+                "artifacts": _artifacts(run, "pools", address),
+                "pool": tree,
+            },
+        )
         for address, label, tree in pool_trees(run, question["question_key"], chosen)
     ]
 
@@ -197,10 +210,15 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
     row = found.rollout
     steps = [LineageStep(f"parent {parent}", {"parent": parent}) for parent in row["parents"]]
     made = f"operator {row['operator']}, round {row['round']}, model {row['model']}, seed {row['seed']}"
+    made += "" if found.environment == DEFAULT_TYPE else f", environment {found.environment}"
     steps.append(
         LineageStep(
             f"rollout {row['rollout_key']} by {found.address} ({made}): {row['status']}",
-            {"rollout": row["rollout_key"], "artifacts": _artifacts(run, "rollouts", found.address)},
+            {
+                "rollout": row["rollout_key"],
+                "environment": found.environment,
+                "artifacts": _artifacts(run, "rollouts", found.address),
+            },
         )
     )
     if found.score is not None:

@@ -15,7 +15,8 @@ import orjson
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.rows import tokens_of
-from treadle.tasks.inspection.rows import rows_with
+from treadle.environments.settings import DEFAULT_TYPE
+from treadle.tasks.inspection.rows import environment_of, rows_with
 
 _TRAJECTORY = (
     "rollout_key", "sample_index", "operator", "round", "parents", "edit_step", "edit_text", "status", "correct",
@@ -47,10 +48,15 @@ def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterat
         tree = _build_tree(trajectories.get(address, []), events.get(address, []), sft_outcomes, chosen)
         error = f" ({row['error']})" if row["error"] else ""
         label = (
-            f"pool by {address}: {row['status']}{error}; {row['num_rounds']} rounds, {row['num_trajectories']} "
-            f"trajectories, {row['num_correct']} right; {tokens_of(usage):,} tokens"
+            f"pool by {address}{_kind(run, address)}: {row['status']}{error}; {row['num_rounds']} rounds, "
+            f"{row['num_trajectories']} trajectories, {row['num_correct']} right; {tokens_of(usage):,} tokens"
         )
         yield address, label, {**row, "usage": usage, **tree}
+
+
+def _kind(run: Run, address: Address) -> str:
+    name = environment_of(run, address)
+    return "" if name == DEFAULT_TYPE else f" in {name}"
 
 
 def _build_tree(

@@ -10,6 +10,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.environments.registry import environment_name
 
 Key = tuple[str, str]
 """Kind of a table, and the column with its key."""
@@ -72,3 +73,9 @@ def tables(run: Run, kind: str, iteration: int | None = None) -> Iterator[tuple[
         address = Address.parse(record.address)
         if iteration in (None, address.iteration) and kind in record.outputs:
             yield address, run.rows(record.outputs[kind])
+
+
+def environment_of(run: Run, address: Address) -> str:
+    """Return the type of the environment that an instance used, by its name."""
+    record = run.record(address)
+    return environment_name(record.settings if record is not None else None)

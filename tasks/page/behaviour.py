@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from treadle.core.figures import Cell, Figures
+from treadle.eval.answers import ANSWERED, ENDED
 from treadle.report.page.charts import Spread, calls_chart, endings_chart, spread_chart
 from treadle.report.page.document import Part, Section
 from treadle.tasks.page.models import EvaluatedModel
@@ -31,10 +32,13 @@ def behaviour_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
     parts.append(_calls_and_lengths(known))
     reading = (
-        "Bars show how many rollouts made so many calls; a box holds the middle half of the rollouts, its line the "
-        "median, the thin line all but the shortest and the longest twentieth."
+        "a box holds the middle half of the rollouts, its line the median, the thin line all but the shortest and the "
+        "longest twentieth."
     )
-    return [Section("behaviour", "Calls and lengths", reading, parts)]
+    has_calls = any(_has(model, "calls_requested") for model in known)
+    bars = "Bars show how many rollouts made so many calls; " if has_calls else ""
+    title = "Calls and lengths" if has_calls else "Turns and lengths"
+    return [Section("behaviour", title, bars + reading if bars else reading.capitalize(), parts)]
 
 
 def _sampled_tokens(model: EvaluatedModel) -> list[int]:
@@ -59,10 +63,18 @@ def _sum(model: EvaluatedModel, name: str) -> int:
     return sum(getattr(rollout, name) for rollout in model.rollouts)
 
 
-_MEANS = ("calls_requested", "python_calls", "search_calls")
+_MEANS = {
+    "calls": "calls_requested",
+    "Python": "python_calls",
+    "searches": "search_calls",
+    "turns": "num_turns",
+}
+"""Heading of a column -> count of a rollout, which is a figure of its model's data sets or not."""
 
 
 def _calls_and_lengths(models: Sequence[EvaluatedModel]) -> Figures:
+    means = {name: column for name, column in _MEANS.items() if any(_has(model, column) for model in models)}
+    has_calls = "calls" in means
     rows: list[tuple[Cell, ...]] = []
     for model in models:
         num_executed, num_failed = (_sum(model, name) for name in ("calls_executed", "failed_calls"))
@@ -71,21 +83,27 @@ def _calls_and_lengths(models: Sequence[EvaluatedModel]) -> Figures:
             (
                 model.label,
                 len(model.rollouts),
-                *(f"{_sum(model, name) / len(model.rollouts):.2f}" for name in _MEANS),
-                f"{num_failed / num_executed:.1%}" if num_executed else "-",
+                *(_mean(model, column) for column in means.values()),
+                *((f"{num_failed / num_executed:.1%}" if num_executed else "-",) if has_calls else ()),
                 *_spread_cells(_sampled_tokens(model)),
                 f"{sum(reasoning) / len(reasoning):,.0f}" if reasoning else "-",
             )
         )
     header = (
-        "model", "rollouts", "calls", "Python", "searches", "failed", "sampled tokens", "median", "most",
+        "model", "rollouts", *means, *(("failed",) if has_calls else ()), "sampled tokens", "median", "most",
         "tokens without results",
     )  # fmt: skip
-    note = (
-        "Calls: means per rollout of what was asked for. Failed: share of the calls that ran and gave an error, "
-        "nothing, or ran out of time."
-    )
+    note = "Calls: means per rollout of what was asked for. Failed: share of the calls that ran and gave an error, "
+    note = f"{note}nothing, or ran out of time." if has_calls else ""
     return Figures("Means over rollouts", header, tuple(rows), note)
+
+
+def _has(model: EvaluatedModel, column: str) -> bool:
+    return any(column in line.figures for line in model.lines.values())
+
+
+def _mean(model: EvaluatedModel, column: str) -> str:
+    return f"{_sum(model, column) / len(model.rollouts):.2f}" if _has(model, column) else "-"
 
 
 def endings_section(models: Sequence[EvaluatedModel]) -> list[Section]:
@@ -95,15 +113,20 @@ def endings_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         return []
     by_model = {model.label: Counter(rollout.status for rollout in model.rollouts) for model in known}
     totals: Counter[str] = sum(by_model.values(), Counter())
-    rest = sorted(totals.keys() - {"answered"}, key=lambda status: (-totals[status], status))
-    statuses = ["answered", *rest]
+    first = [status for status in ENDED if totals[status]] or [ANSWERED]
+    rest = sorted(totals.keys() - set(first), key=lambda status: (-totals[status], status))
+    statuses = [*first, *rest]
     chart = endings_chart("How rollouts ended", by_model, statuses)
     table = Figures(
         "Rollouts by how they ended",
         ("model", *statuses),
         tuple((label, *(counts[status] for status in statuses)) for label, counts in by_model.items()),
-        "answered: with an answer; no_answer, limit, max_turns, context_full, length, timeout, budget: stopped before "
-        "one; failed: infrastructure, accepted by the user.",
+        "answered: with an answer; finished: by the environment; no_answer, limit, max_turns, context_full, length, "
+        "timeout, budget: stopped before that; failed: infrastructure, accepted by the user.",
     )
-    reading = "Only the first colour is rollouts with an answer; everything else counts as wrong."
+    reading = (
+        "Only the first colour is rollouts with an answer; everything else counts as wrong."
+        if first == [ANSWERED]
+        else f"Rollouts that ended with their task come first: {' and '.join(first)}."
+    )
     return [Section("endings", "How rollouts ended", reading, [chart, table])]

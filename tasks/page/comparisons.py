@@ -11,6 +11,7 @@ from treadle.core.runs.address import Address
 from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES
 from treadle.eval.config import ReportSettings
+from treadle.eval.metrics import MAIN_FIGURES
 from treadle.report.comparison_rows import ModelRollouts, adjusted, pair_rows
 from treadle.report.layout import compared_texts, figure_heading, p_text
 from treadle.report.page.charts import IntervalRow, interval_chart
@@ -48,11 +49,14 @@ def comparisons_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     rows = _in_order([*_reported(models), *_cross_run_comparisons(models)], models)
     if not rows:
         return []
-    of_score = [row for row in rows if row["figure"] == "score"]
-    others = [row for row in rows if row["figure"] != "score"]
+    main = [row for row in rows if row["figure"] in MAIN_FIGURES]
+    others = [row for row in rows if row["figure"] not in MAIN_FIGURES]
+    of_score = [row for row in main if row["figure"] == "score"]
     parts: list[Part] = _drawn(of_score, {model.label: model.series for model in models})
-    parts.append(_table("Correctness", of_score, with_figure=False))
-    if folds := _flips(models, of_score):
+    for figure, title in zip(MAIN_FIGURES, ("Correctness", "Reward"), strict=True):
+        if of_figure := [row for row in main if row["figure"] == figure]:
+            parts.append(_table(title, of_figure, with_figure=False))
+    if folds := _flips(models, main):
         parts.append(Fold("Questions that changed sides", folds))
     if others:
         parts.append(Fold("Other figures", [_table("Other figures", others, with_figure=True)]))

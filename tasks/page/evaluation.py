@@ -18,12 +18,15 @@ _HEADLINE = tuple(name for name in FIGURES if name in figures_in("headline") or 
 """Figures of the headline in text reports, and those that the radar draws."""
 _PROBLEM_COUNTS = ("undecided", "failed")
 _NOTE = (
-    "In brackets: 95 % intervals. Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same "
-    "divided by calls. Undecided: rollouts without a verdict, left out; open: without a majority of votes, left out of "
-    "conciseness. Failed: ended by infrastructure, counted as wrong. Averages give each data set the same weight."
+    "Undecided: rollouts without a verdict, left out; open: without a majority of votes, left out of conciseness. "
+    "Failed: ended by infrastructure, counted as wrong. Averages give each data set the same weight."
+)
+_ANSWERS_NOTE = "Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same divided by calls."
+_REWARDS_NOTE = (
+    "Reward: what the environment says of a rollout; right: a success, or a reward above 0.5; turns: of the model."
 )
 _DIFFERENT_DATASETS = "The models have figures of different data sets, so these do not show which model is better."
-_WITH_INTERVAL = ("accuracy", "score", "efficiency")
+_WITH_INTERVAL = ("accuracy", "score", "reward", "efficiency")
 _MAX_DATASETS_DRAWN = 12
 
 
@@ -40,7 +43,10 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         name for name in _PROBLEM_COUNTS if any(_count(line, name) for model in models for line in _shown_lines(model))
     ]
     title, has_same_datasets = _over(models)
-    notes = [_NOTE]
+    notes = ["In brackets: 95 % intervals."]
+    notes += [_ANSWERS_NOTE] if any("score" in line.figures for model in models for line in _shown_lines(model)) else []
+    notes += [_REWARDS_NOTE] if "reward" in figures else []
+    notes.append(_NOTE)
     if not problem_counts:
         notes.append("Every rollout has a verdict, and none was ended by infrastructure.")
     if not has_same_datasets:
@@ -196,7 +202,7 @@ def _shown_lines(model: EvaluatedModel) -> list[SummaryLine]:
 def _count(line: SummaryLine, name: str) -> int:
     """Return the number of undecided or failed rollouts."""
     if name == "undecided":
-        return int(line.figures["score"]["num_undecided"]) if "score" in line.figures else 0
+        return line.num_undecided
     return int(line.value("num_failed") or 0)
 
 

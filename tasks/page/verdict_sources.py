@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
+from treadle.eval.scored_rollout import ENVIRONMENT
 from treadle.eval.verdicts import FAILED, FALLBACK_RULE, PARSED
 from treadle.report.layout import SummaryLine
 from treadle.report.page.document import Fold, Part, Section
@@ -68,7 +69,7 @@ class VerdictCounts:
         """Verdict of the votes -> number of rollouts with calls."""
         for line in lines:
             self.num_rollouts += line.num_rollouts
-            self.num_undecided += line.figures["score"]["num_undecided"] if "score" in line.figures else 0
+            self.num_undecided += line.num_undecided
             self.scorers.update(line.counts("scorer"))
             self.asked.update(line.counts("judge_status"))
             self.votes.update(line.counts("votes"))
@@ -76,6 +77,15 @@ class VerdictCounts:
     @property
     def num_by_rules(self) -> int:
         """Number of answers that rules decided."""
+        return 0 if self.scorers[ENVIRONMENT] else self._num_decided
+
+    @property
+    def num_by_environment(self) -> int:
+        """Number of rollouts that their environment decided; then it decided all that have a verdict."""
+        return self._num_decided if self.scorers[ENVIRONMENT] else 0
+
+    @property
+    def _num_decided(self) -> int:
         return self.num_rollouts - self.scorers["status"] - self.asked[PARSED] - self.num_undecided
 
 
@@ -86,8 +96,12 @@ LabelledCounts = Sequence[tuple[tuple[str, ...], VerdictCounts]]
 def _tables(first: tuple[str, ...], named: LabelledCounts) -> list[Part]:
     has_judges = any(one.asked for _, one in named)
     has_undecided = any(one.num_undecided for _, one in named)
-    columns: dict[str, Column] = {"rollouts": lambda one: one.num_rollouts, "by rules": lambda one: one.num_by_rules}
+    has_rules = any(one.num_by_rules or not one.scorers[ENVIRONMENT] for _, one in named)
+    columns: dict[str, Column] = {"rollouts": lambda one: one.num_rollouts}
+    columns |= {"by rules": lambda one: one.num_by_rules} if has_rules else {}
     columns |= {"by judges": lambda one: one.asked[PARSED]} if has_judges else {}
+    has_environment = any(one.scorers[ENVIRONMENT] for _, one in named)
+    columns |= {"by environment": lambda one: one.num_by_environment} if has_environment else {}
     columns |= {"no answer": lambda one: one.scorers["status"]}
     columns |= {"undecided": lambda one: one.num_undecided} if has_undecided else {}
     notes = [_NOTE, *([_UNDECIDED] if has_undecided else []), *([] if has_judges else ["No model judged answers."])]

@@ -21,6 +21,7 @@ from treadle.core.runs.run import Run
 from treadle.core.schemas import RL_LOG
 from treadle.datagen.pools.report import pool_figures, pool_sentences
 from treadle.datagen.pools.rows import tokens_of
+from treadle.environments.registry import environment_name
 from treadle.environments.rollouts.report import rollout_warnings
 from treadle.environments.rollouts.settings import selected_questions
 from treadle.rl.curriculum import phase_name
@@ -71,7 +72,7 @@ def stage_report(record: StageRecord, run: Run) -> StageReport | None:
 
 
 def _rollouts(record: StageRecord, run: Run) -> StageReport | None:
-    sentences = rollout_warnings(record.metrics)
+    sentences = rollout_warnings(record.metrics, environment_name(record.settings))
     return StageReport(sentences, []) if sentences else None
 
 
@@ -153,8 +154,8 @@ def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
         return {}
     names = {role: one["name"] for role, one in record.settings.get("roles", {}).items()}
     if "model_name" in record.settings:
-        names = {"policy": record.settings["model_name"]}
-        if helper := record.settings["environment"]["search"]["summarizer"]:
+        names = {"policy": record.settings["model_name"], **names}
+        if helper := record.settings["environment"].get("search", {}).get("summarizer"):
             names["summarizer"] = helper
     return {role: models[name] for role, name in names.items() if name in models}
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from support.browser import opened
 from support.runs.command_line import TREADLE, environment
 from support.tables.score_tables import new_run, put_rows
-from support.tables.viewer_run import agent_row, example_run, question_row, served
+from support.tables.viewer_run import agent_row, dialogue_row, example_run, question_row, served
 
 from treadle.core import schemas
 
@@ -112,6 +112,28 @@ def test_results_unfold_individually_and_all_at_once(page: Page, url: str, shots
     # Who unfolds all reads on with all unfolded.
     page.keyboard.press("p")
     expect(page.locator(".segment > details").first).to_have_attribute("open", "")
+
+
+def test_dialogue_reads_as_turns(page: Page, plain_page: Page, tmp_path: Path, shots: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Guess my number.", [])])
+    row = dialogue_row("d1", "q1", ("text", "I say 32"), ("user", HOSTILE), ("text", "I say 8"), turn_rewards=[0.5, -1])
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [row])
+    with served(run) as url:
+        for browsed in (page, plain_page):
+            browsed.goto(url + "/trajectory/1/rollouts@base/d1")
+            speakers = browsed.locator(".speaker")
+            expect(speakers).to_have_text(["policy, turn 1", "partner", "policy, turn 2"])
+            expect(browsed.locator(".turn-reward")).to_have_text(["reward 0.50", "reward −1.00"])
+            expect(browsed.locator(".kind-frame").first).to_be_hidden()
+            assert browsed.title() != "owned"
+        page.screenshot(path=shots / "dialogue-light.png", full_page=True)
+        for _ in range(2):
+            page.keyboard.press("j")
+        expect(page.locator(":focus")).to_have_id("s2")  # Hidden segments are passed over.
+        for browsed in (page, plain_page):
+            browsed.get_by_text("Template text").click()
+            expect(browsed.locator(".kind-frame").first).to_be_visible()
 
 
 def test_search_and_help_open_by_key(page: Page, url: str, shots: Path) -> None:

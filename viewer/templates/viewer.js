@@ -15,7 +15,7 @@
 
   // Move the focus between lines of a list, or segments of a trajectory.
   const move = (by) => {
-    const stops = all(".lines .open, .segment");
+    const stops = all(".lines .open, .segment").filter((stop) => stop.checkVisibility());
     if (!stops.length) return;
     const now = stops.indexOf(document.activeElement.closest(".open, .segment"));
     const next = stops[now < 0 ? (by > 0 ? 0 : stops.length - 1) : Math.min(Math.max(now + by, 0), stops.length - 1)];

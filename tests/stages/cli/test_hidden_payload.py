@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from support.rollouts.guess_desk import TOKENIZER, desk_of_the_guide, guess
 from support.runs.command_line import Desk, Done, tutor
+from support.servers.scripted_server import served
+from support.tables.viewer_run import client
 
+from treadle.core.runs.run import Run
 from treadle.demo.world_files import write_world
 
 CANARY = "canary-5e0b77"
@@ -106,3 +110,35 @@ def test_exports_leave_the_payload_out(ran: tuple[Desk, Done]) -> None:
     desk.treadle("export", "sft_rows", "--run", "r", "--format", "sharegpt", "--out", "out/share").succeeded()
     desk.treadle("report", "--run", "r", "--out", "out/report.html").succeeded()
     assert holders(desk.folder / "out") == set()
+
+
+SECRETS = [{"question": "Guess my number.", "secret": 50 + number, "note": CANARY} for number in range(3)]
+
+
+def test_nothing_that_shows_a_dialogue_shows_its_payload(tmp_path: Path) -> None:
+    """The environment reads it; pages of the viewer, `show`, report and lineage do not have it."""
+    with served(guess, codec=TOKENIZER) as server:
+        desk = desk_of_the_guide(tmp_path / "desk", server.url)
+        desk.write("tasks.jsonl", *SECRETS)
+        config = (desk.folder / "guess.toml").read_text().replace('["secret"]', '["secret", "note"]')
+        (desk.folder / "guess.toml").write_text(config)
+        told = [desk.treadle("run", "guess.toml", "--run", "guess").succeeded()]
+        assert not any(CANARY in request.text for request in server.requests)
+    rows = desk.rows("guess", "1/rollouts@base", "rollouts")
+    question, rollout = rows[0]["question_key"], rows[0]["rollout_key"]
+    assert {row["status"] for row in rows} == {"finished"}
+    for key in (question, rollout):
+        told += [desk.treadle("lineage", key, "--run", "guess", *form).succeeded() for form in ((), ("--json",))]
+    told += [desk.treadle("show", rollout, "--run", "guess", *form).succeeded() for form in ((), ("--json",))]
+    assert "my_envs.py:Guess" in told[-2].out and "partner" in told[-2].out
+    assert not any(CANARY in done.out + done.err for done in told)
+    desk.treadle("report", "--run", "guess", "--out", "out/report.html").succeeded()
+    assert "by environment" in (desk.folder / "out/report.html").read_text()
+    assert holders(desk.folder / "out") == set()
+    viewer = client(Run.open(desk.folder / "outputs", "guess"))
+    place = f"1/rollouts@base/{rollout}"
+    for path in ("/", f"/trajectory/{place}", f"/lineage/{place}", f"/json/{place}", f"/text/{place}?place=0"):
+        answer = viewer.get(path)
+        assert answer.status_code == 200 and CANARY not in answer.text, path
+    assert "I think of a number" in viewer.get(f"/trajectory/{place}").text
+    assert "No trajectory matches" in viewer.get("/", params={"q": CANARY}).text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import threading
@@ -11,50 +10,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.docs_pages import FILE, ROOT, blocks
-from support.qwen_tokenizer import qwen_tokenizer
+from support.rollouts.guess_desk import TOKENIZER, desk_of_the_guide, guess
 from support.runs.command_line import Desk
 from support.servers.scripted_server import RecordedRequest, Reply, served
 
-from treadle.core.chat import ChatTokenizer
-
-GUIDE = ROOT / "docs/guides/environments.md"
 NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "2"))
-TOKENIZER = ChatTokenizer.load(qwen_tokenizer())
-
-
-def guess(request: RecordedRequest) -> Reply:
-    """Halve the range that the dialogue leaves; the text alone decides."""
-    low, high = 1, 64
-    for number, reply in re.findall(r"I say (\d+)\D+?(Higher|Lower)\.", request.text):
-        low, high = (int(number) + 1, high) if reply == "Higher" else (low, int(number) - 1)
-    said = f"I say {(low + high) // 2}"
-    return Reply(said, (*TOKENIZER.encode(said), TOKENIZER.turn_end_ids[0]))
-
-
-def desk_of_the_guide(folder: Path, url: str, *, num_tasks: int = 3) -> Desk:
-    """Write the files of the guide, with this server in place of the one that it names."""
-    folder.mkdir(exist_ok=True)
-    desk = Desk(folder)
-    for block in blocks(GUIDE):
-        if block.remark.startswith(FILE):
-            (folder / block.remark.removeprefix(FILE)).write_text(block.text)
-    config = (folder / "guess.toml").read_text().replace("http://127.0.0.1:8000/v1", url)
-    config = config.replace("[questions]", f'tokenizer = "{qwen_tokenizer()}"\n\n[questions]').replace(
-        "your-model", "scripted"
-    )
-    (folder / "guess.toml").write_text(config)
-    if num_tasks > 3:
-        rows = [{"question": "Guess my number.", "secret": number} for number in range(1, num_tasks + 1)]
-        desk.write("tasks.jsonl", *rows)
-    return desk
 
 
 def test_guide_runs_as_written(tmp_path: Path) -> None:
     with served(guess, codec=TOKENIZER) as server:
         desk = desk_of_the_guide(tmp_path / "desk", server.url)
         plan = desk.treadle("run", "guess.toml", "--run", "guess", "--dry-run").succeeded()
-        assert "1/rollouts@base" in plan.out
+        assert "1/rollouts@base" in plan.out and "top = 64  Largest number." in plan.out
         done = desk.treadle("run", "guess.toml", "--run", "guess").succeeded()
     rollouts = desk.rows("guess", "1/rollouts@base", "rollouts")
     scores = desk.rows("guess", "1/scores@base", "scores")
@@ -112,11 +79,14 @@ def test_killed_dialogues_ask_no_model_answer_twice(tmp_path: Path) -> None:
     assert desk.rows("guess", *kinds) == whole.rows("guess", *kinds)
 
 
-def test_operators_that_edit_are_refused_before_the_run(tmp_path: Path) -> None:
+def test_operators_that_edit_and_judges_are_refused_before_the_run(tmp_path: Path) -> None:
     with served(guess, codec=TOKENIZER) as server:
         desk = desk_of_the_guide(tmp_path / "desk", server.url)
         told = desk.treadle("run", "guess.toml", "--run", "guess", "--set", 'flow.stages=["pools"]')
         assert told.code == 2 and "pools" in told.err and "Guess" in told.err and not server.requests
+        for key, value in (("scores.judges.models", '["base"]'), ("scores.redundancy.model", '"base"')):
+            told = desk.treadle("run", "guess.toml", "--run", "guess", "--set", f"{key}={value}")
+            assert told.failed("gold answers", "Guess", f"leave out {key}", code=2) and not server.requests
 
 
 def test_unknown_type_lists_what_there_is(tmp_path: Path) -> None:

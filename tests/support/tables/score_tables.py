@@ -25,6 +25,8 @@ class GivenRows(Section):
     """Rows by kind of table, as JSON text."""
 
     rows: str
+    environment: dict[str, str] = {}
+    """Environment in the settings of the instance, as far as a test needs one."""
 
 
 def new_run(root: Path) -> Run:
@@ -129,6 +131,8 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "model": "base",
         "sample_index": 0,
         "status": "answered",
+        "truncated": False,
+        "num_turns": 1,
         "prediction": "x",
         "is_valid_answer": True,
         "correct": correct,

@@ -38,7 +38,12 @@ def filled(table: schemas.Table, **columns: Any) -> dict[str, Any]:
 
 
 def put_from(
-    run: Run, address: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], inputs: Mapping[str, Address]
+    run: Run,
+    address: str,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    inputs: Mapping[str, Address],
+    *,
+    environment: str = "question",
 ) -> Address:
     """Make the instance at `address` hold these tables, made from what others hold: kind -> instance."""
     place = Address.parse(address)
@@ -52,7 +57,8 @@ def put_from(
         name=place.stage, version=1, settings=GivenRows, consumes={kind: kind for kind in inputs},
         produces=tuple(schemas.TABLES[kind] for kind in rows), run=write,
     )  # fmt: skip
-    settings = GivenRows(rows=json.dumps({kind: list(given) for kind, given in rows.items()}))
+    given = json.dumps({kind: list(of_kind) for kind, of_kind in rows.items()})
+    settings = GivenRows(rows=given, environment={"type": environment})
     made_from = {kind: (source,) for kind, source in inputs.items()}
     execute(Instance(address=place, stage=stage, settings=settings, inputs=made_from), run)
     return place
@@ -263,3 +269,25 @@ def served(run: Run, *, refresh_s: float = 0.0, host: str = "127.0.0.1") -> Iter
         finally:
             server.should_exit = True
             thread.join()
+
+
+def dialogue_row(key: str, question: str, *messages: tuple[str, str], **columns: Any) -> dict[str, Any]:
+    """Return a row of `rollouts`: messages as pairs of kind and text, with a frame after each but the last.
+
+    `text` is what the policy wrote. Each segment has ten token ids, and each message of the policy is a turn.
+    """
+    parts = [part for message in messages for part in (message, ("frame", "<|im_end|>\n<|im_start|>x\n"))][:-1]
+    places = range(0, 10 * len(parts), 10)
+    given = [
+        {"kind": kind, "text": text, "start": place, "end": place + 10}
+        for place, (kind, text) in zip(places, parts, strict=True)
+    ]
+    starts = [one["start"] for one in given if one["kind"] == "text"]
+    sample = {"prompt_ids": [1, 2], "training_prompt_ids": None, "ids": [], "origins": [], "spans": []}
+    defaults = {
+        "rollout_key": key, "question_key": question, "dataset": "world", "domain": "task", "model": "base",
+        "operator": "rollout", "status": "finished", "segments": json.dumps(given),
+        "text": "".join(text for _, text in parts), "tool_calls": "[]", "completion_tokens": 10 * len(starts),
+        "num_turns": len(starts), "samples": [sample | {"turn_starts": starts}],
+    }  # fmt: skip
+    return filled(schemas.ROLLOUTS, **{**defaults, **columns})

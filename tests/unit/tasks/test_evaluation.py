@@ -111,6 +111,14 @@ def test_web_counts_as_a_search_source_and_combines_with_a_service(data: Path) -
     assert both.environment.search.uses_web and both.environment.search.uses_local
 
 
+def test_environment_of_ones_own_has_no_tools_to_set(data: Path) -> None:
+    own = 'environment.type="support.rollouts.dialogues:Guess"'
+    wanted = asked("aime24", data_root=data)
+    assert made(wanted, root=data, overrides=(own, "environment.top=8")).environment.type.endswith(":Guess")
+    with pytest.raises(ConfigError, match=r"--tools, --corpus and --retriever are for environment.type"):
+        made(asked("aime24", data_root=data, tools=("python",)), root=data, overrides=(own,))
+
+
 def test_judge_decides_and_votes(data: Path) -> None:
     config = made(asked("gsm8k", data_root=data, judge="Big", judge_endpoints=(URL,)), root=data)
     assert config.models["judge"].api == "chat" and config.models["judge"].model == "Big"

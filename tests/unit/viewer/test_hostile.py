@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.tables.score_tables import new_run, put_rows, put_tables
-from support.tables.viewer_run import agent_row, client, filled, judgement_row, put_from, question_row
+from support.tables.viewer_run import agent_row, client, dialogue_row, filled, judgement_row, put_from, question_row
 
 from treadle.core import schemas
 from treadle.core.runs.run import Run
@@ -29,7 +29,10 @@ PAYLOADS = (
     "\u202eabc\u202c\u2066x\u2069\u2028line\ufeff\U000e0041",
     "../../../etc/passwd%00%2e%2e?x=1&y=2#z",
 )
-SHOWN = ("/", "/trajectory/1/pools/p2", "/changes/1/pools/p2", "/lineage/1/pools/p2", "/trajectory/1/rollouts@base/r1")
+SHOWN = (
+    "/", "/trajectory/1/pools/p2", "/changes/1/pools/p2", "/lineage/1/pools/p2", "/trajectory/1/rollouts@base/r1",
+    "/trajectory/1/rollouts@base/d1",
+)  # fmt: skip
 
 
 class Shape(HTMLParser):
@@ -60,12 +63,15 @@ def hostile_run(root: Path, payload: str) -> Run:
     columns = {"dataset": payload, "model": payload, "operator": payload, "status": payload}
     asked = question_row("q1", payload, [payload, payload], choices=[payload, "x"], **{"dataset": payload})
     asked["source_file"] = payload
+    dialogue = dialogue_row(
+        "d1", "q1", ("text", payload), ("user", payload), ("tool", payload), ("frame", payload), (payload, payload),
+        turn_rewards=[0.5, None], outcome=json.dumps({"reward": None, "success": None, "parts": {payload: 1.0}}),
+        **columns,
+    )  # fmt: skip
     put_rows(run, "1/questions", schemas.QUESTIONS, [asked])
     parts = [("think", payload), ("search", payload), ("result", payload), ("answer", payload)]
-    made = put_rows(
-        run, "1/rollouts@base", schemas.ROLLOUTS,
-        [agent_row(schemas.ROLLOUTS, "r1", "q1", *parts, error=payload, **columns)],
-    )  # fmt: skip
+    rows = [agent_row(schemas.ROLLOUTS, "r1", "q1", *parts, error=payload, **columns), dialogue]
+    made = put_from(run, "1/rollouts@base", {"rollouts": rows}, {}, environment=payload)
     said = json.dumps({payload: {"verdict": True, "status": payload, "raw": [payload]}})
     score = filled(
         schemas.SCORES, rollout_key="r1", question_key="q1", prediction=payload, correct=True, score=1.0,

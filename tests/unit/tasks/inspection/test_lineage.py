@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from support.tables.rl_tables import rl_row
 from support.tables.score_tables import new_run, put_rows, put_tables, question, rollout, score
+from support.tables.viewer_run import dialogue_row, put_from
 
 from treadle.cli.views.lineage import lineage_tree
 from treadle.cli.views.trajectory import trajectory_view
@@ -222,3 +223,37 @@ def test_key_in_several_iterations_resolves_to_the_last_or_named_one(tmp_path: P
     assert [step.label for step in trace_back(run, "1/r1")][-1].endswith("wrong")
     with pytest.raises(DataError, match="no trajectory begins with 'r1'"):
         find_rollout(run, "3/r1")
+
+
+def test_dialogue_is_shown_and_traced_with_its_environment(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", QUESTIONS, [question("q1", [])])
+    row = dialogue_row(
+        "d1", "q1", ("text", f"I say 32 {EVIL}"), ("user", f"Lower. {EVIL}"), ("text", "I say 8"),
+        turn_rewards=[None, 0.5], reward=0.5, truncated=True, model=EVIL,
+    )  # fmt: skip
+    made = put_from(run, "1/rollouts@base", {"rollouts": [row]}, {}, environment=f"my_envs.py:{EVIL}")
+    scored = filled(schemas.SCORES, rollout_key="d1", question_key="q1", scorer="environment", judges="{}")
+    scored |= {"correct": False, "score": 0.25, "prediction": EVIL}
+    put_from(run, "1/scores@base", {"scores": [scored], "judgements": []}, {"rollouts": made})
+    said = shown(trajectory_view(find_rollout(run, "d1"), prompt=f"<|im_start|>{EVIL}"))
+    lines = [line.strip(" │") for line in said.splitlines()]
+    places = [lines.index(line) for line in ("policy, turn 1", "partner", "policy, turn 2, reward 0.5")]
+    assert places == sorted(places) and "im_end" not in said and said.index("<|im_start|>") < said.index("turn 1")
+    assert "finished, truncated; 2 turns; 20 sampled tokens; reward 0.5" in lines
+    assert "wrong (environment, score 0.25): last turn" in said and "gold" not in said and "calls" not in said
+    assert any(line.startswith("environment: my_envs.py:") for line in lines)
+    steps = trace_back(run, "d1")
+    assert steps[2].facts["environment"] == f"my_envs.py:{EVIL}"
+    assert "environment my_envs.py:" in shown(lineage_tree(steps))
+
+
+def test_pool_names_an_environment_other_than_the_default(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
+    asked = filled(schemas.POOL_QUESTIONS, question_key="q1", status="solved", error=None, usage="{}")
+    tables = {"pools": [trajectory("a0", 0)], "pool_questions": [asked], "pool_events": []}
+    put_from(run, "1/pools", tables, {}, environment="my_envs.py:Own")
+    step = trace_back(run, "a0")[-1]
+    assert step.label.startswith("pool by 1/pools in my_envs.py:Own: ")
+    assert step.facts["environment"] == "my_envs.py:Own"

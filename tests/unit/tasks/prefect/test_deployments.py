@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import validate
 
 from treadle.core.errors import ConfigError
 from treadle.flows import flywheel
@@ -39,6 +42,30 @@ def test_deployment_form_describes_each_parameter() -> None:
     for flow in {item.flow for item in DEPLOYMENTS}:
         for name, field in parameter_schema(getattr(flywheel, flow)).properties.items():
             assert field.get("description"), f"{flow}: {name}"
+
+
+def form_problems(schema: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Any]:
+    """Return what Prefect's server says of these parameters of the flow `flywheel`."""
+    return validate({"run_id": "r", "config": {"environment": environment}}, dict(schema))
+
+
+def test_form_has_the_keys_of_every_registered_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"guess": "support.rollouts.dialogues:Guess", "gone": "no_such_module:Gone"}
+    monkeypatch.setattr("treadle.environments.registry._entry_points", lambda: points)
+    schema = parameter_schema(flywheel.flywheel).model_dump_for_openapi()
+    types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
+    assert [one["title"] for one in types] == ["question", "guess", "class in a file or module"]
+    top = types[1]["properties"]["top"]
+    assert (top["default"], top["description"], top["type"]) == (100, "Largest number.", "integer")
+    assert types[1]["description"] == "Guess a number that the environment thinks of."
+    for allowed in (
+        {"python": {"enabled": False}},
+        {"type": "guess", "top": 8},
+        {"type": "my_envs.py:Guess", "top": 8, "max_turns": 3},
+    ):
+        assert form_problems(schema, allowed) == [], allowed
+    for refused in ({"top": 8}, {"type": "guess", "topp": 8}, {"type": "guess", "top": "x"}, {"type": "gone"}):
+        assert form_problems(schema, refused), refused
 
 
 def test_flow_run_misses_three_heartbeats_before_it_counts_as_dead() -> None:

@@ -1,0 +1,117 @@
+"""The report of rollouts that their environment scores: rewards and turns, nothing about answers or missing tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.tables.score_tables import new_run, put_rows, question, score
+from support.tables.scored_rollouts import scored
+
+from treadle.core import schemas
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.eval.config import ReportSettings
+from treadle.eval.dataset_figures import dataset_figures
+from treadle.eval.metrics import FIGURES
+from treadle.eval.scored_rollout import ScoredRollout
+from treadle.report.comparison_rows import comparison_rows
+from treadle.report.markdown import render_report
+from treadle.report.stage import REPORT
+from treadle.report.summary import model_rows, shown_averages
+from treadle.tasks.page.build import report_page
+
+SETTINGS = ReportSettings(bootstrap_samples=200)
+
+
+def rewarded(reward: float | None, number: int, **given: Any) -> ScoredRollout:
+    """Return a dialogue of three turns that its environment scored."""
+    fields = {"question_key": f"q{number}", "scorer": "environment", "status": "finished", "num_turns": 3}
+    return scored(reward, correct=None if reward is None else reward > 0.5, **fields | given)
+
+
+def rows_of(rollouts: list[ScoredRollout]) -> dict[str, dict[str, Any]]:
+    return {row["figure"]: row for row in model_rows("m", dataset_figures(rollouts), SETTINGS)}
+
+
+def test_rewards_are_neither_shares_nor_clipped() -> None:
+    rows = rows_of([rewarded(-2.0, 0), rewarded(4.0, 1, truncated=True), rewarded(None, 2)])
+    assert rows["reward"]["value"] == 1.0 and rows["reward"]["low"] < 0 and rows["reward"]["high"] > 1
+    assert rows["reward"]["num_undecided"] == 1 and rows["accuracy"]["value"] == 0.5
+    assert rows["num_turns"]["value"] == 3 and rows["truncated"]["value"] == 1 / 3
+    missing = {"score", "em", "f1", "efficiency", "calls_requested", "python_calls", "tool_use", "conciseness"}
+    assert not missing & rows.keys() and not any(name.startswith("tools_used") for name in rows)
+
+
+def test_lost_rollouts_leave_the_figures_of_rewards() -> None:
+    rows = rows_of([rewarded(1.0, 0), rewarded(0.0, 1, status="failed", scorer="status")])
+    assert rows["reward"]["value"] == 0.5 and "score" not in rows
+
+
+def test_calls_are_shown_if_the_environment_has_tools() -> None:
+    rows = rows_of([rewarded(1.0, 0, calls_requested=2, calls_executed=2), rewarded(1.0, 1)])
+    assert rows["calls_requested"]["value"] == 1.0 and rows["call_success"]["value"] == 1.0
+    assert "search_calls" not in rows
+
+
+def test_answers_have_no_rewards() -> None:
+    rows = rows_of([scored(1.0, question_key="a"), scored(0.0, question_key="b")])
+    assert rows.keys() & FIGURES.keys() == {name for name, figure in FIGURES.items() if figure.of != "rewards"}
+
+
+def test_models_are_compared_by_reward() -> None:
+    sides = {
+        "weak": [rewarded(0.25, number, num_turns=6) for number in range(12)],
+        "strong": [rewarded(0.75, number) for number in range(12)],
+    }
+    rows = {row["figure"]: row for row in comparison_rows(sides, SETTINGS)}
+    assert rows.keys() == {"reward", "accuracy", "num_turns", "reasoning_tokens"}
+    assert rows["reward"]["difference"] == 0.5 and len(rows["reward"]["gained"]) == 12
+    assert rows["num_turns"]["difference"] == -3
+
+
+def test_mixed_data_sets_keep_their_own_figures() -> None:
+    rollouts = [rewarded(0.25, 0, dataset="guess"), scored(1.0, dataset="sums", question_key="s")]
+    rows = list(model_rows("m", dataset_figures(rollouts), SETTINGS))
+    has = {name: {row["figure"] for row in rows if row["dataset"] == name} for name in ("guess", "sums", "all")}
+    assert "reward" in has["guess"] - has["sums"] and "score" in has["sums"] - has["guess"]
+    assert "accuracy" in has["all"] and not {"reward", "score"} & has["all"]
+    text = render_report(rows, [], SETTINGS)
+    line = next(line for line in text.splitlines() if line.startswith("| m ") and "| guess " in line)
+    assert [cell.strip() for cell in line.split("|")][5:10] == ["-", "0.25", "-", "3.00", "-"]
+
+
+def test_tasks_are_in_no_area() -> None:
+    rollouts = [rewarded(0.25, 0, dataset=name, domain="task") for name in ("guess", "draw")]
+    rollouts += [scored(1.0, dataset=name, question_key="s") for name in ("wiki", "hotpot")]
+    groups = shown_averages({part.dataset: part.area for part in dataset_figures(rollouts)}, ())
+    assert groups["knowledge"] == ["hotpot", "wiki"]
+
+
+def report_run(root: Path) -> Run:
+    run = new_run(root)
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question(f"q{number}", []) for number in range(4)])
+    given = {"scorer": "environment", "status": "finished", "num_turns": 5}
+    inputs = []
+    for model, first in (("base", 0), ("tuned", 2)):
+        rows = [
+            score(f"{model}{number}", f"q{number}", first + number > 2, model=model, **given)
+            | {"score": (first + number) / 4}
+            for number in range(4)
+        ]
+        inputs.append(put_rows(run, f"1/scores@{model}", schemas.SCORES, rows))
+    execute(
+        Instance(address=Address.parse("1/report"), stage=REPORT, settings=SETTINGS, inputs={"scores": tuple(inputs)}),
+        run,
+    )
+    return run
+
+
+def test_page_shows_rewards_and_turns_and_no_calls(tmp_path: Path) -> None:
+    page = report_page([report_run(tmp_path)]).decode()
+    assert ">reward<" in page and ">turns<" in page and "by environment" in page and "Turns and lengths" in page
+    assert "finished" in page and "base → tuned" in page and "Correctness" not in page
+    for absent in (">Python<", ">searches<", ">calls<", "efficiency", ">by rules<", "exact match", ">answered<"):
+        assert absent not in page, absent

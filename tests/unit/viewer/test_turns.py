@@ -1,0 +1,124 @@
+"""The turns of a dialogue: who speaks, the numbers of the policy's turns, and their rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+from support.tables.score_tables import new_run, put_rows
+from support.tables.viewer_run import agent_row, client, dialogue_row, filled, put_from, question_row
+
+from treadle.core import schemas
+from treadle.viewer.segments import pieces_of, segments_of_text
+from treadle.viewer.turns import turn_heads
+
+ASKED = ("text", "I say 32")
+LOWER = ("user", "Lower.")
+
+
+def cut(*parts: tuple[str, int]) -> list[dict[str, Any]]:
+    """Return segments by kind and number of ids."""
+    found, end = [], 0
+    for kind, num_ids in parts:
+        found.append({"kind": kind, "text": "x", "start": end, "end": end + num_ids})
+        end += num_ids
+    return found
+
+
+def labels(*given: Any, **more: Any) -> dict[int, str]:
+    return {place: head.label for place, head in turn_heads(*given, **more).items()}
+
+
+def test_messages_have_speakers_and_the_policy_numbers() -> None:
+    parts = cut(("think", 2), ("text", 3), ("frame", 2), ("user", 2), ("frame", 2), ("text", 3), ("tool", 1))
+    heads = turn_heads(parts, [{"turn_starts": [0, 11]}], [0.5, None])
+    assert {place: head.label for place, head in heads.items()} == {
+        0: "policy, turn 1", 3: "partner", 5: "policy, turn 2", 6: "tool",
+    }  # fmt: skip
+    assert heads[0].rewards == (0.5,) and heads[5].rewards == ()
+
+
+def test_rollout_without_messages_or_rewards_is_no_dialogue() -> None:
+    parts = cut(("think", 2), ("search", 3), ("result", 2), ("answer", 3), ("frame", 1))
+    assert turn_heads(parts, [{"turn_starts": [0, 7]}]) == {}
+    assert labels(parts, [{"turn_starts": [0, 7]}], [1.0, 0.0]) == {0: "policy, turn 1", 3: "policy, turn 2"}
+
+
+def test_turn_that_wrote_nothing_is_counted_with_the_next() -> None:
+    parts = cut(("text", 2), ("frame", 1), ("user", 1), ("frame", 2), ("user", 1), ("frame", 2), ("text", 2))
+    heads = turn_heads(parts, [{"turn_starts": [0, 4, 9]}], [0.0, 0.25, 1.0])
+    assert heads[6].label == "policy, turns 2 to 3" and heads[6].rewards == (0.25, 1.0)
+    at_the_end = turn_heads(cut(("text", 2), ("user", 1), ("text", 2)), [{"turn_starts": [0, 2, 3]}])
+    assert at_the_end[0].numbers == (1,) and at_the_end[2].numbers == (2, 3)
+    empty_last = turn_heads(cut(("text", 2), ("user", 1), ("frame", 2)), [{"turn_starts": [0, 5]}])
+    assert empty_last[0].label == "policy, turns 1 to 2"
+    assert turn_heads([], [{"turn_starts": [0]}], [1.0]) == {}
+
+
+def test_turns_over_several_samples_are_numbered_through() -> None:
+    parts = cut(("text", 3), ("user", 2), ("text", 3)) + cut(("text", 4), ("user", 2), ("text", 1))
+    parts.insert(3, {"kind": "frame", "text": "", "start": 8, "end": 8})
+    starts = [{"turn_starts": [0, 5]}, {"turn_starts": [0, 6]}]
+    assert [label for label in labels(parts, starts).values() if label != "partner"] == [
+        "policy, turn 1", "policy, turn 2", "policy, turn 3", "policy, turn 4",
+    ]  # fmt: skip
+
+
+def test_turns_without_ids_have_numbers_if_each_wrote_something() -> None:
+    parts = [{"kind": kind, "text": "x", "start": 0, "end": 0} for kind in ("text", "user", "text")]
+    assert labels(parts, [{"turn_starts": []}], num_turns=2) == {0: "policy, turn 1", 1: "partner", 2: "policy, turn 2"}
+    assert labels(parts, [{"turn_starts": []}], num_turns=3) == {0: "policy", 1: "partner", 2: "policy"}
+
+
+def test_kinds_come_from_the_row() -> None:
+    given = [{"kind": "lookup", "text": "<lookup>a</lookup>", "start": 0, "end": 0}]
+    given += [{"kind": "user", "text": "<user>b</user>", "start": 0, "end": 0}]
+    (call, message) = pieces_of(given, [{"tool": "lookup", "status": "error"}])
+    assert (call.text, call.style, call.outcome) == ("a", "other", "error")
+    assert (message.text, message.style, message.outcome) == ("<user>b</user>", "user", "")
+    assert [one["kind"] for one in segments_of_text("<think>a</think>b", "my_envs.py:Guess")] == ["text"]
+
+
+def viewed(root: Path, *rows: dict[str, Any], environment: str = "question", **score: Any) -> TestClient:
+    run = new_run(root)
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Guess my number.", [])])
+    made = put_from(run, "1/rollouts@base", {"rollouts": rows}, {}, environment=environment)
+    fixed = {"question_key": "q1", "scorer": "environment", "judges": "{}", **score}
+    scores = [filled(schemas.SCORES, rollout_key=row["rollout_key"], **fixed) for row in rows]
+    put_from(run, "1/scores@base", {"scores": scores, "judgements": []}, {"rollouts": made})
+    return client(run)
+
+
+def test_page_of_a_dialogue_says_who_speaks_and_hides_frames(tmp_path: Path) -> None:
+    outcome = {"reward": 0.75, "success": True, "parts": {"speed": 0.25}}
+    row = dialogue_row(
+        "d", "q1", ASKED, LOWER, ("text", "I say 8"), ("tool", "<b>8</b>"), ("text", "STOP"),
+        turn_rewards=[None, 0.5, -0.125], reward=0.75, outcome=json.dumps(outcome), truncated=True,
+    )  # fmt: skip
+    viewer = viewed(tmp_path, row, score=0.6, correct=True, prediction="STOP")
+    page = viewer.get("/trajectory/1/rollouts@base/d").text
+    heads = ["policy, turn 1", "partner", "policy, turn 2", "tool", "policy, turn 3"]
+    places = [page.index(f'<span class="speaker">{head}</span>') for head in heads]
+    assert places == sorted(places)
+    assert 'class="turn-reward">reward 0.50<' in page and 'class="turn-reward">reward −0.12<' in page
+    assert page.count("kind-frame") == 4 and 'id="frames"' in page
+    assert "finished, truncated" in page and "speed" in page and "0.250" in page and "success" in page
+    assert "last turn" in page and "accepted" not in page and "efficiency" not in page
+    assert "&lt;b&gt;8&lt;/b&gt;" in page and "<b>8" not in page
+
+
+def test_list_of_dialogues_has_no_column_of_calls(tmp_path: Path) -> None:
+    rows = [dialogue_row("d", "q1", ASKED, LOWER)]
+    assert ">Calls" in viewed(tmp_path / "question", *rows, score=1.0, correct=True).get("/").text
+    viewer = viewed(tmp_path / "own", *rows, environment="my_envs.py:<i>Guess", score=1.0, correct=True)
+    assert ">Tokens" in viewer.get("/").text and ">Calls" not in viewer.get("/").text
+    page = viewer.get("/trajectory/1/rollouts@base/d").text
+    assert "my_envs.py:&lt;i&gt;Guess" in page and "<dt>calls</dt>" not in page
+
+
+def test_tool_rollout_has_no_speakers(tmp_path: Path) -> None:
+    row = agent_row(schemas.ROLLOUTS, "r", "q1", ("search", "a"), ("result", "b"), ("answer", "c"))
+    page = viewed(tmp_path, row).get("/trajectory/1/rollouts@base/r").text
+    assert 'class="speaker"' not in page and 'id="frames"' not in page and "<dt>calls</dt><dd><bdi>1</bdi>" in page

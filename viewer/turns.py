@@ -1,0 +1,114 @@
+"""Find the turns of a dialogue in the segments of a trajectory: who speaks, which turn it is, and its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.agent.dialects.base import RESULT, TEXT
+from treadle.core.answers.extraction import SYSTEM_KINDS
+
+SPEAKERS: Mapping[str, str] = {"user": "partner", "tool": "tool", "system": "system"}
+"""Kind of a message between two turns of the policy -> who speaks."""
+POLICY = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHead:
+    """Head of the segments that one speaker wrote without interruption.
+
+    Attributes:
+        speaker: "policy", or a value of `SPEAKERS`.
+        numbers: Numbers of the policy's turns in it, from 1; empty for others, or if unknown.
+        rewards: Rewards of these turns, without those that have none.
+    """
+
+    speaker: str
+    numbers: tuple[int, ...] = ()
+    rewards: tuple[float, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Who speaks, with the turn."""
+        if not self.numbers:
+            return self.speaker
+        first, last = self.numbers[0], self.numbers[-1]
+        return f"{self.speaker}, turn {first}" if first == last else f"{self.speaker}, turns {first} to {last}"
+
+
+def turn_heads(
+    segments: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Any]] = (),
+    rewards: Sequence[float | None] = (),
+    num_turns: int = 0,
+) -> dict[int, TurnHead]:
+    """Map the index of the first segment of each message to its head; empty unless the trajectory is a dialogue.
+
+    A dialogue has messages of others between turns of the policy, or rewards of turns.
+
+    Args:
+        segments: All segments; `start` and `end` index the ids of their sample.
+        samples: The samples with their `turn_starts`; in text mode these are empty, and turns have numbers only if each
+            wrote something.
+        rewards: Reward of each turn, None for turns without one; may be empty.
+        num_turns: Number of turns.
+    """
+    if not rewards and not any(segment["kind"] in SPEAKERS for segment in segments):
+        return {}
+    groups = _groups(segments)
+    heads = {group.place: TurnHead(SPEAKERS[group.kind]) for group in groups if group.kind}
+    own = [group for group in groups if not group.kind]
+    for group, numbers in zip(own, _numbers(own, samples, num_turns), strict=True):
+        known = (rewards[number - 1] for number in numbers if number <= len(rewards))
+        heads[group.place] = TurnHead(POLICY, numbers, tuple(reward for reward in known if reward is not None))
+    return heads
+
+
+@dataclass(slots=True)
+class _Group:
+    """Neighbouring segments of one speaker. `kind` is empty for the policy; `end`: sample, and offset in its ids."""
+
+    place: int
+    kind: str
+    end: tuple[int, int]
+
+
+def _groups(segments: Sequence[Mapping[str, Any]]) -> list[_Group]:
+    groups: list[_Group] = []
+    sample = offset = 0
+    is_open = False
+    for place, segment in enumerate(segments):
+        kind = segment["kind"]
+        # The offsets of another sample begin at 0 again.
+        sample += segment["start"] < offset
+        offset = segment["end"]
+        if kind in SYSTEM_KINDS:
+            is_open = False
+            if kind in SPEAKERS:
+                groups.append(_Group(place, kind, (sample, offset)))
+        elif is_open:
+            groups[-1].end = (sample, offset)
+        else:
+            groups.append(_Group(place, "", (sample, offset)))
+            is_open = True
+    return groups
+
+
+def _numbers(groups: Sequence[_Group], samples: Sequence[Mapping[str, Any]], num_turns: int) -> list[tuple[int, ...]]:
+    """Return the numbers of the turns in each of the policy's groups; empty if unknown."""
+    starts = [(place, start) for place, sample in enumerate(samples) for start in sample["turn_starts"]]
+    if not starts:
+        return [(number,) if len(groups) == num_turns else () for number in range(1, len(groups) + 1)]
+    found: list[list[int]] = [[] for _ in groups]
+    for number, start in enumerate(starts, 1):
+        # A turn that wrote nothing has no segment; it is shown with the next one that did.
+        after = next((place for place, group in enumerate(groups) if start < group.end), len(groups) - 1)
+        if groups:
+            found[after].append(number)
+    return [tuple(numbers) for numbers in found]
+
+
+def has_markers(kind: str) -> bool:
+    """Return whether the text of a segment stands in markers named after its kind."""
+    return kind != TEXT and kind not in SYSTEM_KINDS - {RESULT}
