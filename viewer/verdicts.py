@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from treadle.eval.scored_rollout import ENVIRONMENT
+from treadle.core.answers.score import ENVIRONMENT
 from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.trajectories import NO_VERDICT, NOT_JUDGED, PARTLY, RIGHT, WRONG
 

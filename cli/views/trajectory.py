@@ -13,9 +13,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from treadle.agent.dialects.base import FRAME
+from treadle.core.answers.score import ENVIRONMENT
 from treadle.core.untrusted.sanitize import one_line, sanitize
 from treadle.environments.settings import DEFAULT_TYPE
-from treadle.eval.scored_rollout import ENVIRONMENT
 from treadle.tasks.inspection.lineage import FoundRollout
 from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
 from treadle.viewer.turns import POLICY, turn_heads
