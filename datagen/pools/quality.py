@@ -17,7 +17,7 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 REASONS = {
     "failed": "an infrastructure error prevented the rollout",
     "held_out": "the question is held out for evaluation",
-    "unfinished": "the rollout did not end with an answer, nor by its environment, or it was truncated",
+    "unfinished": "the rollout did not end with its task, or was truncated",
     "unknown_verdict": "there is no verdict on the answer",
     "wrong_answer": "the answer is wrong",
     **FORMAT_FAULTS,

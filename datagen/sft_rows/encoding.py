@@ -106,7 +106,8 @@ class Prompt(NamedTuple):
         return cls(messages, ids, digest_of(ids))
 
 
-class Turns(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Turns:
     """All that a row has after its prompt, up to the last id that the model wrote.
 
     Attributes:

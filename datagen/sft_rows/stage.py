@@ -281,7 +281,7 @@ class _SftRowsRun:
             prompts: dict[tuple[str, str], Prompt] = {}
             for line in sorted(lines):
                 head, repaired, first, digest, turns = orjson.loads(line[line.index(b" ") + 1 :])
-                selected = _Selected(head, repaired, first, digest, Turns(*turns))
+                selected = _Selected(head, repaired, first, digest, Turns(**turns))
                 key = (selected.head["question_key"], selected.first_messages)
                 if key not in prompts:
                     prompts[key] = self._prompt(questions.get(key[0]), selected)
