@@ -141,23 +141,25 @@ def messages_of(segments: Sequence[Segment], origins: bytes) -> list[dict[str, s
 
     A turn that has nothing but its sampled end is an empty message; without ids it cannot be seen.
     """
+    ends = [place for place, segment in enumerate(segments, 1) if _is_of_model(segment, origins)]
     messages: list[dict[str, str]] = []
-    num_kept = 0
-    for segment in segments:
-        is_turn = messages and messages[-1]["role"] == "assistant"
-        if segment.kind == FRAME:
-            ends_turn = ORIGIN_SAMPLED in origins[segment.start : segment.end]
-            if ends_turn and not is_turn:
-                messages.append({"role": "assistant", "content": ""})
-            num_kept = len(messages) if ends_turn else num_kept
-        elif segment.kind in SYSTEM_KINDS - {RESULT}:
+    for segment in segments[: ends[-1]] if ends else ():
+        if segment.kind in SYSTEM_KINDS - {RESULT, FRAME}:
             messages.append({"role": segment.kind, "content": segment.text})
-        else:
-            if not is_turn:
-                messages.append({"role": "assistant", "content": ""})
+            continue
+        is_in_turn = segment.kind != FRAME or _is_of_model(segment, origins)
+        if is_in_turn and not (messages and messages[-1]["role"] == "assistant"):
+            messages.append({"role": "assistant", "content": ""})
+        if segment.kind != FRAME:
             messages[-1]["content"] += segment.text
-            num_kept = num_kept if segment.kind == RESULT else len(messages)
-    return messages[:num_kept]
+    return messages
+
+
+def _is_of_model(segment: Segment, origins: bytes) -> bool:
+    """Return whether the model wrote a segment: text of its own, or a frame with the end of its turn."""
+    if segment.kind == FRAME:
+        return ORIGIN_SAMPLED in origins[segment.start : segment.end]
+    return segment.kind not in SYSTEM_KINDS
 
 
 def system_spans(origins: bytes) -> list[tuple[int, int]]:

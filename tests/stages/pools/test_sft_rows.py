@@ -82,7 +82,9 @@ def test_every_trajectory_is_a_row_or_a_rejection_with_its_reasons(tmp_path: Pat
         "calls.initial.0": 2, "calls.initial.1": 1, "calls.rows.0": 1, "calls.rows.2": 1,
     }  # fmt: skip
     assert "| hint_tail | 2 | 2 | 1 | 1 | 0.00 | 1.00 |" in " ".join(made.report.split())
-    assert "| unfinished | 1 | 1 | the rollout did not end with its task, or was truncated |" in " ".join(made.report.split())
+    assert "| unfinished | 1 | 1 | the rollout did not end with its task, or was truncated |" in " ".join(
+        made.report.split()
+    )
 
 
 @pytest.mark.covers("flywheel-28")
