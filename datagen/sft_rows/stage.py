@@ -101,7 +101,7 @@ class _SftRowsRun:
         """Run both passes, sort the rows and write the report."""
         if not self._num_read:
             kind = self._trajectories.kind
-            raise StageFailed(f"the input has no trajectories; check the result of the stage `{kind}`")
+            raise StageFailed(f"the {kind} have no trajectories; check the result of the stage `{kind}`")
         self._context.progress.start(2 * self._num_read, 0, "trajectories")
         decisions = self._select()
         num_rows = int((decisions.codes == ROW).sum())
