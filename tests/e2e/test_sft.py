@@ -78,7 +78,8 @@ def test_dialogues_of_an_own_environment_are_trained_on(sft_environment: Path, t
     rollouts = [dialogues.row(number, secret=secret) for number, secret in enumerate((37, 62), 1)]
     run, made = rows_of_rollouts(tmp_path, rollouts, scored(rollouts, True, True), dialogues.settings())
     targets = sum(row["num_target_tokens"] for row in rows_of(run, made).values())
-    options = {"model": "embedded", "batch_size": 1, "finetuning_type": "lora", "learning_rate": 5e-3}
+    adapters = {"finetuning_type": "lora", "learning_rate": 5e-3}
+    options = {"model": "embedded", "batch_size": 2, "num_train_epochs": 2, **adapters}
     settings = load_config(SftSettings, data={"options": options})
     inputs = {"sft_rows": (Address.parse("1/sft_rows"),)}
     record = execute(Instance(address=Address.parse("1/sft"), stage=SFT, settings=settings, inputs=inputs), run)
