@@ -21,7 +21,7 @@ from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine
 from treadle.agent.token_ids import ORIGIN_SYSTEM
 from treadle.agent.trajectory import Trajectory
-from treadle.agent.transcript import Transcript
+from treadle.agent.transcript import Transcript, split_reply
 from treadle.api import Done, Environment, ModelTurn
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
@@ -229,6 +229,13 @@ def test_turn_without_text_is_an_empty_message() -> None:
         transcript.append([Message("Say more.")])
     said = [message["content"] for message in messages_of(transcript.segments(), bytes(transcript.origins))]
     assert said == ["a", "Say more.", "", "Say more.", "b"]
+
+
+def test_message_that_the_template_strips_holds_no_frame() -> None:
+    text = "<|im_end|>\n<|im_start|>user\nHigher.<|im_end|>\n<|im_start|>assistant\n"
+    pieces = split_reply(text, [("user", " Higher.\n")])
+    assert pieces[1] == ("user", "Higher.") and [kind for kind, _ in pieces] == ["frame", "user", "frame"]
+    assert "".join(piece for _, piece in pieces) == text
 
 
 def test_spans_of_the_system_are_runs() -> None:
