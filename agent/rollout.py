@@ -125,7 +125,8 @@ class Rollout:
         self._cache = cache
         self._session = session
         self._transcript = Transcript(engine.dialect, engine.codec, prefix, engine.reply_text)
-        self._unhinted = messages if hint else None
+        self._first_messages = messages
+        self._has_hint = bool(hint)
         self._prompt_strategy = make_prompt_strategy(engine, with_hint(messages, hint), self._transcript)
         self._calls = list(prefix.calls) if prefix else []
         self._turn = prefix.turn if prefix else 0
@@ -235,7 +236,7 @@ class Rollout:
         self._usage.wasted_tokens = transcript.wasted_tokens
         if transcript.markers_restored:
             self._usage.notes["marker_restored"] = transcript.markers_restored
-        unhinted = codec.prompt_ids(self._unhinted) if codec is not None and self._unhinted is not None else None
+        unhinted = codec.prompt_ids(self._first_messages) if codec is not None and self._has_hint else None
         sample = Sample(
             self._prompt_strategy.prompt_ids.tolist(),
             transcript.ids.tolist(),
@@ -254,6 +255,7 @@ class Rollout:
             truncated=self._truncated or status in TRUNCATED_STATUSES,
             turn_rewards=self._turn_rewards if any(reward is not None for reward in self._turn_rewards) else [],
             outcome=outcome,
+            first_messages=tuple(self._first_messages),
         )
 
     async def _outcome(self) -> Outcome | None:

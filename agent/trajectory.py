@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,6 +110,7 @@ class Trajectory:
         truncated: Whether it ended before its task did.
         turn_rewards: Reward of each turn from the environment; None for those without one.
         outcome: What the environment said of the whole episode, if it said something.
+        first_messages: Messages before the first turn, without the hint; empty if they are not known.
     """
 
     status: str
@@ -122,6 +123,7 @@ class Trajectory:
     truncated: bool = False
     turn_rewards: list[float | None] = field(default_factory=list)
     outcome: Outcome | None = None
+    first_messages: Sequence[Mapping[str, str]] = ()
 
     def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect) -> Prefix:
         """Return the first `num_segments` segments as a prefix to continue from.

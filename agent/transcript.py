@@ -289,12 +289,15 @@ class Transcript:
 def split_reply(text: str, contents: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Split the text between two turns into pieces (kind, text): the contents, each with its role, and frames.
 
-    If a template changed a content, the rest is one piece with the role of that message.
+    Templates may strip a content. If one changed it otherwise, the rest is one piece with the role of that message.
     """
     pieces: list[tuple[str, str]] = []
     position = 0
     for role, content in contents:
         at = text.find(content, position)
+        if at < 0:
+            content = content.strip()
+            at = text.find(content, position)
         if at < 0:
             pieces.append((role, text[position:]))
             position = len(text)

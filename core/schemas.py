@@ -173,7 +173,7 @@ _SAMPLES = pa.list_(
 
 ROLLOUTS = Table(
     "rollouts",
-    3,
+    4,
     ("rollout_key",),
     pa.schema(
         [
@@ -195,6 +195,13 @@ ROLLOUTS = Table(
             ),
             _field("truncated", pa.bool_(), "whether it ended before its task did"),
             _field("error", pa.string(), "cause, for failed rollouts", nullable=True),
+            _field(
+                "first_messages",
+                pa.string(),
+                "JSON list of {role, content}: messages before the first turn, without the hint; null if the rollout "
+                "failed",
+                nullable=True,
+            ),
             _field("text", pa.string(), "everything after the prompt: turns of the model, tool results, messages"),
             _field(
                 "segments",
@@ -281,7 +288,7 @@ ROLLOUT_TELEMETRY = Table(
 
 POOLS = Table(
     "pools",
-    3,
+    4,
     ("rollout_key",),
     pa.schema(
         [
@@ -375,7 +382,7 @@ POOL_EVENTS = Table(
 
 SFT_ROWS = Table(
     "sft_rows",
-    1,
+    2,
     ("rollout_key",),
     pa.schema(
         [
@@ -388,14 +395,27 @@ SFT_ROWS = Table(
             _field("parents", _STRINGS, "copied from the trajectory"),
             _field("round", pa.int32(), "flywheel round; 0 for initial rollouts"),
             _field("repaired", pa.bool_(), "whether thought markers were added or removed"),
-            _field("system", pa.string(), "system message; empty for none"),
-            _field("user", pa.string(), "the question as shown to the agent"),
-            _field("assistant", pa.string(), "the assistant turn, including tool results, without the end of the turn"),
-            _field("input_ids", pa.list_(pa.int32()), "prompt, assistant turn, end of the turn; empty in text mode"),
+            _field(
+                "messages",
+                pa.string(),
+                "JSON list of {role, content}: system (if there is one) and user messages before the first turn, then "
+                "each turn of the model as `assistant`, with tool results inside it and without its end, and between "
+                "two turns the messages of the environment as `user`, `tool` or `system`; the last one is a turn",
+            ),
+            _field(
+                "input_ids",
+                pa.list_(pa.int32()),
+                "prompt without a hint, turns and what is between them, end of the last turn; empty in text mode",
+            ),
             _field("labels", pa.list_(pa.int32()), "the same, -100 if there is no loss; empty in text mode"),
             _field("num_tokens", pa.int32(), "length of input_ids"),
-            _field("num_prompt_tokens", pa.int32(), "of these, before the assistant turn"),
-            _field("num_result_tokens", pa.int32(), "of these, in results of tools"),
+            _field("num_prompt_tokens", pa.int32(), "of these, before the first turn"),
+            _field("num_result_tokens", pa.int32(), "of these, in tool results inside a turn"),
+            _field(
+                "num_message_tokens",
+                pa.int32(),
+                "of these, in messages of the environment and in what the chat template puts around turns",
+            ),
             _field("num_target_tokens", pa.int32(), "labels that are not -100"),
             _field("calls_requested", pa.int32(), "tool calls that the agent requested"),
             _field("calls_executed", pa.int32(), "tool calls that ran"),

@@ -22,7 +22,7 @@ from treadle.core.llm.config import Sampling
 
 SectionType = type[Section]
 
-ENVIRONMENT_VERSION = 3
+ENVIRONMENT_VERSION = 4
 """Version in the environment's digest; increment it if the meaning of a setting or of a rollout's row changes. Earlier
 rollouts and pools are then made again: docs/behaviour/runs.md, "Versions"."""
 

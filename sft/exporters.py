@@ -23,9 +23,9 @@ DATASET_NAME = "sft"
 SIDECAR_FILE = "rows.jsonl"
 _CALLS = ("calls_requested", "calls_executed", "python_calls", "search_calls")
 _ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS)
-_TEXT = ("system", "user", "assistant")
+_TEXT = ("messages",)
 _PART_ROWS = 100_000
-_NO_MASKS = "no loss masks: a trainer also trains on tool results, and LLaMA-Factory on the whole answer"
+_NO_MASKS = "no loss masks: a trainer also trains on tool results, and LLaMA-Factory on every assistant message"
 _NO_IDS = "no token ids: the text is tokenised again, and its ids may differ from those of the rollout"
 
 
@@ -114,20 +114,52 @@ def _origin_of(row: Mapping[str, Any]) -> dict[str, Any]:
 # LLaMA-Factory and OpenAI: one JSON line per row.
 
 
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the conversation of a row."""
+    messages: list[dict[str, str]] = orjson.loads(row["messages"])
+    return messages
+
+
+def _alternating(row: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """Return the system message, and (role, content) of the others so that they alternate, as LLaMA-Factory demands.
+
+    They begin with a user message and end with the assistant's. Messages between two turns are joined by a blank line.
+    """
+    messages = messages_of(row)
+    num_system = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    system = "\n\n".join(message["content"] for message in messages[:num_system])
+    joined: list[tuple[str, str]] = []
+    for message in messages[num_system:]:
+        role, content = message["role"], message["content"]
+        if not joined and role == "assistant":
+            joined.append(("user", ""))
+        before = joined[-1][0] if joined else "assistant"
+        if (before == "assistant") != (role == "assistant"):
+            joined.append((role if role in ("assistant", "tool") else "user", content))
+        else:
+            joined[-1] = (before if before == role else "user", f"{joined[-1][1]}\n\n{content}")
+    return system, joined
+
+
+_TAGS = {"user": "human", "tool": "observation", "assistant": "gpt"}
+
+
 def _sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
-    turns = [{"from": "human", "value": row["user"]}, {"from": "gpt", "value": row["assistant"]}]
-    return {"conversations": turns, "system": row["system"]}
+    system, turns = _alternating(row)
+    return {"conversations": [{"from": _TAGS[role], "value": text} for role, text in turns], "system": system}
 
 
 def _alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"instruction": row["system"], "input": row["user"], "output": row["assistant"]}
+    system, turns = _alternating(row)
+    texts = [text for _, text in turns]
+    *history, (asked, answer) = zip(texts[::2], texts[1::2], strict=True)
+    return {"instruction": system, "input": asked, "output": answer, "history": [list(pair) for pair in history]}
 
 
-def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return a row as a conversation, without a system message if it is empty."""
-    system = [{"role": "system", "content": row["system"]}] if row["system"] else []
-    turns = [{"role": "user", "content": row["user"]}, {"role": "assistant", "content": row["assistant"]}]
-    return [*system, *turns]
+def _openai(row: Mapping[str, Any]) -> dict[str, Any]:
+    # The API takes a tool's message only as the answer to a call of its own, which rows do not have.
+    messages = [{**one, "role": "user" if one["role"] == "tool" else one["role"]} for one in messages_of(row)]
+    return {"messages": messages}
 
 
 _DATASET_INFO: Mapping[str, dict[str, Any]] = {
@@ -135,12 +167,17 @@ _DATASET_INFO: Mapping[str, dict[str, Any]] = {
         "file_name": "sharegpt.jsonl",
         "formatting": "sharegpt",
         "columns": {"messages": "conversations", "system": "system"},
-        "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"},
+        "tags": {
+            "role_tag": "from",
+            "content_tag": "value",
+            **{f"{role}_tag": _TAGS[role] for role in ("user", "assistant")},
+            "observation_tag": _TAGS["tool"],
+        },
     },
     "alpaca": {
         "file_name": "alpaca.jsonl",
         "formatting": "alpaca",
-        "columns": {"prompt": "input", "response": "output", "system": "instruction"},
+        "columns": {"prompt": "input", "response": "output", "system": "instruction", "history": "history"},
     },
 }
 """Column mappings; without the system column LLaMA-Factory would add its template's own system message."""
@@ -187,9 +224,9 @@ configs:
 # Fine-tuning rows
 
 Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model read and wrote, `labels`
--100 if there is no loss (the prompt, results of tools); both are empty in rows that were made in text mode.
-`messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what produced it, `source` its
-data set.
+-100 if there is no loss (the prompt, results of tools, messages of the environment); both are empty in rows that were
+made in text mode. `messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what produced
+it, `source` its data set.
 
 Read it with `datasets.load_dataset(folder)`.
 """
@@ -250,9 +287,11 @@ FORMATS: Mapping[str, ExportFormat] = {
     for one in (
         _text_format("sharegpt", "LLaMA-Factory: conversations, with dataset_info.json", _sharegpt),
         _text_format(
-            "alpaca", "LLaMA-Factory: instruction (the system message), input, output, with dataset_info.json", _alpaca
+            "alpaca",
+            "LLaMA-Factory: instruction (the system message), input, output, history, with dataset_info.json",
+            _alpaca,
         ),
-        _text_format("openai", "messages of OpenAI's fine-tuning API", lambda row: {"messages": messages_of(row)}),
+        _text_format("openai", "messages of OpenAI's fine-tuning API", _openai),
         ExportFormat("hf", _HF, (*_TEXT, "input_ids", "labels"), _write_hf),
     )
 }

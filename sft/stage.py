@@ -136,7 +136,7 @@ class SftRun:
         if strange := self._digests - {digest}:
             raise ConfigError(
                 f"{self._context.address}: the rows were made with tokenizer {min(strange)[:12]}, but that of "
-                f"sft.model = {self._options.model} is {digest[:12]}; set it to the model of `pools`"
+                f"sft.model = {self._options.model} is {digest[:12]}; set it to the model that made their trajectories"
             )
 
     def _plan(self, base: Path | str) -> TrainingPlan:

@@ -21,6 +21,7 @@ COLUMNS = (
     "num_tokens",
     "num_prompt_tokens",
     "num_result_tokens",
+    "num_message_tokens",
     "num_target_tokens",
 )
 """Columns of `sft_rows` that are used."""
@@ -100,7 +101,7 @@ class RowGroup:
 
 
 class RowStatistics:
-    """A collector of row statistics; it keeps four numbers and two codes per row, and no text."""
+    """A collector of row statistics; it keeps five numbers and two codes per row, and no text."""
 
     def __init__(self) -> None:
         self._numbers = {name: array("i") for name in _NUMBERS}
@@ -125,8 +126,8 @@ class RowStatistics:
 
     def num_unmasked(self) -> int:
         """Return the number of rows in which tool results are targets: all with results, without `mask_results`."""
-        behind = self.numbers("num_tokens") - self.numbers("num_prompt_tokens")
-        return int((self.numbers("num_target_tokens") + self.numbers("num_result_tokens") > behind).sum())
+        others = ("num_prompt_tokens", "num_message_tokens", "num_result_tokens", "num_target_tokens")
+        return int((sum(map(self.numbers, others)) > self.numbers("num_tokens")).sum())
 
     def groups(self) -> list[RowGroup]:
         """Return the statistics of all rows, then by operator, then by data set, each sorted by name."""

@@ -51,7 +51,6 @@ from treadle.tasks.planning.models import (
     checkpoints_of,
     flow_models,
     named_checkpoint,
-    pool_models,
     score_models,
     served_tokenizer,
     tokenizer_folder,
@@ -67,6 +66,7 @@ from treadle.tasks.planning.phases import (
     selection_inputs,
     selection_settings,
 )
+from treadle.tasks.planning.row_sources import rolled_out_policy, rollout_model, row_inputs, row_policy, row_source
 from treadle.tasks.summaries.report_settings import report_settings
 
 STAGES: Mapping[str, Stage] = {
@@ -129,10 +129,13 @@ def flow_addresses(config: TreadleConfig) -> list[Address]:
     wanted = config.flow.stages
     for iteration in range(1, config.flow.iterations + 1):
         addresses.append(Address(iteration, "questions"))
+        by_model = [stage for stage in ("rollouts", "scores") if stage in wanted]
+        policy = rolled_out_policy(config, iteration)
+        addresses += [Address(iteration, stage, policy) for stage in by_model if policy is not None]
         addresses += [Address(iteration, stage) for stage in ("pools", "sft_rows", "sft") if stage in wanted]
         addresses += flow_phases(config, iteration)
-        by_model = [stage for stage in ("rollouts", "scores") if stage in wanted]
-        addresses += [Address(iteration, stage, model) for model in flow_models(config) for stage in by_model]
+        others = [model for model in flow_models(config) if model != policy]
+        addresses += [Address(iteration, stage, model) for model in others for stage in by_model]
         addresses += [Address(iteration, "report")] if "report" in wanted else []
     return addresses
 
@@ -206,7 +209,7 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
         model, tokenizer_digest = checked_model(sampling_model(config), phase_model(config, address))
     else:
         options = config.rollouts
-        model, tokenizer_digest = checked_model(name, config.models[name])
+        model, tokenizer_digest = checked_model(name, rollout_model(config, address)[0])
     helper = config.environment.summarizer
     summarizer, summarizer_digest = checked_model(helper, config.models[helper]) if helper else (None, "")
     return RolloutsSettings(
@@ -232,7 +235,8 @@ def _rollouts_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tu
     name = address.qualifier
     helpers = (config.environment.summarizer, *(role.model for role in config.environment.role_models.values()))
     if phase_of(name) is None:
-        checkpoints = checkpoints_of(config, (name, *helpers))
+        own = rollout_model(config, address)[1]
+        checkpoints = (*own, *checkpoints_of(config, helpers if own else (name, *helpers)))
     else:
         checkpoints = (*phase_policy(config, address), *checkpoints_of(config, helpers))
     return {
@@ -262,13 +266,14 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
 
 
 def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
-    name = pool_models(config, replace(address, stage="pools"))["policy"]
+    name = row_policy(config, address.iteration)
     model, tokenizer_digest = checked_model(name, config.models[name])
+    options = overridden(config, address, config.sft_rows)
     return SftRowsSettings(
         environment=environment_of(config),
         tokenizer=tokenizer_folder(model) or served_tokenizer(model),
         tokenizer_digest=tokenizer_digest,
-        options=overridden(config, address, config.sft_rows),
+        options=options.model_copy(update={"trajectories": row_source(config, address)}),
         seed=config.seed,
     )
 
@@ -369,13 +374,7 @@ _RECIPES: Mapping[str, _Recipe] = {
             "checkpoint": pool_checkpoints(config, address.iteration),
         },
     ),
-    "sft_rows": _Recipe(
-        settings=_sft_rows,
-        inputs=lambda config, address: {
-            "pools": (Address(address.iteration, "pools"),),
-            "questions": (Address(address.iteration, "questions"),),
-        },
-    ),
+    "sft_rows": _Recipe(settings=_sft_rows, inputs=row_inputs),
     "sft": _Recipe(settings=_sft, inputs=_sft_inputs),
     "rollouts": _Recipe(settings=_rollouts, inputs=_rollouts_inputs, by_model=True, by_phase=True),
     "scores": _Recipe(

@@ -31,15 +31,17 @@ class FlowSettings(Section):
     """What one iteration of the flow runs."""
 
     stages: tuple[FlowStage, ...] = ("rollouts", "scores", "report")
-    """Stages of the flow besides `questions`. `pools` and `sft_rows` make fine-tuning data, and `sft` trains on it.
+    """Stages of the flow besides `questions`. `sft_rows` makes fine-tuning data from `pools`, or from `rollouts` and
+    `scores` if tasks have no gold answers (`sft_rows.trajectories`), and `sft` trains on it.
     `rl` runs all phases of the curriculum (rollouts, scores, selection and training of each); `selection` without `rl`
     runs the first phase up to its selection. `rollouts`, `scores` and `report` measure models. Any stage can also be
     run by itself.
     """
     models: tuple[str, ...] = ()
     """Models that answer the questions, by their names under `models`. Each becomes `rollouts@<model>` and
-    `scores@<model>`, and the report compares them. Empty: all models in their order, except the summarizer, the judges
-    of scores, and models used only as a critic, refiner or judge in `pools`; if that leaves none, all models.
+    `scores@<model>`, and the report compares them. Empty: all models in their order, except the summarizer, models
+    that episodes ask, the judges of scores, and models used only as a critic, refiner or judge in `pools`; if that
+    leaves none, all models.
     """
     iterations: Operational[int] = Field(default=1, ge=1, le=100)
     """Number of iterations of the whole loop. Each one after the first starts from the last checkpoint of the previous

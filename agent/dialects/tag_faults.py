@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from treadle.agent.dialects.base import FRAME, RESULT, TEXT, Segment
 from treadle.agent.dialects.tag_table import TagTable
-from treadle.core.answers.extraction import closing_brace
+from treadle.core.answers.extraction import SYSTEM_KINDS, closing_brace
 
 FORMAT_FAULTS = {
     "bad_start": "the turn does not begin with `<think>`",
@@ -47,15 +47,21 @@ _OF_STATUS = {
 }
 _BOX = re.compile(r"\\boxed\s{0,8}\{")
 _THINK = "think"
+_MESSAGES = SYSTEM_KINDS - {RESULT, FRAME}
 
 
 def format_faults(segments: Sequence[Segment], dialect: TagTable) -> list[str]:
-    """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed."""
+    """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed.
+
+    A message between two turns of a dialogue is followed by what may follow a result; one at the end is ignored.
+    """
     blocks = [
         segment
         for segment in segments
         if segment.kind != FRAME and (segment.kind != TEXT or not segment.text.isspace())
     ]
+    while blocks and blocks[-1].kind in _MESSAGES:
+        blocks.pop()
     faults = _edge_faults(blocks, dialect)
     faults |= _think_faults(blocks)
     faults |= _answer_faults(blocks, dialect)
@@ -147,7 +153,10 @@ def _order_faults(blocks: Sequence[Segment], dialect: TagTable) -> set[str]:
         # Reported as `call_without_result`.
         if index and blocks[index - 1].kind in dialect.tools and block.kind != RESULT:
             continue
-        if index and block.kind not in dialect.successors[blocks[index - 1].kind]:
+        if not index or block.kind in _MESSAGES:
+            continue
+        before = blocks[index - 1].kind
+        if block.kind not in dialect.successors[RESULT if before in _MESSAGES else before]:
             return {"order"}
     return set()
 

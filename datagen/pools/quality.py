@@ -1,4 +1,4 @@
-"""Apply the quality gate: the reasons why a trajectory of a pool may not be trained on.
+"""Apply the quality gate: the reasons why a trajectory may not be trained on.
 
 A trajectory passes if its answer is right, its format strict and none of its calls failed (arXiv 2601.06860). The
 status of calls comes from the ledger, the format from typed segments. Documented in docs/behaviour/sft_rows.md.
@@ -16,7 +16,8 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 
 REASONS = {
     "failed": "an infrastructure error prevented the rollout",
-    "unfinished": "the rollout did not end with an answer",
+    "held_out": "the question is held out for evaluation",
+    "unfinished": "the rollout did not end with its task, or was truncated",
     "unknown_verdict": "there is no verdict on the answer",
     "wrong_answer": "the answer is wrong",
     **FORMAT_FAULTS,
@@ -34,11 +35,14 @@ class Candidate:
     Attributes:
         status: How the rollout ended.
         correct: The verdict; None if it is unknown.
-        segments: The assistant turn in typed segments.
+        segments: Everything after the prompt in typed segments.
         calls: (tool, status) of the ledger's entries, in their order.
-        num_prompt_ids: Number of tokens before the assistant turn; 0 in text mode.
-        num_output_ids: Number of tokens in the assistant turn; 0 in text mode.
-        origins: Origin of each id of the assistant turn; empty in text mode.
+        num_prompt_ids: Number of tokens before the first turn; 0 in text mode.
+        num_output_ids: Number of tokens after them; 0 in text mode.
+        origins: Origin of each id after the prompt; empty in text mode.
+        num_row_tokens: Number of tokens of the row that it becomes; 0 in text mode.
+        truncated: Whether the rollout ended before its task did.
+        held_out: Whether the question must not be trained on.
     """
 
     status: str
@@ -48,32 +52,29 @@ class Candidate:
     num_prompt_ids: int = 0
     num_output_ids: int = 0
     origins: bytes = b""
+    num_row_tokens: int = 0
+    truncated: bool = False
+    held_out: bool = False
 
 
-def reasons_against(candidate: Candidate, *, cutoff_tokens: int, num_end_ids: int, dialect: Dialect) -> list[str]:
+def reasons_against(candidate: Candidate, *, cutoff_tokens: int, dialect: Dialect) -> list[str]:
     """Return the codes of all rules that a trajectory breaks, in the order of REASONS; empty if it may be trained on.
 
-    `num_end_ids`: number of ids that end a turn and count towards the cut-off. In text mode the length is unknown and
-    not checked.
+    In text mode the length is unknown and not checked.
     """
     if candidate.status == "failed":
         return ["failed"]
-    reasons = [] if candidate.status in ("answered", "finished") else ["unfinished"]
+    reasons = ["held_out"] if candidate.held_out else []
+    if candidate.status not in ("answered", "finished") or candidate.truncated:
+        reasons.append("unfinished")
     if candidate.correct is not True:
         reasons.append("unknown_verdict" if candidate.correct is None else "wrong_answer")
     reasons += dialect.faults(candidate.segments, candidate.calls)
     if not ids_fit(candidate):
         reasons.append("ids_differ")
-    if candidate.num_output_ids and num_tokens(candidate, num_end_ids) > cutoff_tokens:
+    if candidate.num_row_tokens > cutoff_tokens:
         reasons.append("too_long")
     return reasons
-
-
-def num_tokens(candidate: Candidate, num_end_ids: int) -> int:
-    """Return the length in tokens of the row that a trajectory becomes; 0 in text mode."""
-    if not candidate.num_output_ids:
-        return 0
-    return candidate.num_prompt_ids + candidate.num_output_ids + num_end_ids
 
 
 def ids_fit(candidate: Candidate) -> bool:

@@ -1,16 +1,22 @@
-"""Build the token ids and loss labels of fine-tuning rows from the rollout's own ids."""
+"""Build the token ids, loss labels and messages of fine-tuning rows from the rollout's own ids and segments.
+
+A row ends with the last id that the model wrote: what the system wrote after it is no part of a row.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from treadle.agent.token_ids import ORIGIN_SYSTEM
+from treadle.agent.dialects.base import FRAME, RESULT, Segment
+from treadle.agent.token_ids import ORIGIN_SAMPLED, ORIGIN_SYSTEM
+from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ArtifactError
 
@@ -18,7 +24,7 @@ NO_LOSS = -100
 """Label of a token without loss."""
 
 Span = Sequence[int]
-"""Start and end of a tool result's ids in the assistant turn."""
+"""Start and end of a run of ids after the prompt."""
 
 
 class IdColumns:
@@ -36,10 +42,11 @@ class IdColumns:
             raise ArtifactError("a trajectory consists of several token sequences, which sft_rows does not support")
         self._values: dict[str, np.ndarray] = {}
         self._offsets: dict[str, list[int]] = {}
-        for name in ("prompt_ids", "ids", "origins"):
+        for name in ("prompt_ids", "training_prompt_ids", "ids", "origins"):
             column: pa.ListArray = samples.values.field(name)
             self._values[name] = column.values.to_numpy()
             self._offsets[name] = column.offsets.to_pylist()
+        self._is_hinted = samples.values.field("training_prompt_ids").is_valid().to_pylist()
 
     def _ends(self, name: str, row: int) -> tuple[int, int]:
         offsets = self._offsets[name]
@@ -50,9 +57,15 @@ class IdColumns:
         values: np.ndarray = self._values[name][start:end]
         return values
 
+    def _prompt_name(self, row: int) -> str:
+        """Return the name of the column with the only prompt that may be trained on: the one without a hint."""
+        place = self._places[row]
+        has_sample = self._places[row + 1] > place
+        return "training_prompt_ids" if has_sample and self._is_hinted[place] else "prompt_ids"
+
     def num_prompt(self, row: int) -> int:
-        """Return the number of tokens before the first turn; 0 in text mode."""
-        start, end = self._ends("prompt_ids", row)
+        """Return the number of tokens before the first turn, without a hint; 0 in text mode."""
+        start, end = self._ends(self._prompt_name(row), row)
         return end - start
 
     def num_output(self, row: int) -> int:
@@ -61,16 +74,16 @@ class IdColumns:
         return end - start
 
     def prompt_digest(self, row: int) -> str:
-        """Return the digest of the prompt's ids, comparable with `Prompt.digest`."""
-        return digest_of(self._of("prompt_ids", row))
+        """Return the digest of the prompt's ids without a hint, comparable with `Prompt.digest`."""
+        return digest_of(self._of(self._prompt_name(row), row))
 
     def output(self, row: int) -> list[int]:
-        """Return the ids of the assistant turn."""
+        """Return the ids after the prompt."""
         ids: list[int] = self._of("ids", row).tolist()
         return ids
 
     def origins(self, row: int) -> bytes:
-        """Return the origin of each id of the assistant turn, one byte per id."""
+        """Return the origin of each id after the prompt, one byte per id."""
         return self._of("origins", row).tobytes()
 
 
@@ -80,50 +93,142 @@ def digest_of(ids: np.ndarray | Sequence[int]) -> str:
 
 
 class Prompt(NamedTuple):
-    """The prompt before the assistant turn; without a tokenizer, `ids` is empty."""
+    """The messages before the first turn and their ids; without a tokenizer, `ids` is empty."""
 
-    system: str
-    user: str
+    messages: Sequence[Mapping[str, str]]
     ids: list[int]
     digest: str
 
     @classmethod
     def of(cls, messages: Sequence[Mapping[str, str]], tokenizer: ChatTokenizer | None) -> Prompt:
-        """Return the prompt of an environment's opening messages."""
+        """Return the prompt of an episode's first messages."""
         ids = tokenizer.prompt_ids(messages) if tokenizer else []
-        system = messages[0]["content"] if messages[0]["role"] == "system" else ""
-        return cls(system, messages[-1]["content"], ids, digest_of(ids))
+        return cls(messages, ids, digest_of(ids))
 
 
-def result_spans(origins: bytes) -> list[tuple[int, int]]:
-    """Return start and end of each tool result's ids; adjacent results are one span."""
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """All that a row has after its prompt, up to the last id that the model wrote.
+
+    Attributes:
+        messages: {role, content} of the turns and of the messages between them, without frames; a tool result inside a
+            turn is part of its content.
+        ids: Token ids; empty in text mode.
+        system: Spans of the ids that the system wrote: results, messages and frames.
+        results: Those of them that are tool results inside a turn.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    ids: Sequence[int]
+    system: Sequence[Span]
+    results: Sequence[Span]
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], ids: Sequence[int], origins: bytes) -> Turns:
+        """Return the turns of a trajectory; `segments` are typed and index `ids`."""
+        end = num_row_ids(origins)
+        results = [(one.start, one.end) for one in segments if one.kind == RESULT and one.start < one.end <= end]
+        return cls(messages_of(segments, origins), ids[:end], system_spans(origins[:end]), results)
+
+
+def num_row_ids(origins: bytes) -> int:
+    """Return the number of ids after the prompt up to the last one that the model wrote."""
+    return len(origins.rstrip(bytes([ORIGIN_SYSTEM])))
+
+
+def messages_of(segments: Sequence[Segment], origins: bytes) -> list[dict[str, str]]:
+    """Return the turns of the model and the messages between them, up to the last turn of the model.
+
+    A turn that has nothing but its sampled end is an empty message; without ids it cannot be seen.
+    """
+    ends = [place for place, segment in enumerate(segments, 1) if _is_of_model(segment, origins)]
+    messages: list[dict[str, str]] = []
+    for segment in segments[: ends[-1]] if ends else ():
+        if segment.kind in SYSTEM_KINDS - {RESULT, FRAME}:
+            messages.append({"role": segment.kind, "content": segment.text})
+            continue
+        is_in_turn = segment.kind != FRAME or _is_of_model(segment, origins)
+        if is_in_turn and not (messages and messages[-1]["role"] == "assistant"):
+            messages.append({"role": "assistant", "content": ""})
+        if segment.kind != FRAME:
+            messages[-1]["content"] += segment.text
+    return messages
+
+
+def _is_of_model(segment: Segment, origins: bytes) -> bool:
+    """Return whether the model wrote a segment: text of its own, or a frame with the end of its turn."""
+    if segment.kind == FRAME:
+        return ORIGIN_SAMPLED in origins[segment.start : segment.end]
+    return segment.kind not in SYSTEM_KINDS
+
+
+def system_spans(origins: bytes) -> list[tuple[int, int]]:
+    """Return start and end of each run of ids that the system wrote."""
     system = np.frombuffer(origins, np.uint8) == ORIGIN_SYSTEM
     edges = np.flatnonzero(np.diff(np.concatenate(([False], system, [False])))).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def id_columns(
-    prompt: Sequence[int], output: Sequence[int], results: Sequence[Span], turn_end: Sequence[int], num_generated: int
-) -> dict[str, Any]:
-    """Return the id columns of a row; `results` are the spans without loss.
+@dataclass(frozen=True, slots=True)
+class RowEncoder:
+    """Encoder of rows for one tokenizer.
 
-    The loss covers only the first `num_generated` ids of the turn's end, because generation stops there.
+    Attributes:
+        turn_end: Ids that the chat template puts after a turn that does not end itself.
+        eos_ids: Ids at which generation stops.
+        mask_results: Whether tool results have no loss.
     """
-    labels = list(output)
-    for start, stop in results:
-        labels[start:stop] = [NO_LOSS] * (stop - start)
-    labels = (
-        [NO_LOSS] * len(prompt) + labels + [*turn_end[:num_generated], *[NO_LOSS] * (len(turn_end) - num_generated)]
-    )
-    return {
-        "input_ids": [*prompt, *output, *turn_end],
-        "labels": labels,
-        "num_tokens": len(labels),
-        "num_prompt_tokens": len(prompt),
-        "num_target_tokens": len(labels) - labels.count(NO_LOSS),
-    }
 
+    turn_end: tuple[int, ...] = ()
+    eos_ids: frozenset[int] = frozenset()
+    mask_results: bool = True
 
-def num_generated(turn_end: Sequence[int], eos_ids: frozenset[int]) -> int:
-    """Return how many ids of a turn's end the model must generate: those up to the first end-of-sequence id."""
-    return next((index + 1 for index, token in enumerate(turn_end) if token in eos_ids), 0)
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer | None, *, mask_results: bool) -> RowEncoder:
+        """Return the encoder for a tokenizer; without one, rows have no ids."""
+        if tokenizer is None:
+            return cls(mask_results=mask_results)
+        return cls(tokenizer.turn_end_ids, tokenizer.eos_ids, mask_results)
+
+    def end_after(self, last: int | None) -> tuple[int, ...]:
+        """Return the ids to append after the last one: none if the model itself ended its turn."""
+        return () if last in self.eos_ids else self.turn_end
+
+    def num_tokens(self, num_prompt: int, ids: Sequence[int], origins: bytes) -> int:
+        """Return the length of the row that ids after a prompt become; 0 in text mode."""
+        if not len(ids):
+            return 0
+        num_ids = num_row_ids(origins)
+        return num_prompt + num_ids + len(self.end_after(ids[num_ids - 1] if num_ids else None))
+
+    def columns(self, prompt: Sequence[int], turns: Turns) -> dict[str, Any]:
+        """Return the id columns of a row; empty ones in text mode.
+
+        Every id that the model wrote has a label, the end of its turns included; messages, frames and the prompt have
+        none, and tool results have one only without `mask_results`. Of an appended end of turn, the ids up to the first
+        at which generation stops have a label.
+        """
+        if not turns.ids:
+            names = ("num_tokens", "num_prompt_tokens", "num_result_tokens", "num_message_tokens", "num_target_tokens")
+            return {"input_ids": [], "labels": [], **dict.fromkeys(names, 0)}
+        end = self.end_after(turns.ids[-1])
+        num_generated = next((index + 1 for index, token in enumerate(end) if token in self.eos_ids), 0)
+        labels = list(turns.ids)
+        for start, stop in turns.system:
+            labels[start:stop] = [NO_LOSS] * (stop - start)
+        if not self.mask_results:
+            for start, stop in turns.results:
+                labels[start:stop] = turns.ids[start:stop]
+        labels = [NO_LOSS] * len(prompt) + labels
+        labels += [*end[:num_generated], *[NO_LOSS] * (len(end) - num_generated)]
+        num_results = sum(stop - start for start, stop in turns.results)
+        num_system = sum(stop - start for start, stop in turns.system)
+        return {
+            "input_ids": [*prompt, *turns.ids, *end],
+            "labels": labels,
+            "num_tokens": len(labels),
+            "num_prompt_tokens": len(prompt),
+            "num_result_tokens": num_results,
+            "num_message_tokens": num_system - num_results + len(end) - num_generated,
+            "num_target_tokens": len(labels) - labels.count(NO_LOSS),
+        }

@@ -65,6 +65,7 @@ class SftRowsTally:
     num_text_mode: int = 0
     num_tokens: int = 0
     num_result_tokens: int = 0
+    num_message_tokens: int = 0
     num_target_tokens: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Rejected trajectories by their first reason."""
@@ -103,6 +104,7 @@ class SftRowsTally:
         self.num_text_mode += not row["input_ids"]
         self.num_tokens += row["num_tokens"]
         self.num_result_tokens += row["num_result_tokens"]
+        self.num_message_tokens += row["num_message_tokens"]
         self.num_target_tokens += row["num_target_tokens"]
         self.operators[row["operator"]].rows += 1
         self.datasets[row["dataset"]] += 1
@@ -122,6 +124,7 @@ class SftRowsTally:
             "text_mode_rows": self.num_text_mode,
             "tokens": self.num_tokens,
             "result_tokens": self.num_result_tokens,
+            "message_tokens": self.num_message_tokens,
             "target_tokens": self.num_target_tokens,
             **_prefixed("reason", self.reasons),
             **_prefixed("rule", self.rules),
@@ -141,8 +144,8 @@ def render_report(tally: SftRowsTally) -> str:
         "# Fine-tuning rows",
         f"{tally.num_rows:,} rows from {tally.num_read:,} trajectories, of which {tally.num_accepted:,} passed the "
         f"quality gate. {tally.num_tokens:,} tokens, {tally.num_target_tokens:,} of them targets ({share:.1%}), "
-        f"{tally.num_result_tokens:,} in results of tools. Repaired: {tally.num_repaired:,}. Without token ids: "
-        f"{tally.num_text_mode:,}.",
+        f"{tally.num_result_tokens:,} in results of tools, {tally.num_message_tokens:,} in messages of the environment "
+        f"and around turns. Repaired: {tally.num_repaired:,}. Without token ids: {tally.num_text_mode:,}.",
         "## Why trajectories were rejected",
         _table(
             ("reason", "first", "applies", "meaning"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,6 +15,10 @@ from treadle.environments.registry import AnyEnvironment
 class SftRowsOptions(Section):
     """Options that decide which trajectories become fine-tuning rows, and how."""
 
+    trajectories: Literal["pools", "rollouts"] | None = None
+    """Trajectories that rows are made from: those of `pools`, or `rollouts` of the policy (`pools.roles.policy.model`;
+    default: the first model) that `scores` finds right. None means `pools`, or `rollouts` if the tasks of the
+    environment have no gold answers."""
     cutoff_tokens: int = Field(default=10_000, ge=1)
     """Maximum length of a row in tokens, prompt included; a longer trajectory is rejected, never cut."""
     mask_results: bool = True

@@ -1,6 +1,6 @@
-"""Run the stage `sft_rows`: filter the trajectories of pools and write shuffled fine-tuning rows.
+"""Run the stage `sft_rows`: filter the trajectories of pools, or scored rollouts, and write shuffled fine-tuning rows.
 
-It reads the pools twice: first to apply the quality gate to every trajectory, then to write the selected ones. Rows are
+It reads them twice: first to apply the quality gate to every trajectory, then to write the selected ones. Rows are
 sorted through files, so memory does not grow with their texts and ids. Documented in docs/behaviour/sft_rows.md.
 """
 
@@ -28,13 +28,13 @@ from treadle.core.errors import ArtifactError, ConfigError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.schemas import SFT_REJECTIONS, SFT_ROWS
 from treadle.core.store.buckets import Buckets, bucket_count, draw
-from treadle.datagen.pools.quality import Candidate, num_tokens, reasons_against
+from treadle.datagen.pools.quality import Candidate, reasons_against
 from treadle.datagen.pools.repairs import repair_turn
-from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, id_columns, num_generated, result_spans
+from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, RowEncoder, Turns
 from treadle.datagen.sft_rows.report import ParentIndex, SftRowsTally, render_report
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
-from treadle.environments.opening import shown_messages
+from treadle.datagen.sft_rows.trajectories import Trajectories
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ REPAIRABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
 """Reasons that a repair may remove; it is tried only if no other reason applies."""
 
 _REJECTED = ("rollout_key", "question_key", "dataset", "domain", "operator", "round", "status", "calls_requested")
-_JUDGED = (*_REJECTED, "parents", "correct", "segments", "tool_calls")
+_JUDGED = (*_REJECTED, "truncated", "parents", "segments", "tool_calls")
 _DIGESTS = ("environment_digest", "tokenizer_digest")
 _COPIED = (
     "rollout_key",
@@ -68,10 +68,10 @@ class _Selected(NamedTuple):
 
     head: dict[str, Any]
     repaired: bool
-    assistant: str
+    first_messages: str
+    """JSON, if only the episode knows them; else empty."""
     prompt_digest: str
-    output_ids: list[int]
-    results: Sequence[Sequence[int]]
+    turns: Turns
 
 
 class _SftRowsRun:
@@ -82,23 +82,26 @@ class _SftRowsRun:
         self._context = context
         self._settings = settings
         self._options = settings.options
-        self._pools = context.inputs["pools"]
-        self._num_read = sum(table.num_rows for table in self._pools)
+        self._trajectories = Trajectories(context.inputs)
+        self._num_read = self._trajectories.num_rows
+        self._held_out = self._trajectories.held_out()
         self._environment_digests = settings.environment.digests()
         self._dialect = settings.environment.dialect
         # Only tags can be repaired.
         tags = self._dialect if isinstance(self._dialect, TagDialect) else None
         self._repaired_tags = tags if self._options.repair else None
-        self._tokenizer = tokenizer = _load_tokenizer(settings)
-        self._turn_end = tokenizer.turn_end_ids if tokenizer else ()
-        self._num_generated = num_generated(self._turn_end, tokenizer.eos_ids) if tokenizer else 0
+        self._tokenizer = _load_tokenizer(settings)
+        self._encoder = RowEncoder.of(self._tokenizer, mask_results=self._options.mask_results)
+        # Otherwise only the episode knows how it began, and its row says so.
+        self._rebuilds_prompts = settings.environment.first_messages(Task("", "")) is not None
         self._rejections: list[dict[str, Any]] = []
         self.tally = SftRowsTally()
 
     def run(self) -> None:
         """Run both passes, sort the rows and write the report."""
         if not self._num_read:
-            raise StageFailed("the pools have no trajectories; check the result of the stage `pools`")
+            kind = self._trajectories.kind
+            raise StageFailed(f"the {kind} have no trajectories; check the result of the stage `{kind}`")
         self._context.progress.start(2 * self._num_read, 0, "trajectories")
         decisions = self._select()
         num_rows = int((decisions.codes == ROW).sum())
@@ -138,17 +141,17 @@ class _SftRowsRun:
 
     def _judge_all(self, selection: TrajectorySelector) -> None:
         number = 0
-        for table in self._pools:
+        for batches in self._trajectories.judged_batches([*_JUDGED, *IdColumns.NAMES, *_DIGESTS]):
             parents = ParentIndex()
-            for batch in table.batches([*_JUDGED, *IdColumns.NAMES, *_DIGESTS]):
+            for batch in batches:
                 self._check_digests(batch)
                 ids = IdColumns(batch)
-                for index, row in enumerate(batch.select(_JUDGED).to_pylist()):
+                for index, row in enumerate(batch.select([*_JUDGED, "correct"]).to_pylist()):
                     candidate, reasons = self._judge(row, ids, index)
                     self.tally.count_judged(row, reasons, parents.of(row))
                     parents.remember(row)
                     if reasons:
-                        self._reject(row, reasons, num_tokens(candidate, len(self._turn_end)))
+                        self._reject(row, reasons, candidate.num_row_tokens)
                     else:
                         stratum = (row["dataset"], row["operator"], row["calls_requested"])
                         text = "".join([segment.text for segment in candidate.segments])
@@ -158,47 +161,47 @@ class _SftRowsRun:
 
     def _judge(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[Candidate, list[str]]:
         """Return the trajectory, repaired if that is enabled and possible, and its reasons for rejection."""
+        num_prompt, output, origins = ids.num_prompt(index), ids.output(index), ids.origins(index)
         candidate = Candidate(
             status=row["status"],
             correct=row["correct"],
             segments=_segments(row["segments"]),
             calls=[(call["tool"], call["status"]) for call in orjson.loads(row["tool_calls"])],
-            num_prompt_ids=ids.num_prompt(index),
-            num_output_ids=ids.num_output(index),
-            origins=ids.origins(index),
+            num_prompt_ids=num_prompt,
+            num_output_ids=len(output),
+            origins=origins,
+            num_row_tokens=self._encoder.num_tokens(num_prompt, output, origins),
+            truncated=row["truncated"],
+            held_out=row["question_key"] in self._held_out,
         )
         reasons = self._reasons(candidate)
         if self._repaired_tags is None or not reasons or not REPAIRABLE.issuperset(reasons):
             return candidate, reasons
-        repaired_turn = repair_turn(
-            candidate.segments, ids.output(index), candidate.origins, self._tokenizer, self._repaired_tags
-        )
+        repaired_turn = repair_turn(candidate.segments, output, origins, self._tokenizer, self._repaired_tags)
         if repaired_turn is None:
             return candidate, reasons
+        origins = bytes(repaired_turn.origins)
         other = replace(
             candidate,
             segments=repaired_turn.segments,
             num_output_ids=len(repaired_turn.ids),
-            origins=bytes(repaired_turn.origins),
+            origins=origins,
+            num_row_tokens=self._encoder.num_tokens(num_prompt, repaired_turn.ids, origins),
         )
         return other, self._reasons(other)
 
     def _reasons(self, candidate: Candidate) -> list[str]:
-        return reasons_against(
-            candidate,
-            cutoff_tokens=self._options.cutoff_tokens,
-            num_end_ids=len(self._turn_end),
-            dialect=self._dialect,
-        )
+        return reasons_against(candidate, cutoff_tokens=self._options.cutoff_tokens, dialect=self._dialect)
 
     def _check_digests(self, batch: pa.RecordBatch) -> None:
         """Raise StageFailed if trajectories were made in another environment or with another tokenizer."""
+        kind = self._trajectories.kind
         for digest in batch.column("environment_digest").unique().to_pylist():
             if digest not in self._environment_digests:
                 raise StageFailed(
                     f"trajectories were made in environment {digest[:12]}, but the configuration describes "
-                    f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run `pools` "
-                    "again, or restore the [environment] that it was run with"
+                    f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run "
+                    f"`{kind}` again, or restore the [environment] that it was run with"
                 )
         for digest in batch.column("tokenizer_digest").unique().to_pylist():
             if digest and self._tokenizer is None:
@@ -209,7 +212,7 @@ class _SftRowsRun:
             if digest and self._tokenizer is not None and digest != self._tokenizer.digest:
                 raise StageFailed(
                     f"trajectories were made with tokenizer {digest[:12]}, but the policy's in "
-                    f"{self._tokenizer.folder} is {self._tokenizer.digest[:12]}; set the tokenizer that `pools` used"
+                    f"{self._tokenizer.folder} is {self._tokenizer.digest[:12]}; set the tokenizer that `{kind}` used"
                 )
 
     # Second pass: put rows into buckets by position, then the questions, then write each bucket.
@@ -220,12 +223,10 @@ class _SftRowsRun:
         Returns the unique pairs of a question and a bucket that needs it.
         """
         questions, places = array("Q"), array("B")
-        columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), "text", *IdColumns.NAMES]
-        if self._repaired_tags is not None:
-            columns.append("segments")
+        columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), "first_messages", "segments", *IdColumns.NAMES]
         start = 0
-        for table in self._pools:
-            for batch in table.batches(columns):
+        for batches in self._trajectories.batches(columns):
+            for batch in batches:
                 ids = IdColumns(batch)
                 decided = list(decisions.between(start, start + batch.num_rows))
                 taken = batch.drop_columns([*IdColumns.NAMES]).take(
@@ -247,25 +248,21 @@ class _SftRowsRun:
         return np.unique(wanted)
 
     def _selected(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> _Selected:
-        text, output, origins, repaired = row["text"], ids.output(index), ids.origins(index), False
-        if self._repaired_tags is not None:
-            segments = _segments(row["segments"])
-            if format_faults(segments, self._repaired_tags):
-                repaired_turn = repair_turn(segments, output, origins, self._tokenizer, self._repaired_tags)
-                assert repaired_turn is not None
-                text, output, origins, repaired = (
-                    repaired_turn.text,
-                    repaired_turn.ids,
-                    bytes(repaired_turn.origins),
-                    True,
-                )
+        segments, output, origins = _segments(row["segments"]), ids.output(index), ids.origins(index)
+        repaired = self._repaired_tags is not None and bool(format_faults(segments, self._repaired_tags))
+        if self._repaired_tags is not None and repaired:
+            repaired_turn = repair_turn(segments, output, origins, self._tokenizer, self._repaired_tags)
+            assert repaired_turn is not None
+            segments, output, origins = repaired_turn.segments, repaired_turn.ids, bytes(repaired_turn.origins)
         head = {name: row[name] for name in _COPIED}
-        return _Selected(head, repaired, text, ids.prompt_digest(index), output, result_spans(origins))
+        turns = Turns.of(segments, output, origins)
+        first_messages = "" if self._rebuilds_prompts else row["first_messages"] or ""
+        return _Selected(head, repaired, first_messages, ids.prompt_digest(index), turns)
 
     def _leave_out(self, row: Mapping[str, Any], why: str, ids: IdColumns, index: int) -> None:
         self.tally.left_out[why] += 1
-        length = ids.num_output(index)
-        self._reject(row, [why], ids.num_prompt(index) + length + len(self._turn_end) if length else 0)
+        length = self._encoder.num_tokens(ids.num_prompt(index), ids.output(index), ids.origins(index))
+        self._reject(row, [why], length)
 
     def _spread_questions(self, wanted: np.ndarray, asked: Buckets) -> None:
         for table in self._context.inputs["questions"]:
@@ -281,12 +278,13 @@ class _SftRowsRun:
         chunk: list[dict[str, Any]] = []
         for index, lines in enumerate(buckets):
             questions = {row["question_key"]: row for row in map(orjson.loads, asked.lines(index))}
-            prompts: dict[str, Prompt] = {}
+            prompts: dict[tuple[str, str], Prompt] = {}
             for line in sorted(lines):
-                selected = _Selected(*orjson.loads(line[line.index(b" ") + 1 :]))
-                key = selected.head["question_key"]
+                head, repaired, first, digest, turns = orjson.loads(line[line.index(b" ") + 1 :])
+                selected = _Selected(head, repaired, first, digest, Turns(**turns))
+                key = (selected.head["question_key"], selected.first_messages)
                 if key not in prompts:
-                    prompts[key] = self._prompt(questions.get(key), key)
+                    prompts[key] = self._prompt(questions.get(key[0]), selected)
                 row = self._finished(selected, prompts[key])
                 self.tally.count_row(row)
                 chunk.append(row)
@@ -295,35 +293,33 @@ class _SftRowsRun:
                     chunk = []
         self._context.write(SFT_ROWS.kind, chunk)
 
-    def _prompt(self, question: Mapping[str, Any] | None, key: str) -> Prompt:
+    def _prompt(self, question: Mapping[str, Any] | None, selected: _Selected) -> Prompt:
+        """Return the prompt that the environment makes of the question, or else the one that the episode began with."""
+        key = selected.head["question_key"]
         if question is None:
             raise ArtifactError(
                 f"trajectories answer question {key}, which is not among the questions read; bind the questions that "
-                "the pools were made from"
+                f"the {self._trajectories.kind} were made from"
             )
-        return Prompt.of(shown_messages(self._settings.environment, Task.from_row(question)), self._tokenizer)
+        messages = self._settings.environment.first_messages(Task.from_row(question))
+        if messages is None and not selected.first_messages:
+            raise ArtifactError(f"trajectory {selected.head['rollout_key']} does not say with which messages it began")
+        return Prompt.of(messages or orjson.loads(selected.first_messages), self._tokenizer)
 
     def _finished(self, selected: _Selected, prompt: Prompt) -> dict[str, Any]:
         """Return the row; raise StageFailed if the rollout's prompt differs from the environment's."""
-        has_ids = bool(selected.output_ids)
-        if has_ids and selected.prompt_digest != prompt.digest:
+        turns = selected.turns
+        if turns.ids and selected.prompt_digest != prompt.digest:
             raise StageFailed(
                 f"the prompt of trajectory {selected.head['rollout_key']} has other token ids than that of its "
-                f"question {selected.head['question_key']} in this environment with this tokenizer; run `pools` again"
+                f"question {selected.head['question_key']} in this environment with this tokenizer; run "
+                f"`{self._trajectories.kind}` again"
             )
-        masked = selected.results if self._options.mask_results else ()
         return {
             **selected.head,
             "repaired": selected.repaired,
-            "system": prompt.system,
-            "user": prompt.user,
-            "assistant": selected.assistant,
-            "num_result_tokens": sum(stop - start for start, stop in selected.results),
-            **(
-                id_columns(prompt.ids, selected.output_ids, masked, self._turn_end, self._num_generated)
-                if has_ids
-                else id_columns((), (), (), (), 0)
-            ),
+            "messages": orjson.dumps([*prompt.messages, *turns.messages]).decode(),
+            **self._encoder.columns(prompt.ids, turns),
         }
 
     def _reject(self, row: Mapping[str, Any], reasons: Sequence[str], length: int) -> None:
@@ -371,9 +367,10 @@ def _line(place: int, selected: _Selected) -> bytes:
 
 SFT_ROWS_STAGE = Stage(
     name="sft_rows",
-    version=1,
+    version=2,
     settings=SftRowsSettings,
-    consumes={"pools": "pools", "questions": "questions"},
+    consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
+    optional=frozenset({"pools", "rollouts", "scores"}),
     produces=(SFT_ROWS, SFT_REJECTIONS),
     run=run_sft_rows,
 )

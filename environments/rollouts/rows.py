@@ -69,6 +69,7 @@ def row_of(
         "status": trajectory.status,
         "truncated": trajectory.truncated,
         "error": None,
+        "first_messages": _messages_json(trajectory.first_messages),
         "text": trajectory.text,
         "segments": orjson.dumps(trajectory.segments).decode(),
         "samples": [_sample_row(sample, trajectory) for sample in trajectory.samples],
@@ -137,6 +138,7 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         truncated=row["truncated"],
         turn_rewards=list(row["turn_rewards"]),
         outcome=None if row["outcome"] is None else Outcome(**orjson.loads(row["outcome"])),
+        first_messages=tuple(orjson.loads(row["first_messages"] or "[]")),
     )
 
 
@@ -149,6 +151,11 @@ def _sample_row(sample: Sample, trajectory: Trajectory) -> dict[str, Any]:
         "turn_starts": sample.turn_starts,
         "spans": spans_of(trajectory.segments) if sample.ids else [],
     }
+
+
+def _messages_json(messages: Sequence[Mapping[str, str]]) -> str | None:
+    kept = [{"role": message["role"], "content": message["content"]} for message in messages]
+    return orjson.dumps(kept).decode() if kept else None
 
 
 def _calls_json(calls: Sequence[CallRecord]) -> str:

@@ -135,6 +135,7 @@ class ImportRows:
             samples=[Sample(prompt_ids, transcript.ids.tolist(), list(transcript.origins))],
             calls=calls,
             num_turns=num_turns,
+            first_messages=tuple(messages),
         )
 
 

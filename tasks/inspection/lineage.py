@@ -160,7 +160,8 @@ def trace_back(run: Run, key: str) -> list[LineageStep]:
     if kind == "rollouts":
         found = _found(run, kind, whole, iteration)
         steps = [*_question_steps(run, found.question), *_rollout_steps(run, found)]
-        return [*steps, *_selections(run, found.question["question_key"], of_rollout=found)]
+        rows = _fine_tuning(run, whole, found.address.iteration)
+        return [*steps, *rows, *_selections(run, found.question["question_key"], of_rollout=found)]
     if kind == "pools":
         columns = ("rollout_key", "question_key")
         _, row = next(rows_with(run, "pools", "rollout_key", whole, columns))
@@ -226,6 +227,26 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
         steps.append(LineageStep(f"verdict by {found.score['scorer']}: {verdict}", {"score": found.score}))
     steps += [LineageStep(f"verdict not read: {problem}") for problem in found.score_errors]
     return steps
+
+
+def _fine_tuning(run: Run, key: str, iteration: int) -> list[LineageStep]:
+    """Return whether rows were made from a rollout: its row of `sft_rows`, or why it has none."""
+    rows = rows_with(run, "sft_rows", "rollout_key", key, ("rollout_key",), iteration=iteration)
+    rejections = rows_with(run, "sft_rejections", "rollout_key", key, ("rollout_key", "reasons"), iteration=iteration)
+    return [
+        *(
+            LineageStep(
+                f"fine-tuning row of {address}", {"row": key, "artifacts": _artifacts(run, "sft_rows", address)}
+            )
+            for address, _ in rows
+        ),
+        *(
+            LineageStep(
+                f"no fine-tuning row of {address}: {', '.join(row['reasons'])}", {"reasons": list(row["reasons"])}
+            )
+            for address, row in rejections
+        ),
+    ]
 
 
 def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None = None) -> list[LineageStep]:

@@ -15,8 +15,8 @@ def check_pools(address: Address, environment: EnvironmentSettings, operators: S
     traits, name = traits_of(environment), environment.type
     if not traits.has_answers:
         raise ConfigError(
-            f"{address}: pools judges answers, but the tasks of {name} have no gold answers; leave pools and sft_rows "
-            "out of flow.stages"
+            f"{address}: pools judges answers, but the tasks of {name} have no gold answers; leave pools out of "
+            "flow.stages: sft_rows is made from rollouts and scores"
         )
     if not traits.forks and (editing := [operator for operator in operators if operator != "rerollout"]):
         raise ConfigError(

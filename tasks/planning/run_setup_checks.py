@@ -18,6 +18,7 @@ from treadle.core.untrusted.secrets import refuse_secrets
 from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.planning.models import flow_models, pool_models, score_models
 from treadle.tasks.planning.phases import flow_phases, sampling_model
+from treadle.tasks.planning.row_sources import rolled_out_policy
 from treadle.web.config import WebSettings
 
 _CHECK_S = 30.0
@@ -138,7 +139,8 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
                     options = overridden(config, Address(1, "rollouts", name), config.rollouts)
                     check_sampling(AGENT, name, options.sampling, facts)
 
-    policies = flow_models(config)
+    rolled_out = rolled_out_policy(config, 1)
+    policies = tuple(dict.fromkeys((*flow_models(config), *((rolled_out,) if rolled_out else ()))))
     agents = policies if "rollouts" in config.flow.stages else ()
     measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
     used = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tables.sft_tables import sft_row, table_of
+from support.tables.sft_tables import as_messages, contents, sft_row, table_of
 from support.training import llamafactory_reads
 
 from treadle.core.engines.environments import engine_environ, install, python_of
@@ -19,8 +19,17 @@ GOLDEN = sorted((Path(__file__).parents[1] / "unit" / "golden").glob("sft-*.yaml
 HOSTILE = '"}]}\n{"instruction": "x"}\r\n=cmd()\u2028\x85\x1b[2J <|im_end|> ${HOME} \U0001f680 ' + "\\"
 ROWS = [
     sft_row("a"),
-    sft_row("b", system=HOSTILE, user=f"b {HOSTILE}", assistant=f"<think>{HOSTILE}</think>"),
-    sft_row("c", system=""),
+    sft_row(
+        "b",
+        messages=as_messages(("system", HOSTILE), ("user", f"b {HOSTILE}"), ("assistant", f"<think>{HOSTILE}</think>")),
+    ),
+    sft_row("c", messages=as_messages(("system", ""), ("user", "c?"), ("assistant", "c."))),
+    sft_row(
+        "d",
+        messages=as_messages(
+            ("system", "Guess."), ("user", "Which?"), ("assistant", "50"), ("user", HOSTILE), ("assistant", "62")
+        ),
+    ),
 ]
 
 
@@ -53,6 +62,5 @@ def test_every_written_key_exists_in_llamafactory(found: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_exported_rows_map_system_question_and_answer(found: dict[str, Any], name: str) -> None:
-    assert found[name] == [
-        {"system": row["system"], "user": [row["user"]], "assistant": [row["assistant"]]} for row in ROWS
-    ]
+    texts = [[text for _, text in contents(row)] for row in ROWS]
+    assert found[name] == [{"system": system, "user": earlier, "assistant": [last]} for system, *earlier, last in texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import math
 import random
@@ -27,6 +28,7 @@ from support.tables.pool_tables import (
     with_calls,
 )
 from support.tables.score_tables import question
+from support.tables.sft_tables import contents
 from tokenizers import Tokenizer
 
 from treadle.agent.call_cache import NullCache
@@ -80,7 +82,9 @@ def test_every_trajectory_is_a_row_or_a_rejection_with_its_reasons(tmp_path: Pat
         "calls.initial.0": 2, "calls.initial.1": 1, "calls.rows.0": 1, "calls.rows.2": 1,
     }  # fmt: skip
     assert "| hint_tail | 2 | 2 | 1 | 1 | 0.00 | 1.00 |" in " ".join(made.report.split())
-    assert "| unfinished | 1 | 1 | the rollout did not end with an answer |" in " ".join(made.report.split())
+    assert "| unfinished | 1 | 1 | the rollout did not end with its task, or was truncated |" in " ".join(
+        made.report.split()
+    )
 
 
 @pytest.mark.covers("flywheel-28")
@@ -131,7 +135,7 @@ def test_rows_without_ids_are_written_with_a_warning(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING):
         made = make_rows(tmp_path, QUESTIONS, [pool_row("a"), pool_row("b", "q2")])
     assert all(row["input_ids"] == row["labels"] == [] and row["num_tokens"] == 0 for row in made.rows)
-    assert all(row["user"] == f"question {row['question_key']}?" for row in made.rows)
+    assert all(contents(row)[1] == ("user", f"question {row['question_key']}?") for row in made.rows)
     assert made.metrics["text_mode_rows"] == 2
     assert len([one for one in caplog.records if "2 of 2 rows have no token ids" in one.getMessage()]) == 1
 
@@ -169,7 +173,7 @@ def test_repair_is_off_by_default(tmp_path: Path) -> None:
     rows = {row["rollout_key"]: row for row in made.rows}
     assert set(rows) == {"whole", "mended"}
     assert (rows["whole"]["repaired"], rows["mended"]["repaired"]) == (False, True)
-    assert rows["mended"]["assistant"] == "<think>So it is one.</think>" + ANSWER[1]
+    assert contents(rows["mended"])[-1] == ("assistant", "<think>So it is one.</think>" + ANSWER[1])
     assert made.metrics["repaired_rows"] == 1
 
 
@@ -268,7 +272,8 @@ def test_rows_start_as_their_question_format_says(tmp_path: Path, tokenizer: Cha
     row = pool_row_of("a", "q1", trajectory, tokenizer) | {"environment_digest": ENVIRONMENT.digest("assertion")}
     chosen = {"tokenizer": tokenizer.folder, "tokenizer_digest": tokenizer.digest}
     (made,) = make_rows(tmp_path, [asked], [row], **chosen).rows
-    assert made["system"] == ENVIRONMENT.system_text_of("assertion") != ENVIRONMENT.system_text
+    assert contents(made)[0] == ("system", ENVIRONMENT.system_text_of("assertion"))
+    assert ENVIRONMENT.system_text_of("assertion") != ENVIRONMENT.system_text
     with pytest.raises(StageFailed, match="other token ids"):
         make_rows(tmp_path / "b", [QUESTIONS[0]], [row], **chosen)
 
@@ -329,7 +334,7 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
         asked = ENVIRONMENT.first_messages(Task.from_row(questions[list(TURNS).index(number)]))
         assert prompt == tokenizer.prompt_ids(asked) == row["input_ids"][: len(prompt)]
         assert row["input_ids"] == [*prompt, *output, *end]
-        assert (row["system"], row["user"], row["assistant"]) == (*(one["content"] for one in asked), trajectory.text)
+        assert json.loads(row["messages"]) == [*asked, {"role": "assistant", "content": trajectory.text}]
 
         results = [segment for segment in trajectory.segments if segment.kind == "result"]
         assert len(results) == number
@@ -344,8 +349,8 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
             tokenizer.decode(end[:1])
         )
         assert plain[f"r{number}"]["labels"] == [-100] * len(prompt) + output + [end[0], -100]
-        counts = [row[f"num_{part}_tokens"] for part in ("prompt", "result", "target")]
-        assert counts == [len(prompt), len(masked), row["num_tokens"] - len(prompt) - len(masked) - 1]
+        counts = [row[f"num_{part}_tokens"] for part in ("prompt", "result", "message", "target")]
+        assert counts == [len(prompt), len(masked), 1, row["num_tokens"] - len(prompt) - len(masked) - 1]
         assert row["num_tokens"] == len(row["input_ids"])
     assert made.metrics["tokens"] == sum(row["num_tokens"] for row in made.rows)
     assert made.metrics["target_tokens"] == sum(row["num_target_tokens"] for row in made.rows)
@@ -368,12 +373,7 @@ def test_row_equals_the_conversation_rendered_by_the_model_template(
     trajectory, _ = played(asked, TURNS[number], tokenizer)
     pools = [pool_row_of("r", "q1", trajectory, tokenizer)]
     (row,) = make_rows(tmp_path, [asked], pools, tokenizer=tokenizer.folder).rows
-    messages = [
-        {"role": "system", "content": row["system"]},
-        {"role": "user", "content": row["user"]},
-        {"role": "assistant", "content": row["assistant"]},
-    ]
-    rendered = tokenizer.render(messages, open_turn=False)
+    rendered = tokenizer.render(json.loads(row["messages"]), open_turn=False)
     assert tokenizer.decode(row["input_ids"]) == rendered
     if number == 0:
         reference = Tokenizer.from_file(str(tokenizer.folder / "tokenizer.json"))
@@ -448,9 +448,10 @@ def test_repaired_row_has_the_ids_of_its_own_text(tmp_path: Path, tokenizer: Cha
     made = make_rows(tmp_path, QUESTIONS, pools, SftRowsOptions(repair=True), tokenizer=tokenizer.folder)
     (row,) = made.rows
     assert row["repaired"]
-    assert row["assistant"] == trajectory.text.replace("one", "one</think>")
+    said = contents(row)[-1][1]
+    assert said == trajectory.text.replace("one", "one</think>")
     output = row["input_ids"][row["num_prompt_tokens"] : -len(tokenizer.turn_end_ids)]
-    assert tokenizer.decode(output) == row["assistant"]
+    assert tokenizer.decode(output) == said
     call = next(segment for segment in trajectory.segments if segment.kind == "result")
     assert output[-(len(trajectory.samples[0].ids) - call.start) :] == trajectory.samples[0].ids[call.start :]
 
@@ -476,5 +477,5 @@ def test_selection_finds_its_trajectories_across_batches(tmp_path: Path) -> None
     ]
     made = make_rows(tmp_path, QUESTIONS, pools)
     expected = {f"r{index}": f"<think>{index}</think>{ANSWER[1]}" for index in range(1100) if index % 3}
-    assert {row["rollout_key"]: row["assistant"] for row in made.rows} == expected
+    assert {row["rollout_key"]: contents(row)[-1][1] for row in made.rows} == expected
     assert len(made.rejections) == 1100 - len(expected)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from support.rollouts.guess_desk import TOKENIZER, desk_of_the_guide, guess
-from support.runs.command_line import Desk
+from support.runs.command_line import Desk, Done
 from support.servers.scripted_server import RecordedRequest, Reply, served
 
 NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "2"))
@@ -114,3 +117,85 @@ def test_error_of_an_environment_leaves_its_rollout_pending(tmp_path: Path) -> N
         source.write_text(source.read_text().replace("guess == self.secret", "guess == self.sekret"))
         told = desk.treadle("run", "guess.toml", "--run", "guess", "--set", "rollouts.pending_retries=0")
     assert told.code == 1 and "sekret" in told.err and "Traceback" not in told.err.splitlines()[-1]
+
+
+CANARY = "canary-41c9d0"
+TRAINED = ("--set", 'flow.stages=["rollouts","scores","sft_rows"]')
+
+
+@pytest.fixture(scope="module")
+def trained_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Done]]:
+    """Yield a desk whose run `guess` has rows of its rollouts, by its type alone, and how it ended."""
+    with served(guess, codec=TOKENIZER) as server:
+        desk = desk_of_the_guide(tmp_path_factory.mktemp("rows") / "desk", server.url)
+        config = (desk.folder / "guess.toml").read_text()
+        config = config.replace('payload = ["secret"]', 'payload = ["secret", "note"], split_field = "split"')
+        (desk.folder / "guess.toml").write_text(config)
+        secrets = (32, 40, 62, 8, 63)  # 63 takes 6 turns by halving, whose reward is no success
+        task = {"question": "Guess my number.", "note": CANARY, "split": "train"}
+        rows = [{**task, "secret": number} for number in secrets]
+        held_out = {**task, "question": "Guess it.", "secret": 48, "split": "test"}
+        desk.write("tasks.jsonl", *rows, held_out)
+        plan = desk.treadle("run", "guess.toml", "--run", "guess", "--dry-run", *TRAINED).succeeded()
+        assert plan.out.index("1/scores@base") < plan.out.index("1/sft_rows")
+        yield desk, desk.treadle("run", "guess.toml", "--run", "guess", *TRAINED).succeeded()
+
+
+def test_successful_dialogues_become_rows_by_type_alone(trained_on: tuple[Desk, Done]) -> None:
+    desk, _ = trained_on
+    rollouts = {row["rollout_key"]: row for row in desk.rows("guess", "1/rollouts@base", "rollouts")}
+    scores = {row["rollout_key"]: row for row in desk.rows("guess", "1/scores@base", "scores")}
+    rows = {row["rollout_key"]: row for row in desk.rows("guess", "1/sft_rows", "sft_rows")}
+    rejections = {row["rollout_key"]: row["reasons"] for row in desk.rows("guess", "1/sft_rows", "sft_rejections")}
+    assert len(rollouts) == 6 and rows.keys() | rejections.keys() == rollouts.keys()
+    assert sorted(rejections.values()) == [["held_out"], ["wrong_answer"]]
+    assert all(scores[key]["correct"] for key in rows)
+    for key, row in rows.items():
+        (sample,) = rollouts[key]["samples"]
+        said = [segment["text"] for segment in json.loads(rollouts[key]["segments"]) if segment["kind"] == "text"]
+        messages = json.loads(row["messages"])
+        assert messages[0]["content"].startswith("I think of a number from 1 to 64.")
+        assert [one["content"] for one in messages if one["role"] == "assistant"] == said
+        labels = [label for label in row["labels"] if label != -100]
+        assert TOKENIZER.decode(labels) == "".join(f"{text}<|im_end|>" for text in said)
+        kept = row["input_ids"][row["num_prompt_tokens"] :]
+        assert kept == sample["ids"][: len(kept)] and row["input_ids"][-1] in TOKENIZER.eos_ids
+
+
+def test_commands_know_the_rows_of_rollouts(trained_on: tuple[Desk, Done]) -> None:
+    desk, _ = trained_on
+    again = desk.treadle("run", "guess.toml", "--run", "guess", "--dry-run", "--json", *TRAINED).succeeded()
+    assert set(again.json()["plan"].values()) == {"reuse"}
+    (row, *_) = desk.rows("guess", "1/sft_rows", "sft_rows")
+    (rejection, *_) = desk.rows("guess", "1/sft_rows", "sft_rejections")
+    told = desk.treadle("lineage", row["rollout_key"], "--run", "guess").succeeded().out
+    assert "fine-tuning row of 1/sft_rows" in told
+    told = desk.treadle("lineage", rejection["rollout_key"], "--run", "guess").succeeded().out
+    assert f"no fine-tuning row of 1/sft_rows: {rejection['reasons'][0]}" in told
+    assert "1/sft_rows" in desk.treadle("status", "--run", "guess").succeeded().out
+    desk.treadle("stage", "1/sft_rows", "--run", "guess", "--force").succeeded()
+    told = desk.treadle(
+        "run", "guess.toml", "--run", "b", "--set", "sft_rows.trajectories=pools", *TRAINED, "--dry-run"
+    )
+    assert told.code == 2 and "sft_rows.trajectories = pools" in told.err and "no gold answers" in told.err
+
+
+def test_payload_is_in_no_row_and_no_export(trained_on: tuple[Desk, Done]) -> None:
+    desk, done = trained_on
+    assert CANARY not in done.out + done.err
+    for name in ("sharegpt", "alpaca", "openai", "hf"):
+        desk.treadle("export", "sft_rows", "--run", "guess", "--format", name, "--out", f"out/{name}").succeeded()
+    desk.treadle("export", "dataset", "sft_rows", "--run", "guess", "--out", "out/rows").succeeded()
+    places = [path for path in desk.folder.rglob("*") if path.is_file() and path.name != "tasks.jsonl"]
+    tables = {path: pq.ParquetFile(path).read() for path in places if path.suffix == ".parquet"}
+    holders = {
+        (path.parent.parent.name, name)
+        for path, table in tables.items()
+        for name in table.column_names
+        if CANARY in repr(table[name].to_pylist())
+    }
+    assert holders == {("questions", "payload")}
+    assert not [path for path in places if path not in tables and CANARY.encode() in path.read_bytes()]
+    exported = [json.loads(line) for line in (desk.folder / "out/sharegpt/sharegpt.jsonl").read_text().splitlines()]
+    assert {turn["from"] for row in exported for turn in row["conversations"]} == {"human", "gpt"}
+    assert max(len(row["conversations"]) for row in exported) > 2

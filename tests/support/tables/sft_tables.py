@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,16 @@ from support.tables.score_tables import new_run, put_rows
 from treadle.core import schemas
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
+
+
+def as_messages(*pairs: tuple[str, str]) -> str:
+    """Return the column `messages` for pairs of role and content."""
+    return json.dumps([{"role": role, "content": content} for role, content in pairs])
+
+
+def contents(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the pairs of role and content of a row."""
+    return [(message["role"], message["content"]) for message in json.loads(row["messages"])]
 
 
 def sft_row(
@@ -29,14 +40,17 @@ def sft_row(
         "parents": [],
         "round": 0,
         "repaired": False,
-        "system": "Answer.",
-        "user": f"question {key}?",
-        "assistant": f"<think>{key}</think><answer>\\boxed{{1}}</answer>",
+        "messages": as_messages(
+            ("system", "Answer."),
+            ("user", f"question {key}?"),
+            ("assistant", f"<think>{key}</think><answer>\\boxed{{1}}</answer>"),
+        ),
         "input_ids": ids,
         "labels": labels,
         "num_tokens": len(ids),
         "num_prompt_tokens": prompt,
         "num_result_tokens": results,
+        "num_message_tokens": 0,
         "num_target_tokens": said,
         "calls_requested": 2,
         "calls_executed": 1,
@@ -50,7 +64,7 @@ def sft_row(
 
 TEXT_MODE: dict[str, Any] = {
     "input_ids": [], "labels": [], "num_tokens": 0, "num_prompt_tokens": 0, "num_result_tokens": 0,
-    "num_target_tokens": 0, "tokenizer_digest": "",
+    "num_message_tokens": 0, "num_target_tokens": 0, "tokenizer_digest": "",
 }  # fmt: skip
 """Columns of a row that was made in text mode."""
 

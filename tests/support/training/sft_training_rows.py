@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.schemas import SFT_ROWS
-from treadle.datagen.sft_rows.encoding import id_columns, num_generated
+from treadle.datagen.sft_rows.encoding import RowEncoder, Turns
 
 SYSTEM = "Think, use the tools, answer."
 TOWNS = ("Arlen", "Bovik", "Casta", "Dorrin", "Elmet", "Farrow", "Gisel", "Hadow")
@@ -28,8 +28,7 @@ def make_row(tokenizer: ChatTokenizer, index: int, num_results: int) -> dict[str
         spans.append((len(output), len(output) + len(result)))
         output += result
     output += tokenizer.encode(f"<think>Now I know.</think><answer>\\boxed{{{town[::-1].title()}}}</answer>")
-    turn_end = tokenizer.turn_end_ids
-    return id_columns(prompt, output, spans, turn_end, num_generated(turn_end, tokenizer.eos_ids))
+    return RowEncoder.of(tokenizer, mask_results=True).columns(prompt, Turns([], output, spans, spans))
 
 
 def make_rows(tokenizer: ChatTokenizer, number: int) -> list[dict[str, Any]]:

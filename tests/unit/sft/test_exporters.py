@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.tables.sft_tables import TEXT_MODE, run_with_rows, sft_row, table_of
+from support.tables.sft_tables import TEXT_MODE, as_messages, contents, run_with_rows, sft_row, table_of
 
 from treadle.cli.commands.export import ROW_FORMATS
 from treadle.cli.main import cli
@@ -19,11 +19,23 @@ from treadle.sft import exporters
 from treadle.sft.exporters import FORMATS, export_rows
 
 HOSTILE = '"}]}\n{"instruction": "x"}\r\n=cmd()\u2028\u0085\x1b[2J\x00 <|im_end|> ${HOME} \U0001f680 ' + "\\"
+HOSTILE_TURNS = as_messages(("system", HOSTILE), ("user", HOSTILE), ("assistant", HOSTILE))
+DIALOGUE = as_messages(
+    ("system", "Guess."),
+    ("user", "Which?"),
+    ("assistant", "I say 50"),
+    ("user", "Higher."),
+    ("assistant", HOSTILE),
+    ("user", "Lower."),
+    ("user", "Hurry."),
+    ("assistant", "I say 62"),
+)
 ROWS = [
     sft_row("a"),
-    sft_row("b", results=5, operator="hint_tail", system=HOSTILE, user=HOSTILE, assistant=HOSTILE, dataset=HOSTILE),
-    sft_row("c", system=""),
+    sft_row("b", results=5, operator="hint_tail", messages=HOSTILE_TURNS, dataset=HOSTILE),
+    sft_row("c", messages=as_messages(("user", "c?"), ("assistant", "c."))),
     sft_row("d", **TEXT_MODE),
+    sft_row("e", messages=DIALOGUE, dataset="guess"),
 ]
 
 
@@ -45,35 +57,59 @@ def side_car(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rows.jsonl").read_bytes().split(b"\n")[:-1]]
 
 
-def llamafactory_rows(folder: Path) -> Iterator[dict[str, str]]:
+def llamafactory_rows(folder: Path) -> Iterator[list[tuple[str, str]]]:
     """Yield the rows as LLaMA-Factory takes them apart by `dataset_info.json`: its columns and tags, by its names."""
     info = json.loads((folder / "dataset_info.json").read_text())["sft"]
     columns = info["columns"]
     for row in load(folder, "json", data_files=str(folder / info["file_name"])):
-        system = row[columns["system"]]
+        messages = [("system", row[columns["system"]])]
         if info["formatting"] == "alpaca":
-            yield {"system": system, "user": row[columns["prompt"]], "assistant": row[columns["response"]]}
-            continue
-        tags = info["tags"]
-        turns = {turn[tags["role_tag"]]: turn[tags["content_tag"]] for turn in row[columns["messages"]]}
-        yield {"system": system, "user": turns[tags["user_tag"]], "assistant": turns[tags["assistant_tag"]]}
+            last = [row[columns["prompt"]], row[columns["response"]]]
+            for asked, answer in [*row[columns["history"]], last]:
+                messages += [("user", asked), ("assistant", answer)]
+        else:
+            roles = {tag: name.removesuffix("_tag") for name, tag in info["tags"].items()}
+            turns = [
+                (turn[info["tags"]["role_tag"]], turn[info["tags"]["content_tag"]]) for turn in row["conversations"]
+            ]
+            messages += [(roles[role], text) for role, text in turns]
+        yield messages
+
+
+def alternating(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what LLaMA-Factory should find: a system message, then the two sides in turn."""
+    found = contents(row)
+    joined = [("system", "")] if found[0][0] != "system" else []
+    for role, text in found:
+        if joined and joined[-1][0] == role:
+            joined[-1] = (role, f"{joined[-1][1]}\n\n{text}")
+        else:
+            joined.append((role, text))
+    return joined
 
 
 @pytest.mark.covers("pareto-12")
 @pytest.mark.parametrize("name", ["sharegpt", "alpaca"])
-def test_llamafactory_finds_system_question_and_answer_in_their_columns(tmp_path: Path, name: str) -> None:
-    expected = [{part: row[part] for part in ("system", "user", "assistant")} for row in ROWS]
-    assert list(llamafactory_rows(exported(tmp_path, name))) == expected
+def test_llamafactory_finds_system_and_turns_in_their_columns(tmp_path: Path, name: str) -> None:
+    assert list(llamafactory_rows(exported(tmp_path, name))) == [alternating(row) for row in ROWS]
 
 
-def test_openai_messages_round_trip_and_an_empty_system_message_is_omitted(tmp_path: Path) -> None:
-    lines = (exported(tmp_path, "openai") / "openai.jsonl").read_bytes().split(b"\n")
-    assert lines.pop() == b"" and len(lines) == len(ROWS)
-    for line, row in zip(lines, ROWS, strict=True):
-        messages = json.loads(line)["messages"]
-        roles = [message["role"] for message in messages]
-        assert roles == (["system"] if row["system"] else []) + ["user", "assistant"]
-        assert [message["content"] for message in messages] == [row[role] for role in roles]
+def test_sharegpt_gives_messages_of_tools_the_tag_that_templates_know(tmp_path: Path) -> None:
+    turns = as_messages(("user", "Q"), ("assistant", "f()"), ("tool", "1"), ("tool", "2"), ("assistant", "3"))
+    few_shot = as_messages(("assistant", "Hi."), ("user", "Q"), ("tool", "1"), ("assistant", "A"))
+    folder = exported(tmp_path, "sharegpt", [sft_row("a", messages=turns), sft_row("b", messages=few_shot)])
+    tool, mixed = list(llamafactory_rows(folder))
+    assert tool[2:4] == [("assistant", "f()"), ("observation", "1\n\n2")]
+    assert mixed[1:] == [("user", ""), ("assistant", "Hi."), ("user", "Q\n\n1"), ("assistant", "A")]
+
+
+def test_openai_messages_round_trip_and_have_only_roles_that_its_api_takes(tmp_path: Path) -> None:
+    tool = sft_row("f", messages=as_messages(("user", "Q"), ("assistant", "f()"), ("tool", "1"), ("assistant", "3")))
+    lines = (exported(tmp_path, "openai", [*ROWS, tool]) / "openai.jsonl").read_bytes().split(b"\n")
+    assert lines.pop() == b"" and len(lines) == len(ROWS) + 1
+    for line, row in zip(lines, ROWS, strict=False):
+        assert json.loads(line) == {"messages": json.loads(row["messages"])}
+    assert [one["role"] for one in json.loads(lines[-1])["messages"]] == ["user", "assistant", "user", "assistant"]
 
 
 def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +118,8 @@ def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: p
     assert [row["input_ids"] for row in found] == [row["input_ids"] for row in ROWS]
     assert [row["labels"] for row in found] == [row["labels"] for row in ROWS]
     assert [row["attention_mask"] for row in found] == [[1] * row["num_tokens"] for row in ROWS]
-    assert [row["messages"][-1]["content"] for row in found] == [row["assistant"] for row in ROWS]
-    assert [row["tid"] for row in found] == ["a", "b", "c", "d"]
+    assert [row["messages"] for row in found] == [json.loads(row["messages"]) for row in ROWS]
+    assert [row["tid"] for row in found] == ["a", "b", "c", "d", "e"]
     assert FORMATS["hf"].limitations == ()
 
 
@@ -112,7 +148,7 @@ def test_sidecar_lists_row_sources_in_the_same_order(tmp_path: Path, name: str) 
         for row in ROWS
     ]
     about = json.loads((folder / "export.json").read_text())
-    assert (about["kind"], about["format"], about["num_rows"], about["num_text_mode"]) == ("sft_rows", name, 4, 1)
+    assert (about["kind"], about["format"], about["num_rows"], about["num_text_mode"]) == ("sft_rows", name, 5, 1)
     assert bool(about["limitations"]) == (name != "hf")
 
 
@@ -162,9 +198,9 @@ def test_export_command_writes_files_and_reports_what_is_lost(tmp_path: Path) ->
     done = CliRunner().invoke(cli, [*common, "--format", "sharegpt", "--out", str(tmp_path / "out"), "--json"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert (said["num_rows"], said["instance"], said["format"]) == (4, "1/sft_rows", "sharegpt")
+    assert (said["num_rows"], said["instance"], said["format"]) == (5, "1/sft_rows", "sharegpt")
     assert "sharegpt has no loss masks" in done.stderr
-    assert "1 of 4 rows have no token ids" in done.stderr
+    assert "1 of 5 rows have no token ids" in done.stderr
 
     wrong = CliRunner().invoke(
         cli, [*common, "--format", "hf", "--out", str(tmp_path / "x"), "--instance", "2/sft_rows"]

@@ -42,7 +42,8 @@ def train(run: Run, model: Path | str, checkpoint: tuple[Address, ...] = (), **o
 def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, base: Path) -> None:
     run = run_with_rows(tmp_path / "root", [sft_row("a"), sft_row("b")])
     with pytest.raises(
-        ConfigError, match="made with tokenizer t, but that of sft.model = .*; set it to the model of `pools`"
+        ConfigError,
+        match="made with tokenizer t, but that of sft.model = .*; set it to the model that made their trajectories",
     ):
         train(run, base)
 
@@ -108,7 +109,8 @@ def test_rows_with_another_tokenizer_than_the_hub_id_are_refused_before_a_step(
     engine = Engine(base, told="another")
     monkeypatch.setattr(stage, "fine_tune", engine)
     with pytest.raises(
-        ConfigError, match="but that of sft.model = org/name is another; set it to the model of `pools`"
+        ConfigError,
+        match="but that of sft.model = org/name is another; set it to the model that made their trajectories",
     ):
         train(own_rows(tmp_path / "root", base), "org/name")
     assert not engine.began

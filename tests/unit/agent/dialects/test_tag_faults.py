@@ -45,6 +45,27 @@ def test_well_formed_turns_have_no_faults(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("turns", "faults"),
+    [
+        (["<think>a</think>", r"<think>b</think><answer>\boxed{1}</answer>"], []),
+        (["<think>a</think>", r"b<answer>\boxed{1}</answer>"], ["order"]),
+        (["<think>a</think>", r"<answer>\boxed{1}</answer>"], ["order"]),
+        (
+            ["<think>a</think><search>q</search>", r"<think>b</think><answer>\boxed{1}</answer>"],
+            ["call_without_result"],
+        ),
+        (["<think>a</think>"], ["bad_end", "answer_count"]),
+    ],
+)
+def test_messages_of_a_dialogue_separate_turns(turns: list[str], faults: list[str]) -> None:
+    segments: list[Segment] = []
+    for turn in turns:
+        segments += segments_of(turn)
+        segments += [Segment("frame", "<|im_end|>", 0, 0), Segment("user", "</answer> Go on.", 0, 0)]
+    assert format_faults(segments, TOOL_DIALECT) == faults
+
+
+@pytest.mark.parametrize(
     ("text", "faults"),
     [
         (r"So: <think>a</think><answer>\boxed{1}</answer>", ["bad_start", "order"]),

@@ -25,7 +25,8 @@ from treadle.datagen.pools.repairs import repair_turn
 from treadle.datagen.sft_rows.selection import DECISIONS, TrajectorySelector, quotas, spread
 
 RIGHT = r"<think>a</think><search>q</search>{}<think>b</think><answer>\boxed{1}</answer>"
-ROOM = {"cutoff_tokens": 100, "num_end_ids": 2}
+ROOM = {"cutoff_tokens": 100}
+NUM_END_IDS = 2
 
 
 def text_segments(text: str, *results: str) -> list[Segment]:
@@ -60,6 +61,9 @@ def candidate(text: str = RIGHT, *results: str, **columns: Any) -> Candidate:
         (candidate(calls=[("search", "timeout")]), ["result_timeout"]),
         (candidate(calls=[("search", "error")]), ["result_error"]),
         (candidate(status="max_turns"), ["unfinished"]),
+        (candidate(status="finished"), []),
+        (candidate(status="finished", truncated=True), ["unfinished"]),
+        (candidate(held_out=True, correct=False), ["held_out", "wrong_answer"]),
         (candidate(status="length", correct=False), ["unfinished", "wrong_answer"]),
         (candidate("", status="failed", correct=None), ["failed"]),
     ],
@@ -78,16 +82,17 @@ def ids_of(one: Candidate, *, num_prompt_ids: int = 10) -> Candidate:
         segments.append(Segment(segment.kind, segment.text, position, end))
         origins += bytes([ORIGIN_SYSTEM if segment.kind == "result" else ORIGIN_SAMPLED]) * len(segment.text)
         position = end
-    return Candidate(one.status, one.correct, segments, one.calls, num_prompt_ids, position, origins)
+    length = num_prompt_ids + position + NUM_END_IDS
+    return Candidate(one.status, one.correct, segments, one.calls, num_prompt_ids, position, origins, length)
 
 
 @pytest.mark.covers("flywheel-28")
 def test_length_counts_prompt_turn_and_end_of_turn() -> None:
     one = ids_of(candidate())
-    length = 10 + one.num_output_ids + 2
-    assert reasons_against(one, cutoff_tokens=length, num_end_ids=2, dialect=TOOL_DIALECT) == []
-    assert reasons_against(one, cutoff_tokens=length - 1, num_end_ids=2, dialect=TOOL_DIALECT) == ["too_long"]
-    assert reasons_against(candidate(), cutoff_tokens=1, num_end_ids=2, dialect=TOOL_DIALECT) == []
+    length = 10 + one.num_output_ids + NUM_END_IDS
+    assert reasons_against(one, cutoff_tokens=length, dialect=TOOL_DIALECT) == []
+    assert reasons_against(one, cutoff_tokens=length - 1, dialect=TOOL_DIALECT) == ["too_long"]
+    assert reasons_against(candidate(), cutoff_tokens=1, dialect=TOOL_DIALECT) == []
 
 
 @pytest.mark.parametrize("change", ["origin_of_result", "origin_of_text", "short", "gap", "no_prompt"])
@@ -106,7 +111,7 @@ def test_ids_that_do_not_fit_the_segments_are_refused(change: str) -> None:
     else:
         prompt = 0
     changed = Candidate(one.status, one.correct, segments, one.calls, prompt, count, bytes(origins))
-    assert reasons_against(changed, cutoff_tokens=10_000, num_end_ids=2, dialect=TOOL_DIALECT) == ["ids_differ"]
+    assert reasons_against(changed, cutoff_tokens=10_000, dialect=TOOL_DIALECT) == ["ids_differ"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ def test_repair_leaves_other_spans_unchanged_id_for_id() -> None:
     one = Candidate("answered", True, repaired_turn.segments, [("search", "ok"), ("python", "ok")],
         5, len(repaired_turn.ids),
                     bytes(repaired_turn.origins))  # fmt: skip
-    assert reasons_against(one, cutoff_tokens=10_000, num_end_ids=2, dialect=TOOL_DIALECT) == []
+    assert reasons_against(one, cutoff_tokens=10_000, dialect=TOOL_DIALECT) == []
 
 
 def dealt(counts: list[int], limit: int) -> list[int]:

@@ -52,6 +52,7 @@ def test_rewards_and_outcome_of_the_environment_survive_a_row() -> None:
     samples = [Sample([1], [2], [1], [0]), Sample([1, 3], [2], [1], [0], training_prompt_ids=[1])]
     outcome = Outcome(0.5, True, {"speed": 0.25})
     made = Trajectory("finished", "t", [], samples, [], 2, turn_rewards=[None, 1.0], outcome=outcome, truncated=True)
+    made = dataclasses.replace(made, first_messages=({"role": "user", "content": "Who?"},))
     row = row_of(HEAD, made, "e", "t")
     assert (row["reward"], row["truncated"], orjson.loads(row["outcome"])["success"]) == (0.5, True, True)
     assert trajectory_of(row) == made
