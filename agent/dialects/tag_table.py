@@ -12,7 +12,7 @@ from treadle.agent.dialects.base import RESULT
 from treadle.core.answers.extraction import SYSTEM_KINDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tag:
     """Row of the tag table: its author, whether it calls a tool, and whether generation stops at its closing marker.
 
@@ -26,12 +26,12 @@ class Tag:
     stop: bool = False
     parameter: str = "input"
 
-    @property
+    @cached_property
     def opening(self) -> str:
         """Marker that begins a block."""
         return f"<{self.name}>"
 
-    @property
+    @cached_property
     def closing(self) -> str:
         """Marker that ends a block."""
         return f"</{self.name}>"
