@@ -61,7 +61,7 @@ def held(found: Any) -> list[Figure]:
     return [
         Figure(name="most requests at once", value=found["held_stage"]["on_the_wire"], unit="requests", at_least=4000),
         Figure(name="memory of a rollout", value=found["held_stage"]["kib_each"], unit="KiB", at_most=64.0),
-        Figure(name="memory of a dialogue", value=found["held_dialogue"]["kib_each"], unit="KiB", at_most=64.0),
+        Figure(name="memory of a dialogue", value=found["held_dialogue"]["held_kib_each"], unit="KiB", at_most=64.0),
         Figure(name="memory of a request of bare aiohttp", value=found["held_bare"]["kib_each"], unit="KiB"),
     ]
 

@@ -38,8 +38,9 @@ class FlowSettings(Section):
     """
     models: tuple[str, ...] = ()
     """Models that answer the questions, by their names under `models`. Each becomes `rollouts@<model>` and
-    `scores@<model>`, and the report compares them. Empty: all models in their order, except the summarizer, the judges
-    of scores, and models used only as a critic, refiner or judge in `pools`; if that leaves none, all models.
+    `scores@<model>`, and the report compares them. Empty: all models in their order, except the summarizer, models
+    that episodes ask, the judges of scores, and models used only as a critic, refiner or judge in `pools`; if that
+    leaves none, all models.
     """
     iterations: Operational[int] = Field(default=1, ge=1, le=100)
     """Number of iterations of the whole loop. Each one after the first starts from the last checkpoint of the previous

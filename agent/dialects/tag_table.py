@@ -92,7 +92,8 @@ class TagTable:
     def as_json(self) -> dict[str, object]:
         """Return the table as JSON-able data, for the environment's digest."""
         return {
-            "tags": [[tag.name, tag.author, tag.is_tool, tag.stop] for tag in self.tags],
+            "tags": [[tag.name, tag.author, tag.is_tool, tag.stop, tag.parameter] for tag in self.tags],
             "answer": self.answer,
             "successors": {name: list(after) for name, after in self.successors.items()},
+            "spaced": self.spaced,
         }

@@ -5,8 +5,9 @@
 
 - held: the stage `rollouts` with this many rollouts in flight against a server that takes `--delay` seconds for each of
   three turns, compared with bare aiohttp with the same bodies. The memory of a rollout is the peak resident memory
-  until the last one is finished, minus that of the same process with 8 in flight, divided by their number. The same
-  for dialogues with a stub partner. Target: at least 4,000 in flight, at most 64 KiB each.
+  until the last one is finished, minus that of the same process with 8 in flight, divided by their number. Target:
+  at least 4,000 in flight, at most 64 KiB each. The same for dialogues of three turns, whose private memory is also
+  measured while all wait for their partners and no request is on the wire. Target: at most 64 KiB each.
 - flat: the stage against the tutor without latency, with real search and journal, 8 rollouts per question; each ends
   after one request and one search. Measures resident memory during the stage, and the peak with the artifact written.
   The floor is the journal's index alone: it grows by design, with one entry per finished rollout. Target: nothing else
@@ -42,8 +43,10 @@ def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dic
 
 
 def held_dialogue(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dict[str, Any]:
-    """Measure the stage with this many dialogues in flight."""
-    return _held(folder, url, num_rollouts, in_flight, {"type": stub_partner.TYPE}, "finished")
+    """Measure the stage with this many dialogues in flight, which wait for each other in their last turn."""
+    stub_partner.HeldPartner.barrier = asyncio.Barrier(in_flight)
+    result = _held(folder, url, num_rollouts, in_flight, {"type": stub_partner.HELD_TYPE}, "finished")
+    return {**result, "held_kib": stub_partner.HeldPartner.held_kib}
 
 
 def _held(
@@ -120,6 +123,8 @@ def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 "on_the_wire": many["on_the_wire"],
                 "rollouts_per_s": round(options.in_flight / many["seconds"], 1),
             }
+            if "held_kib" in many:
+                figures[name]["held_kib_each"] = round((many["held_kib"] - few["held_kib"]) / options.in_flight, 1)
     return figures
 
 

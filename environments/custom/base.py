@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
+from treadle.agent.cached_units import asked_unit
+from treadle.agent.call_cache import CallCache, NullCache
 from treadle.agent.contract import Message, ModelTurn, Outcome, Resume, Task
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.free import FreeDialect
@@ -117,8 +118,8 @@ class Environment:
         number, self._num_asked = self._num_asked, self._num_asked + 1
         reply = await model.ask(
             messages,
-            cache=ScopedCache(self._cache, "ask"),
-            unit=f"{role}-{number}",
+            cache=self._cache,
+            unit=asked_unit(role, number),
             seed=derive_seed(self._seed, "ask", role, number),
             session=self.task.key,
             deadline=self._deadline,

@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from treadle.agent.cached_units import asked_role
 from treadle.agent.call_cache import CallCache, JournalCache
 from treadle.agent.contract import CallRecord, EpisodeOptions, Task
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest, unique_jobs
@@ -134,6 +135,9 @@ class RolloutsRun(JobStage[RolloutJob]):
             self._budget.count(self._settings.model, *policy_tokens)
             if self._settings.summarizer is not None:
                 self._budget.count(self._settings.summarizer, *summarizer_tokens)
+            for role, tokens in self._asked(job.key).items():
+                if role in self._settings.roles:
+                    self._budget.count(self._settings.roles[role].model, *tokens)
 
     def _used(self, key: str) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return prompt and sampled tokens of a rollout so far: those of its policy, and those of its summarizer."""
@@ -146,6 +150,18 @@ class RolloutsRun(JobStage[RolloutJob]):
         used = list(cached_usage(cache))
         answers = [one for one in used if isinstance(one, Completion)]
         return _tokens(answers), _tokens([one for one in used if isinstance(one, CallRecord)])
+
+    def _asked(self, key: str) -> dict[str, tuple[int, int]]:
+        """Return prompt and sampled tokens of the models that a rollout has asked so far, by role."""
+        if self._journal.is_finished(key):
+            return self._stored(key).get("asked", {})
+        asked: dict[str, tuple[int, int]] = {}
+        for unit in self._journal.units(key) if self._settings.roles else ():
+            role, value = asked_role(unit), self._journal.get(key, unit)
+            if role is not None and value is not None:
+                answer, (prompt, sampled) = Completion.from_json(value), asked.get(role, (0, 0))
+                asked[role] = prompt + answer.prompt_tokens, sampled + answer.completion_tokens
+        return asked
 
     async def _run_job(self, job: RolloutJob) -> None:
         loop = asyncio.get_running_loop()
@@ -173,7 +189,10 @@ class RolloutsRun(JobStage[RolloutJob]):
 
     def _finish(self, job: RolloutJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
         telemetry = telemetry_of(row["rollout_key"], self._context.attempt, seconds, trajectory)
-        self._journal.finish(job.key, orjson.dumps({"row": row, "telemetry": telemetry}))
+        record = {"row": row, "telemetry": telemetry}
+        if asked := self._asked(job.key):
+            record["asked"] = asked
+        self._journal.finish(job.key, orjson.dumps(record))
         self._statuses[trajectory.status] += 1
         self._tokens += trajectory.usage.completion_tokens
         rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)

@@ -23,6 +23,7 @@ def flow_models(config: TreadleConfig) -> tuple[str, ...]:
     roles = config.pools.roles
     helpers = {roles.critic.model, roles.refiner.model, roles.judge.model} - {roles.policy.model}
     helpers |= {config.environment.summarizer_name, config.scores.redundancy.model, *config.scores.judges.models}
+    helpers |= {role.model for role in config.environment.role_models.values()}
     models = config.flow.models or tuple(name for name in config.models if name not in helpers) or tuple(config.models)
     if not models:
         raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
