@@ -182,6 +182,7 @@ class Rollout:
         elif completion.finish_reason == "length":
             # The window or the budget truncated the turn, unless it reached `sampling.max_tokens`.
             ended = "length" if max_new_tokens >= self._engine.sampling.max_tokens else limit_status
+        del completion  # its ids are in the transcript, and thousands of reactions may be waited for at once
         return await self._react(ended, is_empty=not was_added)
 
     async def _generate(self, max_tokens: int) -> Completion:

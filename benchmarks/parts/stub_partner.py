@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from typing import ClassVar
 
 from benchmarks.parts.measuring import memory_kib
@@ -27,7 +28,7 @@ class HeldPartner(Partner):
 
     Attributes:
         barrier: Where they wait.
-        held_kib: Private memory of the process while all of them wait; its largest value.
+        held_kib: Private memory of the process while all of them wait, without free memory; its largest value.
     """
 
     barrier: ClassVar[asyncio.Barrier]
@@ -36,6 +37,8 @@ class HeldPartner(Partner):
     async def step(self, turn: ModelTurn) -> str | Done:
         """Wait in the last turn."""
         if turn.number == len(TURNS) - 1 and await self.barrier.wait() == 0:
+            # The buffers of the requests before are free by now, but the C library keeps them.
+            ctypes.CDLL(None).malloc_trim(0)
             HeldPartner.held_kib = max(self.held_kib, memory_kib("RssAnon"))
         return await super().step(turn)
 
