@@ -42,6 +42,12 @@ class Guess(Environment):
         return max(0.0, 1.0 - 0.1 * (len(rollout.turns) - 1)) if rollout.status == "finished" else 0.0
 
 
+class Asking(Guess):
+    """The same with a model in the role of a person."""
+
+    roles = ("human",)
+
+
 class Halving:
     """A model that finds the number; it reads the dialogue in its prompt, so it needs no state."""
 
