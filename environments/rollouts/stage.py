@@ -154,7 +154,8 @@ class RolloutsRun(JobStage[RolloutJob]):
     def _asked(self, key: str) -> dict[str, tuple[int, int]]:
         """Return prompt and sampled tokens of the models that a rollout has asked so far, by role."""
         if self._journal.is_finished(key):
-            return self._stored(key).get("asked", {})
+            stored: dict[str, tuple[int, int]] = self._stored(key).get("asked", {})
+            return stored
         asked: dict[str, tuple[int, int]] = {}
         for unit in self._journal.units(key) if self._settings.roles else ():
             role, value = asked_role(unit), self._journal.get(key, unit)
