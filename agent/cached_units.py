@@ -34,7 +34,7 @@ def asked_role(unit: str) -> str | None:
     return found[1] if found else None
 
 
-_ASKED = re.compile(r"(?:^|/)ask/(.+)-\d+$")
+_ASKED = re.compile(r"^(?:restart-\d+/)?ask/(.+)-\d+$")
 
 
 def cached_completions(cache: CallCache) -> Iterator[Completion]:
