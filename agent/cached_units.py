@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from treadle.agent.call_cache import CallCache
@@ -20,6 +21,20 @@ def answer_unit(turn: int) -> str:
 def call_unit(turn: int) -> str:
     """Return the name of the unit with the environment's reaction to a turn, counted from 0."""
     return f"tool-{turn}"
+
+
+def asked_unit(role: str, number: int) -> str:
+    """Return the name of the unit with the answer to an episode's question `number` (of any role) to a model."""
+    return f"ask/{role}-{number}"
+
+
+def asked_role(unit: str) -> str | None:
+    """Return the role whose answer a unit holds, also one from before a restart; None for other units."""
+    found = _ASKED.search(unit)
+    return found[1] if found else None
+
+
+_ASKED = re.compile(r"^(?:restart-\d+/)?ask/(.+)-\d+$")
 
 
 def cached_completions(cache: CallCache) -> Iterator[Completion]:

@@ -106,9 +106,10 @@ class Call:
     @property
     def text(self) -> str:
         """The argument as text: the value itself if it is the only one and a string, else all arguments as JSON."""
-        values = list(self.arguments.values())
-        if len(values) == 1 and isinstance(values[0], str):
-            return values[0]
+        if len(self.arguments) == 1:
+            (value,) = self.arguments.values()
+            if isinstance(value, str):
+                return value
         return orjson.dumps(self.arguments, option=orjson.OPT_SORT_KEYS).decode()
 
 

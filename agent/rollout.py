@@ -29,6 +29,7 @@ from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
 
 _ALLOCATIONS_PER_COLLECTION = 10_000
+_NO_OPTIONS = EpisodeOptions()
 
 
 @contextlib.contextmanager
@@ -92,15 +93,18 @@ class RolloutEngine(ModelBinding):
         History, seed and cache of `options` are filled in here.
         """
         tokenizer = self.codec or self.renderer
-        options = replace(
-            options or EpisodeOptions(),
-            history=prefix.calls if prefix else (),
-            seed=seed,
-            cache=cache,
-            added_tokens=tokenizer.added_tokens if tokenizer is not None else frozenset(),
+        given = options or _NO_OPTIONS
+        filled = EpisodeOptions(
+            prefix.calls if prefix else (),
+            given.hint,
+            given.additional_calls,
+            seed,
+            given.group_seed,
+            cache,
+            tokenizer.added_tokens if tokenizer is not None else frozenset(),
         )
-        initial = await episode.reset(task, options)
-        return Rollout(self, episode, initial.messages, options.hint, seed, deadline, cache, task.key, prefix)
+        initial = await episode.reset(task, filled)
+        return Rollout(self, episode, initial.messages, given.hint, seed, deadline, cache, task.key, prefix)
 
 
 class Rollout:
@@ -179,6 +183,7 @@ class Rollout:
         elif completion.finish_reason == "length":
             # The window or the budget truncated the turn, unless it reached `sampling.max_tokens`.
             ended = "length" if max_new_tokens >= self._engine.sampling.max_tokens else limit_status
+        del completion  # its ids are in the transcript, and thousands of reactions may be waited for at once
         return await self._react(ended, is_empty=not was_added)
 
     async def _generate(self, max_tokens: int) -> Completion:

@@ -51,6 +51,7 @@ def harness(found: Any) -> list[Figure]:
         Figure(name="engine: CPU per rollout", value=engine["cpu_ms"], unit="ms"),
         Figure(name="engine: CPU relative to bare aiohttp", value=engine["cpu_ratio"], at_most=5.0),
         Figure(name="engine: throughput relative to bare aiohttp", value=engine["rate_ratio"], at_least=0.85),
+        Figure(name="dialogue: CPU relative to engine", value=found["dialogue_ratio"], at_most=1.15),
         Figure(name="pool alone: CPU relative to bare aiohttp", value=pool["cpu_ratio"], at_most=2.0),
     ]
 
@@ -60,6 +61,7 @@ def held(found: Any) -> list[Figure]:
     return [
         Figure(name="most requests at once", value=found["held_stage"]["on_the_wire"], unit="requests", at_least=4000),
         Figure(name="memory of a rollout", value=found["held_stage"]["kib_each"], unit="KiB", at_most=64.0),
+        Figure(name="memory of a dialogue", value=found["held_dialogue"]["held_kib_each"], unit="KiB", at_most=64.0),
         Figure(name="memory of a request of bare aiohttp", value=found["held_bare"]["kib_each"], unit="KiB"),
     ]
 

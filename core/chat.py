@@ -188,7 +188,8 @@ class ChatTokenizer:
         there is none. If the model itself sampled that id, only the ids after it follow its turn. Raises the errors of
         `reply_text`.
         """
-        return self._rendered_ids(messages, self.reply_text), self._count_turn_end(_without_content(messages))
+        num_end = self._count_turn_end(_without_content(messages))
+        return self._rendered_ids(messages, self._reply_text), num_end
 
     def reply_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return what the template writes between two assistant turns if an environment writes `messages` there.
@@ -199,6 +200,9 @@ class ChatTokenizer:
         refuses or drops a message, and ValueError without messages.
         """
         self._count_turn_end(_without_content(messages))
+        return self._reply_text(messages)
+
+    def _reply_text(self, messages: Sequence[Mapping[str, str]]) -> str:
         return well_formed(text_after_turn(self, messages))
 
     def context_rewrites(self, roles: Sequence[str] = ("user", "tool")) -> dict[str, str]:
@@ -346,4 +350,4 @@ def byte_letters() -> list[str]:
 
 
 def _without_content(messages: Sequence[Mapping[str, str]]) -> tuple[tuple[tuple[str, str], ...], ...]:
-    return tuple(tuple(sorted(item for item in message.items() if item[0] != "content")) for message in messages)
+    return tuple([tuple(sorted([item for item in message.items() if item[0] != "content"])) for message in messages])

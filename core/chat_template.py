@@ -25,7 +25,10 @@ def compile_template(folder: Path, source: str) -> jinja2.Template:
     import jinja2
 
     try:
-        return _environment().from_string(source)
+        template = _environment().from_string(source)
+        # Each rendering copies the globals, and copying jinja2's chain of mappings takes longer than most templates.
+        template.globals = dict(template.globals)
+        return template
     except jinja2.TemplateError as error:
         raise ConfigError(f"chat template of {folder} is not valid: {error}") from error
 

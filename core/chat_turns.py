@@ -247,7 +247,7 @@ def _shown(text: str) -> str:
 
 def well_formed(text: str) -> str:
     """Return the text with U+FFFD for lone surrogates."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def unused_marker(messages: Messages) -> str:

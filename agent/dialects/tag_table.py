@@ -12,7 +12,7 @@ from treadle.agent.dialects.base import RESULT
 from treadle.core.answers.extraction import SYSTEM_KINDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tag:
     """Row of the tag table: its author, whether it calls a tool, and whether generation stops at its closing marker.
 
@@ -26,12 +26,12 @@ class Tag:
     stop: bool = False
     parameter: str = "input"
 
-    @property
+    @cached_property
     def opening(self) -> str:
         """Marker that begins a block."""
         return f"<{self.name}>"
 
-    @property
+    @cached_property
     def closing(self) -> str:
         """Marker that ends a block."""
         return f"</{self.name}>"
@@ -92,7 +92,8 @@ class TagTable:
     def as_json(self) -> dict[str, object]:
         """Return the table as JSON-able data, for the environment's digest."""
         return {
-            "tags": [[tag.name, tag.author, tag.is_tool, tag.stop] for tag in self.tags],
+            "tags": [[tag.name, tag.author, tag.is_tool, tag.stop, tag.parameter] for tag in self.tags],
             "answer": self.answer,
             "successors": {name: list(after) for name, after in self.successors.items()},
+            "spaced": self.spaced,
         }

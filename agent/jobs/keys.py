@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from treadle.core.config import Section, differing_keys, digest_json, semantic_dump
 from treadle.core.runs.stage import Rows
@@ -42,7 +42,10 @@ def shared_digest(settings: Section, inputs: Mapping[str, Sequence[Rows]]) -> st
     return digest_json([dumped, [table.digest for table in inputs.get("checkpoint", ())]])
 
 
-def unique_jobs(jobs: Iterable[QuestionJob]) -> Iterator[QuestionJob]:
+T_QuestionJob = TypeVar("T_QuestionJob", bound=QuestionJob)
+
+
+def unique_jobs(jobs: Iterable[T_QuestionJob]) -> Iterator[T_QuestionJob]:
     """Yield the jobs that are made: the first one of each key."""
     return (job for job in jobs if not job.is_copy)
 

@@ -7,16 +7,15 @@ control token, or spell the marker before the summary. See docs/behaviour/agent.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from treadle.agent.call_cache import NullCache
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.prompts import render_prompt, system_prompt, template_source
+from treadle.agent.role import RoleModel
 from treadle.agent.tools.outcome import CallContext
 from treadle.core.errors import ContextTooLong
-from treadle.core.llm.config import Sampling
-from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.untrusted.lookalikes import sub_first
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.web.pages.control_tokens import without_tokens
@@ -35,28 +34,6 @@ _SEARCH = TOOL_DIALECT.by_name["search"]
 _RESULT = TOOL_DIALECT.by_name["result"]
 
 
-class SummaryModel(Protocol):
-    """Interface of the model; `treadle.core.llm.pool.ModelPool` implements it."""
-
-    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """Return one completion of token ids."""
-        ...
-
-    async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
-    ) -> Completion:
-        """Return one answer to messages that the server renders."""
-        ...
-
-
-class PromptCodec(Protocol):
-    """Interface of the tokenizer; `treadle.core.chat.ChatTokenizer` implements it."""
-
-    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the ids of the prompt; control tokens spelled in a message stay text."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Result of a summary. If `text` is empty, `note` says why."""
@@ -68,22 +45,11 @@ class Summary:
 
 
 class Summarizer:
-    """Summarizer that uses one model. With `codec` None the server renders the messages."""
+    """Summarizer that uses one model."""
 
-    def __init__(
-        self,
-        model: SummaryModel,
-        sampling: Sampling,
-        *,
-        codec: PromptCodec | None = None,
-        max_model_len: int | None = None,
-        added_tokens: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, model: RoleModel, *, added_tokens: frozenset[str] = frozenset()) -> None:
         """Set up the model; no text from the web may spell one of `added_tokens`, those of its tokenizer, if known."""
         self._model = model
-        self._sampling = sampling
-        self._codec = codec
-        self._max_model_len = max_model_len
         self._added_tokens = added_tokens
 
     async def summarize(
@@ -99,14 +65,16 @@ class Summarizer:
             context = replace(context, log=tuple(map(self._without_tokens_in_result, context.log)))
         messages = summary_messages(query, documents, context)
         try:
-            completion = await self._ask(messages, context.seed, deadline)
+            # No session: these prompts share no prefix, so each goes to the least busy endpoint. The journal has the
+            # outcome of the search, so the summary alone is not cached.
+            reply = await self._model.ask(
+                messages, cache=NullCache(), unit="summary", seed=context.seed, session="", deadline=deadline
+            )
         except ContextTooLong:
-            completion = None
-        if completion is None:
             return Summary("", "not summarized: the prompt is longer than the summarizer's window")
-        text = extract_information(completion.text)
+        text = extract_information(reply.text)
         note = "" if text else "not summarized: the summarizer said nothing"
-        return Summary(text, note, completion.prompt_tokens, completion.completion_tokens)
+        return Summary(text, note, reply.prompt_tokens, reply.completion_tokens)
 
     def _without_tokens_in_result(self, entry: str) -> str:
         """Return a log entry with spellings of the model's added tokens broken up inside its result block."""
@@ -115,19 +83,6 @@ class Summarizer:
         if before.strip() or not closing:
             return entry
         return before + opening + without_tokens(inner, self._added_tokens) + closing + after
-
-    async def _ask(self, messages: Sequence[Mapping[str, str]], seed: int, deadline: float) -> Completion | None:
-        # No session: these prompts share no prefix, so each goes to the least busy endpoint.
-        if self._codec is None:
-            return await self._model.chat(messages, self._sampling, seed=seed, session="", deadline=deadline)
-        ids = self._codec.prompt_ids(messages)
-        max_tokens_left = self._sampling.max_tokens
-        if self._max_model_len is not None:
-            max_tokens_left = min(max_tokens_left, self._max_model_len - len(ids))
-        if max_tokens_left < 1:
-            return None
-        request = CompletionRequest(prompt=ids, max_tokens=max_tokens_left, sampling=self._sampling, stop=(), seed=seed)
-        return await self._model.complete(request, session="", deadline=deadline)
 
 
 def summarizer_prompt() -> list[str]:

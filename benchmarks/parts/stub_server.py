@@ -27,8 +27,8 @@ TURNS = (
     "<think>" + "The program printed the number that was asked for. " * 4 + "</think><answer>The number is "
     "\\boxed{2300}.</answer>",
 )
-TURN_START_ID = 257
-"""Id of `<|im_start|>` in the byte tokenizer."""
+TURN_START_ID, TURN_END_ID = 257, 258
+"""Ids of `<|im_start|>` and `<|im_end|>` in the byte tokenizer."""
 
 
 def ids_of(text: str) -> list[int]:
@@ -36,14 +36,19 @@ def ids_of(text: str) -> list[int]:
     return list(text.encode())
 
 
-def reply(turn: int, num_prompt: int, letter: str | None = None) -> bytes:
-    """Return one completion as the server sends it, cut after `letter` if the preflight tests stop strings."""
+def reply(turn: int, num_prompt: int, letter: str | None = None, *, has_stops: bool = True) -> bytes:
+    """Return one completion as the server sends it, cut after `letter` if the preflight tests stop strings.
+
+    Without stop strings, as in a dialogue, the model ends its turn itself.
+    """
     text = TURNS[turn]
     if letter is not None:
         text = text[: text.index(letter) + 1]
     stop = "</search>" if turn == 0 else "</python>" if turn == 1 else "</answer>"
-    choice = {"index": 0, "text": text, "token_ids": ids_of(text), "finish_reason": "stop", "stop_reason": stop}
-    usage = {"prompt_tokens": num_prompt, "completion_tokens": len(text), "total_tokens": num_prompt + len(text)}
+    ids = ids_of(text) if has_stops else [*ids_of(text), TURN_END_ID]
+    reason = stop if has_stops else None
+    choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": "stop", "stop_reason": reason}
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": len(ids), "total_tokens": num_prompt + len(ids)}
     return orjson.dumps(
         {"id": "stub", "object": "text_completion", "model": MODEL, "choices": [choice], "usage": usage}
     )
@@ -56,6 +61,8 @@ def _http(body: bytes) -> bytes:
 _ONE_LETTER = re.compile(rb'"stop":\["(\w)"\]')
 _MARK = orjson.dumps(ids_of("</result>"))[1:-1]
 _START = b",%d," % TURN_START_ID
+_OPENING = orjson.dumps([TURN_START_ID, *ids_of("assistant\n")])[1:-1]
+_STOPS = b'"stop":["'
 _MODELS = _http(orjson.dumps({"object": "list", "data": [{"id": MODEL, "max_model_len": 1 << 20}]}))
 
 
@@ -90,10 +97,13 @@ class Connection(asyncio.Protocol):
             self._needed = 0
 
     def _answer(self, request: bytes) -> None:
-        turn = min(request.count(_MARK, max(0, request.rfind(_START))), 2)
+        # Results within the last assistant's turn, and in a dialogue the turns before it.
+        num_before = max(0, request.count(_OPENING) - 1)
+        turn = min(request.count(_MARK, max(0, request.rfind(_START))) + num_before, 2)
         prompt = request[request.find(b"[") : request.find(b"]")]
         letter = _ONE_LETTER.search(request)
-        self._transport.write(_http(reply(turn, prompt.count(b",") + 1, letter[1].decode() if letter else None)))
+        found = letter[1].decode() if letter else None
+        self._transport.write(_http(reply(turn, prompt.count(b",") + 1, found, has_stops=_STOPS in request)))
 
 
 async def serve(delay_s: float) -> None:

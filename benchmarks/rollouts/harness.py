@@ -3,16 +3,17 @@
     python -m benchmarks.rollouts.harness [--rollouts 4096] [--in-flight 256] [--delay 0.2] [--repeat 3]
 
 A rollout is three model calls of `--delay` seconds with two stub tool calls in between; each call sends about 2,800
-token ids and receives 300. Four clients, each in a process of its own:
+token ids and receives 300. Five clients, each in a process of its own:
 
 - bare: one aiohttp session posts the prepared bodies and parses the responses with orjson. The floor.
 - pool: `ModelPool.complete` with the same prompts. Target: at most 2 times bare's CPU.
 - engine: the stage `rollouts` until its last rollout is finished: prompts, protocol, ledger, journal, pool.
+- dialogue: the same stage with as many model calls and tokens, but a stub partner who replies between the turns.
 - whole: engine, plus starting the stage, sorting, schema checks and the committed artifact. `scores` is listed
   separately.
 
-Targets: engine at most 5 times bare's CPU, at least 0.85 of its throughput. Both need an otherwise idle machine: the
-engine fills most of one core, and the stub server part of another.
+Targets: engine at most 5 times bare's CPU, at least 0.85 of its throughput; dialogue at most 1.15 times engine's CPU.
+They need an otherwise idle machine: the engine fills most of one core, and the stub server part of another.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from benchmarks.parts import stub_server, stub_tools
+from benchmarks.parts import stub_partner, stub_server, stub_tools
 from benchmarks.parts.measuring import this_module
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
@@ -48,7 +49,7 @@ from treadle.environments.question.settings import QuestionSettings
 
 QUESTION = "How many metres is twice the height of the tower of Vessoria, plus the year of its completion? ({number})"
 STOPS = ("</search>", "</python>", "</answer>")
-MODES = ("bare", "pool", "engine")
+MODES = ("bare", "pool", "engine", "dialogue")
 
 
 class CpuMeter:
@@ -140,8 +141,10 @@ class LoopTimes:
             self.cpu, self.wall = self.meter.read()
 
 
-def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dict[str, float]:
-    """Measure the stages `rollouts` and `scores`, executed as in a run, with stub tools."""
+def run_engine(
+    url: str, num_rollouts: int, in_flight: int, folder: Path, *, dialogue: bool = False
+) -> dict[str, float]:
+    """Measure the stages `rollouts` and `scores`, executed as in a run, with stub tools or with a stub partner."""
     from treadle.core.runs.address import Address
     from treadle.core.runs.execute import execute
     from treadle.core.runs.run import Run
@@ -183,18 +186,27 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
         "endpoints": [{"url": url}],
         "max_in_flight": 100_000,
     }
+    environment = {"type": stub_partner.TYPE} if dialogue else {}
     settings = load_config(
         RolloutsSettings,
-        data={"model_name": "base", "model": model, "options": {"max_concurrent": in_flight}},
+        data={
+            "model_name": "base",
+            "model": model,
+            "environment": environment,
+            "options": {"max_concurrent": in_flight},
+        },
     )
     instance = Instance(address=made, stage=ROLLOUTS, settings=settings, inputs={"questions": (questions,)})
     times, meter = LoopTimes(), CpuMeter()
     record = execute(instance, run, progress=times)
     whole_cpu, whole_wall = meter.read()
-    assert record.metrics["status_answered"] == num_rollouts and record.metrics["calls_executed"] == 2 * num_rollouts
+    expected = {"status_finished": num_rollouts} if dialogue else {"status_answered": num_rollouts}
+    expected |= {"num_turns": 3 * num_rollouts, "calls_executed": 0 if dialogue else 2 * num_rollouts}
+    assert expected.items() <= record.metrics.items(), record.metrics
     meter.start()
     inputs = {"questions": (questions,), "rollouts": (made,)}
-    execute(Instance(address=scored, stage=SCORES, settings=ScoresSettings(), inputs=inputs), run)
+    scores = load_config(ScoresSettings, data={"environment": environment} if dialogue else {})
+    execute(Instance(address=scored, stage=SCORES, settings=scores, inputs=inputs), run)
     return {
         "cpu": times.cpu,
         "wall": times.wall,
@@ -208,8 +220,8 @@ def run_mode(mode: str, url: str, num_rollouts: int, in_flight: int) -> dict[str
     """Measure one client in this process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if mode == "engine":
-            result = run_engine(url, num_rollouts, in_flight, folder)
+        if mode in ("engine", "dialogue"):
+            result = run_engine(url, num_rollouts, in_flight, folder, dialogue=mode == "dialogue")
         else:
             client = run_bare if mode == "bare" else run_pool
             result = asyncio.run(client(url, num_rollouts, in_flight, prepared_requests(folder / "tokenizer")))
@@ -242,6 +254,14 @@ def ratios(results: dict[str, list[dict[str, float]]], num_rollouts: int) -> dic
     }
 
 
+def dialogue_ratio(results: dict[str, list[dict[str, float]]]) -> float | None:
+    """Return the median of the dialogue's CPU relative to that of the engine with tools in the same round."""
+    if not {"dialogue", "engine"} <= results.keys():
+        return None
+    pairs = zip(results["dialogue"], results["engine"], strict=True)
+    return statistics.median(dialogue["cpu"] / engine["cpu"] for dialogue, engine in pairs)
+
+
 def report(results: dict[str, list[dict[str, float]]], num_rollouts: int) -> None:
     """Print medians and ratios to the floor of the same round."""
     print(f"{'':8} {'CPU ms/rollout':>15} {'x bare':>8} {'rollouts/s':>11} {'x bare':>8} {'peak MiB':>9}")
@@ -263,6 +283,8 @@ def report(results: dict[str, list[dict[str, float]]], num_rollouts: int) -> Non
         row("whole", "engine", "whole_cpu", "whole_wall")
         scores = statistics.median(1e3 * one["scores_cpu"] / num_rollouts for one in results["engine"])
         print(f"scores: {scores:.2f} CPU ms per rollout")
+    if (ratio := dialogue_ratio(results)) is not None:
+        print(f"dialogue: {ratio:.2f} times engine's CPU")
 
 
 def main() -> None:
@@ -288,7 +310,7 @@ def main() -> None:
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 measured.append(json.loads(done.stdout.splitlines()[-1]))
     if options.json:
-        print(json.dumps(ratios(results, options.rollouts)))
+        print(json.dumps({**ratios(results, options.rollouts), "dialogue_ratio": dialogue_ratio(results)}))
         return
     conditions = f"{options.in_flight} in flight, {options.delay:g} s per call, {os.cpu_count()} CPUs"
     print(f"{options.rollouts} rollouts, {conditions}, load {os.getloadavg()[0]:.1f}")

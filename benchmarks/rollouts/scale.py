@@ -5,8 +5,9 @@
 
 - held: the stage `rollouts` with this many rollouts in flight against a server that takes `--delay` seconds for each of
   three turns, compared with bare aiohttp with the same bodies. The memory of a rollout is the peak resident memory
-  until the last one is finished, minus that of the same process with 8 in flight, divided by their number.
-  Target: at least 4,000 in flight, at most 64 KiB each.
+  until the last one is finished, minus that of the same process with 8 in flight, divided by their number. Target:
+  at least 4,000 in flight, at most 64 KiB each. The same for dialogues of three turns, whose private memory is also
+  measured while all wait for their partners and no request is on the wire. Target: at most 64 KiB each.
 - flat: the stage against the tutor without latency, with real search and journal, 8 rollouts per question; each ends
   after one request and one search. Measures resident memory during the stage, and the peak with the artifact written.
   The floor is the journal's index alone: it grows by design, with one entry per finished rollout. Target: nothing else
@@ -22,7 +23,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts import stub_server, stub_tools
+from benchmarks.parts import stub_partner, stub_server, stub_tools
 from benchmarks.parts.measuring import KIB, MemoryTimes, measure, memory_kib, run_command
 from benchmarks.parts.scale_runs import SAMPLES, make_run, rollouts_instance, tutor, world_of
 from benchmarks.rollouts import harness
@@ -38,6 +39,19 @@ FEW_ROLLOUTS = 8
 
 def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dict[str, Any]:
     """Measure the stage with this many rollouts in flight."""
+    return _held(folder, url, num_rollouts, in_flight, {}, "answered")
+
+
+def held_dialogue(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dict[str, Any]:
+    """Measure the stage with this many dialogues in flight, which wait for each other in their last turn."""
+    stub_partner.HeldPartner.barrier = asyncio.Barrier(in_flight)
+    result = _held(folder, url, num_rollouts, in_flight, {"type": stub_partner.HELD_TYPE}, "finished")
+    return {**result, "held_kib": stub_partner.HeldPartner.held_kib}
+
+
+def _held(
+    folder: Path, url: str, num_rollouts: int, in_flight: int, environment: dict[str, Any], status: str
+) -> dict[str, Any]:
     pools: list[ModelPool] = []
 
     class CountingPool(ModelPool):
@@ -50,9 +64,9 @@ def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dic
     run = make_run(folder, [harness.QUESTION.format(number=0)], num_rollouts)
     times = MemoryTimes(num_rollouts)
     tokenizer = write_byte_tokenizer(folder / "tokenizer")
-    instance = rollouts_instance(tokenizer, url, stub_server.MODEL, {}, max_concurrent=in_flight)
+    instance = rollouts_instance(tokenizer, url, stub_server.MODEL, environment, max_concurrent=in_flight)
     record = execute(instance, run, progress=times)
-    assert record.metrics["status_answered"] == num_rollouts
+    assert record.metrics[f"status_{status}"] == num_rollouts
     in_flight_seen = pools[0].stats.peak_in_flight
     return {"peak_kib": times.peak_kib, "seconds": times.seconds, "on_the_wire": in_flight_seen}
 
@@ -98,7 +112,7 @@ def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure memory of rollouts in flight."""
     figures: dict[str, Any] = {"in_flight": options.in_flight, "delay_s": options.delay}
     with harness.stub(options.delay) as url:
-        for name in ("held_bare", "held_stage"):
+        for name in ("held_bare", "held_stage", "held_dialogue"):
             few = measure(name, folder / f"{name}-few", url, 2 * FEW_ROLLOUTS, FEW_ROLLOUTS)
             many = measure(name, folder / f"{name}-many", url, options.in_flight, options.in_flight)
             grown = many["peak_kib"] - few["peak_kib"]
@@ -109,6 +123,8 @@ def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 "on_the_wire": many["on_the_wire"],
                 "rollouts_per_s": round(options.in_flight / many["seconds"], 1),
             }
+            if "held_kib" in many:
+                figures[name]["held_kib_each"] = round((many["held_kib"] - few["held_kib"]) / options.in_flight, 1)
     return figures
 
 
@@ -147,7 +163,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=8000)
     run_command(
         parser,
-        (held_stage, held_bare, flat_stage, journal_index),
+        (held_stage, held_dialogue, held_bare, flat_stage, journal_index),
         lambda folder, options: COMMANDS[options.command](folder, options),
     )
 

@@ -123,6 +123,10 @@ class Journal:
         place = self._units.get(owner, {}).get(unit)
         return None if place is None else self._read(place)
 
+    def units(self, owner: str) -> list[str]:
+        """Return the names of an owner's recorded units; none if the owner is finished."""
+        return list(self._units.get(owner, ()))
+
     def finished(self, owner: str) -> bytes:
         """Read the final row of an owner (a rollout key) from disk; raise KeyError if it is not finished."""
         return self._read(self._finished[owner])

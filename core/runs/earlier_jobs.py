@@ -132,6 +132,9 @@ class _ReusingJournal:
     def get(self, owner: str, unit: str) -> bytes | None:
         return self._journal.get(owner, unit)
 
+    def units(self, owner: str) -> list[str]:
+        return self._journal.units(owner)
+
     def append(self, owner: str, unit: str, value: bytes) -> None:
         self._journal.append(owner, unit, value)
 

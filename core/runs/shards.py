@@ -239,6 +239,9 @@ class _AllShards:
     def get(self, owner: str, unit: str) -> bytes | None:
         return self._of(owner).get(owner, unit)
 
+    def units(self, owner: str) -> list[str]:
+        return self._of(owner).units(owner)
+
     def finished(self, owner: str) -> bytes:
         return self._of(owner).finished(owner)
 

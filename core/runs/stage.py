@@ -58,6 +58,10 @@ class JournalView(Protocol):
         """Return the value of one unit, or None if it is pending."""
         ...
 
+    def units(self, owner: str) -> list[str]:
+        """Return the names of an owner's units."""
+        ...
+
     def append(self, owner: str, unit: str, value: bytes) -> None:
         """Record one finished unit (an LLM answer, a tool outcome); the record survives SIGKILL once this returns."""
         ...

@@ -5,13 +5,15 @@ See docs/guides/environments.md. All that a class needs is in `treadle.api`.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
+from treadle.agent.cached_units import asked_unit
+from treadle.agent.call_cache import CallCache, NullCache
 from treadle.agent.contract import Message, ModelTurn, Outcome, Resume, Task
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.free import FreeDialect
@@ -52,8 +54,6 @@ class Environment:
         system: System message; empty for none.
         roles: Names of models under `models` that episodes may `ask`.
         task: The task, with its hidden payload and answers.
-        rng: Random numbers of this rollout; seeded by run, task and sample.
-        group_rng: Random numbers that are the same in all rollouts of a task.
         shared: What `open_shared` yields.
     """
 
@@ -63,9 +63,18 @@ class Environment:
     system: ClassVar[str] = ""
     roles: ClassVar[tuple[str, ...]] = ()
     task: ClassVar[Task]
-    rng: ClassVar[random.Random]
-    group_rng: ClassVar[random.Random]
     shared: ClassVar[Any] = None
+
+    # Made when it is first used: a generator takes 2.5 KiB, and thousands of rollouts are held at once.
+    @functools.cached_property
+    def rng(self) -> random.Random:
+        """Random numbers of this rollout; seeded by run, task and sample."""
+        return random.Random(derive_seed(self._seed, "environment"))
+
+    @functools.cached_property
+    def group_rng(self) -> random.Random:
+        """Random numbers that are the same in all rollouts of a task."""
+        return random.Random(derive_seed(self._group_seed, "environment"))
 
     async def reset(self, task: Task) -> str | Sequence[Mapping[str, str]]:
         """Return the first user message, or all messages before the model's first turn."""
@@ -109,8 +118,8 @@ class Environment:
         number, self._num_asked = self._num_asked, self._num_asked + 1
         reply = await model.ask(
             messages,
-            cache=ScopedCache(self._cache, "ask"),
-            unit=f"{role}-{number}",
+            cache=self._cache,
+            unit=asked_unit(role, number),
             seed=derive_seed(self._seed, "ask", role, number),
             session=self.task.key,
             deadline=self._deadline,
@@ -122,15 +131,10 @@ class Environment:
         names = type(settings).model_fields.keys() - EnvironmentSettings.model_fields.keys()
         for name in names:
             setattr(self, name, getattr(settings, name))
-        given = {
-            "task": task,
-            "shared": shared,
-            "rng": random.Random(derive_seed(seed, "environment")),
-            "group_rng": random.Random(derive_seed(group_seed, "environment")),
-        }
-        for name, value in given.items():
+        for name, value in (("task", task), ("shared", shared)):
             setattr(self, name, value)
         self._seed = seed
+        self._group_seed = group_seed
 
     def connect(self, cache: CallCache, models: Mapping[str, RoleModel]) -> None:
         """Set what `ask` needs."""
@@ -142,6 +146,7 @@ class Environment:
     _num_asked: int = 0
     _deadline: float = float("inf")
     _seed: int = 0
+    _group_seed: int = 0
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.agent.contract import (
@@ -18,6 +19,7 @@ from treadle.agent.contract import (
     Task,
 )
 from treadle.agent.role import RoleModel
+from treadle.core.chat_turns import well_formed
 from treadle.core.errors import DeadlineExceeded
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
@@ -42,9 +44,9 @@ class CustomEpisode:
         environment.connect(options.cache, self._models)
         first = await environment.reset(task)
         if not isinstance(first, str):
-            return InitialState([dict(message) for message in first])
+            return InitialState([{key: well_formed(value) for key, value in message.items()} for message in first])
         system = [{"role": "system", "content": environment.system}] if environment.system else []
-        return InitialState([*system, {"role": "user", "content": first}])
+        return InitialState([*system, {"role": "user", "content": well_formed(first)}])
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Let the instance react; a turn that the server withheld ends the rollout.
@@ -62,7 +64,7 @@ class CustomEpisode:
             if work_clock().time() < context.deadline:
                 raise
             raise DeadlineExceeded(f"{name}.step did not react before the rollout's time limit") from error
-        return _observation(reaction, name)
+        return _storable(_observation(reaction, name))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Act the turn again and compare; raise EpisodeDiverged for another reaction, or if the class restarts."""
@@ -85,6 +87,12 @@ class CustomEpisode:
 def as_outcome(value: Outcome | float | None) -> Outcome | None:
     """Return a number as the reward of an outcome."""
     return Outcome(reward=float(value)) if isinstance(value, (int, float)) else value
+
+
+def _storable(observation: Observation) -> Observation:
+    """Replace lone surrogates in messages, which can be neither sent nor stored, with U+FFFD."""
+    messages = tuple([Message(well_formed(one.text), one.role, one.call) for one in observation.messages])
+    return observation if messages == observation.messages else replace(observation, messages=messages)
 
 
 def _observation(reaction: Any, name: str) -> Observation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from treadle.agent.contract import EpisodeOptions, Outcome, Task
 from treadle.agent.role import RoleModel
+from treadle.core.errors import ToolError
 from treadle.environments.custom.base import Environment
 from treadle.environments.custom.episode import CustomEpisode, as_outcome
 from treadle.environments.custom.settings_class import settings_class
@@ -67,7 +69,17 @@ class CustomType:
         return {}
 
     async def score(self, settings: EnvironmentSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
-        """Let a new instance score a rollout."""
+        """Let a new instance score a rollout; raise ToolError if it takes longer than a rollout may."""
         instance = self._environment()
         instance.prepare(task, settings, None, 0, 0)
-        return as_outcome(await instance.score(task, rollout))
+        limit_s = settings.rollout_time_s
+        scope = asyncio.timeout(limit_s)
+        try:
+            async with scope:
+                return as_outcome(await instance.score(task, rollout))
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise ToolError(
+                f"{self.name}.score did not return within environment.rollout_time_s = {limit_s:g} s"
+            ) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from treadle.agent.contract import EpisodeOptions, Outcome, Task
 from treadle.agent.model_sessions import ModelSession, check_sampling
+from treadle.agent.role import RoleModel
 from treadle.agent.tools.outcome import Tool
 from treadle.agent.tools.summarizer import Summarizer
 from treadle.core.errors import ConfigError
@@ -82,10 +83,13 @@ def _summarizer(settings: QuestionSettings, session: ModelSession | None) -> Sum
             f"environment.search.summarizer names {settings.summarizer}, but the stage was given no such model"
         )
     check_sampling("summarizer", session.name, settings.search.summarizer_sampling, session.facts)
-    return Summarizer(
+    # Without a codec the server renders the messages, so there is no renderer.
+    model = RoleModel(
+        "summarizer",
+        session.name,
         session.meter,
         settings.search.summarizer_sampling,
-        codec=session.codec,
+        session.codec,
         max_model_len=session.facts.max_model_len,
-        added_tokens=session.tokenizer.added_tokens if session.tokenizer else frozenset(),
     )
+    return Summarizer(model, added_tokens=session.tokenizer.added_tokens if session.tokenizer else frozenset())

@@ -210,8 +210,7 @@ class QuestionSettings(EnvironmentSettings):
 
     def call_limit(self, tool: str, additional: int = 0) -> int:
         """Return the most executed calls of one tool; 0 if it is disabled."""
-        tools: dict[str, PythonSettings | SearchSettings] = {"python": self.python, "search": self.search}
-        limits = tools.get(tool)
+        limits = self.python if tool == "python" else self.search if tool == "search" else None
         return limits.max_calls + additional if limits is not None and limits.enabled and limits.max_calls else 0
 
     def total_limit(self, additional: int = 0) -> int | None:

@@ -33,8 +33,9 @@ async def roll_out_again(
             cache.append(_marker(number), str(error).encode())
             number += 1
             continue
-        trajectory.usage.num_restarts = number
-        trajectory.usage.voided_tokens = sum(sum(tokens) for tokens in _tokens(_voided(cache, number)))
+        if number:
+            trajectory.usage.num_restarts = number
+            trajectory.usage.voided_tokens = sum(sum(tokens) for tokens in _tokens(_voided(cache, number)))
         return trajectory
 
 

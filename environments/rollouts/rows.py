@@ -34,16 +34,21 @@ def question_content_key(question: Mapping[str, Any]) -> str:
     return digest_json([question["question"], list(question["choices"]), *hidden])[:16]
 
 
-def rollout_seed(seed: int, question: Mapping[str, Any], model: str, sample_index: int) -> int:
-    """Return the seed of one rollout, derived from the run's seed, the question, the model and the sample index.
+def rollout_seed(seed: int, content_key: str, model: str, sample_index: int) -> int:
+    """Return the seed of one rollout: from the run's seed, the question's content, the model and the sample index.
 
     Gold answers that no episode reads are excluded: if they change, a rollout is scored again but not sampled again.
     """
-    return derive_seed(seed, question_content_key(question), model, sample_index)
+    return derive_seed(seed, content_key, model, sample_index)
+
+
+def group_seed(seed: int, content_key: str) -> int:
+    """Return the seed that all rollouts of a question share."""
+    return derive_seed(seed, content_key, "", -1)
 
 
 def head_of_row(question: Mapping[str, Any], model: str, sample_index: int, seed: int) -> dict[str, Any]:
-    """Return the columns that are known before a rollout starts."""
+    """Return the columns that are known before a rollout starts; `seed` is that of the rollout."""
     question_key = question["question_key"]
     return {
         "rollout_key": rollout_key(question_key, model, sample_index),
@@ -55,7 +60,7 @@ def head_of_row(question: Mapping[str, Any], model: str, sample_index: int, seed
         "operator": FRESH,
         "parents": [],
         "round": 0,
-        "seed": rollout_seed(seed, question, model, sample_index),
+        "seed": seed,
     }
 
 

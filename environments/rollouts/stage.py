@@ -13,10 +13,12 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from treadle.agent.cached_units import asked_role
 from treadle.agent.call_cache import CallCache, JournalCache
 from treadle.agent.contract import CallRecord, EpisodeOptions, Task
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest, unique_jobs
@@ -41,6 +43,7 @@ from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
 from treadle.environments.rollouts.rows import (
     FAILED,
     failed_row,
+    group_seed,
     head_of_row,
     question_content_key,
     rollout_seed,
@@ -59,7 +62,14 @@ _WRITE_BATCH = 256
 """Rows passed to the writer at once."""
 
 
-class RolloutsRun(JobStage[QuestionJob]):
+@dataclass(frozen=True, slots=True)
+class RolloutJob(QuestionJob):
+    """Job of one rollout; `content_key` is that of its question, from which its seeds derive."""
+
+    content_key: str = ""
+
+
+class RolloutsRun(JobStage[RolloutJob]):
     """One attempt of the stage."""
 
     NOUN = "rollouts"
@@ -125,6 +135,9 @@ class RolloutsRun(JobStage[QuestionJob]):
             self._budget.count(self._settings.model, *policy_tokens)
             if self._settings.summarizer is not None:
                 self._budget.count(self._settings.summarizer, *summarizer_tokens)
+            for role, tokens in self._asked(job.key).items():
+                if role in self._settings.roles:
+                    self._budget.count(self._settings.roles[role].model, *tokens)
 
     def _used(self, key: str) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return prompt and sampled tokens of a rollout so far: those of its policy, and those of its summarizer."""
@@ -138,7 +151,20 @@ class RolloutsRun(JobStage[QuestionJob]):
         answers = [one for one in used if isinstance(one, Completion)]
         return _tokens(answers), _tokens([one for one in used if isinstance(one, CallRecord)])
 
-    async def _run_job(self, job: QuestionJob) -> None:
+    def _asked(self, key: str) -> dict[str, tuple[int, int]]:
+        """Return prompt and sampled tokens of the models that a rollout has asked so far, by role."""
+        if self._journal.is_finished(key):
+            stored: dict[str, tuple[int, int]] = self._stored(key).get("asked", {})
+            return stored
+        asked: dict[str, tuple[int, int]] = {}
+        for unit in self._journal.units(key) if self._settings.roles else ():
+            role, value = asked_role(unit), self._journal.get(key, unit)
+            if role is not None and value is not None:
+                answer, (prompt, sampled) = Completion.from_json(value), asked.get(role, (0, 0))
+                asked[role] = prompt + answer.prompt_tokens, sampled + answer.completion_tokens
+        return asked
+
+    async def _run_job(self, job: RolloutJob) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         head = self._head(job)
@@ -151,7 +177,7 @@ class RolloutsRun(JobStage[QuestionJob]):
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._facts["tokenizer_digest"])
         self._finish(job, row, trajectory, loop.time() - started)
 
-    async def _roll_out(self, job: QuestionJob, seed: int, cache: CallCache, deadline: float) -> Trajectory:
+    async def _roll_out(self, job: RolloutJob, seed: int, cache: CallCache, deadline: float) -> Trajectory:
         assert self._engine is not None and self._runtime is not None
         return await self._engine.roll_out(
             self._runtime.episode(),
@@ -159,12 +185,15 @@ class RolloutsRun(JobStage[QuestionJob]):
             seed=seed,
             deadline=deadline,
             cache=cache,
-            options=EpisodeOptions(group_seed=rollout_seed(self._settings.seed, job.question, "", -1)),
+            options=EpisodeOptions(group_seed=group_seed(self._settings.seed, job.content_key)),
         )
 
-    def _finish(self, job: QuestionJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
+    def _finish(self, job: RolloutJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
         telemetry = telemetry_of(row["rollout_key"], self._context.attempt, seconds, trajectory)
-        self._journal.finish(job.key, orjson.dumps({"row": row, "telemetry": telemetry}))
+        record = {"row": row, "telemetry": telemetry}
+        if asked := self._asked(job.key):
+            record["asked"] = asked
+        self._journal.finish(job.key, orjson.dumps(record))
         self._statuses[trajectory.status] += 1
         self._tokens += trajectory.usage.completion_tokens
         rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)
@@ -245,15 +274,17 @@ class RolloutsRun(JobStage[QuestionJob]):
         rows.clear()
         telemetry.clear()
 
-    def _jobs(self) -> Iterator[QuestionJob]:
+    def _jobs(self) -> Iterator[RolloutJob]:
         return unique_jobs(self._jobs_of_rows())
 
-    def _jobs_of_rows(self) -> Iterator[QuestionJob]:
+    def _jobs_of_rows(self) -> Iterator[RolloutJob]:
         """Yield the job of each row; rows of questions that ask the same have the same job."""
         return rollout_jobs(self._settings, self._context.inputs)
 
-    def _head(self, job: QuestionJob) -> dict[str, Any]:
-        return head_of_row(job.question, self._settings.model_name, job.sample_index, self._settings.seed)
+    def _head(self, job: RolloutJob) -> dict[str, Any]:
+        name = self._settings.model_name
+        seed = rollout_seed(self._settings.seed, job.content_key, name, job.sample_index)
+        return head_of_row(job.question, name, job.sample_index, seed)
 
 
 _TOKENS = ("prompt_tokens", "completion_tokens")
@@ -271,7 +302,7 @@ def _has_model_text(row: Mapping[str, Any]) -> bool:
     return any(segment["kind"] not in SYSTEM_KINDS for segment in orjson.loads(row["segments"]))
 
 
-def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[QuestionJob]:
+def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[RolloutJob]:
     """Yield the jobs of all rollouts that settings and questions define, in the order of their rows.
 
     Questions that ask the same have the same seeds, and so the same jobs: gold answers that episodes do not read are no
@@ -281,12 +312,14 @@ def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]
     columns = job_columns(traits_of(settings.environment))
     seen: set[bytes] = set()
     for question in selected_questions(settings.options, inputs["questions"], columns):
-        question_content = [question_content_key(question), environment.of(question), question["search"]]
+        content_key = question_content_key(question)
+        question_content = [content_key, environment.of(question), question["search"]]
         digest = bytes.fromhex(job_key(*question_content))
         is_copy = digest in seen
         seen.add(digest)
         for sample_index in range(settings.options.samples_per_question):
-            yield QuestionJob(job_key(shared, *question_content, sample_index), question, sample_index, is_copy)
+            key = job_key(shared, *question_content, sample_index)
+            yield RolloutJob(key, question, sample_index, is_copy, content_key)
 
 
 def _owners(result: EarlierResult) -> Iterator[str]:

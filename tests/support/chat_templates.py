@@ -250,5 +250,5 @@ def spelled(tokenizer: str, text: str) -> str:
     if tokenizer == "qwen":  # it normalizes to NFC
         return unicodedata.normalize("NFC", text)
     if tokenizer == "smollm2":
-        return "".join(char for char in text if SMOLLM2_LACKS.isdisjoint(char.encode()))
+        return "".join(char for char in text if SMOLLM2_LACKS.isdisjoint(char.encode("utf-8", "surrogatepass")))
     return text

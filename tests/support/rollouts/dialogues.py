@@ -42,8 +42,8 @@ class Guess(Environment):
         return max(0.0, 1.0 - 0.1 * (len(rollout.turns) - 1)) if rollout.status == "finished" else 0.0
 
 
-class Asks(Guess):
-    """The same with a role that another model plays."""
+class Asking(Guess):
+    """The same with a model in the role of a person."""
 
     roles = ("human",)
 

@@ -100,6 +100,11 @@ def test_summarizer_is_not_an_agent_unless_named_as_one() -> None:
     assert {address.qualifier for address in flow_addresses(both)} == {None, "base", "tuned"}
 
 
+def test_model_that_episodes_ask_is_not_an_agent() -> None:
+    asked = {"type": "support.rollouts.dialogues:Asking", "roles": {"human": {"model": "tuned"}}}
+    assert {address.qualifier for address in flow_addresses(config(environment=asked))} == {None, "base"}
+
+
 def test_another_summarizer_changes_the_rollouts(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.rollouts.dialogues import Guess, Halving, play
@@ -10,9 +11,12 @@ from support.rollouts.rollout_bench import load
 
 from treadle.agent.contract import EpisodeDiverged, EpisodeOptions, Task
 from treadle.agent.dialects.base import render
+from treadle.agent.dialects.tag_table import Tag
+from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.trajectory import Trajectory
 from treadle.api import Done, Environment, Message, ModelTurn, StoredRollout
 from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ToolError
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
@@ -159,6 +163,39 @@ async def test_reaction_that_never_comes_ends_the_rollout_at_its_deadline() -> N
 
     trajectory = await play(Frozen, Halving(None), None, TASK, deadline=work_clock().time() + 0.2)
     assert (trajectory.status, trajectory.truncated) == ("timeout", True)
+
+
+async def test_score_that_never_returns_ends_at_the_time_limit_of_a_rollout() -> None:
+    class Frozen(Guess):
+        async def score(self, task: Task, rollout: StoredRollout) -> float:
+            return await asyncio.get_running_loop().create_future()
+
+    kind = CustomType(Frozen)
+    settings = kind.settings.model_validate({"type": "x:y", "rollout_time_s": 0.01})
+    rollout = StoredRollout.of(await play(Guess, Halving(None), None, TASK))
+    with pytest.raises(ToolError, match=r"Frozen.score did not return within environment.rollout_time_s = 0.01 s"):
+        await kind.score(settings, TASK, rollout)
+
+
+async def test_time_limit_of_a_score_itself_is_its_own_error() -> None:
+    class Impatient(Guess):
+        async def score(self, task: Task, rollout: StoredRollout) -> float:
+            raise TimeoutError("mine")
+
+    kind = CustomType(Impatient)
+    rollout = StoredRollout.of(await play(Guess, Halving(None), None, TASK))
+    with pytest.raises(TimeoutError, match="mine"):
+        await kind.score(kind.settings.model_validate({"type": "x:y"}), TASK, rollout)
+
+
+def test_digest_of_tags_covers_parameter_and_spacing() -> None:
+    def digest(dialect: TagDialect) -> str:
+        kind = CustomType(type("Tagged", (Guess,), {"dialect": dialect}))
+        return kind.settings.model_validate({"type": "x:y"}).digest()
+
+    tag = Tag("look", is_tool=True)
+    dialects = [TagDialect((tag,)), TagDialect((replace(tag, parameter="q"),)), TagDialect((tag,), spaced=True)]
+    assert len({digest(dialect) for dialect in dialects}) == 3
 
 
 def test_annotated_attributes_are_settings_with_their_docstrings() -> None:

@@ -101,6 +101,6 @@ def test_rows_of_a_checkpoint_that_they_train_are_a_cycle(questions: dict[str, A
 
 
 def test_models_that_episodes_ask_are_not_rolled_out() -> None:
-    environment = {"type": "support.rollouts.dialogues:Asks"}
+    environment = {"type": "support.rollouts.dialogues:Asking"}
     models = {"human": MODELS["large"], **MODELS}
     assert flow_models(config(models=models, environment=environment, flow={})) == ("base", "tuned", "large")
