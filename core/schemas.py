@@ -529,6 +529,8 @@ RL_ROLLOUTS = Table(
             _field("domain", pa.string(), "copied from the row"),
             _field("input", pa.string(), "the question as shown to the agent"),
             _field("output", pa.string(), "what follows it, tool results and messages of the environment included"),
+            _field("segments", pa.string(), "the same as JSON list of {kind, text, start, end}, as in `rollouts`"),
+            _field("num_turns", pa.int32(), "number of turns of the model"),
             _field(
                 "reward",
                 pa.float64(),

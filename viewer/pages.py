@@ -15,10 +15,10 @@ from treadle.environments.settings import DEFAULT_TYPE
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours
-from treadle.viewer.reading import LoadedTrajectory, prompt_text, read_segments
+from treadle.viewer.reading import LoadedTrajectory, read_segments
 from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
-from treadle.viewer.turns import turn_heads
+from treadle.viewer.turns import opening_text, turn_heads
 from treadle.viewer.verdicts import STYLES, reward_of, verdict_of
 from treadle.web.record.run_entries import RunEntries
 
@@ -92,7 +92,7 @@ def trajectory(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) 
         "pieces": pieces,
         "heads": heads,
         "has_frames": has_frames,
-        "prompt": prompt_text(snapshot.run, {**one.row, **one.facts, "samples": one.samples}) if heads else "",
+        "opening": opening_text(one.row) if heads else "",
         "num_left_out": len(one.segments) - len(pieces),
         "timeline": timeline_of(piece for piece in pieces if piece.kind != FRAME),
         "verdict": verdict_of(one),

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import ConfigError
-from treadle.core.runs.run import Run
 from treadle.core.schemas import SCORES
 from treadle.viewer.catalogue import Snapshot
-from treadle.viewer.segments import segments_of_text
 from treadle.viewer.tables import collect_problem
 from treadle.viewer.trajectories import InstancePart
 
 _IGNORE_INDEX = -100
 _AGENT = (
-    "segments", "tool_calls", "error", "truncated", "turn_rewards", "reward", "outcome", "num_turns",
+    "first_messages", "segments", "tool_calls", "error", "truncated", "turn_rewards", "reward", "outcome", "num_turns",
     "calls_requested", "calls_executed", "failed_calls", "prompt_tokens", "completion_tokens", "seed",
-    "environment_digest", "tokenizer_digest",
-    "samples.list.element.prompt_ids", "samples.list.element.turn_starts",
+    "environment_digest", "samples.list.element.turn_starts",
 )  # fmt: skip
 _FLYWHEEL = (
     "prediction", "correct", "score", "judge", "edit_step", "edit_text", "prompts", "models", "usage",
 )  # fmt: skip
 _TRAINING = (
-    "input", "output", "segments", "reward", "correctness", "f_tool", "f_len", "f_format", "format_reason",
+    "input", "segments", "reward", "turn_rewards", "num_turns", "truncated", "correctness",
+    "f_tool", "f_len", "f_format", "format_reason",
     "prediction", "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
 )  # fmt: skip
 _COLUMNS = {"rollouts": _AGENT, "pools": (*_AGENT, *_FLYWHEEL), "rl_rollouts": _TRAINING}
@@ -54,7 +48,7 @@ class LoadedTrajectory:
     row: dict[str, Any]
     """Columns of its table, without the samples."""
     samples: Sequence[Mapping[str, Any]]
-    """Its samples, each with `prompt_ids` and `turn_starts`; empty for `rl_rollouts`."""
+    """Its samples, each with `turn_starts`; empty for `rl_rollouts`."""
     segments: list[dict[str, Any]]
     calls: list[dict[str, Any]]
     """Ledger of tool calls; empty for `rl_rollouts`, which stores none."""
@@ -107,7 +101,7 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajec
         facts=facts,
         row=row,
         samples=row.pop("samples", None) or (),
-        segments=segments_in(row, part.environment),
+        segments=orjson.loads(row["segments"]),
         calls=orjson.loads(row["tool_calls"]) if "tool_calls" in row else [],
         question=question,
         score=score,
@@ -150,27 +144,6 @@ def _shown(segments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(segment["kind"], segment["text"]) for segment in segments]
 
 
-def prompt_text(run: Run, row: Mapping[str, Any]) -> str:
-    """Return what the policy was given before its first turn; empty if its tokenizer is not on this machine.
-
-    `row` has `model`, `tokenizer_digest` and `samples` with their `prompt_ids`.
-    """
-    samples, digest = row.get("samples"), row.get("tokenizer_digest")
-    if not samples or not digest:
-        return ""
-    model = (run.readable_config().get("models") or {}).get(row["model"]) or {}
-    tokenizer = _tokenizer(str(model["tokenizer"])) if model.get("tokenizer") else None
-    return tokenizer.decode(samples[0]["prompt_ids"]) if tokenizer is not None and tokenizer.digest == digest else ""
-
-
-@functools.lru_cache(maxsize=4)
-def _tokenizer(folder: str) -> ChatTokenizer | None:
-    try:
-        return ChatTokenizer.load(Path(folder))
-    except ConfigError:
-        return None
-
-
 def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str, Any]] | None:
     """Return the segments only, for example of a parent; None if there is no such trajectory. Raise ArtifactError."""
     number = snapshot.index.number(instance, key)
@@ -179,12 +152,5 @@ def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str,
     part = snapshot.parts[instance]
     # Read all columns of the page, so that the same cached row group serves both.
     row = part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name])
-    return segments_in(row, part.environment)
-
-
-def segments_in(row: dict[str, Any], environment: str) -> list[dict[str, Any]]:
-    """Return the segments of a row of any of the three tables, made in a type of environment."""
-    segments: list[dict[str, Any]] = (
-        orjson.loads(row["segments"]) if "segments" in row else segments_of_text(row["output"], environment)
-    )
+    segments: list[dict[str, Any]] = orjson.loads(row["segments"])
     return segments

@@ -11,9 +11,6 @@ import numpy as np
 
 from treadle.agent.dialects.base import FRAME, RESULT, TEXT
 from treadle.agent.dialects.tag_table import Tag
-from treadle.agent.dialects.tags import tokenise
-from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.settings import DEFAULT_TYPE
 from treadle.viewer.turns import SPEAKERS, has_markers
 from treadle.web.record.run_entries import shown_sources
 
@@ -77,17 +74,6 @@ class ShownSegment:
         if self.num_targets is None or not self.num_tokens:
             return ""
         return "all" if self.num_targets == self.num_tokens else "some" if self.num_targets else "none"
-
-
-def segments_of_text(text: str, environment: str = DEFAULT_TYPE) -> list[dict[str, Any]]:
-    """Split text into segments; used if only the text was stored.
-
-    The tags of `question` are known; text of another type of environment is one segment, since no code of it is loaded.
-    """
-    if environment != DEFAULT_TYPE:
-        return [{"kind": TEXT, "text": text, "start": 0, "end": 0}] if text else []
-    found = tokenise(text, QuestionSettings().dialect)
-    return [{"kind": one.kind, "text": one.text, "start": 0, "end": 0} for one in found]
 
 
 def pieces_of(

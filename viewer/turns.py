@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from treadle.agent.dialects.base import RESULT, TEXT
 from treadle.core.answers.extraction import SYSTEM_KINDS
 
@@ -107,6 +109,12 @@ def _numbers(groups: Sequence[_Group], samples: Sequence[Mapping[str, Any]], num
         if groups:
             found[after].append(number)
     return [tuple(numbers) for numbers in found]
+
+
+def opening_text(row: Mapping[str, Any]) -> str:
+    """Return the messages before the first turn, each after its role; empty if the row does not have them."""
+    messages = orjson.loads(row.get("first_messages") or "[]")
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def has_markers(kind: str) -> bool:

@@ -71,7 +71,6 @@ def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
     from treadle.cli.views.trajectory import trajectory_view
     from treadle.core.runs.run import Run
     from treadle.tasks.inspection.lineage import find_rollout
-    from treadle.viewer.reading import prompt_text
     from treadle.web.record.run_entries import RunEntries
 
     run = Run.open(root, run_id)
@@ -83,7 +82,7 @@ def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
         return
     with RunEntries(run) as entries:
         addresses = entries.addresses(key for call in found.tool_calls for key in call.get("sources", ()))
-    console().print(trajectory_view(found, addresses, prompt_text(run, found.rollout)))
+    console().print(trajectory_view(found, addresses))
 
 
 @click.command(

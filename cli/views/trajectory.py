@@ -18,7 +18,7 @@ from treadle.core.untrusted.sanitize import one_line, sanitize
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.tasks.inspection.lineage import FoundRollout
 from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
-from treadle.viewer.turns import POLICY, turn_heads
+from treadle.viewer.turns import POLICY, opening_text, turn_heads
 from treadle.web.record.run_entries import shown_sources
 
 SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result": "yellow", "answer": "bold green"}
@@ -26,14 +26,12 @@ _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}
 
 
-def trajectory_view(
-    found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({}), prompt: str = ""
-) -> Group:
+def trajectory_view(found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({})) -> Group:
     """Render a trajectory with its question, origin and verdict, and its changes from the parent.
 
-    `addresses`: key of a web entry -> URL of its page, as far as known. `prompt`: what a dialogue began with.
+    `addresses`: key of a web entry -> URL of its page, as far as known.
     """
-    parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found, prompt)]
+    parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found)]
     if (changes := found.changes) is not None:
         assert found.parent is not None
         parts += [Rule(Text(one_line(f"against {found.parent['rollout_key']}")), style="dim", align="left")]
@@ -72,12 +70,12 @@ def _edit(found: FoundRollout) -> list[Panel]:
     return [Panel(text, title=Text(one_line(f"edit by {row['operator']}")), title_align="left", expand=False)]
 
 
-def _body(found: FoundRollout, prompt: str) -> Text:
+def _body(found: FoundRollout) -> Text:
     """Render the segments, under the name of who speaks if it is a dialogue, without what the chat template wrote."""
     row, body = found.rollout, Text()
     heads = turn_heads(found.segments, row.get("samples") or (), row.get("turn_rewards") or (), row["num_turns"])
-    if heads and prompt:
-        body.append(sanitize(prompt).strip() + "\n\n", style="dim")
+    if heads and (opening := opening_text(row)):
+        body.append(sanitize(opening) + "\n\n", style="dim")
     for place, segment in enumerate(found.segments):
         if segment["kind"] == FRAME:
             continue

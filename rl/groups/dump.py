@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,9 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Reward) 
         "domain": question.domain,
         "input": question.user_message,
         "output": made.trajectory.text,
+        "segments": json.dumps([asdict(segment) for segment in made.trajectory.segments]),
         "reward": reward.reward if reward.scored else None,
+        "num_turns": made.trajectory.num_turns,
         "turn_rewards": made.trajectory.turn_rewards,
         **numbers,
         "format_reason": " ".join(reward.format_reasons),

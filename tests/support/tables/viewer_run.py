@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from starlette.testclient import TestClient
 from support.tables.score_tables import GivenRows, new_run, put_rows, put_tables
 
+from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -237,6 +239,8 @@ def _put_training(run: Run) -> None:
         "step": 3, "group": "g/7?", "question_key": "q1", "dataset": "world", "domain": "qa", "finish": "answered",
         "tool_calls": 1, "model_tokens": 120, "total_tokens": 180,
     }  # fmt: skip
+    for row in rows:
+        row["segments"] = json.dumps([asdict(one) for one in tokenise(str(row["output"]), TOOL_DIALECT)])
     put_rows(
         run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [filled(schemas.RL_ROLLOUTS, **{**fixed, **row}) for row in rows]
     )

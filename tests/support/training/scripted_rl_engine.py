@@ -126,7 +126,9 @@ def write_dump(folder: Path, step: int, since: int) -> None:
     folder.mkdir(exist_ok=True)
     row = {
         "step": step, "group": f"{step}-q", "session": 0, "question_key": "q0", "dataset": "world", "domain": "qa",
-        "input": "who?", "output": f"done {since}", "reward": 1.0, "correctness": 1.0, "f_tool": 1.0, "f_len": 1.0,
+        "input": "who?", "output": f"done {since}", "num_turns": 1,
+        "segments": json.dumps([{"kind": "text", "text": f"done {since}", "start": 0, "end": 3}]),
+        "reward": 1.0, "correctness": 1.0, "f_tool": 1.0, "f_len": 1.0,
         "f_format": 0.0, "format_reason": "", "prediction": "me", "tool_calls": 1, "tool_failures": 0,
         "model_tokens": 3, "total_tokens": 5, "tool_mean": 1.0, "length_mean": 3.0, "length_std": 0.0,
         "finish": "answered", "truncated": False, "turn_rewards": [], "branch_parent": None, "branch_depth": 0,

@@ -20,7 +20,7 @@ from support.tables.viewer_run import segments
 from treadle.core.untrusted.sanitize import sanitize, sanitized_parts
 from treadle.viewer.difference import difference
 from treadle.viewer.markup import visible
-from treadle.viewer.segments import pieces_of, segments_of_text, timeline_of
+from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.word_diff import changed_words
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,11 +70,6 @@ def test_long_texts_keep_both_ends_and_a_page_its_size() -> None:
     pieces = pieces_of(cut(*[("think", long)] * 100))
     assert sum(len(piece.text) + len(piece.tail) for piece in pieces) < 700_000
     assert len(pieces) == 100 and len(pieces[-1].text) == 300
-
-
-def test_plain_text_is_split_into_its_segments() -> None:
-    text = "<think>a</think><search>b</search><result>c</result> d"
-    assert [one["kind"] for one in segments_of_text(text)] == ["think", "search", "result", "text"]
 
 
 def test_overview_bar_spans_the_page_width() -> None:

@@ -11,7 +11,7 @@ from support.tables.score_tables import new_run, put_rows
 from support.tables.viewer_run import agent_row, client, dialogue_row, filled, put_from, question_row
 
 from treadle.core import schemas
-from treadle.viewer.segments import pieces_of, segments_of_text
+from treadle.viewer.segments import pieces_of
 from treadle.viewer.turns import turn_heads
 
 ASKED = ("text", "I say 32")
@@ -78,7 +78,6 @@ def test_kinds_come_from_the_row() -> None:
     (call, message) = pieces_of(given, [{"tool": "lookup", "status": "error"}])
     assert (call.text, call.style, call.outcome) == ("a", "other", "error")
     assert (message.text, message.style, message.outcome) == ("<user>b</user>", "user", "")
-    assert [one["kind"] for one in segments_of_text("<think>a</think>b", "my_envs.py:Guess")] == ["text"]
 
 
 def viewed(root: Path, *rows: dict[str, Any], environment: str = "question", **score: Any) -> TestClient:
