@@ -114,7 +114,10 @@ def test_teacher_tunes_a_student_that_is_reinforced(ran: tuple[Desk, Done]) -> N
     desk, _ = ran
     rows = desk.rows("guess", "1/sft_rows", "sft_rows")
     assert len(rows) == len(SECRETS) and all(json.loads(row["messages"])[0]["role"] == "user" for row in rows)
-    assert record(desk, "1/sft").metrics["steps"] == 6
+    tuned = record(desk, "1/sft").metrics
+    assert (tuned["steps"], tuned["rows"], tuned["unmasked_rows"]) == (6, len(SECRETS), 0)
+    assert tuned["target_tokens"] == sum(row["num_target_tokens"] for row in rows) > 0
+    assert tuned["last_loss"] < tuned["first_loss"]
     assert record(desk, "1/rl@phase-1").metrics["steps"] == NUM_STEPS
     scores = {row["rollout_key"]: row["score"] for row in desk.rows("guess", "1/scores@phase-1", "scores")}
     sampled = desk.rows("guess", "1/rollouts@phase-1", "rollouts")

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from support.servers.served_ids import check_loaded_ids, check_served_ids
-from support.tables.rollout_rows import Dialogues, rows_of, scored
-from support.tables.rollout_rows import make_rows as rows_of_rollouts
 from support.tables.sft_tables import run_with_rows, sft_row
 from support.training.sft_training_rows import make_rows
 
@@ -71,18 +69,3 @@ def test_vllm_serves_merged_adapters_and_matches_transformers(trained: tuple[Run
 
 def test_next_engine_loads_the_checkpoint_and_matches(trained: tuple[Run, StageRecord], trl_environment: Path) -> None:
     check_loaded_ids(*trained, "trl")
-
-
-def test_dialogues_of_an_own_environment_are_trained_on(sft_environment: Path, tmp_path: Path) -> None:
-    dialogues = Dialogues(ChatTokenizer.load(embedded_folder("tokenizer")))
-    rollouts = [dialogues.row(number, secret=secret) for number, secret in enumerate((37, 62), 1)]
-    run, made = rows_of_rollouts(tmp_path, rollouts, scored(rollouts, True, True), dialogues.settings())
-    targets = sum(row["num_target_tokens"] for row in rows_of(run, made).values())
-    adapters = {"finetuning_type": "lora", "learning_rate": 5e-3}
-    options = {"model": "embedded", "batch_size": 2, "num_train_epochs": 2, **adapters}
-    settings = load_config(SftSettings, data={"options": options})
-    inputs = {"sft_rows": (Address.parse("1/sft_rows"),)}
-    record = execute(Instance(address=Address.parse("1/sft"), stage=SFT, settings=settings, inputs=inputs), run)
-    assert (record.metrics["steps"], record.metrics["rows"], record.metrics["unmasked_rows"]) == (2, 2, 0)
-    assert record.metrics["target_tokens"] == targets > 0
-    assert record.metrics["last_loss"] < record.metrics["first_loss"]
