@@ -13,6 +13,7 @@ from treadle.agent.contract import EpisodeDiverged, EpisodeOptions, Task
 from treadle.agent.dialects.base import render
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.jobs.runner import cause_of
 from treadle.agent.trajectory import Trajectory
 from treadle.api import Done, Environment, Message, ModelTurn, StoredRollout
 from treadle.core.chat import ChatTokenizer
@@ -255,3 +256,24 @@ async def test_several_messages_stand_together_between_two_turns() -> None:
 def _episode(environment: type[Environment]) -> CustomEpisode:
     kind = CustomType(environment)
     return CustomEpisode(environment(), kind.settings.model_validate({"type": "x:y"}), None, {})
+
+
+class Clumsy(Guess):
+    """Fails in the class's own code."""
+
+    async def reset(self, task: Task) -> str:
+        return str(task.payload["absent"])
+
+    async def score(self, task: Task, rollout: StoredRollout) -> float:
+        return float(task.payload["absent"])
+
+
+async def test_error_of_a_class_names_its_line() -> None:
+    kind = CustomType(Clumsy)
+    with pytest.raises(KeyError) as in_reset:
+        await play(Clumsy, Halving(load("qwen")), load("qwen"), TASK)
+    with pytest.raises(KeyError) as in_score:
+        await kind.score(kind.settings(), TASK, StoredRollout("finished", False, (), (), (), None, None))
+    for caught, method in ((in_reset, "reset"), (in_score, "score")):
+        line = getattr(Clumsy, method).__code__.co_firstlineno + 1
+        assert cause_of(caught.value) == f"KeyError: 'absent'; test_environment.py, line {line}, in {method}"
