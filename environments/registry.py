@@ -171,7 +171,8 @@ def _code_file(name: str, known: object) -> Path | None:
     for path in candidates:
         if path.is_file():
             return path.resolve()
-    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}")
+    moved = "; if it was moved, set environment.code_file to its place" if known else ""
+    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}{moved}")
 
 
 @functools.lru_cache(maxsize=64)

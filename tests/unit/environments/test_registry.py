@@ -102,6 +102,9 @@ def test_unknown_type_is_refused_with_what_to_do(name: str, message: str) -> Non
 def test_broken_or_missing_file_is_named(file: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
         parse_environment({"type": "other.py:Guess"})
+    gone = {"type": "guess.py:Guess", "code_file": str(file.with_name("gone.py"))}
+    with pytest.raises(ValueError, match=r"no file .*gone.py; if it was moved, set environment.code_file to its place"):
+        parse_environment(gone)
     with pytest.raises(ValueError, match=r"guess.py:Half is no environment, it has no traits"):
         parse_environment({"type": "guess.py:Half"})
     file.write_text("1 / 0")
