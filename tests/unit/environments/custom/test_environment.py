@@ -21,7 +21,9 @@ from treadle.core.errors import ToolError
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
+from treadle.environments.registry import parse_environment
 from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
+from treadle.environments.scoring import environment_score
 
 TASK = Task("k", "Guess.", payload={"secret": 37})
 
@@ -277,3 +279,18 @@ async def test_error_of_a_class_names_its_line() -> None:
     for caught, method in ((in_reset, "reset"), (in_score, "score")):
         line = getattr(Clumsy, method).__code__.co_firstlineno + 1
         assert cause_of(caught.value) == f"KeyError: 'absent'; test_environment.py, line {line}, in {method}"
+
+
+class Silent(Environment):
+    """Gives no reward."""
+
+    async def step(self, turn: ModelTurn) -> Done:
+        return Done("Bye.")
+
+
+async def test_rollout_without_a_reward_says_what_gives_one() -> None:
+    settings = parse_environment({"type": f"{__name__}:Silent"})
+    found = await environment_score(settings, TASK, StoredRollout("max_turns", True, (), (), (), None, None))
+    assert found.score is None and found.error == (
+        "the environment gave no reward; let `score` return one for every rollout"
+    )
