@@ -96,12 +96,16 @@ class ModelSession:
         """Tokenizer if requests carry token ids; None in text mode."""
         return self.tokenizer if self.facts.token_ids else None
 
-    def for_role(self, role: str, sampling: Sampling) -> RoleModel:
-        """Return the model for a role other than the policy. Raises ConfigError if it cannot take that role."""
+    def for_role(self, role: str, sampling: Sampling, *, only_messages: bool = False) -> RoleModel:
+        """Return the model for a role other than the policy. Raises ConfigError if it cannot take that role.
+
+        `only_messages` says that the role is asked with messages alone, never with a prefill or stop strings.
+        """
         settings = self.meter.pool.settings
-        check_api(role, self.name, settings)
         check_sampling(role, self.name, sampling, self.facts)
-        check_stops(role, self.name, settings, self.facts)
+        if not only_messages:
+            check_api(role, self.name, settings)
+            check_stops(role, self.name, settings, self.facts)
         renderer = self.tokenizer if settings.api == "completions" else None
         return RoleModel(
             role,

@@ -6,6 +6,7 @@ import copy
 import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 import sys
 from collections.abc import Mapping
@@ -170,7 +171,8 @@ def _code_file(name: str, known: object) -> Path | None:
     for path in candidates:
         if path.is_file():
             return path.resolve()
-    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}")
+    moved = "; if it was moved, set environment.code_file to its place" if known else ""
+    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}{moved}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -183,14 +185,18 @@ def _type_in_file(file: Path, attribute: str, changed_ns: int) -> EnvironmentTyp
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-        found = getattr(module, attribute)
     except Exception as error:  # any error that a user's file raises
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and (file.parent / f"{error.name}.py").is_file():
             other = f"{file.stem}:{attribute}"
             what += f'; a file cannot import its neighbours: set type = "{other}", with the folder on PYTHONPATH'
         raise ConfigError(f"environment.type: {attribute} in {file} cannot be loaded: {what}") from error
-    return _as_type(found, f"{file.name}:{attribute}")
+    if not hasattr(module, attribute):
+        there = [name for name, one in vars(module).items() if getattr(one, "__module__", None) == module.__name__]
+        raise ConfigError(
+            f"environment.type: there is no {attribute} in {file}; there: {', '.join(there) or 'nothing'}"
+        )
+    return _as_type(getattr(module, attribute), f"{file.name}:{attribute}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -205,6 +211,15 @@ def _type_in_module(module: str, attribute: str) -> EnvironmentType:
     return _as_type(found, f"{module}:{attribute}")
 
 
+def _check_methods(environment: type[Environment], name: str) -> None:
+    """Raise ConfigError for a method that cannot be called as the engine calls it."""
+    for method in ("reset", "step", "outcome", "score", "close"):
+        if not inspect.iscoroutinefunction(inspect.unwrap(getattr(environment, method))):
+            raise ConfigError(f"environment.type: {name}.{method} must be written with `async def`")
+    if not inspect.ismethod(environment.tasks):
+        raise ConfigError(f"environment.type: {name}.tasks must be a `@classmethod`")
+
+
 def _as_type(found: Any, name: str) -> EnvironmentType:
     """Return the type that a class is, or that stands for an environment class."""
     try:
@@ -213,6 +228,7 @@ def _as_type(found: Any, name: str) -> EnvironmentType:
                 raise ConfigError(
                     f"environment.type: {name} has no method step(turn), which reacts to the model's turns"
                 )
+            _check_methods(found, name)
             return CustomType(found)
         made = found() if isinstance(found, type) else found
     except ConfigError:

@@ -25,7 +25,7 @@ async def environment_score(settings: EnvironmentSettings, task: Task, rollout: 
     reward = outcome.reward if outcome is not None else None
     success = outcome.success if outcome is not None else None
     if reward is None and success is None:
-        return _unknown("the environment gave no reward")
+        return _unknown("the environment gave no reward; let `score` return one for every rollout")
     if reward is not None and not math.isfinite(reward):
         return _unknown(f"the environment gave {reward} as reward")
     score = float(success is True) if reward is None else reward

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from treadle.agent.contract import Task
+from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import ENVIRONMENT, GRADED, Score, score_answer
@@ -195,7 +196,7 @@ async def _environment_score(answer: Answer, environment: EnvironmentSettings) -
         return await environment_score(environment, answer.gold.task, rollout)
     except Exception as error:  # noqa: BLE001 - any error of a user's scorer leaves the rollout without a verdict
         _log.warning("rollout %s could not be scored", answer.key, exc_info=True)
-        return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, f"{type(error).__name__}: {error}")
+        return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, cause_of(error))
 
 
 @contextlib.contextmanager

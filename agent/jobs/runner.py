@@ -81,8 +81,10 @@ class PassResult:
 
 
 def cause_of(error: Exception) -> str:
-    """Return the message of an error, prefixed with its type unless it is a TreadleError."""
-    return str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
+    """Return the message of an error; with its type and its notes unless it is a TreadleError."""
+    if isinstance(error, TreadleError):
+        return str(error)
+    return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
 
 
 def leaves_job_pending(error: Exception) -> bool:

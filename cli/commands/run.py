@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,7 +229,8 @@ def _execute(
 
     if not outlives_parent():
         end_with_parent()
-    with view.running(scheduled.instance, run) as progress:
+    # What code of the user prints must not get between the lines of our own output, which may be JSON.
+    with view.running(scheduled.instance, run) as progress, redirect_stdout(sys.stderr):
         record = run_instance(
             scheduled.instance,
             run,

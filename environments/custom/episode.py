@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from treadle.agent.contract import (
@@ -42,7 +45,8 @@ class CustomEpisode:
         environment = self._environment
         environment.prepare(task, self._settings, self._shared, options.seed, options.group_seed)
         environment.connect(options.cache, self._models)
-        first = await environment.reset(task)
+        with places_named(environment):
+            first = await environment.reset(task)
         if not isinstance(first, str):
             return InitialState([{key: well_formed(value) for key, value in message.items()} for message in first])
         system = [{"role": "system", "content": environment.system}] if environment.system else []
@@ -59,7 +63,8 @@ class CustomEpisode:
         name = type(self._environment).__name__
         try:
             async with work_clock().limit(None if math.isinf(context.deadline) else context.deadline):
-                reaction = await self._environment.step(turn)
+                with places_named(self._environment):
+                    reaction = await self._environment.step(turn)
         except TimeoutError as error:
             if work_clock().time() < context.deadline:
                 raise
@@ -77,11 +82,26 @@ class CustomEpisode:
 
     async def outcome(self) -> Outcome | None:
         """Return what the instance says about its state."""
-        return as_outcome(await self._environment.outcome())
+        with places_named(self._environment):
+            return as_outcome(await self._environment.outcome())
 
     async def close(self) -> None:
         """Close the instance."""
         await self._environment.close()
+
+
+@contextlib.contextmanager
+def places_named(environment: Environment) -> Iterator[None]:
+    """Note the line of the class's own file at an error that its code raises."""
+    try:
+        yield
+    except Exception as error:
+        own = {cls.__module__ for cls in type(environment).__mro__[:-1]} - {Environment.__module__}
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if frame.f_globals.get("__name__") in own:
+                error.add_note(f"{Path(frame.f_code.co_filename).name}, line {line}, in {frame.f_code.co_name}")
+                break
+        raise
 
 
 def as_outcome(value: Outcome | float | None) -> Outcome | None:

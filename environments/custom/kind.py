@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from treadle.agent.contract import EpisodeOptions, Outcome, Task
 from treadle.agent.role import RoleModel
-from treadle.core.errors import ToolError
+from treadle.core.errors import ConfigError, ToolError
 from treadle.environments.custom.base import Environment
-from treadle.environments.custom.episode import CustomEpisode, as_outcome
+from treadle.environments.custom.episode import CustomEpisode, as_outcome, places_named
 from treadle.environments.custom.settings_class import settings_class
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
@@ -52,8 +52,11 @@ class CustomType:
         return Traits(resume=cls.resume, brings_tasks=brings_tasks, roles=cls.roles)
 
     def tasks(self, settings: EnvironmentSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
-        """See `EnvironmentType`."""
-        return self._environment.tasks(settings, split, seed)
+        """See `EnvironmentType`. Raises ConfigError if the class has no async generator."""
+        tasks: Any = self._environment.tasks(settings, split, seed)
+        if not isinstance(tasks, AsyncIterable):
+            raise ConfigError(f"{self.name}.tasks returned a {type(tasks).__name__}: write `async def` with `yield`")
+        return aiter(tasks)
 
     @contextlib.asynccontextmanager
     async def open(self, settings: EnvironmentSettings, resources: Resources) -> AsyncIterator[CustomRuntime]:
@@ -76,7 +79,8 @@ class CustomType:
         scope = asyncio.timeout(limit_s)
         try:
             async with scope:
-                return as_outcome(await instance.score(task, rollout))
+                with places_named(instance):
+                    return as_outcome(await instance.score(task, rollout))
         except TimeoutError as error:
             if not scope.expired():
                 raise

@@ -107,7 +107,9 @@ class RolloutsRun(JobStage[RolloutJob]):
         self._facts["context"] = self._context_facts(policy.codec)
         self._engine = engine_of(policy, settings.environment, self._options.sampling, role=self._options.role)
         roles = {
-            role: (await sessions.model(one.name, one.model, one.tokenizer_digest)).for_role(role, one.sampling)
+            role: (await sessions.model(one.name, one.model, one.tokenizer_digest)).for_role(
+                role, one.sampling, only_messages=True
+            )
             for role, one in settings.roles.items()
         }
         resources = Resources(summarizer, self._context.store, roles=roles)

@@ -8,6 +8,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from treadle.agent.contract import Task
+from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score
 from treadle.core.answers.symbolic import SymbolicChecker
@@ -58,7 +59,7 @@ class GroupScorer:
         except Exception as error:  # any error that a user's scorer raises
             raise EngineError(
                 f"the rollouts of task {task.key} could not be scored: {self._environment.type}.score raised "
-                f"{type(error).__name__}: {error}"
+                f"{cause_of(error)}"
             ) from error
 
 

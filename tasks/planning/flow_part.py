@@ -46,8 +46,9 @@ def flow_part(
     """Return the part of a flow that starts from an instance and leaves some out.
 
     Results before `start_from`, and of instances in `without`, are used as they are. If an instance in `without` has no
-    result, everything that reads it is left out too. Raises ConfigError for an address that is not in the flow and if
-    nothing is left to run, RunError if an instance before `start_from` is needed and has no result.
+    result, everything that reads it is left out too. Raises ConfigError for an address that is not in the flow, for an
+    instance that reads what neither the flow nor the run has, and if nothing is left to run; RunError if an instance
+    before `start_from` is needed and has no result.
     """
     known = [str(item.address) for item in instances]
     for text in (*([start_from] if start_from else []), *without):
@@ -62,6 +63,7 @@ def flow_part(
         is_wanted = address not in before and address not in without
         missing_inputs = [str(one) for bound in item.inputs.values() for one in bound if str(one) in part.left_out]
         if is_wanted and not missing_inputs:
+            _require_producers(item, known, run)
             part.instances.append(item)
             continue
         if is_wanted:
@@ -84,3 +86,17 @@ def flow_part(
             f"nothing is left to run in {run_id} ({'; '.join(said) or 'all results are used as they are'}); skip less"
         )
     return part
+
+
+def _require_producers(item: Instance, known: Collection[str], run: Run | None) -> None:
+    """Raise ConfigError if an instance without a result reads what neither the flow nor the run has."""
+    if run is not None and run.record(item.address) is not None:
+        return
+    for producer in (one for bound in item.inputs.values() for one in bound):
+        if str(producer) not in known and (run is None or run.record(producer) is None):
+            of_phase = (item.address.qualifier or "").startswith("phase-")
+            model = ", or name another model in rl.start" if of_phase and producer.stage == "sft" else ""
+            raise ConfigError(
+                f"{item.address} reads {producer}, which this flow does not run and the run does not have: add "
+                f"{producer.stage!r} to flow.stages{model}"
+            )

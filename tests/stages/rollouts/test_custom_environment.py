@@ -119,6 +119,15 @@ def test_error_of_an_environment_leaves_its_rollout_pending(tmp_path: Path) -> N
     assert told.code == 1 and "sekret" in told.err and "Traceback" not in told.err.splitlines()[-1]
 
 
+def test_prints_of_an_environment_do_not_disturb_json(tmp_path: Path) -> None:
+    with served(guess, codec=TOKENIZER) as server:
+        desk = desk_of_the_guide(tmp_path / "desk", server.url)
+        source = desk.folder / "my_envs.py"
+        source.write_text(source.read_text().replace("guess = int", 'print("a number"); guess = int'))
+        told = desk.treadle("run", "guess.toml", "--run", "guess", "--json").succeeded()
+    assert [record["address"] for record in json.loads(told.out)] and "a number" in told.err
+
+
 CANARY = "canary-41c9d0"
 TRAINED = ("--set", 'flow.stages=["rollouts","scores","sft_rows"]')
 

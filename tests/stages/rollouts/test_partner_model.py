@@ -124,6 +124,21 @@ def test_killed_dialogues_ask_neither_model_nor_partner_twice(tmp_path: Path) ->
     assert desk.rows("talk", *kinds) == whole.rows("talk", *kinds)
 
 
+def test_partner_may_be_a_service_that_only_chats(tmp_path: Path) -> None:
+    with (
+        served(answer, codec=TOKENIZER) as server,
+        served(lambda request: Reply("Hello."), codec=TOKENIZER, chat_only=True) as hosted,
+    ):
+        desk = desk_with_partner(tmp_path / "desk", server.url, num_tasks=2)
+        own, partner = (desk.folder / "talk.toml").read_text().split("[models.human]")
+        table = f'\napi = "chat"\nmodel = "scripted"\nendpoints = [{{ url = "{hosted.url}" }}]\n\n[questions]'
+        (desk.folder / "talk.toml").write_text(f"{own}[models.human]{table}{partner.split('[questions]')[1]}")
+        desk.treadle("run", "talk.toml", "--run", "talk").succeeded()
+    rows = desk.rows("talk", "1/rollouts@base", "rollouts")
+    assert [row["status"] for row in rows] == ["finished"] * 2
+    assert all("Hello." in row["text"] for row in rows)
+
+
 def test_tokens_of_the_partner_count_after_an_interruption(tmp_path: Path) -> None:
     """The budget of a resumed run begins with what policy and partner used before, so it is exceeded at once."""
     lock, reached = threading.Lock(), threading.Event()

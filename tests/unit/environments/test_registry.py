@@ -102,6 +102,9 @@ def test_unknown_type_is_refused_with_what_to_do(name: str, message: str) -> Non
 def test_broken_or_missing_file_is_named(file: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
         parse_environment({"type": "other.py:Guess"})
+    gone = {"type": "guess.py:Guess", "code_file": str(file.with_name("gone.py"))}
+    with pytest.raises(ValueError, match=r"no file .*gone.py; if it was moved, set environment.code_file to its place"):
+        parse_environment(gone)
     with pytest.raises(ValueError, match=r"guess.py:Half is no environment, it has no traits"):
         parse_environment({"type": "guess.py:Half"})
     file.write_text("1 / 0")
@@ -149,3 +152,38 @@ def test_class_without_a_reaction_to_turns_is_refused(tmp_path: Path) -> None:
     file.write_text("from treadle.api import Environment\n\n\nclass Idle(Environment):\n    pass\n")
     with pytest.raises(ConfigError, match=r"idle_envs\.py:Idle has no method step"):
         find_type("idle_envs.py:Idle", file)
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "message"),
+    [
+        ("async def step(self, turn): ...", "Other", "there is no Other in .*slips.py; there: Slip$"),
+        ("def step(self, turn): ...", "Slip", r"slips\.py:Slip\.step must be written with `async def`"),
+        (
+            "async def step(self, turn): ...\n    def score(self, task, rollout): ...",
+            "Slip",
+            "Slip.score must be written",
+        ),
+        (
+            "async def step(self, turn): ...\n    async def tasks(self, *a): yield {}",
+            "Slip",
+            "Slip.tasks must be a `@cl",
+        ),
+    ],
+)
+def test_slips_in_a_class_are_named_before_a_run(tmp_path: Path, body: str, name: str, message: str) -> None:
+    file = tmp_path / "slips.py"
+    file.write_text(f"from treadle.api import Environment\n\n\nclass Slip(Environment):\n    {body}\n")
+    with pytest.raises(ConfigError, match=message):
+        find_type(f"slips.py:{name}", file)
+
+
+def test_tasks_that_are_no_async_generator_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lists.py"
+    file.write_text(
+        "from treadle.api import Environment\n\n\nclass Lists(Environment):\n    async def step(self, turn): ...\n\n"
+        "    @classmethod\n    def tasks(cls, settings, split, seed): return [{'question': 'a'}]\n"
+    )
+    kind = find_type("lists.py:Lists", file)
+    with pytest.raises(ConfigError, match="Lists.tasks returned a list: write `async def` with `yield`"):
+        kind.tasks(kind.settings(), "train", 0)

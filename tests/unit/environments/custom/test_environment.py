@@ -13,6 +13,7 @@ from treadle.agent.contract import EpisodeDiverged, EpisodeOptions, Task
 from treadle.agent.dialects.base import render
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.jobs.runner import cause_of
 from treadle.agent.trajectory import Trajectory
 from treadle.api import Done, Environment, Message, ModelTurn, StoredRollout
 from treadle.core.chat import ChatTokenizer
@@ -20,7 +21,9 @@ from treadle.core.errors import ToolError
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
+from treadle.environments.registry import parse_environment
 from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
+from treadle.environments.scoring import environment_score
 
 TASK = Task("k", "Guess.", payload={"secret": 37})
 
@@ -255,3 +258,39 @@ async def test_several_messages_stand_together_between_two_turns() -> None:
 def _episode(environment: type[Environment]) -> CustomEpisode:
     kind = CustomType(environment)
     return CustomEpisode(environment(), kind.settings.model_validate({"type": "x:y"}), None, {})
+
+
+class Clumsy(Guess):
+    """Fails in the class's own code."""
+
+    async def reset(self, task: Task) -> str:
+        return str(task.payload["absent"])
+
+    async def score(self, task: Task, rollout: StoredRollout) -> float:
+        return float(task.payload["absent"])
+
+
+async def test_error_of_a_class_names_its_line() -> None:
+    kind = CustomType(Clumsy)
+    with pytest.raises(KeyError) as in_reset:
+        await play(Clumsy, Halving(load("qwen")), load("qwen"), TASK)
+    with pytest.raises(KeyError) as in_score:
+        await kind.score(kind.settings(), TASK, StoredRollout("finished", False, (), (), (), None, None))
+    for caught, method in ((in_reset, "reset"), (in_score, "score")):
+        line = getattr(Clumsy, method).__code__.co_firstlineno + 1
+        assert cause_of(caught.value) == f"KeyError: 'absent'; test_environment.py, line {line}, in {method}"
+
+
+class Silent(Environment):
+    """Gives no reward."""
+
+    async def step(self, turn: ModelTurn) -> Done:
+        return Done("Bye.")
+
+
+async def test_rollout_without_a_reward_says_what_gives_one() -> None:
+    settings = parse_environment({"type": f"{__name__}:Silent"})
+    found = await environment_score(settings, TASK, StoredRollout("max_turns", True, (), (), (), None, None))
+    assert found.score is None and found.error == (
+        "the environment gave no reward; let `score` return one for every rollout"
+    )

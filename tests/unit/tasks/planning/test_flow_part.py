@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,9 @@ def test_missing_input_result_is_refused_by_name(run: Run) -> None:
 
 
 def test_skipping_an_instance_skips_its_readers_unless_it_has_a_result(run: Run) -> None:
-    other = double("1/double@c", "1/double@d")
+    other = replace(counting(), address=Address.parse("1/count@c"))
     found = flow_part([*FLOW, other], run.storage.directory(""), run.run_id, None, ["1/count"])
-    assert made(found) == ["1/double@c"]
+    assert made(found) == ["1/count@c"]
     assert found.lines() == [
         "1/count is left out: requested by --without",
         "1/double is left out: its input 1/count is missing",
@@ -99,3 +100,14 @@ def test_empty_part_is_refused(run: Run) -> None:
         execute(item, run)
     with pytest.raises(ConfigError, match=r"in r1 \(all results are used as they are\)"):
         part(run, "1/double@b", "1/double@b")
+
+
+def test_input_that_no_stage_of_the_flow_makes_is_refused_before_the_run(run: Run) -> None:
+    other = double("1/other@phase-1", "1/sft")
+    root = run.storage.directory("")
+    for run_id in (run.run_id, "new"):
+        with pytest.raises(
+            ConfigError, match=r"1/other@phase-1 reads 1/sft, .* add 'sft' to flow.stages, or name .* rl.start"
+        ):
+            flow_part([*FLOW, other], root, run_id)
+    assert made(flow_part(FLOW, root, run.run_id)) == ["1/count", "1/double", "1/double@b"]
