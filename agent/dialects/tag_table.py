@@ -86,8 +86,8 @@ class TagTable:
 
     @cached_property
     def closing_stops(self) -> re.Pattern[str]:
-        """Pattern of any closing marker at which generation stops."""
-        return re.compile("|".join(re.escape(stop) for stop in self.stops))
+        """Pattern of any closing marker at which generation stops; it matches nothing if no tag stops."""
+        return re.compile("|".join(re.escape(stop) for stop in self.stops) or "(?!)")
 
     def as_json(self) -> dict[str, object]:
         """Return the table as JSON-able data, for the environment's digest."""
