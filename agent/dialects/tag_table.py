@@ -41,6 +41,7 @@ class Tag:
 class TagTable:
     """Table of tags, and which tag may follow which (for validators; the engine does not enforce it).
 
+    Without `successors` the format of a turn is not judged. `answer` may name a tag that the table does not have.
     With `spaced`, a space stands before a result block and newlines inside its markers.
     """
 
