@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from treadle.agent.contract import (
     EpisodeDiverged,
@@ -15,6 +15,7 @@ from treadle.agent.contract import (
     ModelTurn,
     Observation,
     Outcome,
+    Role,
     StepContext,
     Task,
 )
@@ -44,7 +45,7 @@ class CustomEpisode:
         environment.connect(options.cache, self._models)
         first = await environment.reset(task)
         if not isinstance(first, str):
-            return InitialState([{key: well_formed(value) for key, value in message.items()} for message in first])
+            return InitialState(_first_messages(first, type(environment).__name__))
         system = [{"role": "system", "content": environment.system}] if environment.system else []
         return InitialState([*system, {"role": "user", "content": well_formed(first)}])
 
@@ -77,16 +78,55 @@ class CustomEpisode:
 
     async def outcome(self) -> Outcome | None:
         """Return what the instance says about its state."""
-        return as_outcome(await self._environment.outcome())
+        source = f"{type(self._environment).__name__}.outcome"
+        outcome = as_outcome(await self._environment.outcome(), source)
+        if outcome is not None:
+            _require_finite(outcome.reward, f"{source} returned a reward of")
+        return outcome
 
     async def close(self) -> None:
         """Close the instance."""
         await self._environment.close()
 
 
-def as_outcome(value: Outcome | float | None) -> Outcome | None:
-    """Return a number as the reward of an outcome."""
-    return Outcome(reward=float(value)) if isinstance(value, (int, float)) else value
+def as_outcome(value: Any, source: str) -> Outcome | None:
+    """Return what the method `source` returned as an outcome: a number is its reward.
+
+    Raises TypeError, without the value, which may hold the payload, for anything else.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Outcome):
+        return Outcome(reward=_number(value, f"{source} returned a value", "return a number, Outcome, or None"))
+    given = f"{source} returned an Outcome with"
+    success = None if value.success is None else bool(_number(value.success, f"{given} a success", "give a bool"))
+    return Outcome(
+        None if value.reward is None else _number(value.reward, f"{given} a reward", "give a number or None"),
+        success,
+        {name: _number(part, f"{given} a part", "give numbers") for name, part in value.parts.items()},
+    )
+
+
+def _number(value: Any, given: str, remedy: str) -> float:
+    """Return a number of Python for one of numpy or torch too; both have `item`."""
+    plain = value.item() if hasattr(value, "item") else value
+    if not isinstance(plain, (int, float)):
+        raise TypeError(f"{given} of type {type(value).__name__}; {remedy}")
+    return float(plain)
+
+
+def _first_messages(first: Any, name: str) -> list[dict[str, str]]:
+    messages = list(first) if isinstance(first, Sequence) else []
+    if not messages or not all(isinstance(one, Mapping) and _is_message(one) for one in messages):
+        raise TypeError(
+            f"{name}.reset returned a value of type {type(first).__name__}; return text, or a list of messages "
+            '{"role": …, "content": …}'
+        )
+    return [{key: well_formed(value) for key, value in message.items()} for message in messages]
+
+
+def _is_message(message: Mapping[str, Any]) -> bool:
+    return {"role", "content"} <= message.keys() and all(isinstance(value, str) for value in message.values())
 
 
 def _storable(observation: Observation) -> Observation:
@@ -97,14 +137,35 @@ def _storable(observation: Observation) -> Observation:
 
 def _observation(reaction: Any, name: str) -> Observation:
     if isinstance(reaction, Done):
-        messages = (Message(reaction.text),) if reaction.text else ()
-        return Observation((), messages, "finished", reaction.reward, reaction.truncated)
+        messages = (_checked(Message(reaction.text), name),) if reaction.text else ()
+        return Observation((), messages, "finished", _turn_reward(reaction.reward, name), bool(reaction.truncated))
     if isinstance(reaction, str):
         return Observation(messages=(Message(reaction),))
     if isinstance(reaction, Message):
-        return Observation(messages=(reaction,))
+        return Observation(messages=(_checked(reaction, name),))
     if isinstance(reaction, Observation):
         return reaction
     if isinstance(reaction, Sequence) and reaction and all(isinstance(one, Message) for one in reaction):
-        return Observation(messages=tuple(reaction))
+        return Observation(messages=tuple(_checked(one, name) for one in reaction))
     raise TypeError(f"{name}.step returned {reaction!r:.80}; return text, Message, a list of Message, or Done")
+
+
+def _checked(message: Message, name: str) -> Message:
+    """Return a message that can be written; the role `assistant` is the model's alone."""
+    if not isinstance(message.text, str):
+        raise TypeError(f"{name}.step returned a message whose text is of type {type(message.text).__name__}")
+    if message.role not in get_args(Role):
+        raise ValueError(f"{name}.step returned a message of role {message.role!r}; use {', '.join(get_args(Role))}")
+    return message
+
+
+def _turn_reward(value: Any, name: str) -> float | None:
+    reward = None if value is None else _number(value, f"{name}.step returned Done with a reward", "give a number")
+    _require_finite(reward, f"{name}.step returned Done with a reward of")
+    return reward
+
+
+def _require_finite(reward: float | None, given: str) -> None:
+    """Raise ValueError for a reward that cannot be journaled: a resumed episode would differ from the recorded one."""
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"{given} {reward}; give a finite number, or None if it is unknown")

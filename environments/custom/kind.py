@@ -76,7 +76,7 @@ class CustomType:
         scope = asyncio.timeout(limit_s)
         try:
             async with scope:
-                return as_outcome(await instance.score(task, rollout))
+                return as_outcome(await instance.score(task, rollout), f"{self.name}.score")
         except TimeoutError as error:
             if not scope.expired():
                 raise
