@@ -24,6 +24,7 @@ from treadle.core.chat_turns import well_formed
 from treadle.core.errors import DeadlineExceeded
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
+from treadle.environments.custom.concealment import concealed
 from treadle.environments.settings import EnvironmentSettings
 
 
@@ -37,13 +38,19 @@ class CustomEpisode:
         self._settings = settings
         self._shared = shared
         self._models = models
+        self._payload: Mapping[str, Any] = {}
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Prepare the instance and ask it for its first messages."""
         environment = self._environment
         environment.prepare(task, self._settings, self._shared, options.seed, options.group_seed)
         environment.connect(options.cache, self._models)
-        first = await environment.reset(task)
+        self._payload = task.payload
+        try:
+            first = await environment.reset(task)
+        except Exception as error:
+            self._conceal(error)
+            raise
         if not isinstance(first, str):
             return InitialState(_first_messages(first, type(environment).__name__))
         system = [{"role": "system", "content": environment.system}] if environment.system else []
@@ -65,6 +72,9 @@ class CustomEpisode:
             if work_clock().time() < context.deadline:
                 raise
             raise DeadlineExceeded(f"{name}.step did not react before the rollout's time limit") from error
+        except Exception as error:
+            self._conceal(error)
+            raise
         return _storable(_observation(reaction, name))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
@@ -79,7 +89,11 @@ class CustomEpisode:
     async def outcome(self) -> Outcome | None:
         """Return what the instance says about its state."""
         source = f"{type(self._environment).__name__}.outcome"
-        outcome = as_outcome(await self._environment.outcome(), source)
+        try:
+            outcome = as_outcome(await self._environment.outcome(), source)
+        except Exception as error:
+            self._conceal(error)
+            raise
         if outcome is not None:
             _require_finite(outcome.reward, f"{source} returned a reward of")
         return outcome
@@ -87,6 +101,11 @@ class CustomEpisode:
     async def close(self) -> None:
         """Close the instance."""
         await self._environment.close()
+
+    def _conceal(self, error: Exception) -> None:
+        """Raise another error if this one quotes the payload."""
+        if (hidden := concealed(error, self._payload)) is not None:
+            raise hidden from None
 
 
 def as_outcome(value: Any, source: str) -> Outcome | None:
@@ -147,7 +166,8 @@ def _observation(reaction: Any, name: str) -> Observation:
         return reaction
     if isinstance(reaction, Sequence) and reaction and all(isinstance(one, Message) for one in reaction):
         return Observation(messages=tuple(_checked(one, name) for one in reaction))
-    raise TypeError(f"{name}.step returned {reaction!r:.80}; return text, Message, a list of Message, or Done")
+    given = "None" if reaction is None else f"a value of type {type(reaction).__name__}"
+    raise TypeError(f"{name}.step returned {given}; return text, Message, a list of Message, or Done")
 
 
 def _checked(message: Message, name: str) -> Message:

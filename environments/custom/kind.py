@@ -12,6 +12,7 @@ from treadle.agent.contract import EpisodeOptions, Outcome, Task
 from treadle.agent.role import RoleModel
 from treadle.core.errors import ToolError
 from treadle.environments.custom.base import Environment
+from treadle.environments.custom.concealment import concealed
 from treadle.environments.custom.episode import CustomEpisode, as_outcome
 from treadle.environments.custom.settings_class import settings_class
 from treadle.environments.settings import EnvironmentSettings
@@ -83,3 +84,7 @@ class CustomType:
             raise ToolError(
                 f"{self.name}.score did not return within environment.rollout_time_s = {limit_s:g} s"
             ) from error
+        except Exception as error:
+            if (hidden := concealed(error, task.payload)) is not None:
+                raise hidden from None
+            raise
