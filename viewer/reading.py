@@ -31,7 +31,7 @@ _FLYWHEEL = (
     "prediction", "correct", "score", "judge", "edit_step", "edit_text", "prompts", "models", "usage",
 )  # fmt: skip
 _TRAINING = (
-    "input", "output", "segments", "reward", "correctness", "f_tool", "f_len", "f_format", "format_reason",
+    "domain", "input", "output", "reward", "correctness", "f_tool", "f_len", "f_format", "format_reason",
     "prediction", "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
 )  # fmt: skip
 _COLUMNS = {"rollouts": _AGENT, "pools": (*_AGENT, *_FLYWHEEL), "rl_rollouts": _TRAINING}
