@@ -312,6 +312,26 @@ async def test_score_that_asks_a_model_is_told_to_ask_in_the_episode() -> None:
         await kind.score(kind.settings.model_validate({"type": "x:y"}), TASK, rollout)
 
 
+@pytest.mark.parametrize("name", ["qwen", "smollm2", None])
+@pytest.mark.parametrize("said", ["<", "e", "i", "user", "\n", "<|im_end|>", "assistant", "I say 50"])
+async def test_message_that_is_in_the_template_too_stands_in_its_own_place(name: str | None, said: str) -> None:
+    class Partner(Environment):
+        async def step(self, turn: ModelTurn) -> list[Message] | Done:
+            return Done() if turn.number else [Message(said), Message(said)]
+
+    tokenizer = load(name or "qwen")
+    trajectory = await play(
+        Partner, Halving(tokenizer if name else None), tokenizer if name else None, TASK, renderer=tokenizer
+    )
+    frames = [one.text for one in trajectory.segments if one.kind == "frame"]
+    assert [one.text for one in trajectory.segments if one.kind == "user"] == [said, said]
+    assert frames[0].endswith("<|im_start|>user\n") and frames[1] == "<|im_end|>\n<|im_start|>user\n"
+    if name and said != "\n":  # its id is that of two newlines, with the template's
+        ids, origins = trajectory.samples[0].ids, trajectory.samples[0].origins
+        for one in (one for one in trajectory.segments if one.kind == "user"):
+            assert tokenizer.decode(ids[one.start : one.end]) == said and not any(origins[one.start : one.end])
+
+
 async def test_several_messages_stand_together_between_two_turns() -> None:
     class Chatty(Environment):
         async def step(self, turn: ModelTurn) -> list[Message] | Done:
