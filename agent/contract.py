@@ -180,6 +180,10 @@ class CallRecord:
         return self.status != "refused"
 
 
+Role = Literal["block", "user", "tool", "system"]
+"""Role of what the environment writes; see `Message`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """What the environment writes.
@@ -192,7 +196,7 @@ class Message:
     """
 
     text: str
-    role: Literal["block", "user", "tool", "system"] = "user"
+    role: Role = "user"
     call: str = ""
 
 

@@ -9,6 +9,7 @@ Without a tokenizer, or with a server that gives no ids, the same class holds te
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYS
 from treadle.core.answers.extraction import SYSTEM_KINDS
 
 ReplyText = Callable[[Sequence[Mapping[str, str]]], str]
-"""Function that returns the text between two assistant turns, in text mode."""
+"""Function that returns the text between two assistant turns."""
 
 
 @dataclass(slots=True)
@@ -212,17 +213,22 @@ class Transcript:
         messages = [{"role": role, "content": text} for role, text in contents]
         start = len(self.ids)
         if self._codec is None:
-            text = self._reply_text(messages) if self._reply_text is not None else None
-            pieces = contents if text is None else split_reply(text, contents)
+            write = self._reply_text
+            pieces = contents if write is None else split_reply(write(messages), contents, write)
             self._spans += [_Span(kind, piece, start, start) for kind, piece in pieces]
             return
-        ids, num_end = self._codec.reply_ids(messages)
-        # The id that the model sampled to end its turn stands for the one that the template writes.
+        codec = self._codec
         sampled, self._turn_end = self._turn_end, ()
-        ids = [*sampled, *ids[num_end:]] if sampled else ids
+
+        def ids_of(messages: Sequence[Mapping[str, str]]) -> list[int]:
+            ids, num_end = codec.reply_ids(messages)
+            # The id that the model sampled to end its turn stands for the one that the template writes.
+            return [*sampled, *ids[num_end:]] if sampled else ids
+
+        ids = ids_of(messages)
         text = self._append_system_ids(ids)
         self.origins[start : start + len(sampled)] = bytes([ORIGIN_SAMPLED]) * len(sampled)
-        pieces = split_reply(text, contents)
+        pieces = split_reply(text, contents, lambda others: codec.decode(ids_of(others)))
         positions, end = [], 0
         for _, piece in pieces:
             end += len(piece)
@@ -286,11 +292,18 @@ class Transcript:
         return not (end == len(segments) and pending) and self._dialect.is_acted_on(segments[end - 1])
 
 
-def split_reply(text: str, contents: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def split_reply(text: str, contents: Sequence[tuple[str, str]], write: ReplyText) -> list[tuple[str, str]]:
     """Split the text between two turns into pieces (kind, text): the contents, each with its role, and frames.
 
+    `write` returns such a text for other messages: it shows the place of a content that is in the text several times.
     Templates may strip a content. If one changed it otherwise, the rest is one piece with the role of that message.
     """
+    is_unique = all(content and text.count(content) == 1 for _, content in contents)
+    pieces = None if is_unique else _split_by_frames(text, contents, write)
+    return [piece for piece in pieces or _split_by_contents(text, contents) if piece[1]]
+
+
+def _split_by_contents(text: str, contents: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     pieces: list[tuple[str, str]] = []
     position = 0
     for role, content in contents:
@@ -304,5 +317,22 @@ def split_reply(text: str, contents: Sequence[tuple[str, str]]) -> list[tuple[st
             break
         pieces += [(FRAME, text[position:at]), (role, content)]
         position = at + len(content)
-    pieces.append((FRAME, text[position:]))
-    return [piece for piece in pieces if piece[1]]
+    return [*pieces, (FRAME, text[position:])]
+
+
+def _split_by_frames(text: str, contents: Sequence[tuple[str, str]], write: ReplyText) -> list[tuple[str, str]] | None:
+    """Return the pieces by what the template writes around placeholders; None if the text is not made like that."""
+    # Private-use characters, which templates neither strip nor change.
+    placeholders = [{"role": role, "content": f"\ue000{place}\ue000"} for place, (role, _) in enumerate(contents)]
+    frames = re.split("\ue000[0-9]+\ue000", write(placeholders))
+    if len(frames) != len(contents) + 1:
+        return None
+    pieces: list[tuple[str, str]] = []
+    position = 0
+    for frame, (role, content) in zip(frames, contents, strict=False):
+        start = position + len(frame)
+        written = content if text.startswith(content, start) else content.strip()
+        pieces += [(FRAME, frame), (role, written)]
+        position = start + len(written)
+    pieces.append((FRAME, frames[-1]))
+    return pieces if "".join(piece for _, piece in pieces) == text else None

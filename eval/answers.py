@@ -55,6 +55,8 @@ ENDED = (ANSWERED, "finished")
 
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
 _BATCH_ROWS = 512
+_MAX_SCORED_AT_ONCE = 32
+"""Scores of environments that run at once: each may start processes, and its time limit runs while it waits."""
 _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer")
 
 
@@ -180,10 +182,16 @@ def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> 
 
 
 def environment_scores(batch: Sequence[Answer], environment: EnvironmentSettings) -> list[Score]:
-    """Let the environment say how good rollouts are, concurrently; a rollout that infrastructure lost is wrong."""
+    """Let the environment say how good rollouts are, 32 at once; a rollout that infrastructure lost is wrong."""
 
     async def all_scores() -> list[Score]:
-        return await asyncio.gather(*(_environment_score(answer, environment) for answer in batch))
+        places = asyncio.Semaphore(_MAX_SCORED_AT_ONCE)
+
+        async def score(answer: Answer) -> Score:
+            async with places:
+                return await _environment_score(answer, environment)
+
+        return await asyncio.gather(*map(score, batch))
 
     return asyncio.run(all_scores())
 

@@ -101,6 +101,11 @@ def _reasoning_length(rollout: ScoredRollout) -> float | None:
     return reasoning_length(rollout.score, rollout.reasoning_tokens)
 
 
+def _reward(rollout: ScoredRollout) -> float | None:
+    """Return the reward; None for a rollout that infrastructure lost: among negative rewards, 0 would be a good one."""
+    return rollout.score if rollout.scorer == ENVIRONMENT else None
+
+
 def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
     """Return the conciseness term; None without votes. A rollout without calls is concise whatever the votes are."""
     if rollout.votes is None:
@@ -129,7 +134,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "score": Figure(
             "correctness", "P", _mean_by_score(lambda _, score: score), _SHARE, of="answers", place="headline"
         ),
-        "reward": Figure("reward", "reward", _mean(lambda rollout: rollout.score), of="rewards", place="headline"),
+        "reward": Figure("reward", "reward", _mean(_reward), of="rewards", place="headline"),
         "em": Figure("exact match", "em", _mean(lambda rollout: rollout.em), _SHARE, of="answers"),
         "acc": Figure("containment", "acc", _mean(lambda rollout: rollout.acc), _SHARE, of="answers"),
         "f1": Figure("F1", "F1", _mean(lambda rollout: rollout.f1), _SHARE, of="answers"),

@@ -34,7 +34,8 @@ _HEADLINE_EXPLANATION = {
 - **P**: correctness, 1 or 0 for mathematics and options, token F1 with the best gold answer for knowledge.
 """,
     "reward": """\
-- **reward**: what the environment says of a rollout; **accuracy**: share of successes, or of rewards above 0.5.
+- **reward**: what the environment says of a rollout; failed ones have none.
+- **accuracy**: share of successes, or of rewards above 0.5.
 - **turns**: of the model, per rollout.
 """,
     "accuracy": """\

@@ -123,7 +123,7 @@ def _csv_cell(cell: Any) -> Any:
 
 REPORT = Stage(
     name="report",
-    version=4,
+    version=5,
     settings=ReportSettings,
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),

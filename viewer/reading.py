@@ -24,7 +24,7 @@ _FLYWHEEL = (
     "prediction", "correct", "score", "judge", "edit_step", "edit_text", "prompts", "models", "usage",
 )  # fmt: skip
 _TRAINING = (
-    "input", "segments", "reward", "turn_rewards", "num_turns", "truncated", "correctness",
+    "domain", "input", "segments", "reward", "turn_rewards", "num_turns", "truncated", "correctness",
     "f_tool", "f_len", "f_format", "format_reason",
     "prediction", "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
 )  # fmt: skip

@@ -123,11 +123,14 @@ def _replies(said: Mapping[str, Any]) -> list[str]:
 def reward_of(one: LoadedTrajectory) -> list[tuple[str, float | None, str]]:
     """Return the parts of a reward; empty without a reward.
 
-    Each part is a name, a value, and what it means. Of a training: `reward = correctness * calls * length + format`.
+    Each part is a name, a value, and what it means. Of a training: `reward = correctness * calls * length + format`,
+    unless the environment gave it.
     """
     if one.kind != "rl_rollouts":
         return _environment_reward(one.row)
     row = one.row
+    if row["domain"] == "task":
+        return [("reward", row["reward"], "from the environment")]
     parts = (
         ("reward", "reward", "correctness × calls × length + format"),
         ("correctness", "correctness", "of the answer"),

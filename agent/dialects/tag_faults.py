@@ -53,8 +53,11 @@ _MESSAGES = SYSTEM_KINDS - {RESULT, FRAME}
 def format_faults(segments: Sequence[Segment], dialect: TagTable) -> list[str]:
     """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed.
 
-    A message between two turns of a dialogue is followed by what may follow a result; one at the end is ignored.
+    A message between two turns of a dialogue is followed by what may follow a result; one at the end is ignored. Rules
+    of thoughts and of the answer are for tables with these tags. A table without `successors` has no rules.
     """
+    if not dialect.successors:
+        return []
     blocks = [
         segment
         for segment in segments
@@ -63,8 +66,8 @@ def format_faults(segments: Sequence[Segment], dialect: TagTable) -> list[str]:
     while blocks and blocks[-1].kind in _MESSAGES:
         blocks.pop()
     faults = _edge_faults(blocks, dialect)
-    faults |= _think_faults(blocks)
-    faults |= _answer_faults(blocks, dialect)
+    faults |= _think_faults(blocks) if _THINK in dialect.by_name else set()
+    faults |= _answer_faults(blocks, dialect) if dialect.answer in dialect.by_name else set()
     faults |= _call_faults(blocks, dialect)
     faults |= _order_faults(blocks, dialect)
     return [code for code in FORMAT_FAULTS if code in faults]
@@ -73,9 +76,12 @@ def format_faults(segments: Sequence[Segment], dialect: TagTable) -> list[str]:
 def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], dialect: TagTable) -> list[str]:
     """Return the codes of CALL_FAULTS that apply to the calls of a turn, in that order.
 
-    `calls` are pairs (tool, status) from the ledger.
+    `calls` are pairs (tool, status) from the ledger. Of a table without `successors`, only their statuses count: its
+    environment need not keep a ledger.
     """
     faults = {_OF_STATUS[status] for _, status in calls if status in _OF_STATUS}
+    if not dialect.successors:
+        return [code for code in CALL_FAULTS if code in faults]
     written = []
     for segment in segments:
         if segment.kind == RESULT:
@@ -89,10 +95,12 @@ def call_faults(segments: Sequence[Segment], calls: Sequence[tuple[str, str]], d
 
 
 def _edge_faults(blocks: Sequence[Segment], dialect: TagTable) -> set[str]:
-    answer = dialect.by_name[dialect.answer]
+    think, answer = dialect.by_name.get(_THINK), dialect.by_name.get(dialect.answer)
     faults = set()
-    if not blocks or not blocks[0].text.startswith(dialect.by_name[_THINK].opening):
+    if think is not None and not (blocks and blocks[0].text.startswith(think.opening)):
         faults.add("bad_start")
+    if answer is None:
+        return faults
     if not blocks or blocks[-1].kind != answer.name or not blocks[-1].text.endswith(answer.closing):
         faults.add("bad_end")
     return faults
@@ -156,11 +164,12 @@ def _order_faults(blocks: Sequence[Segment], dialect: TagTable) -> set[str]:
         if not index or block.kind in _MESSAGES:
             continue
         before = blocks[index - 1].kind
-        if block.kind not in dialect.successors[RESULT if before in _MESSAGES else before]:
+        if block.kind not in dialect.successors.get(RESULT if before in _MESSAGES else before, ()):
             return {"order"}
     return set()
 
 
 def _result_text(text: str, dialect: TagTable) -> str:
-    tag = dialect.by_name[RESULT]
-    return text.strip().removeprefix(tag.opening).removesuffix(tag.closing).strip()
+    tag = dialect.by_name.get(RESULT)
+    inner = text.strip()
+    return inner if tag is None else inner.removeprefix(tag.opening).removesuffix(tag.closing).strip()

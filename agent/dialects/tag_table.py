@@ -41,6 +41,7 @@ class Tag:
 class TagTable:
     """Table of tags, and which tag may follow which (for validators; the engine does not enforce it).
 
+    Without `successors` the format of a turn is not judged. `answer` may name a tag that the table does not have.
     With `spaced`, a space stands before a result block and newlines inside its markers.
     """
 
@@ -86,8 +87,8 @@ class TagTable:
 
     @cached_property
     def closing_stops(self) -> re.Pattern[str]:
-        """Pattern of any closing marker at which generation stops."""
-        return re.compile("|".join(re.escape(stop) for stop in self.stops))
+        """Pattern of any closing marker at which generation stops; it matches nothing if no tag stops."""
+        return re.compile("|".join(re.escape(stop) for stop in self.stops) or "(?!)")
 
     def as_json(self) -> dict[str, object]:
         """Return the table as JSON-able data, for the environment's digest."""

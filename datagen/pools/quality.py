@@ -20,6 +20,7 @@ REASONS = {
     "unfinished": "the rollout did not end with its task, or was truncated",
     "unknown_verdict": "there is no verdict on the answer",
     "wrong_answer": "the answer is wrong",
+    "no_text": "the model wrote nothing",
     **FORMAT_FAULTS,
     **CALL_FAULTS,
     "ids_differ": "token ids, their origins and the segments are inconsistent",
@@ -69,6 +70,8 @@ def reasons_against(candidate: Candidate, *, cutoff_tokens: int, dialect: Dialec
         reasons.append("unfinished")
     if candidate.correct is not True:
         reasons.append("unknown_verdict" if candidate.correct is None else "wrong_answer")
+    if all(segment.kind in SYSTEM_KINDS for segment in candidate.segments):
+        reasons.append("no_text")
     reasons += dialect.faults(candidate.segments, candidate.calls)
     if not ids_fit(candidate):
         reasons.append("ids_differ")

@@ -91,7 +91,8 @@ class Environment:
     async def score(self, task: Task, rollout: StoredRollout) -> Outcome | float | None:
         """Return how good a finished rollout is; called on a new instance, at any time after the rollout.
 
-        By default the reward of its outcome, else the sum of the rewards of its turns. None is unknown, never 0.
+        By default the reward of its outcome, else the sum of the rewards of its turns. None is unknown, never 0. It
+        cannot `ask`, and `shared` is None.
         """
         return rollout.outcome or rollout.reward
 
@@ -112,6 +113,11 @@ class Environment:
 
     async def ask(self, role: str, messages: Sequence[Mapping[str, str]]) -> str:
         """Ask a model of the run; the answer is journaled, so it is not asked again when turns are acted again."""
+        if self._models is None:
+            raise ConfigError(
+                f"{type(self).__name__}.score cannot ask {role!r}: models are asked in episodes; ask it in `outcome`, "
+                "whose result `score` finds in rollout.outcome"
+            )
         model = self._models.get(role)
         if model is None:
             raise ConfigError(f"{type(self).__name__} asks {role!r}: add it to its `roles` and to [models]")
@@ -142,7 +148,7 @@ class Environment:
         self._models = models
 
     _cache: CallCache = NullCache()
-    _models: Mapping[str, RoleModel] = {}
+    _models: Mapping[str, RoleModel] | None = None
     _num_asked: int = 0
     _deadline: float = float("inf")
     _seed: int = 0

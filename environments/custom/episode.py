@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from treadle.agent.contract import (
     EpisodeDiverged,
@@ -18,6 +15,7 @@ from treadle.agent.contract import (
     ModelTurn,
     Observation,
     Outcome,
+    Role,
     StepContext,
     Task,
 )
@@ -26,6 +24,7 @@ from treadle.core.chat_turns import well_formed
 from treadle.core.errors import DeadlineExceeded
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
+from treadle.environments.custom.concealment import user_code
 from treadle.environments.settings import EnvironmentSettings
 
 
@@ -39,16 +38,18 @@ class CustomEpisode:
         self._settings = settings
         self._shared = shared
         self._models = models
+        self._payload: Mapping[str, Any] = {}
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Prepare the instance and ask it for its first messages."""
         environment = self._environment
         environment.prepare(task, self._settings, self._shared, options.seed, options.group_seed)
         environment.connect(options.cache, self._models)
-        with places_named(environment):
+        self._payload = task.payload
+        with user_code(environment, task.payload):
             first = await environment.reset(task)
         if not isinstance(first, str):
-            return InitialState([{key: well_formed(value) for key, value in message.items()} for message in first])
+            return InitialState(_first_messages(first, type(environment).__name__))
         system = [{"role": "system", "content": environment.system}] if environment.system else []
         return InitialState([*system, {"role": "user", "content": well_formed(first)}])
 
@@ -63,7 +64,7 @@ class CustomEpisode:
         name = type(self._environment).__name__
         try:
             async with work_clock().limit(None if math.isinf(context.deadline) else context.deadline):
-                with places_named(self._environment):
+                with user_code(self._environment, self._payload):
                     reaction = await self._environment.step(turn)
         except TimeoutError as error:
             if work_clock().time() < context.deadline:
@@ -82,31 +83,56 @@ class CustomEpisode:
 
     async def outcome(self) -> Outcome | None:
         """Return what the instance says about its state."""
-        with places_named(self._environment):
-            return as_outcome(await self._environment.outcome())
+        source = f"{type(self._environment).__name__}.outcome"
+        with user_code(self._environment, self._payload):
+            outcome = as_outcome(await self._environment.outcome(), source)
+        if outcome is not None:
+            _require_finite(outcome.reward, f"{source} returned a reward of")
+        return outcome
 
     async def close(self) -> None:
         """Close the instance."""
         await self._environment.close()
 
 
-@contextlib.contextmanager
-def places_named(environment: Environment) -> Iterator[None]:
-    """Note the line of the class's own file at an error that its code raises."""
-    try:
-        yield
-    except Exception as error:
-        own = {cls.__module__ for cls in type(environment).__mro__[:-1]} - {Environment.__module__}
-        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-            if frame.f_globals.get("__name__") in own:
-                error.add_note(f"{Path(frame.f_code.co_filename).name}, line {line}, in {frame.f_code.co_name}")
-                break
-        raise
+def as_outcome(value: Any, source: str) -> Outcome | None:
+    """Return what the method `source` returned as an outcome: a number is its reward.
+
+    Raises TypeError, without the value, which may hold the payload, for anything else.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Outcome):
+        return Outcome(reward=_number(value, f"{source} returned a value", "return a number, Outcome, or None"))
+    given = f"{source} returned an Outcome with"
+    success = None if value.success is None else bool(_number(value.success, f"{given} a success", "give a bool"))
+    return Outcome(
+        None if value.reward is None else _number(value.reward, f"{given} a reward", "give a number or None"),
+        success,
+        {name: _number(part, f"{given} a part", "give numbers") for name, part in value.parts.items()},
+    )
 
 
-def as_outcome(value: Outcome | float | None) -> Outcome | None:
-    """Return a number as the reward of an outcome."""
-    return Outcome(reward=float(value)) if isinstance(value, (int, float)) else value
+def _number(value: Any, given: str, remedy: str) -> float:
+    """Return a number of Python for one of numpy or torch too; both have `item`."""
+    plain = value.item() if hasattr(value, "item") else value
+    if not isinstance(plain, (int, float)):
+        raise TypeError(f"{given} of type {type(value).__name__}; {remedy}")
+    return float(plain)
+
+
+def _first_messages(first: Any, name: str) -> list[dict[str, str]]:
+    messages = list(first) if isinstance(first, Sequence) else []
+    if not messages or not all(isinstance(one, Mapping) and _is_message(one) for one in messages):
+        raise TypeError(
+            f"{name}.reset returned a value of type {type(first).__name__}; return text, or a list of messages "
+            '{"role": …, "content": …}'
+        )
+    return [{key: well_formed(value) for key, value in message.items()} for message in messages]
+
+
+def _is_message(message: Mapping[str, Any]) -> bool:
+    return {"role", "content"} <= message.keys() and all(isinstance(value, str) for value in message.values())
 
 
 def _storable(observation: Observation) -> Observation:
@@ -117,14 +143,36 @@ def _storable(observation: Observation) -> Observation:
 
 def _observation(reaction: Any, name: str) -> Observation:
     if isinstance(reaction, Done):
-        messages = (Message(reaction.text),) if reaction.text else ()
-        return Observation((), messages, "finished", reaction.reward, reaction.truncated)
+        messages = (_checked(Message(reaction.text), name),) if reaction.text else ()
+        return Observation((), messages, "finished", _turn_reward(reaction.reward, name), bool(reaction.truncated))
     if isinstance(reaction, str):
         return Observation(messages=(Message(reaction),))
     if isinstance(reaction, Message):
-        return Observation(messages=(reaction,))
+        return Observation(messages=(_checked(reaction, name),))
     if isinstance(reaction, Observation):
         return reaction
     if isinstance(reaction, Sequence) and reaction and all(isinstance(one, Message) for one in reaction):
-        return Observation(messages=tuple(reaction))
-    raise TypeError(f"{name}.step returned {reaction!r:.80}; return text, Message, a list of Message, or Done")
+        return Observation(messages=tuple(_checked(one, name) for one in reaction))
+    given = "None" if reaction is None else f"a value of type {type(reaction).__name__}"
+    raise TypeError(f"{name}.step returned {given}; return text, Message, a list of Message, or Done")
+
+
+def _checked(message: Message, name: str) -> Message:
+    """Return a message that can be written; the role `assistant` is the model's alone."""
+    if not isinstance(message.text, str):
+        raise TypeError(f"{name}.step returned a message whose text is of type {type(message.text).__name__}")
+    if message.role not in get_args(Role):
+        raise ValueError(f"{name}.step returned a message of role {message.role!r}; use {', '.join(get_args(Role))}")
+    return message
+
+
+def _turn_reward(value: Any, name: str) -> float | None:
+    reward = None if value is None else _number(value, f"{name}.step returned Done with a reward", "give a number")
+    _require_finite(reward, f"{name}.step returned Done with a reward of")
+    return reward
+
+
+def _require_finite(reward: float | None, given: str) -> None:
+    """Raise ValueError for a reward that cannot be journaled: a resumed episode would differ from the recorded one."""
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"{given} {reward}; give a finite number, or None if it is unknown")

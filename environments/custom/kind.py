@@ -12,7 +12,8 @@ from treadle.agent.contract import EpisodeOptions, Outcome, Task
 from treadle.agent.role import RoleModel
 from treadle.core.errors import ConfigError, ToolError
 from treadle.environments.custom.base import Environment
-from treadle.environments.custom.episode import CustomEpisode, as_outcome, places_named
+from treadle.environments.custom.concealment import user_code
+from treadle.environments.custom.episode import CustomEpisode, as_outcome
 from treadle.environments.custom.settings_class import settings_class
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
@@ -79,8 +80,8 @@ class CustomType:
         scope = asyncio.timeout(limit_s)
         try:
             async with scope:
-                with places_named(instance):
-                    return as_outcome(await instance.score(task, rollout))
+                with user_code(instance, task.payload):
+                    return as_outcome(await instance.score(task, rollout), f"{self.name}.score")
         except TimeoutError as error:
             if not scope.expired():
                 raise

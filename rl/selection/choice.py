@@ -150,8 +150,8 @@ def _filter(
     Questions that pass all filters get OVER_QUOTA if quotas are set, else OVER_LIMIT.
     """
     mixed = is_mixed(dispersion.lowest, dispersion.highest, domains, options.mixed_f1)
-    enough = np.select([domains == GRADED, domains == TASK], [options.mixed_f1, SUCCESS_REWARD], 1.0)
-    right = dispersion.lowest >= enough
+    enough = np.where(domains == GRADED, options.mixed_f1, 1.0)
+    right = np.where(domains == TASK, dispersion.lowest > SUCCESS_REWARD, dispersion.lowest >= enough)
     left = OVER_QUOTA if options.quotas else OVER_LIMIT
     decisions = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
     decisions[dispersion.num_usable < options.min_rollouts] = TOO_FEW

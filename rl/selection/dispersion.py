@@ -54,7 +54,8 @@ class DispersionSums:
         self._rollouts, self._usable = _zeros(), _zeros()
         self._calls, self._calls_squared = _zeros(), _zeros()
         self._correct, self._correct_squared = _zeros(), _zeros()
-        self._lowest, self._highest = _zeros(), _zeros()
+        # Rounded to millionths of 1, not of the range: one huge reward must not make the others equal.
+        self._lowest, self._highest = _zeros().astype(np.float64), _zeros().astype(np.float64)
         self._num_questions = 0
 
     def add(self, questions: np.ndarray, calls: np.ndarray, correctness: np.ndarray) -> None:
@@ -76,18 +77,18 @@ class DispersionSums:
         millionths = np.rint((correctness[usable] - self._low) / self._span * MILLION).astype(np.int64)
         if millionths.size and not 0 <= int(millionths.min()) <= int(millionths.max()) <= MILLION:
             raise ValueError(f"correctness is outside of [{self._low:g}, {self._low + self._span:g}]")
-        self._add_extremes(questions, millionths)
+        self._add_extremes(questions, np.round(correctness[usable], 6))
         np.add.at(self._usable, questions, 1)
         np.add.at(self._calls, questions, calls)
         np.add.at(self._calls_squared, questions, calls * calls)
         np.add.at(self._correct, questions, millionths)
         np.add.at(self._correct_squared, questions, millionths * millionths)
 
-    def _add_extremes(self, questions: np.ndarray, millionths: np.ndarray) -> None:
+    def _add_extremes(self, questions: np.ndarray, correctness: np.ndarray) -> None:
         fresh = questions[self._usable[questions] == 0]
-        self._lowest[fresh] = MILLION
-        np.minimum.at(self._lowest, questions, millionths)
-        np.maximum.at(self._highest, questions, millionths)
+        self._lowest[fresh], self._highest[fresh] = np.inf, -np.inf
+        np.minimum.at(self._lowest, questions, correctness)
+        np.maximum.at(self._highest, questions, correctness)
 
     def _grow(self, num_questions: int) -> None:
         self._num_questions = max(self._num_questions, num_questions)
@@ -95,7 +96,7 @@ class DispersionSums:
             return
         for name, values in vars(self).items():
             if isinstance(values, np.ndarray):
-                setattr(self, name, np.concatenate([values, np.zeros(max(size, num_questions - size), np.int64)]))
+                setattr(self, name, np.concatenate([values, np.zeros(max(size, num_questions - size), values.dtype)]))
 
     def totals(self) -> Dispersion:
         """Return the statistics of every question; raise DataError if one has more than `MAX_ROLLOUTS` rollouts."""
@@ -117,9 +118,6 @@ class DispersionSums:
             root: np.ndarray = np.sqrt(quotient(spread, (usable * unit) ** 2))
             return root
 
-        def value(millionths: np.ndarray) -> np.ndarray:
-            return self._low + millionths / MILLION * self._span
-
         known = usable > 0
         return Dispersion(
             num_rollouts=self._rollouts[:count],
@@ -127,8 +125,8 @@ class DispersionSums:
             mean=self._low + quotient(self._correct[:count], usable * MILLION) * self._span,
             score_tool=deviation(self._calls, self._calls_squared, 1),
             score_corr=deviation(self._correct, self._correct_squared, MILLION) * self._span,
-            lowest=np.where(known, value(self._lowest[:count]), np.nan),
-            highest=np.where(known, value(self._highest[:count]), np.nan),
+            lowest=np.where(known, self._lowest[:count], np.nan),
+            highest=np.where(known, self._highest[:count], np.nan),
         )
 
 

@@ -336,7 +336,7 @@ def run_selection(context: StageContext) -> Mapping[str, Any]:
 
 SELECTION = Stage(
     name="selection",
-    version=1,
+    version=2,
     settings=SelectionSettings,
     consumes={"rollouts": "rollouts", "scores": "scores", "questions": "questions", "previous": "rl_rows"},
     optional=frozenset({"previous"}),

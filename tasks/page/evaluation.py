@@ -23,7 +23,8 @@ _NOTE = (
 )
 _ANSWERS_NOTE = "Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same divided by calls."
 _REWARDS_NOTE = (
-    "Reward: what the environment says of a rollout; right: a success, or a reward above 0.5; turns: of the model."
+    "Reward: what the environment says of a rollout, failed ones have none; right: a success, or a reward above 0.5; "
+    "turns: of the model."
 )
 _DIFFERENT_DATASETS = "The models have figures of different data sets, so these do not show which model is better."
 _WITH_INTERVAL = ("accuracy", "score", "reward", "efficiency")

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def runner() -> ModuleType:
     """Import benchmarks/run.py, which is not part of a package."""
-    sys.path.insert(0, str(FOLDER))
+    sys.path.insert(0, str(FOLDER.parent))
     try:
         spec = importlib.util.spec_from_file_location("treadle_benchmarks_run", FOLDER / "run.py")
         assert spec is not None and spec.loader is not None

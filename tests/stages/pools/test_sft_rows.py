@@ -48,7 +48,7 @@ from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.rows import row_of
-from treadle.rl.engine.rows import Row, prompt_ids
+from treadle.rl.engine.rows import prompt_ids
 
 QUESTIONS = [question(f"q{number}", ["1"]) for number in range(1, 6)]
 
@@ -306,7 +306,7 @@ def test_rollout_sft_and_rl_share_one_prompt_per_question(tmp_path: Path, tokeni
     assert len(made.rows) == len({tuple(prompt) for prompt in prompts.values()}) == 100
     assert {row["question_key"]: row["input_ids"][: row["num_prompt_tokens"]] for row in made.rows} == prompts
     assert {
-        asked["question_key"]: prompt_ids(Row.from_columns(asked), ENVIRONMENT, tokenizer) for asked in questions
+        asked["question_key"]: prompt_ids(Task.from_row(asked), ENVIRONMENT, tokenizer) for asked in questions
     } == prompts
 
 

@@ -45,9 +45,10 @@ def test_rewards_are_neither_shares_nor_clipped() -> None:
     assert not missing & rows.keys() and not any(name.startswith("tools_used") for name in rows)
 
 
-def test_lost_rollouts_leave_the_figures_of_rewards() -> None:
-    rows = rows_of([rewarded(1.0, 0), rewarded(0.0, 1, status="failed", scorer="status")])
-    assert rows["reward"]["value"] == 0.5 and "score" not in rows
+def test_lost_rollouts_are_wrong_and_have_no_reward() -> None:
+    rows = rows_of([rewarded(-3.0, 0), rewarded(0.0, 1, status="failed", scorer="status")])
+    assert rows["reward"]["value"] == -3.0 and rows["reward"]["num_undecided"] == 1 and "score" not in rows
+    assert rows["accuracy"]["value"] == 0 and rows["accuracy"]["num_undecided"] == 0
 
 
 def test_calls_are_shown_if_the_environment_has_tools() -> None:

@@ -282,6 +282,15 @@ def test_unusable_rollouts_do_not_count() -> None:
     assert [DECISIONS[code] for code in choice.decisions] == ["selected", "too_few_rollouts", "selected"]
 
 
+def test_huge_reward_does_not_make_the_others_equal() -> None:
+    rewards = np.array([-1e9, 0.0, 0.0, 1.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75])
+    sums = DispersionSums(-1e9, 1.0)
+    sums.add(np.arange(10) // 2, np.zeros(10, np.int64), rewards)
+    choice = select(sums.totals(), SelectionOptions(min_rollouts=2), list("abcde"), ["task"] * 5)
+    expected = ["selected", "selected", "all_wrong", "all_wrong", "all_right"]
+    assert [DECISIONS[code] for code in choice.decisions] == expected
+
+
 def test_rollout_overflow_and_invalid_scores_are_refused() -> None:
     sums = DispersionSums()
     sums.add(np.zeros(MAX_ROLLOUTS, np.int64), np.ones(MAX_ROLLOUTS, np.int64), np.ones(MAX_ROLLOUTS))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from treadle.agent.dialects.base import Segment
 from treadle.agent.dialects.tag_faults import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
-from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
+from treadle.agent.dialects.tag_table import Tag
+from treadle.agent.dialects.tags import TOOL_DIALECT, TagDialect, result_block, tokenise
 
 GOOD = (
     r"<think>a</think><search>q</search>{}<think>b</think><python>1</python>{}"
@@ -161,3 +162,15 @@ def test_only_turns_with_the_protocol_shape_pass(edits: list[tuple[int, str, boo
 
 def test_every_code_is_explained_once() -> None:
     assert not set(FORMAT_FAULTS) & set(CALL_FAULTS)
+
+
+def test_table_of_ones_own_has_only_the_rules_that_it_states() -> None:
+    tags = (Tag("move", is_tool=True, stop=True),)
+    turn = [Segment("text", "I ", 0, 0), Segment("move", "<move>a</move>", 0, 0), Segment("user", "ok", 0, 0)]
+    plain = TagDialect(tags)
+    assert plain.faults([*turn, *turn], []) == []
+    assert plain.faults(turn, [("move", "error")]) == ["result_error"]
+    ordered = TagDialect((*tags, Tag("plan")), successors={"plan": ("move",), "move": ("result",), "result": ("plan",)})
+    planned = [Segment("plan", "<plan>a</plan>", 0, 0), turn[1], Segment("result", "ok", 0, 0)]
+    assert ordered.faults([*planned, *planned], [("move", "ok")] * 2) == []
+    assert ordered.faults([*planned, turn[1]], [("move", "ok")] * 2) == ["call_without_result", "order"]

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from treadle.agent.contract import Call
 from treadle.agent.dialects.base import render
+from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import (
     TOOL_DIALECT,
+    TagDialect,
     cut_after_first_close,
     is_answer,
     neutralise,
@@ -160,3 +162,10 @@ def test_harmless_text_is_unchanged(text: str) -> None:
 def test_result_blocks_have_the_configured_format() -> None:
     assert result_block(" r \n", TOOL_DIALECT) == "<result> r \n</result>"
     assert result_block("r", spaced=True, dialect=TOOL_DIALECT) == " <result>\nr\n</result>"
+
+
+def test_tags_without_stop_cut_nothing() -> None:
+    dialect = TagDialect((Tag("look", is_tool=True),))
+    text = "I <look>a</look> and <look>b</look>."
+    assert dialect.cut(text) == text and not dialect.is_stopped(text)
+    assert [call.text for call in dialect.read(dialect.cut(text), 0, "end_of_turn").calls] == ["a", "b"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.dialects.base import Segment, render
+from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.dialects.tag_faults import format_faults
 from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM
@@ -71,6 +72,13 @@ def candidate(text: str = RIGHT, *results: str, **columns: Any) -> Candidate:
 def test_each_rule_rejects_with_its_own_reason(one: Candidate, reasons: list[str]) -> None:
     assert reasons_against(one, dialect=TOOL_DIALECT, **ROOM) == reasons
     assert set(reasons) <= set(REASONS)
+
+
+def test_dialogue_in_which_the_model_wrote_nothing_is_no_row() -> None:
+    said = [Segment("frame", "<|im_end|>", 0, 0), Segment("user", "Right.", 0, 0)]
+    assert reasons_against(candidate(segments=said, status="finished"), dialect=FreeDialect(), **ROOM) == ["no_text"]
+    spoke = [Segment("text", "37", 0, 0), *said]
+    assert reasons_against(candidate(segments=spoke, status="finished"), dialect=FreeDialect(), **ROOM) == []
 
 
 def ids_of(one: Candidate, *, num_prompt_ids: int = 10) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import pyarrow as pa
@@ -232,8 +232,11 @@ def test_turn_without_text_is_an_empty_message() -> None:
 
 
 def test_message_that_the_template_strips_holds_no_frame() -> None:
-    text = "<|im_end|>\n<|im_start|>user\nHigher.<|im_end|>\n<|im_start|>assistant\n"
-    pieces = split_reply(text, [("user", " Higher.\n")])
+    def write(messages: Sequence[Mapping[str, str]]) -> str:
+        return f"<|im_end|>\n<|im_start|>user\n{messages[0]['content'].strip()}<|im_end|>\n<|im_start|>assistant\n"
+
+    text = write([{"role": "user", "content": " Higher.\n"}])
+    pieces = split_reply(text, [("user", " Higher.\n")], write)
     assert pieces[1] == ("user", "Higher.") and [kind for kind, _ in pieces] == ["frame", "user", "frame"]
     assert "".join(piece for _, piece in pieces) == text
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.rollouts.dialogues import Guess, Halving, play
 from support.rollouts.rollout_bench import load
@@ -15,9 +17,9 @@ from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.jobs.runner import cause_of
 from treadle.agent.trajectory import Trajectory
-from treadle.api import Done, Environment, Message, ModelTurn, StoredRollout
+from treadle.api import Done, Environment, Message, ModelTurn, Outcome, StoredRollout
 from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import ToolError
+from treadle.core.errors import ConfigError, ToolError
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
@@ -243,6 +245,94 @@ async def test_wrong_reaction_names_the_class_and_what_is_allowed(wrong: object)
 
     with pytest.raises(TypeError, match=r"Wrong\.step returned .*; return text, Message"):
         await play(Wrong, Halving(None), None, TASK)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (Done(reward=math.nan), r"Wrong\.step returned Done with a reward of nan; give a finite number"),
+        (Done(reward="1"), r"Wrong\.step returned Done with a reward of type str"),  # type: ignore[arg-type]
+        (Done(text=5), r"Wrong\.step returned a message whose text is of type int"),  # type: ignore[arg-type]
+        (Message("I say 1", "assistant"), r"role 'assistant'; use block, user, tool, system"),  # type: ignore[arg-type]
+    ],
+)
+async def test_rewards_and_messages_that_cannot_be_stored_are_refused(wrong: Message | Done, told: str) -> None:
+    class Wrong(Environment):
+        async def step(self, turn: ModelTurn) -> Message | Done:
+            return wrong
+
+    with pytest.raises((TypeError, ValueError), match=told):
+        await play(Wrong, Halving(None), None, TASK)
+
+
+async def test_numbers_of_other_libraries_are_rewards() -> None:
+    class Counted(Environment):
+        async def step(self, turn: ModelTurn) -> Done:
+            return Done(reward=np.float32(0.5))  # type: ignore[arg-type]
+
+        async def outcome(self) -> Outcome:
+            return Outcome(np.float32(1.5), np.bool_(True), {"part": np.float64(2)})  # type: ignore[arg-type]
+
+    memory = Memory()
+    made = await play(Counted, Halving(None), None, TASK, cache=memory)
+    again = await play(Counted, Halving(None), None, TASK, cache=Memory(memory))
+    assert made.turn_rewards == again.turn_rewards == [0.5]
+    assert made.outcome == again.outcome == Outcome(1.5, True, {"part": 2.0})
+
+
+@pytest.mark.parametrize("first", [[], {"role": "user", "content": "x"}, [Message("x")], [{"role": "user"}], 5])
+async def test_wrong_first_messages_name_the_class_and_what_is_allowed(first: object) -> None:
+    class Wrong(Guess):
+        async def reset(self, task: Task) -> str:
+            return first  # type: ignore[return-value]
+
+    with pytest.raises(TypeError, match=r"Wrong\.reset returned a value of type .*; return text, or a list"):
+        await play(Wrong, Halving(None), None, TASK)
+
+
+async def test_wrong_score_is_told_without_its_value() -> None:
+    class Wrong(Guess):
+        async def score(self, task: Task, rollout: StoredRollout) -> float:
+            return dict(task.payload)  # type: ignore[return-value]
+
+    rollout = StoredRollout.of(await play(Guess, Halving(None), None, TASK))
+    kind = CustomType(Wrong)
+    with pytest.raises(TypeError, match=r"Wrong\.score returned a value of type dict; return a number") as told:
+        await kind.score(kind.settings.model_validate({"type": "x:y"}), TASK, rollout)
+    assert "secret" not in str(told.value)
+
+
+async def test_score_that_asks_a_model_is_told_to_ask_in_the_episode() -> None:
+    class Judged(Guess):
+        roles = ("human",)
+
+        async def score(self, task: Task, rollout: StoredRollout) -> float:
+            return float(await self.ask("human", []))
+
+    rollout = StoredRollout.of(await play(Guess, Halving(None), None, TASK))
+    kind = CustomType(Judged)
+    with pytest.raises(ConfigError, match=r"Judged\.score cannot ask 'human'.*outcome"):
+        await kind.score(kind.settings.model_validate({"type": "x:y"}), TASK, rollout)
+
+
+@pytest.mark.parametrize("name", ["qwen", "smollm2", None])
+@pytest.mark.parametrize("said", ["<", "e", "i", "user", "\n", "<|im_end|>", "assistant", "I say 50"])
+async def test_message_that_is_in_the_template_too_stands_in_its_own_place(name: str | None, said: str) -> None:
+    class Partner(Environment):
+        async def step(self, turn: ModelTurn) -> list[Message] | Done:
+            return Done() if turn.number else [Message(said), Message(said)]
+
+    tokenizer = load(name or "qwen")
+    trajectory = await play(
+        Partner, Halving(tokenizer if name else None), tokenizer if name else None, TASK, renderer=tokenizer
+    )
+    frames = [one.text for one in trajectory.segments if one.kind == "frame"]
+    assert [one.text for one in trajectory.segments if one.kind == "user"] == [said, said]
+    assert frames[0].endswith("<|im_start|>user\n") and frames[1] == "<|im_end|>\n<|im_start|>user\n"
+    if name and said != "\n":  # its id is that of two newlines, with the template's
+        ids, origins = trajectory.samples[0].ids, trajectory.samples[0].origins
+        for one in (one for one in trajectory.segments if one.kind == "user"):
+            assert tokenizer.decode(ids[one.start : one.end]) == said and not any(origins[one.start : one.end])
 
 
 async def test_several_messages_stand_together_between_two_turns() -> None:

@@ -1,0 +1,72 @@
+"""Prepare errors that a user's code raises for logs, scores and the terminal: their line is named, payloads are not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from treadle.core.errors import TreadleError
+from treadle.environments.custom.base import Environment
+
+_HIDDEN = "[payload]"
+_MIN_CHARS = 4
+_MIN_LINE_CHARS = 8
+"""Shorter texts and lines are in too many messages by chance."""
+
+
+class PayloadInError(Exception):
+    """Error in place of another one whose traceback quotes the payload: its type, message and place, without it."""
+
+
+@contextlib.contextmanager
+def user_code(environment: Environment, payload: Mapping[str, Any]) -> Iterator[None]:
+    """Run code of an environment class for the duration of the block.
+
+    An error gets a note with the line of the class's file, or is replaced by PayloadInError if it quotes the payload.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (hidden := concealed(error, payload)) is not None:
+            raise hidden from None
+        own = {cls.__module__ for cls in type(environment).__mro__[:-1]} - {Environment.__module__}
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if frame.f_globals.get("__name__") in own:
+                error.add_note(f"{Path(frame.f_code.co_filename).name}, line {line}, in {frame.f_code.co_name}")
+                break
+        raise
+
+
+def concealed(error: Exception, payload: Mapping[str, Any]) -> PayloadInError | None:
+    """Return what to raise instead of an error; None if its traceback quotes no text of the payload.
+
+    Numbers and texts of fewer than four characters are not recognised. Errors of Treadle quote none.
+    """
+    if isinstance(error, TreadleError):
+        return None
+    secrets = sorted(set(_texts(payload)), key=len, reverse=True)
+    whole = "".join(traceback.format_exception(error)) if secrets else ""
+    if not any(secret in whole for secret in secrets):
+        return None
+    message = f"{type(error).__name__}: {error}"
+    for secret in secrets:
+        message = message.replace(secret, _HIDDEN)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    places = "".join(f" (line {frame.lineno} of {frame.filename}, in {frame.name})" for frame in last)
+    return PayloadInError(message + places)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a payload as they are, as Python and JSON quote them, and their lines."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+    elif isinstance(value, str) and len(value) >= _MIN_CHARS:
+        yield from (value, repr(value)[1:-1], json.dumps(value)[1:-1])
+        yield from (line for line in map(str.strip, value.splitlines()) if len(line) >= _MIN_LINE_CHARS)

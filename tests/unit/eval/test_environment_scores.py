@@ -1,0 +1,41 @@
+"""Rollouts that their environment scores: a bounded number at once, in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from treadle.agent.contract import Outcome, Task
+from treadle.environments import scoring
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.stored_rollout import StoredRollout
+from treadle.eval.answers import Answer, Gold, environment_scores
+
+NUM_ROLLOUTS = 100
+
+
+def answer(number: int) -> Answer:
+    row = {
+        "rollout_key": f"r{number}", "status": "finished", "truncated": False, "segments": "[]", "tool_calls": "[]",
+        "turn_rewards": [], "reward": float(number), "outcome": None,
+    }  # fmt: skip
+    return Answer(row, [], "", Gold((), (), "task", task=Task(f"q{number}", "Guess.")))
+
+
+def test_scores_run_at_most_32_at_once_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: set[str] = set()
+    most = 0
+
+    async def score(settings: EnvironmentSettings, task: Task, rollout: StoredRollout) -> Outcome:
+        nonlocal most
+        running.add(task.key)
+        most = max(most, len(running))
+        await asyncio.sleep(0)
+        running.remove(task.key)
+        return Outcome(rollout.reward)
+
+    monkeypatch.setattr(scoring, "environment_type", lambda settings: SimpleNamespace(score=score))
+    scores = environment_scores([answer(number) for number in range(NUM_ROLLOUTS)], EnvironmentSettings())
+    assert [score.score for score in scores] == [float(number) for number in range(NUM_ROLLOUTS)] and most == 32
