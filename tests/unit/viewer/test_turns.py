@@ -126,7 +126,8 @@ def test_tool_rollout_has_no_speakers(tmp_path: Path) -> None:
 def test_reward_of_a_task_in_a_training_is_the_environments(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Guess my number.", [])])
-    fixed = {"step": 3, "group": "g", "question_key": "q1", "domain": "task", "finish": "finished", "output": "I say 8"}
+    said = json.dumps([{"kind": "text", "text": "I say 8", "start": 0, "end": 4}])
+    fixed = {"step": 3, "group": "g", "question_key": "q1", "domain": "task", "finish": "finished", "segments": said}
     made = {"reward": -2.5, "correctness": 0.0, "f_tool": 1.0, "f_len": 1.0, "f_format": 0.0, "tool_mean": 0.0}
     put_rows(run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [filled(schemas.RL_ROLLOUTS, **fixed, **made, length_mean=3.0)])
     page = client(run).get("/trajectory/1/rl@phase-1/3.0.g").text
