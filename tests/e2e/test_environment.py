@@ -6,16 +6,14 @@ Only `environment.type` says what the tasks are. vLLM, LLaMA-Factory and TRL are
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.docs_pages import FILE, blocks
-from support.rollouts.guess_desk import GUIDE
+from support.rollouts.guess_desk import guide_code, halving
 from support.runs.command_line import Desk, Done
-from support.servers.scripted_server import RecordedRequest, Reply, served
+from support.servers.scripted_server import served
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.serving import embedded_folder
@@ -81,19 +79,11 @@ def ran(
     """Return a finished run `guess` and what the command said."""
     tokenizer = ChatTokenizer.load(embedded_folder("tokenizer"))
 
-    def teacher(request: RecordedRequest) -> Reply:
-        low, high = 1, TOP
-        for number, reply in re.findall(r"I say (\d+)\D+?(Higher|Lower)\.", request.text):
-            low, high = (int(number) + 1, high) if reply == "Higher" else (low, int(number) - 1)
-        said = f"I say {(low + high) // 2}"
-        return Reply(said, (*tokenizer.encode(said), tokenizer.turn_end_ids[0]))
-
     desk = Desk(tmp_path_factory.mktemp("guess"))
-    (code,) = [block.text for block in blocks(GUIDE) if block.remark == f"{FILE}my_envs.py"]
-    (desk.folder / "my_envs.py").write_text(code)
+    (desk.folder / "my_envs.py").write_text(guide_code())
     tasks = [{"question": "Guess my number.", "secret": number, "note": CANARY} for number in SECRETS]
     desk.write("tasks.jsonl", *tasks)
-    with served(teacher, codec=tokenizer) as server:
+    with served(halving(tokenizer, TOP), codec=tokenizer) as server:
         (desk.folder / "guess.toml").write_text(CONFIG % (tokenizer.folder, server.url))
         done = desk.treadle("run", "guess.toml", "--run", "guess").succeeded()
     return desk, done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from support.docs_pages import FILE, ROOT, blocks
@@ -16,13 +17,26 @@ GUIDE = ROOT / "docs/guides/environments.md"
 TOKENIZER = ChatTokenizer.load(qwen_tokenizer())
 
 
-def guess(request: RecordedRequest) -> Reply:
-    """Halve the range that the dialogue leaves; the text alone decides."""
-    low, high = 1, 64
-    for number, reply in re.findall(r"I say (\d+)\D+?(Higher|Lower)\.", request.text):
-        low, high = (int(number) + 1, high) if reply == "Higher" else (low, int(number) - 1)
-    said = f"I say {(low + high) // 2}"
-    return Reply(said, (*TOKENIZER.encode(said), TOKENIZER.turn_end_ids[0]))
+def halving(tokenizer: ChatTokenizer, top: int) -> Callable[[RecordedRequest], Reply]:
+    """Return a player that halves the range that the dialogue leaves; the text alone decides."""
+
+    def play(request: RecordedRequest) -> Reply:
+        low, high = 1, top
+        for number, reply in re.findall(r"I say (\d+)\D+?(Higher|Lower)\.", request.text):
+            low, high = (int(number) + 1, high) if reply == "Higher" else (low, int(number) - 1)
+        said = f"I say {(low + high) // 2}"
+        return Reply(said, (*tokenizer.encode(said), tokenizer.turn_end_ids[0]))
+
+    return play
+
+
+def guide_code() -> str:
+    """Return `my_envs.py` of the guide."""
+    (code,) = [block.text for block in blocks(GUIDE) if block.remark == f"{FILE}my_envs.py"]
+    return code
+
+
+guess = halving(TOKENIZER, 64)
 
 
 def desk_of_the_guide(folder: Path, url: str, *, num_tasks: int = 3) -> Desk:
