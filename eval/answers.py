@@ -15,11 +15,11 @@ from treadle.agent.contract import Task
 from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import ENVIRONMENT, GRADED, Score, score_answer
+from treadle.core.answers.score import GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
-from treadle.environments.scoring import environment_score
+from treadle.environments.scoring import environment_score, no_verdict
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions
@@ -204,7 +204,7 @@ async def _environment_score(answer: Answer, environment: EnvironmentSettings) -
         return await environment_score(environment, answer.gold.task, rollout)
     except Exception as error:  # noqa: BLE001 - any error of a user's scorer leaves the rollout without a verdict
         _log.warning("rollout %s could not be scored", answer.key, exc_info=True)
-        return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, cause_of(error))
+        return no_verdict(cause_of(error))
 
 
 @contextlib.contextmanager

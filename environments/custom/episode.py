@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -21,7 +22,7 @@ from treadle.agent.contract import (
 )
 from treadle.agent.role import RoleModel
 from treadle.core.chat_turns import well_formed
-from treadle.core.errors import DeadlineExceeded
+from treadle.core.errors import DeadlineExceeded, ToolError
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
 from treadle.environments.custom.concealment import user_code
@@ -41,12 +42,12 @@ class CustomEpisode:
         self._payload: Mapping[str, Any] = {}
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
-        """Prepare the instance and ask it for its first messages."""
+        """Prepare the instance and ask it for its first messages; raise ToolError if it takes too long."""
         environment = self._environment
         environment.prepare(task, self._settings, self._shared, options.seed, options.group_seed)
         environment.connect(options.cache, self._models)
         self._payload = task.payload
-        with user_code(environment, task.payload):
+        async with self._limit("reset"):
             first = await environment.reset(task)
         if not isinstance(first, str):
             return InitialState(_first_messages(first, type(environment).__name__))
@@ -82,9 +83,9 @@ class CustomEpisode:
                 raise EpisodeDiverged("the environment reacted to a recorded turn in another way")
 
     async def outcome(self) -> Outcome | None:
-        """Return what the instance says about its state."""
+        """Return what the instance says about its state; raise ToolError if it takes too long."""
         source = f"{type(self._environment).__name__}.outcome"
-        with user_code(self._environment, self._payload):
+        async with self._limit("outcome"):
             outcome = as_outcome(await self._environment.outcome(), source)
         if outcome is not None:
             _require_finite(outcome.reward, f"{source} returned a reward of")
@@ -93,6 +94,23 @@ class CustomEpisode:
     async def close(self) -> None:
         """Close the instance."""
         await self._environment.close()
+
+    @contextlib.asynccontextmanager
+    async def _limit(self, method: str) -> AsyncIterator[None]:
+        """Run a method of the instance that has no deadline of its own; raise ToolError after `rollout_time_s`."""
+        limit_s = self._settings.rollout_time_s
+        deadline = work_clock().time() + limit_s
+        try:
+            async with work_clock().limit(deadline):
+                with user_code(self._environment, self._payload):
+                    yield
+        except TimeoutError as error:
+            if work_clock().time() < deadline:
+                raise
+            raise ToolError(
+                f"{type(self._environment).__name__}.{method} did not return within environment.rollout_time_s = "
+                f"{limit_s:g} s"
+            ) from error
 
 
 def as_outcome(value: Any, source: str) -> Outcome | None:

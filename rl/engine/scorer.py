@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
 from collections.abc import Iterator
 
 from treadle.agent.contract import Task
@@ -12,14 +13,16 @@ from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score
 from treadle.core.answers.symbolic import SymbolicChecker
-from treadle.core.errors import ConfigError, EngineError
+from treadle.core.errors import ConfigError, EngineError, ToolError
 from treadle.environments.registry import traits_of
-from treadle.environments.scoring import environment_score
+from treadle.environments.scoring import environment_score, no_verdict
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
-from treadle.rl.groups.rollout import Group
+from treadle.rl.groups.rollout import Group, GroupTrajectory
 from treadle.rl.rewards import Reward, group_rewards, outcome_rewards
 from treadle.rl.training.plan import RlPlan
+
+_log = logging.getLogger(__name__)
 
 
 class GroupScorer:
@@ -53,9 +56,15 @@ class GroupScorer:
         )
 
     async def _environment_scores(self, group: Group, task: Task) -> list[Score]:
-        rollouts = [StoredRollout.of(made.trajectory) for made in group.trajectories]
+        return await asyncio.gather(*(self._environment_score(made, task) for made in group.trajectories))
+
+    async def _environment_score(self, made: GroupTrajectory, task: Task) -> Score:
         try:
-            return await asyncio.gather(*(environment_score(self._environment, task, rollout) for rollout in rollouts))
+            return await environment_score(self._environment, task, StoredRollout.of(made.trajectory))
+        except ToolError as error:
+            # One rollout without a verdict must not end a training.
+            _log.warning("a rollout of task %s has no reward: %s", task.key, error)
+            return no_verdict(str(error))
         except Exception as error:  # any error that a user's scorer raises
             raise EngineError(
                 f"the rollouts of task {task.key} could not be scored: {self._environment.type}.score raised "

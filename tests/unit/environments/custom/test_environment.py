@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +169,16 @@ async def test_reaction_that_never_comes_ends_the_rollout_at_its_deadline() -> N
 
     trajectory = await play(Frozen, Halving(None), None, TASK, deadline=work_clock().time() + 0.2)
     assert (trajectory.status, trajectory.truncated) == ("timeout", True)
+
+
+@pytest.mark.parametrize("method", ["reset", "outcome"])
+async def test_method_that_never_returns_ends_at_the_time_limit_of_a_rollout(method: str) -> None:
+    async def never(self: Guess, *_: Any) -> Any:
+        return await asyncio.get_running_loop().create_future()
+
+    frozen = type("Frozen", (Guess,), {method: never})
+    with pytest.raises(ToolError, match=rf"Frozen.{method} did not return within environment.rollout_time_s = 0.05 s"):
+        await play(frozen, Halving(None), None, TASK, rollout_time_s=0.05)
 
 
 async def test_score_that_never_returns_ends_at_the_time_limit_of_a_rollout() -> None:

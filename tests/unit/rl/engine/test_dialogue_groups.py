@@ -47,6 +47,13 @@ class Scoreless(Guess):
         raise KeyError("no judge")
 
 
+class Slow(Guess):
+    """A guess whose score does not end for some rollouts."""
+
+    async def score(self, task: Task, rollout: StoredRollout) -> float:
+        return 1.0 if len(rollout.turns) == 1 else await asyncio.get_running_loop().create_future()
+
+
 class Unknown(Guess):
     """A guess that only sometimes has a reward."""
 
@@ -159,6 +166,12 @@ def test_unknown_reward_is_left_out_and_never_zero(tmp_path: Path, codec: ChatTo
         (-2.5, True, 0.0)
     ] * 2
     assert not any(reward.scored for reward in groups[1].rewards)
+
+
+def test_score_that_does_not_end_leaves_its_rollouts_out(tmp_path: Path, codec: ChatTokenizer) -> None:
+    settings = parse_environment({"type": f"{__name__}:Slow", "top": 15, "max_turns": 5, "rollout_time_s": 0.2})
+    groups, _ = rolled_out(tmp_path, codec, settings)
+    assert [[reward.scored for reward in one.rewards] for one in groups] == [[True] * 2, [False] * 2, [False] * 2]
 
 
 def test_error_of_a_score_is_named(tmp_path: Path, codec: ChatTokenizer) -> None:
