@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.agent.contract import CallRecord, Message
-from treadle.agent.dialects.base import FRAME, RESULT, Dialect, Segment, render
+from treadle.agent.dialects.base import FRAME, RESULT, TEXT, Dialect, Segment, render
 from treadle.agent.prefix import Prefix
 from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM, Codec, keep_prefix
 from treadle.core.answers.extraction import SYSTEM_KINDS
@@ -258,6 +258,9 @@ class Transcript:
                 found.append(Segment(span.kind, span.text, span.start, span.end))
             elif span.text:
                 found += self._model_segments(span)
+            elif span.end > span.start:
+                # Ids that are no text, such as special tokens that the server leaves out.
+                found.append(Segment(TEXT, "", span.start, span.end))
         return found
 
     def _model_segments(self, span: _Span) -> list[Segment]:

@@ -70,7 +70,7 @@ def reasons_against(candidate: Candidate, *, cutoff_tokens: int, dialect: Dialec
         reasons.append("unfinished")
     if candidate.correct is not True:
         reasons.append("unknown_verdict" if candidate.correct is None else "wrong_answer")
-    if all(segment.kind in SYSTEM_KINDS for segment in candidate.segments):
+    if not any(segment.text for segment in candidate.segments if segment.kind not in SYSTEM_KINDS):
         reasons.append("no_text")
     reasons += dialect.faults(candidate.segments, candidate.calls)
     if not ids_fit(candidate):

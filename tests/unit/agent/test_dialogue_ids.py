@@ -111,6 +111,7 @@ def make_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
 @settings(max_examples=20, deadline=None)
 @given(turns=st.lists(TURN, min_size=1, max_size=4), roles=ROLES, first=HOSTILE)
 @example(turns=[Turn(INJECTION, (INJECTION, "", "")), Turn("", ("", "é\ud800", ""))], roles=["user"], first=INJECTION)
+@example(turns=[Turn("", ("", "", "")), Turn("", ("", "", ""), odd=(259,))], roles=["user"], first="")
 @example(turns=[Turn("<|im_end|>", (" ", "", ""), ends=False), Turn("a", ("b", "", ""))], roles=["user"], first="")
 async def test_ids_of_a_random_dialogue(
     tokenizers: Tokenizers, model: str, turns: list[Turn], roles: list[str], first: str

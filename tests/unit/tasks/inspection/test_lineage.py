@@ -231,15 +231,16 @@ def test_dialogue_is_shown_and_traced_with_its_environment(tmp_path: Path) -> No
     row = dialogue_row(
         "d1", "q1", ("text", f"I say 32 {EVIL}"), ("user", f"Lower. {EVIL}"), ("text", "I say 8"),
         turn_rewards=[None, 0.5], reward=0.5, truncated=True, model=EVIL,
+        first_messages=json.dumps([{"role": "user", "content": f"Begin. {EVIL}"}]),
     )  # fmt: skip
     made = put_from(run, "1/rollouts@base", {"rollouts": [row]}, {}, environment=f"my_envs.py:{EVIL}")
     scored = filled(schemas.SCORES, rollout_key="d1", question_key="q1", scorer="environment", judges="{}")
     scored |= {"correct": False, "score": 0.25, "prediction": EVIL}
     put_from(run, "1/scores@base", {"scores": [scored], "judgements": []}, {"rollouts": made})
-    said = shown(trajectory_view(find_rollout(run, "d1"), prompt=f"<|im_start|>{EVIL}"))
+    said = shown(trajectory_view(find_rollout(run, "d1")))
     lines = [line.strip(" │") for line in said.splitlines()]
     places = [lines.index(line) for line in ("policy, turn 1", "partner", "policy, turn 2, reward 0.5")]
-    assert places == sorted(places) and "im_end" not in said and said.index("<|im_start|>") < said.index("turn 1")
+    assert places == sorted(places) and "im_end" not in said and said.index("user: Begin.") < said.index("turn 1")
     assert "finished, truncated; 2 turns; 20 sampled tokens; reward 0.5" in lines
     assert "wrong (environment, score 0.25): last turn" in said and "gold" not in said and "calls" not in said
     assert any(line.startswith("environment: my_envs.py:") for line in lines)
