@@ -210,8 +210,8 @@ async def test_server_limit_is_found_and_kept() -> None:
         await asyncio.gather(*(work() for _ in range(100)))
         serving.cancel()
         # A busy machine may hold answers back until they are asked for again.
-        retries = {name: count for name, count in pool.stats.retries.items() if name != "late"}
-        assert pool.stats.completions == 1000 and retries == {"rate_limit": narrow.refused}
+    retries = {name: count for name, count in pool.stats.retries.items() if name != "late"}
+    assert pool.stats.completions == 1000 and retries == {"rate_limit": narrow.refused}
     assert server.max_in_flight <= 64
     # Found within the first 64 requests, left with the last ones, and never more than one beyond it in between.
     assert min(narrow.held_at_answers[:-100]) >= 6
