@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from treadle.agent.contract import (
+    CallRecord,
     EpisodeDiverged,
     EpisodeOptions,
     InitialState,
@@ -71,7 +72,8 @@ class CustomEpisode:
             if work_clock().time() < context.deadline:
                 raise
             raise DeadlineExceeded(f"{name}.step did not react before the rollout's time limit") from error
-        return _storable(_observation(reaction, name))
+        observation = _storable(_observation(reaction, name))
+        return observation if observation.calls else replace(observation, calls=_answered(turn, observation.messages))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Act the turn again and compare; raise EpisodeDiverged for another reaction, or if the class restarts."""
@@ -151,6 +153,19 @@ def _first_messages(first: Any, name: str) -> list[dict[str, str]]:
 
 def _is_message(message: Mapping[str, Any]) -> bool:
     return {"role", "content"} <= message.keys() and all(isinstance(value, str) for value in message.values())
+
+
+def _answered(turn: ModelTurn, messages: Sequence[Message]) -> tuple[CallRecord, ...]:
+    """Return ledger entries of the turn's calls that messages answer: by their ids, or all if no message has one.
+
+    They have no times: the class runs its calls itself, and an entry must be the same when the turn is acted again.
+    """
+    ids = {message.call for message in messages if message.call}
+    return tuple(
+        CallRecord(call.tool, call.text, "ok", turn.number, id=call.id)
+        for call in turn.calls
+        if call.id in ids or (messages and not ids)
+    )
 
 
 def _storable(observation: Observation) -> Observation:

@@ -21,6 +21,7 @@ from treadle.agent.trajectory import Trajectory
 from treadle.api import Done, Environment, Message, ModelTurn, Outcome, StoredRollout
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, ToolError
+from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
@@ -202,6 +203,28 @@ async def test_time_limit_of_a_score_itself_is_its_own_error() -> None:
     rollout = StoredRollout.of(await play(Guess, Halving(None), None, TASK))
     with pytest.raises(TimeoutError, match="mine"):
         await kind.score(kind.settings.model_validate({"type": "x:y"}), TASK, rollout)
+
+
+class Looks(Environment):
+    """Answers the calls of a tag."""
+
+    dialect = TagDialect((Tag("look", is_tool=True),))
+
+    async def step(self, turn: ModelTurn) -> list[Message] | Done:
+        return [Message("seen", "user", call.id) for call in turn.calls if call.text != "no"] or Done("Bye.")
+
+
+async def test_calls_that_a_class_answers_are_in_the_ledger() -> None:
+    turns = iter(["<look>a</look><look>no</look>", "<look>b</look>", "bye"])
+
+    class Model:
+        async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+            return Completion(next(turns), None, "stop", None, 1, 1, "", 0.0, 0)
+
+    trajectory = await play(Looks, Model(), None, TASK)
+    assert [(call.tool, call.argument, call.status, call.turn, call.id) for call in trajectory.calls] == [
+        ("look", "a", "ok", 0, "t0.look_0"), ("look", "b", "ok", 1, "t1.look_0"),
+    ]  # fmt: skip
 
 
 def test_digest_of_tags_covers_parameter_and_spacing() -> None:
