@@ -34,6 +34,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
 from treadle.environments.question.kind import QuestionRuntime
+from treadle.rl.engine.rows import Payloads
 from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.engine.verl import loop as verl_loop
 from treadle.rl.engine.verl.compose import compose_config
@@ -164,6 +165,7 @@ class Probe:
             CONTRACT_VOCABULARY,
             VerlFolder(self.folder / "verl"),
             self.scorer,
+            Payloads(None),
         )
 
         async def host_of(job: Path) -> LoopHost:
