@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
 from support.rollouts.guess_desk import guide_code, halving
 from support.servers.scripted_server import served
 
