@@ -171,6 +171,13 @@ _SAMPLES = pa.list_(
     )
 )
 
+_TURN_REWARDS = _field(
+    "turn_rewards",
+    pa.list_(pa.float64()),
+    "reward of each turn from the environment, null for turns without one; empty if no turn has one",
+    null_items=True,
+)
+
 ROLLOUTS = Table(
     "rollouts",
     4,
@@ -216,12 +223,7 @@ ROLLOUTS = Table(
                 "origin (0 system, 1 sampled, 2 model text re-encoded after a cut inside a token, no log-prob loss), "
                 "number of ids before each turn, and spans with their role; in text mode all lists are empty",
             ),
-            _field(
-                "turn_rewards",
-                pa.list_(pa.float64()),
-                "reward of each turn from the environment, null for turns without one; empty if no turn has one",
-                null_items=True,
-            ),
+            _TURN_REWARDS,
             _field(
                 "reward",
                 pa.float64(),
@@ -537,12 +539,7 @@ RL_ROLLOUTS = Table(
                 "reward; null, like all its parts, if infrastructure failed and the rollout was not scored",
                 nullable=True,
             ),
-            _field(
-                "turn_rewards",
-                pa.list_(pa.float64()),
-                "reward of each turn from the environment, null for none; empty if no turn has one",
-                null_items=True,
-            ),
+            _TURN_REWARDS,
             _field(
                 "correctness",
                 pa.float64(),
