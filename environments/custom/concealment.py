@@ -26,7 +26,7 @@ class PayloadInError(Exception):
 def user_code(environment: Environment, payload: Mapping[str, Any]) -> Iterator[None]:
     """Run code of an environment class for the duration of the block.
 
-    An error gets a note with the line of the class's file, or is replaced by PayloadInError if it quotes the payload.
+    An error gets a note with the line of the class's file, or is replaced by one without the payload if it quotes it.
     """
     try:
         yield
@@ -41,20 +41,22 @@ def user_code(environment: Environment, payload: Mapping[str, Any]) -> Iterator[
         raise
 
 
-def concealed(error: Exception, payload: Mapping[str, Any]) -> PayloadInError | None:
+def concealed(error: Exception, payload: Mapping[str, Any]) -> Exception | None:
     """Return what to raise instead of an error; None if its traceback quotes no text of the payload.
 
-    Numbers and texts of fewer than four characters are not recognised. Errors of Treadle quote none.
+    An error of Treadle keeps its type, which decides about retries: a server may repeat what a partner was asked.
+    Numbers and texts of fewer than four characters are not recognised.
     """
-    if isinstance(error, TreadleError):
-        return None
     secrets = sorted(set(_texts(payload)), key=len, reverse=True)
     whole = "".join(traceback.format_exception(error)) if secrets else ""
     if not any(secret in whole for secret in secrets):
         return None
-    message = f"{type(error).__name__}: {error}"
+    message = str(error)
     for secret in secrets:
         message = message.replace(secret, _HIDDEN)
+    if isinstance(error, TreadleError):
+        return type(error)(message)
+    message = f"{type(error).__name__}: {message}"
     last = traceback.extract_tb(error.__traceback__)[-1:]
     places = "".join(f" (line {frame.lineno} of {frame.filename}, in {frame.name})" for frame in last)
     return PayloadInError(message + places)

@@ -9,6 +9,7 @@ from support.rollouts.dialogues import Guess, Halving, play
 
 from treadle.agent.contract import Task
 from treadle.api import Environment, ModelTurn, StoredRollout
+from treadle.core.errors import EndpointUnavailable, ModelError, TreadleError
 from treadle.environments.custom.concealment import PayloadInError
 from treadle.environments.custom.kind import CustomType
 
@@ -52,6 +53,19 @@ async def test_errors_of_episodes_quote_no_payload(environment: type[Environment
     with pytest.raises(PayloadInError, match=rf"{kind}: .*\[payload\].*test_concealment\.py") as told:
         await play(environment, Halving(None), None, TASK)
     assert leaks(told.value) == []
+
+
+@pytest.mark.parametrize("kind", [EndpointUnavailable, ModelError, TreadleError])
+async def test_errors_of_treadle_keep_their_type_without_the_payload(kind: type[TreadleError]) -> None:
+    """A server may repeat the prompt of a partner model, who reads the payload."""
+
+    class Asking(Guess):
+        async def step(self, turn: ModelTurn) -> str:
+            raise kind(f"HTTP 400: invalid prompt {code_of(self.task)}")
+
+    with pytest.raises(kind, match=r"^HTTP 400: invalid prompt \[payload\]$") as told:
+        await play(Asking, Halving(None), None, TASK)
+    assert leaks(told.value) == [] and told.value.retryable == kind.retryable
 
 
 async def test_errors_of_scores_quote_no_payload() -> None:
