@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
-import importlib.util
 import inspect
 import logging
-import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +14,8 @@ from pydantic import GetJsonSchemaHandler, SerializeAsAny, ValidatorFunctionWrap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from treadle.core.config import config_folders
 from treadle.core.errors import ConfigError
+from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module, import_folder_of
 from treadle.core.untrusted.input_files import file_sha256
 from treadle.environments.custom.base import Environment
 from treadle.environments.custom.kind import CustomType
@@ -56,7 +52,7 @@ def parse_environment(data: Any) -> EnvironmentSettings:
     if not isinstance(name, str):
         raise ValueError("the type of an environment is a string")
     given = dict(data)
-    file = _code_file(name, given.get("code_file"))
+    file = find_code_file(name, given.get("code_file"))
     if file is not None:
         given |= {"code_file": file, "code_sha256": file_sha256(file)}
     elif given.get("code_file") or given.get("code_sha256"):
@@ -129,7 +125,8 @@ def shipped_settings() -> list[type[EnvironmentSettings]]:
 def find_type(name: str, file: Path | None = None) -> EnvironmentType:
     """Return a type by its name; `file` is that of a class in a file. Raises ConfigError, listing what there is."""
     if file is not None:
-        return _type_in_file(file, name.rpartition(":")[2], file.stat().st_mtime_ns)
+        attribute = name.rpartition(":")[2]
+        return _type_of(from_file(file, attribute, "environment.type"), f"{file.name}:{attribute}")
     place = SHIPPED.get(name) or _entry_points().get(name) or name
     module, colon, attribute = place.partition(":")
     if not colon:
@@ -138,7 +135,7 @@ def find_type(name: str, file: Path | None = None) -> EnvironmentType:
             f"environment.type = {name!r} is unknown; known: {known}; or name a class as my_envs.py:Class or "
             "package.module:Class"
         )
-    return _type_in_module(module, attribute)
+    return _type_of(from_module(module, attribute, "environment.type"), f"{module}:{attribute}")
 
 
 def import_folder(settings: EnvironmentSettings) -> Path | None:
@@ -149,66 +146,16 @@ def import_folder(settings: EnvironmentSettings) -> Path | None:
     if settings.code_file is not None or settings.type in SHIPPED:
         return None
     module = _entry_points().get(settings.type, settings.type).partition(":")[0]
-    spec = importlib.util.find_spec(module.partition(".")[0])
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations))).parent
-    return Path(spec.origin).parent if spec.origin else None
+    return import_folder_of(module)
 
 
 def _entry_points() -> dict[str, str]:
-    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-
-
-def _code_file(name: str, known: object) -> Path | None:
-    """Return the file of a type that is named by its file: the known one, or the one next to the configuration."""
-    place, colon, _ = name.rpartition(":")
-    if not colon or not place.endswith(".py"):
-        return None
-    folders = (Path.cwd(), *config_folders.get())
-    candidates = [Path(str(known))] if known else [folder / place for folder in folders]
-    for path in candidates:
-        if path.is_file():
-            return path.resolve()
-    moved = "; if it was moved, set environment.code_file to its place" if known else ""
-    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}{moved}")
+    return entry_point_places(ENTRY_POINT_GROUP)
 
 
 @functools.lru_cache(maxsize=64)
-def _type_in_file(file: Path, attribute: str, changed_ns: int) -> EnvironmentType:
-    """Return the type of a class in a file; a changed file is read again."""
-    spec = importlib.util.spec_from_file_location(f"treadle_own_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"environment.type: {file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # any error that a user's file raises
-        what = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and (file.parent / f"{error.name}.py").is_file():
-            other = f"{file.stem}:{attribute}"
-            what += f'; a file cannot import its neighbours: set type = "{other}", with the folder on PYTHONPATH'
-        raise ConfigError(f"environment.type: {attribute} in {file} cannot be loaded: {what}") from error
-    if not hasattr(module, attribute):
-        there = [name for name, one in vars(module).items() if getattr(one, "__module__", None) == module.__name__]
-        raise ConfigError(
-            f"environment.type: there is no {attribute} in {file}; there: {', '.join(there) or 'nothing'}"
-        )
-    return _as_type(getattr(module, attribute), f"{file.name}:{attribute}")
-
-
-@functools.lru_cache(maxsize=64)
-def _type_in_module(module: str, attribute: str) -> EnvironmentType:
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # any error that a user's module raises on import
-        what = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            what += "; put its folder on PYTHONPATH"
-        raise ConfigError(f"environment.type: {module}:{attribute} cannot be loaded: {what}") from error
-    return _as_type(found, f"{module}:{attribute}")
+def _type_of(found: Any, name: str) -> EnvironmentType:
+    return _as_type(found, name)
 
 
 def _check_methods(environment: type[Environment], name: str) -> None:

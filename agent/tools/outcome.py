@@ -52,7 +52,7 @@ class CallContext:
 
 
 class Tool(Protocol):
-    """Interface of tools. `name` is also the tool's tag. Many rollouts use one tool concurrently on one event loop.
+    """Interface of tools whose only argument is a text. Many rollouts use one tool concurrently on one event loop.
 
     Usage: `async with tool:` around all calls. `call` never raises for a mistake of the agent. It raises `ToolError`
     (retryable or not) only if the tool itself is out of order.

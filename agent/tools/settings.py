@@ -1,0 +1,50 @@
+"""Define the settings that every entry of `environment.tools` has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from treadle.core.config import Operational, Section
+
+if TYPE_CHECKING:
+    from treadle.agent.tools.source import ToolSource
+    from treadle.core.store.keyed_store import KeyedStore
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResources:
+    """What a source may use while it is open.
+
+    Attributes:
+        store: Function that returns a store of the run by its name; None outside a run.
+    """
+
+    store: Callable[[str], KeyedStore] | None = None
+
+
+class ToolSettings(Section):
+    """Type and limits of one entry of `environment.tools`."""
+
+    type: str
+    """Type of the tool: a shipped one (`http`, `mcp`, `workspace`), `my_tools.py:weather` for a function or class in a
+    file next to the configuration, `package.module:weather`, or an entry point in the group `treadle.tools`."""
+    code_file: Operational[Path | None] = None
+    """File with the function or class, for a type that is in a file; filled in when the configuration is read."""
+    code_sha256: str = ""
+    """Digest of that file; filled in when the configuration is read, so that an edited file makes new rollouts."""
+    max_calls: int | None = Field(default=None, ge=0)
+    """Most executed calls of each of its tools per rollout; none means no limit, 0 disables them."""
+
+    @property
+    def version(self) -> int:
+        """Version of the type; increment it if its outcomes become different."""
+        return 1
+
+    def source(self, name: str, resources: ToolResources) -> ToolSource:
+        """Return the source of the entry called `name`, not opened yet."""
+        raise NotImplementedError

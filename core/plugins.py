@@ -1,0 +1,87 @@
+"""Load classes and functions of users: from a file next to the configuration, a module, or an entry point."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from treadle.core.config import config_folders
+from treadle.core.errors import ConfigError
+
+
+def entry_point_places(group: str) -> dict[str, str]:
+    """Return name -> `module:attribute` of the entry points in a group."""
+    return {point.name: point.value for point in entry_points(group=group)}
+
+
+def find_code_file(name: str, known: object) -> Path | None:
+    """Return the file in a name such as `my_envs.py:Guess`: the known one, or the one next to the configuration.
+
+    Returns None for names of other forms. Raises ValueError if there is no such file.
+    """
+    place, colon, _ = name.rpartition(":")
+    if not colon or not place.endswith(".py"):
+        return None
+    folders = (Path.cwd(), *config_folders.get())
+    candidates = [Path(str(known))] if known else [folder / place for folder in folders]
+    for path in candidates:
+        if path.is_file():
+            return path.resolve()
+    moved = "; if it was moved, set its `code_file` to its place" if known else ""
+    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}{moved}")
+
+
+def from_file(file: Path, attribute: str, key: str) -> Any:
+    """Return an attribute of a Python file; a changed file is read again.
+
+    `key` is the configuration key that names it, for errors. Raises ConfigError.
+    """
+    return _from_file(file, attribute, key, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _from_file(file: Path, attribute: str, key: str, changed_ns: int) -> Any:
+    spec = importlib.util.spec_from_file_location(f"treadle_own_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{key}: {file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # any error that a user's file raises
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and (file.parent / f"{error.name}.py").is_file():
+            other = f"{file.stem}:{attribute}"
+            what += f'; a file cannot import its neighbours: set type = "{other}", with the folder on PYTHONPATH'
+        raise ConfigError(f"{key}: {attribute} in {file} cannot be loaded: {what}") from error
+    if not hasattr(module, attribute):
+        there = [name for name, one in vars(module).items() if getattr(one, "__module__", None) == module.__name__]
+        raise ConfigError(f"{key}: there is no {attribute} in {file}; there: {', '.join(there) or 'nothing'}")
+    return getattr(module, attribute)
+
+
+@functools.lru_cache(maxsize=64)
+def from_module(module: str, attribute: str, key: str) -> Any:
+    """Return an attribute of a module; `key` is the configuration key that names it. Raises ConfigError."""
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # any error that a user's module raises on import
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            what += "; put its folder on PYTHONPATH"
+        raise ConfigError(f"{key}: {module}:{attribute} cannot be loaded: {what}") from error
+
+
+def import_folder_of(module: str) -> Path | None:
+    """Return the folder that an import of a module needs on the path; None if it cannot be found."""
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(spec.origin).parent if spec.origin else None

@@ -1,0 +1,1 @@
+"""Tools of environments: the table `environment.tools`, and calls within limits."""

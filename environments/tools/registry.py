@@ -1,0 +1,81 @@
+"""Find types of tools by name: shipped ones, entry points, functions and classes in a file or a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import GetJsonSchemaHandler, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from treadle.agent.tools.functions import settings_of
+from treadle.agent.tools.settings import ToolSettings
+from treadle.core.errors import ConfigError
+from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module
+from treadle.core.untrusted.input_files import file_sha256
+
+SHIPPED: dict[str, str] = {}
+"""Name -> class of the settings of the type."""
+
+ENTRY_POINT_GROUP = "treadle.tools"
+"""Group of entry points; the name of an entry point is the name of the type in the configuration."""
+
+
+def parse_tool(data: Any) -> ToolSettings:
+    """Return the settings of an entry of `environment.tools`. Raises ValueError."""
+    if isinstance(data, ToolSettings):
+        return data
+    if not isinstance(data, Mapping):
+        raise ValueError('a tool is a table with a key `type`, such as { type = "my_tools.py:weather" }')
+    name = data.get("type")
+    if not isinstance(name, str):
+        raise ValueError(f"a tool needs a key `type`; known: {', '.join(_known())}, or my_tools.py:weather")
+    given = dict(data)
+    file = find_code_file(name, given.get("code_file"))
+    if file is not None:
+        given |= {"code_file": file, "code_sha256": file_sha256(file)}
+    try:
+        if file is not None:
+            found = from_file(file, name.rpartition(":")[2], "environment.tools")
+        else:
+            place = SHIPPED.get(name) or entry_point_places(ENTRY_POINT_GROUP).get(name) or name
+            module, colon, attribute = place.partition(":")
+            if not colon:
+                raise ValueError(
+                    f"type = {name!r} is unknown; known: {', '.join(_known())}; or name a function or class as "
+                    "my_tools.py:weather or package.module:weather"
+                )
+            found = from_module(module, attribute, "environment.tools")
+        settings = _settings_of(found)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return settings.model_validate(given)
+
+
+def _settings_of(found: Any) -> type[ToolSettings]:
+    """Return the settings class that was found, or the one for a function or class of a user."""
+    if isinstance(found, type) and issubclass(found, ToolSettings):
+        settings: type[ToolSettings] = found
+        return settings
+    return settings_of(found)
+
+
+def _known() -> list[str]:
+    return sorted({*SHIPPED, *entry_point_places(ENTRY_POINT_GROUP)})
+
+
+def _parse(data: Any, handler: ValidatorFunctionWrapHandler) -> ToolSettings:
+    return parse_tool(data)
+
+
+class _SchemaOfTools:
+    """JSON schema of a tool: the keys of every tool, and any others; Prefect's form shows it."""
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        own = dict(handler.resolve_ref_schema(handler(ToolSettings.__pydantic_core_schema__)))
+        return own | {"additionalProperties": True}
+
+
+AnyTool = Annotated[SerializeAsAny[ToolSettings], WrapValidator(_parse), _SchemaOfTools()]
+"""Settings of a tool of any type."""
