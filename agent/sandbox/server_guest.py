@@ -56,8 +56,6 @@ def wait_for_end(server: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    # The server alone holds the pipe, so that a closed output is noticed at once.
-    os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
     events = select.poll()
     events.register(awake, select.POLLIN)
     events.register(0, 0)

@@ -164,7 +164,7 @@ class ServerLauncher:
         # bubblewrap makes missing folders readable for its own user only.
         folders = {str(parent) for place, _ in inside for parent in Path(place).parents} - {"/", "/tmp", SCRATCH}
         for folder in sorted(folders):
-            if not folder.startswith(_SYSTEM_FOLDERS):
+            if not any(Path(folder).is_relative_to(other) for other in _SYSTEM_FOLDERS):
                 arguments += ["--perms", "0755", "--dir", folder]
         for place, source in sorted(inside, key=lambda bind: len(Path(bind[0]).parts)):
             arguments += ["--ro-bind", source, place]
@@ -181,9 +181,8 @@ def _binds(program: str, settings: ServerSettings) -> list[Path]:
     found = [*settings.read, *_python_folders(Path(program))]
     place = Path(program)
     for _ in range(40):  # as many links as the kernel follows
-        if not place.is_relative_to("/usr") and not any(place.is_relative_to(path) for path in found):
-            if not str(place.parent).startswith(_SYSTEM_FOLDERS):
-                raise SandboxError(f"command: {place} is not visible in the sandbox; add its folder to `read`")
+        if not any(place.is_relative_to(path) for path in (*found, *map(Path, _SYSTEM_FOLDERS))):
+            raise SandboxError(f"command: {place} is not visible in the sandbox; add its folder to `read`")
         if not place.is_symlink():
             break
         place = Path(os.path.normpath(place.parent / os.readlink(place)))
