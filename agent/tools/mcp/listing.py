@@ -21,6 +21,7 @@ MAX_TOOLS = 256
 MAX_DESCRIPTION_CHARS = 4000
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_SCHEMA_DEPTH = 32
+_TABLES = ("properties", "$defs", "definitions", "dependentSchemas")
 _TEXTS = ("description", "title", "$comment")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -79,7 +80,7 @@ def tool_list(entry: str, tools: Sequence[Tool], settings: McpSettings) -> tuple
             problems.append(f"tool {label(tool.name)!r}: {problem}")
             continue
         description = shown(tool.description or tool.title or "", MAX_DESCRIPTION_CHARS)
-        found[name] = tool.name, ToolSchema(name, description, _with_clean_texts(tool.input_schema))
+        found[name] = tool.name, ToolSchema(name, description, _without_patterns(_with_clean_texts(tool.input_schema)))
     return ToolList(found), problems
 
 
@@ -96,6 +97,8 @@ def schema_problem(schema: Any) -> str:
     """Return why the schema of a tool's arguments cannot be used; empty if it can."""
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         return "its schema is not that of an object"
@@ -108,9 +111,13 @@ def schema_problem(schema: Any) -> str:
     if (problem := _content_problem(schema)) is not None:
         return problem
     try:
-        validator_for(schema).check_schema(schema)
+        checker = validator_for(schema)
+        checker.check_schema(schema)
+        checker(_without_patterns(schema), registry=Registry()).is_valid({})
     except SchemaError as error:
         return f"its schema is invalid: {label(error.message)}"
+    except (Unresolvable, RecursionError):
+        return "its schema has a reference that leads nowhere or to itself"
     return ""
 
 
@@ -143,6 +150,19 @@ def _with_clean_texts(value: Any) -> Any:
             for key, one in value.items()
         }
     return [_with_clean_texts(one) for one in value] if isinstance(value, list) else value
+
+
+def _without_patterns(schema: Any, *, is_schema: bool = True) -> Any:
+    """Return a schema without regular expressions: a server's could take forever on the arguments of a model.
+
+    `is_schema` is False for a table of properties, whose keys are names.
+    """
+    if isinstance(schema, list):
+        return [_without_patterns(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: one for key, one in schema.items() if not (is_schema and key in ("pattern", "patternProperties"))}
+    return {key: _without_patterns(one, is_schema=not (is_schema and key in _TABLES)) for key, one in kept.items()}
 
 
 def changes(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:

@@ -103,9 +103,7 @@ async def flood_output() -> str:
     """Write messages without end."""
     output = wire()
     while True:
-        os.write(
-            output, b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}\n' * 100
-        )
+        os.write(output, b'{"jsonrpc":"2.0","method":"notifications/x","params":{}}\n' * 100)
 
 
 @server.tool()
