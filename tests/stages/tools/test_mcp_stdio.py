@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sandbox.sandbox_users import TESTS, USERS, user_command
 from support.servers import mcp_tools
 
 from treadle.agent.sandbox import server_process
@@ -340,3 +341,17 @@ async def test_a_server_can_run_without_the_sandbox(tmp_path: Path) -> None:
             await call(tools, "kill")
         assert (await call(tools, "add", a=1, b=1)).text == "2"
     assert not processes()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_the_sandbox_holds_for_each_user(user: str) -> None:
+    done = subprocess.run(
+        user_command(user, "support.sandbox.mcp_as_user", {}), capture_output=True, text=True, check=False, cwd=TESTS
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["uid"] == 0) == (user == "root")
+    assert "network connected" not in report["seen"]
+    assert "seen []" in report["seen"]
+    assert "usr read-only" in report["seen"]
+    assert "uid 0 " not in report["seen"]
