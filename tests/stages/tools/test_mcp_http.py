@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from support.servers import mcp_tools
+from support.servers import mcp_desk
 from support.servers.ports import free_port
 
 from treadle.agent.tools.mcp import connection, http
@@ -30,7 +30,7 @@ TASK: Any = None
 @contextmanager
 def served(port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Serve the tools over HTTP until the block ends."""
-    command = [sys.executable, mcp_tools.__file__, "127.0.0.1", str(port)]
+    command = [sys.executable, mcp_desk.__file__, "127.0.0.1", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert process.stderr is not None
     try:

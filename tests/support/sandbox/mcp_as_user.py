@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from support.servers import mcp_tools
+from support.servers import mcp_desk
 
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources
@@ -17,7 +17,7 @@ from treadle.environments.tools.registry import parse_tool
 
 async def look() -> str:
     """Return what the server sees."""
-    entry = {"type": "mcp", "command": [sys.executable, mcp_tools.__file__], "read": [mcp_tools.__file__]}
+    entry = {"type": "mcp", "command": [sys.executable, mcp_desk.__file__], "read": [mcp_desk.__file__]}
     async with parse_tool(entry).source("desk", ToolResources()) as source:
         task: Any = None
         tools = await source.episode(task, 0)

@@ -51,10 +51,11 @@ def count() -> str:
     """Count the calls of this process."""
     global calls
     calls += 1
+    nonce = os.urandom(4).hex()
     if log := os.environ.get("CALL_LOG"):
         with open(log, "a") as file:
-            file.write(f"{os.getpid()} {calls}\n")
-    return f"process {os.getpid()} call {calls} nonce {os.urandom(4).hex()}"
+            file.write(f"{nonce}\n")
+    return f"process {os.getpid()} call {calls} nonce {nonce}"
 
 
 @server.tool()
