@@ -24,7 +24,7 @@ from treadle.web.addresses import AddressRule, BlockedAddress
 if TYPE_CHECKING:
     import httpx2
 
-    from treadle.agent.tools.mcp.settings import McpSettings
+    from treadle.agent.tools.mcp.settings import McpServerSettings
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _CONNECT_S = 30.0
@@ -37,7 +37,7 @@ _KEY_MARK = "[token]"
 class HttpTransport:
     """Session with a server over HTTP. Raises ConfigError if its token is not set."""
 
-    def __init__(self, settings: McpSettings) -> None:
+    def __init__(self, settings: McpServerSettings) -> None:
         assert settings.url is not None
         self._settings = settings
         self._url = settings.url

@@ -15,7 +15,7 @@ from treadle.core.errors import ToolError
 if TYPE_CHECKING:
     from mcp_types import Tool
 
-    from treadle.agent.tools.mcp.settings import McpSettings
+    from treadle.agent.tools.mcp.settings import McpServerSettings
 
 MAX_TOOLS = 256
 MAX_DESCRIPTION_CHARS = 4000
@@ -55,7 +55,7 @@ class ToolList(Mapping[str, ToolSchema]):
         return digest_json(self.data())
 
 
-def tool_list(entry: str, tools: Sequence[Tool], settings: McpSettings) -> tuple[ToolList, list[str]]:
+def tool_list(entry: str, tools: Sequence[Tool], settings: McpServerSettings) -> tuple[ToolList, list[str]]:
     """Return the tools to offer, and one line for each that cannot be offered.
 
     Args:

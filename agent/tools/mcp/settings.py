@@ -1,4 +1,4 @@
-"""Define the settings of an MCP server as an entry of `environment.tools`."""
+"""Define the keys of an MCP server as an entry of `environment.tools`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from treadle.agent.tools.schema import NAME_PATTERN
-from treadle.agent.tools.settings import ToolResources, ToolSettings
+from treadle.agent.tools.settings import ToolSettings
 from treadle.core.config import Operational, config_folders
 from treadle.core.untrusted.input_files import file_sha256
 from treadle.core.untrusted.secrets import is_secret_name
-
-if TYPE_CHECKING:
-    from treadle.agent.tools.source import ToolSource
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = frozenset({"PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH"})
@@ -27,8 +24,8 @@ _STDIO_KEYS = ("network", "read", "env", "sandbox", "memory_mb")
 _HTTP_KEYS = ("api_key_env", "allowed_networks")
 
 
-class McpSettings(ToolSettings):
-    """MCP server whose tools an agent may call, under the names `NAME_tool`."""
+class McpServerSettings(ToolSettings):
+    """Keys of an MCP server whose tools an agent may call, under the names `NAME_tool`."""
 
     type: Literal["mcp"] = "mcp"
     command: tuple[str, ...] = ()
@@ -146,12 +143,6 @@ class McpSettings(ToolSettings):
     def started_command(self) -> tuple[str, ...]:
         """Return the command with absolute paths in place of those that `read` lists."""
         return tuple(str(file_of(word, self.read) or word) for word in self.command)
-
-    def source(self, name: str, resources: ToolResources) -> ToolSource:
-        """Return the source of the server's tools."""
-        from treadle.agent.tools.mcp.source import McpSource
-
-        return McpSource(name, self, resources)
 
 
 def file_of(word: Any, read: list[Path] | tuple[Path, ...]) -> Path | None:

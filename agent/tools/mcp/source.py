@@ -20,7 +20,7 @@ from treadle.agent.tools.mcp.connection import Connection, InvalidCall, Transpor
 from treadle.agent.tools.mcp.http import HttpTransport
 from treadle.agent.tools.mcp.listing import ToolList, changes, refuse, tool_list
 from treadle.agent.tools.mcp.results import error_outcome, outcome_of
-from treadle.agent.tools.mcp.settings import McpSettings
+from treadle.agent.tools.mcp.settings import McpServerSettings
 from treadle.agent.tools.mcp.stdio import StdioTransport
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
@@ -45,7 +45,7 @@ _KEY_CHARS = 32
 class McpSource:
     """Source of the tools of one server; see `treadle.agent.tools.source.ToolSource`."""
 
-    def __init__(self, entry: str, settings: McpSettings, resources: ToolResources) -> None:
+    def __init__(self, entry: str, settings: McpServerSettings, resources: ToolResources) -> None:
         self.resume: ToolResume = "restart" if settings.per_episode else "stateless"
         self._entry = entry
         self._settings = settings
@@ -143,7 +143,7 @@ class McpSource:
 class McpTools:
     """Tools of a server for one episode; see `treadle.agent.tools.source.EpisodeTools`."""
 
-    def __init__(self, server: _Server, settings: McpSettings, *, owns_server: bool) -> None:
+    def __init__(self, server: _Server, settings: McpServerSettings, *, owns_server: bool) -> None:
         self._server = server
         self._settings = settings
         self._owns_server = owns_server
@@ -206,7 +206,7 @@ class _Server:
     def __init__(
         self,
         entry: str,
-        settings: McpSettings,
+        settings: McpServerSettings,
         make_transport: Callable[[], Transport],
         *,
         restarts: bool,

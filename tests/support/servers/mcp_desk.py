@@ -80,7 +80,11 @@ async def stop() -> str:
 
 @server.tool()
 async def die() -> str:
-    """End the process."""
+    """End the process, but only once if the environment names a file for that."""
+    if died := os.environ.get("DIED"):
+        if Path(died).exists():
+            return "alive"
+        Path(died).touch()
     print("no paper left", file=sys.stderr, flush=True)
     os._exit(3)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult, TextContent, Tool
 
+from treadle.agent.tools.mcp.entry import McpSettings
 from treadle.agent.tools.mcp.listing import changes, tool_list
 from treadle.agent.tools.mcp.results import outcome_of, shown
-from treadle.agent.tools.mcp.settings import McpSettings
 from treadle.core.config import config_folders, semantic_dump, validate
 from treadle.core.errors import ConfigError
 
