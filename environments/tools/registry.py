@@ -53,6 +53,11 @@ def parse_tool(data: Any) -> ToolSettings:
     return settings.model_validate(given)
 
 
+def shipped_tools() -> list[type[ToolSettings]]:
+    """Return the settings of all shipped types, for the reference."""
+    return [from_module(*place.split(":"), "environment.tools") for place in SHIPPED.values()]
+
+
 def _settings_of(found: Any) -> type[ToolSettings]:
     """Return the settings class that was found, or the one for a function or class of a user."""
     if isinstance(found, type) and issubclass(found, ToolSettings):
