@@ -94,11 +94,13 @@ class ServerLauncher:
         self._command = [os.path.abspath(program), *settings.command[1:]]
         self._launcher: Launcher | None = None
         if settings.is_isolated:
-            self._launcher = make_launcher(
-                SandboxSettings(
-                    packages=(), memory_mb=settings.memory_mb, scratch_mb=_SCRATCH_MB, max_processes=_MAX_PROCESSES
-                )
+            limits = SandboxSettings(
+                packages=(), memory_mb=settings.memory_mb, scratch_mb=_SCRATCH_MB, max_processes=_MAX_PROCESSES
             )
+            try:
+                self._launcher = make_launcher(limits)
+            except SandboxError as error:
+                raise SandboxError(f'{error}; for a server, the key is `sandbox = "none"`') from error
             self._binds = _binds(self._command[0], settings)
 
     @property
