@@ -14,6 +14,10 @@ from treadle.core.answers.extraction import SYSTEM_KINDS
 SPEAKERS: Mapping[str, str] = {"user": "partner", "tool": "tool", "system": "system"}
 """Kind of a message between two turns of the policy -> who speaks."""
 POLICY = "policy"
+TOOL_CALL = "tool_call"
+"""Kind of the segments with a native call, which the model wrote."""
+REASONING = "reasoning"
+"""Kind of the segments with reasoning that a server or a template sets apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from support.tables.score_tables import put_rows, question, rollout, score
+from support.tables.score_tables import called, put_rows, question, rollout, score
 
 from treadle.core import schemas
 from treadle.core.config import Section
@@ -107,9 +107,7 @@ def evaluated_run(
                 dataset=f"{names[number % len(names)]}{text}",
                 prediction=f"{model} says {text}",
                 status="answered" if verdict is not None else "length",
-                calls_requested=number % 3,
-                calls_executed=number % 3,
-                search_calls=number % 3,
+                **called(**({"search": number % 3} if number % 3 else {})),
                 completion_tokens=10 + 7 * number,
             )
             | columns.get(model, {})

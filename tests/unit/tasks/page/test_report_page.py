@@ -119,7 +119,7 @@ def test_pending_votes_failures_and_missing_verdicts_are_shown_with_the_metrics(
 
 def test_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
     """Neither at the headline nor at the radar nor compared."""
-    idle = {"calls_requested": 0, "calls_executed": 0, "search_calls": 0}
+    idle = {"calls_requested": 0, "calls_executed": 0, "tools": []}
     run = evaluated_run(tmp_path, "run", {"direct": HALF, "tuned": MORE}, columns={"direct": idle})
     text = text_of(report_page([run]))
     assert re.search(r"direct 12 50\.0 \[25\.4, 74\.6\] - ", text)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.tables.page_runs import Scored, add_rollouts, counted_run
 from support.tables.page_tables import PageReader
-from support.tables.score_tables import rollout, score
+from support.tables.score_tables import called, rollout, score
 
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
@@ -130,7 +130,7 @@ def agent_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     rows = scores(
         "agent", [True, True, True, False, False, None, True, False, False, False],
         status=STATUSES, scorer=by, judge_status=judged,
-        calls_requested=CALLS, calls_executed=CALLS, python_calls=[0, *repeat(1, 9)], search_calls=[0, *repeat(1, 9)],
+        calls_requested=CALLS, calls_executed=CALLS, tools=[[], *repeat(called(python=1, search=1)["tools"], 9)],
         failed_calls=[0, 2, 1, *repeat(0, 7)], completion_tokens=[10 * (number + 1) for number in range(10)],
         reasoning_tokens=list(repeat(20, 10)),
         votes_yes=[votes[0] for votes in VOTES], votes_no=[votes[1] for votes in VOTES],
