@@ -119,10 +119,12 @@ def _times(source: PageRun, scores: StageRecord | None) -> dict[str, Times]:
 
 
 def _of_row(row: Row) -> Times | None:
-    """Return the times of a telemetry row; None if the rollout was resumed.
+    """Return the times of a telemetry row; None if the rollout was resumed, or an older version wrote the row.
 
     For a resumed rollout the parts cover all attempts, but the total only the last one.
     """
+    if "seconds_by_tool" not in row:
+        return None
     by_tool = {one["tool"]: (one["executed"], one["seconds"]) for one in row["seconds_by_tool"]}
     times = Times(row["seconds"], row["model_seconds"], row["tool_seconds"], by_tool)
     return times if times.model + times.tools <= times.total + _SLACK_S else None

@@ -190,12 +190,37 @@ def test_calls_and_lengths_are_means_over_rollouts(agent: PageReader) -> None:
     table = agent.table("behaviour", "Means over rollouts")
     check(
         table.row("agent"),
-        {"rollouts": "10", "calls": "1.80", "Python": "0.90", "searches": "0.90", "failed": "16.7%",
+        {"rollouts": "10", "calls": "1.80", "failed": "16.7%",
          "sampled tokens": "55", "median": "55", "most": "100", "tokens without results": "20"},
     )  # fmt: skip
     check(table.row("direct"), {"calls": "0.00", "failed": "-", "sampled tokens": "10", "median": "10"})
     text = agent.text("behaviour")
     assert "agent: 10% with 0, 90% with 2" in text and "agent: median 55, middle half 32 to 78 tokens" in text
+
+
+def test_calls_are_listed_by_tool(agent: PageReader) -> None:
+    """Each tool is called once in 9 of 10 rollouts."""
+    table = agent.table("behaviour", "Calls by tool")
+    for tool in ("python", "search"):
+        check(
+            table.row("agent", tool),
+            {"calls per rollout": "0.90", "rollouts with it": "90.0%", "not run": "0", "failed": "0.0%"},
+        )
+        check(table.row("direct", tool), {"calls per rollout": "0.00", "rollouts with it": "0.0%", "failed": "-"})
+    figures = agent.table("headline", "All figures [95 %]")
+    assert figures.row("calls of python")["agent"].startswith("0.90 [")
+    assert figures.row("calls of search without failure, %")["agent"].startswith("100.0 [")
+
+
+def test_time_in_tools_is_listed_by_tool(agent: PageReader) -> None:
+    """Seven measured rollouts with calls spend 8.75 of 35 seconds in tools, equally in both; one has no call."""
+    table = agent.table("latency", "Seconds in tools")
+    for tool in ("python", "search"):
+        check(
+            table.row("agent", tool),
+            {"calls": "7", "seconds per call": "0.625", "seconds per rollout": "0.547"},
+        )
+    assert [row[0] for row in table.rows[1:]] == ["agent", "agent"]
 
 
 def test_statuses_are_counted_on_the_page(agent: PageReader) -> None:
