@@ -13,9 +13,11 @@ from support.tables.page_runs import Scored, add_rollouts, counted_run
 from support.tables.page_tables import PageReader
 from support.tables.score_tables import called, rollout, score
 
+from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.tasks.page.build import report_page
+from treadle.tasks.page.sources import PageRun
 
 Cells = Mapping[str, str]
 
@@ -221,6 +223,17 @@ def test_time_in_tools_is_listed_by_tool(agent: PageReader) -> None:
             {"calls": "7", "seconds per call": "0.625", "seconds per rollout": "0.547"},
         )
     assert [row[0] for row in table.rows[1:]] == ["agent", "agent"]
+
+
+def test_times_that_an_older_version_wrote_are_not_measured(agent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    telemetry = PageRun.telemetry
+
+    def without_tools(source: PageRun, record: StageRecord, kind: str) -> list[dict[str, Any]]:
+        rows = telemetry(source, record, kind)
+        return [{name: value for name, value in row.items() if name != "seconds_by_tool"} for row in rows]
+
+    monkeypatch.setattr(PageRun, "telemetry", without_tools)
+    assert b"Seconds of a rollout" not in report_page([agent_run])
 
 
 def test_statuses_are_counted_on_the_page(agent: PageReader) -> None:
