@@ -32,8 +32,8 @@ def behaviour_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     if spreads:
         parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
     parts.append(_calls_and_lengths(known))
-    if most:
-        parts.append(_calls_by_tool(known))
+    if (by_tool := _calls_by_tool(known)).rows:
+        parts.append(by_tool)
     reading = (
         "a box holds the middle half of the rollouts, its line the median, the thin line all but the shortest and the "
         "longest twentieth."
@@ -117,7 +117,8 @@ def _calls_by_tool(models: Sequence[EvaluatedModel]) -> Figures:
                 )
             )
     header = ("model", "tool", "calls per rollout", "rollouts with it", "not run", "failed")
-    return Figures("Calls by tool", header, tuple(rows), num_names=2)
+    note = "Not run: refused calls. Failed: share of the calls that ran."
+    return Figures("Calls by tool", header, tuple(rows), note, num_names=2)
 
 
 def _has(model: EvaluatedModel, column: str) -> bool:
