@@ -38,6 +38,7 @@ SCRATCH = "/scratch"
 _GUEST_INSIDE = "/opt/guest.py"
 WORKSPACE = "/workspace"
 """Where a sandbox shows its writable folder."""
+PROGRAMS = "/opt/bin"
 EMPTY_PROGRAM = b"60 0\n"
 """For the guest: CPU seconds, length."""
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
@@ -95,10 +96,12 @@ class WritableFolder:
     Attributes:
         path: The folder; it belongs to `uid`.
         uid: User of its programs, if root starts the sandbox; None for an ordinary user.
+        programs: Folder of the host with further programs, shown at `PROGRAMS`.
     """
 
     path: Path
     uid: int | None
+    programs: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +227,8 @@ def _file_system(runtime: Runtime, scratch_mb: int, devices: str, writable: Writ
         # bubblewrap's own `--remount-ro` would also forbid opening devices.
         arguments += ["--dev-bind", f"{devices}/{device}", f"/dev/{device}"]
     if writable is not None:
-        arguments += [*_system(runtime), "--bind", str(writable.path), WORKSPACE]
+        arguments += [*_system(runtime), "--ro-bind", str(writable.programs), PROGRAMS]
+        arguments += ["--bind", str(writable.path), WORKSPACE]
     size = str(scratch_mb * 1024 * 1024)
     return [
         *arguments,

@@ -11,11 +11,13 @@ import itertools
 import logging
 import math
 import os
+import shlex
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 from treadle.agent.sandbox.bubblewrap import (
+    PROGRAMS,
     Launcher,
     WritableFolder,
     describe,
@@ -41,7 +43,7 @@ _RESERVE_FILES = 1024
 """Free space of the host's disk below which a command's result is not trusted."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 ENVIRONMENT = {
-    "PATH": f"{PREFIX}/bin:/usr/bin:/bin",
+    "PATH": f"{PREFIX}/bin:{PROGRAMS}:/usr/bin:/bin",
     "HOME": FOLDER,
     "TMPDIR": SCRATCH,
     "LC_ALL": "C.UTF-8",
@@ -92,7 +94,21 @@ class SandboxedWorkspaces:
         await asyncio.to_thread(end_leftovers)
         if num_removed := await asyncio.to_thread(self._lease.take):
             _log.info("removed the workspaces of %d processes that have ended", num_removed)
+        await asyncio.to_thread(self._write_programs)
         return self
+
+    @property
+    def _programs(self) -> Path:
+        return self._lease.folder / "bin"
+
+    def _write_programs(self) -> None:
+        """Write a program for each package that may be one, such as `pytest`: their own name the host's Python."""
+        self._programs.mkdir()
+        for name in self._settings.packages:
+            path = self._programs / name
+            path.write_text(f'#!/bin/sh\nexec python -m {shlex.quote(name)} "$@"\n')
+            path.chmod(0o755)
+        self._programs.chmod(0o755)
 
     async def __aexit__(self, *exc: object) -> None:
         """End all processes and delete all workspaces."""
@@ -113,7 +129,7 @@ class SandboxedWorkspaces:
                 os.chown(path, uid, uid)
         except OSError as error:
             raise ToolError(f"no workspace can be made in {self._lease.folder}: {error}") from error
-        return SandboxedWorkspace(self, WritableFolder(path, uid), self._size_bytes)
+        return SandboxedWorkspace(self, WritableFolder(path, uid, self._programs), self._size_bytes)
 
     async def run(self, program: str, folder: WritableFolder, limit: FolderUsage, time_limit_s: float) -> ProgramResult:
         """Run a Python program in a new sandbox with the folder."""
