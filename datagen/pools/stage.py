@@ -275,6 +275,11 @@ def pool_jobs(settings: PoolsSettings, inputs: Mapping[str, Sequence[Rows]]) -> 
     """
     shared, environment = shared_digest(settings, inputs), settings.environment.digests()
     for question in selected_questions(settings.options, inputs["questions"], _COLUMNS):
+        if question["scorer"] == WORKSPACE_TESTS:
+            raise StageFailed(
+                f"pools judges answers, but hidden tests decide about the tasks of {question['dataset']}; leave it out "
+                "of pools.datasets, or make rows from rollouts: sft_rows.trajectories = 'rollouts'"
+            )
         asked = [question[name] for name in _DEPENDS_ON]
         yield QuestionJob(job_key(shared, CONTENT_VERSION, environment.of(question), *asked), question)
 

@@ -43,8 +43,8 @@ class WorkspaceSource:
         await self._workspaces.__aexit__(*exc)
 
     def facts(self) -> dict[str, str]:
-        """Return isolation and versions, as `workspace_…`."""
-        return {f"workspace_{name}": value for name, value in self._workspaces.facts().items()}
+        """Return isolation and versions."""
+        return self._workspaces.facts()
 
     async def episode(self, task: Task, seed: int) -> WorkspaceTools:
         """Return the tools of one rollout, with the task's files in its workspace. Raises ToolError."""
