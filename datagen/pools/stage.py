@@ -27,6 +27,8 @@ from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api,
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
 from treadle.core import schemas, steady_loop
+from treadle.core.answers.score import WORKSPACE_TESTS
+from treadle.core.errors import StageFailed
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult

@@ -38,8 +38,8 @@ class GroupScorer:
     def rewards(self, group: Group, task: Task, sigmas: tuple[float, float]) -> list[Reward]:
         """Return the rewards of all trajectories of a task, which has its gold answers and payload.
 
-        If tasks have no gold answers, they are the rewards of hidden tests or those that the environment gives. Raises EngineError if algebra
-        gave no verdict, or if the environment's own scoring fails. Call it outside event loops.
+        If tasks have no gold answers, they are the rewards of hidden tests or those that the environment gives. Raises
+        EngineError if algebra gave no verdict, or if the environment's own scoring fails. Call it outside event loops.
         """
         options = self._plan.options.reward
         if task.rule == WORKSPACE_TESTS:

@@ -63,6 +63,12 @@ class WorkspaceSettings(ToolSettings):
             raise ValueError('network and image belong to backend = "container"')
         return self
 
+    def with_interpreter(self, interpreter: Path) -> Self:
+        """See `ToolSettings`."""
+        if self.sandbox.interpreter is not None:
+            return self
+        return self.model_copy(update={"sandbox": self.sandbox.model_copy(update={"interpreter": interpreter})})
+
     def source(self, name: str, resources: ToolResources) -> WorkspaceSource:
         """Return the source; `name` is no part of the tools' names."""
         from treadle.agent.tools.workspace.backend import Workspaces
