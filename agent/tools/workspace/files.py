@@ -45,16 +45,17 @@ class HiddenTests:
 
 def files_of(payload: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files of a task, path -> content, from the field `files` of its payload. Raises BadTask."""
-    return _files(payload.get("files", {}), "files")
+    return _files(payload.get("files") or {}, "files")
 
 
-def tests_of(payload: Mapping[str, Any]) -> HiddenTests | None:
+def hidden_tests_of(payload: Mapping[str, Any]) -> HiddenTests | None:
     """Return the hidden tests in the field `tests` of a payload; None if there are none. Raises BadTask."""
     given = payload.get("tests")
     if given is None:
         return None
     if not isinstance(given, Mapping):
         raise BadTask("tests is no object")
+    given = _without_nulls(given)
     if any(name not in _KEYS_OF_TESTS for name in given):
         raise BadTask(f"tests has an unknown field; known: {', '.join(_KEYS_OF_TESTS)}")
     command, timeout_s, expected = given.get("command"), given.get("timeout_s", DEFAULT_TESTS_S), given.get("expected")
@@ -67,6 +68,11 @@ def tests_of(payload: Mapping[str, Any]) -> HiddenTests | None:
     return HiddenTests(_files(given.get("files", {}), "tests.files"), command, float(timeout_s), tuple(expected or ()))
 
 
+def _without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that an object has: in Parquet each row has those of all rows."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -74,7 +80,7 @@ def _is_text(value: object) -> bool:
 def check_payload(payload: Mapping[str, Any]) -> None:
     """Raise BadTask if a task cannot be solved in a workspace and scored by hidden tests."""
     files_of(payload)
-    if tests_of(payload) is None:
+    if hidden_tests_of(payload) is None:
         raise BadTask("it has no field tests")
 
 
@@ -82,7 +88,7 @@ def _files(given: Any, field: str) -> dict[str, bytes]:
     if not isinstance(given, Mapping):
         raise BadTask(f"{field} is no object with a content for each path")
     found: dict[str, bytes] = {}
-    for number, (path, content) in enumerate(given.items(), 1):
+    for number, (path, content) in enumerate(_without_nulls(given).items(), 1):
         if problem := path_problem(path):
             raise BadTask(f"path {number} of {field} {problem}")
         found[path] = _content(content, f"the content of path {number} of {field}")

@@ -12,7 +12,7 @@ from treadle.agent.tools.python import clip
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.source import ToolResume
 from treadle.agent.tools.workspace.backend import FOLDER, CommandResult, Workspace, Workspaces
-from treadle.agent.tools.workspace.files import BadTask, HiddenTests, files_of, packed, tests_of
+from treadle.agent.tools.workspace.files import BadTask, HiddenTests, files_of, hidden_tests_of, packed
 from treadle.agent.tools.workspace.hidden_tests import run_tests
 from treadle.agent.tools.workspace.tools import SCHEMAS, ToolName, answer
 from treadle.core.errors import ToolError
@@ -49,7 +49,7 @@ class WorkspaceSource:
     async def episode(self, task: Task, seed: int) -> WorkspaceTools:
         """Return the tools of one rollout, with the task's files in its workspace. Raises ToolError."""
         try:
-            files, tests = files_of(task.payload), tests_of(task.payload)
+            files, tests = files_of(task.payload), hidden_tests_of(task.payload)
         except BadTask as error:
             raise ToolError(f"the payload of task {task.key} cannot be used: {error}") from None
         workspace = await self._workspaces.open(derive_seed(seed, task.key))
