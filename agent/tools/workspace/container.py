@@ -14,18 +14,16 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.process import Capture
 from treadle.agent.tools.workspace.backend import FOLDER, SCRATCH, CommandResult, Ending
 from treadle.agent.tools.workspace.lease import Lease, is_held
 from treadle.core.errors import ToolError
 from treadle.core.steady_loop import wait_for_first
 from treadle.core.work_clock import work_clock
-
-if TYPE_CHECKING:
-    from treadle.agent.tools.workspace.settings import WorkspaceSettings
 
 _log = logging.getLogger(__name__)
 
@@ -73,22 +71,34 @@ def find_engine(name: str) -> str:
     raise ToolError(f"workspaces in containers need Podman or Docker: {'; '.join(tried)}")
 
 
+@dataclass(frozen=True, slots=True)
+class ContainerOptions:
+    """Image, engine and limits of containers; see the keys of `WorkspaceSettings`."""
+
+    image: str
+    engine: str
+    network: bool
+    cpus: float
+    size_mb: int
+    limits: SandboxSettings
+
+
 class ContainerWorkspaces:
     """Containers of one process; see `Workspaces`."""
 
-    def __init__(self, settings: WorkspaceSettings) -> None:
-        self.settings = settings
+    def __init__(self, options: ContainerOptions, base: Path | None) -> None:
+        self.options = options
         self._program = ""
-        self._lease = Lease(settings.folder)
+        self._lease = Lease(base)
         self._image_id = ""
-        self.running = asyncio.Semaphore(settings.sandbox.max_running)
+        self.running = asyncio.Semaphore(options.limits.max_running)
 
     async def __aenter__(self) -> ContainerWorkspaces:
         """Find the engine and the image, and remove the containers of ended processes. Raises ToolError."""
-        self._program = await asyncio.to_thread(find_engine, self.settings.engine)
+        self._program = await asyncio.to_thread(find_engine, self.options.engine)
         await asyncio.to_thread(self._lease.take)
         try:
-            image = self.settings.image or ""
+            image = self.options.image
             code, output = await self.engine("image", "inspect", "--format", "{{.Id}}", image)
             if code != 0:
                 name = Path(self._program).name
@@ -111,24 +121,24 @@ class ContainerWorkspaces:
 
     async def open(self, seed: int) -> ContainerWorkspace:
         """Start a container with an empty workspace."""
-        return await self.start(self.settings.size_mb)
+        return await self.start(self.options.size_mb)
 
     async def start(self, size_mb: int) -> ContainerWorkspace:
         """Start a container whose workspace has this size."""
-        settings, limits = self.settings, self.settings.sandbox
+        options, limits = self.options, self.options.limits
         # The two folders are in memory and count as the container's.
         memory = f"{limits.memory_mb + size_mb + limits.scratch_mb}m"
         variables = [word for name, value in _ENVIRONMENT.items() for word in ("--env", f"{name}={value}")]
         code, output = await self.engine(
             *("run", "--detach", "--pull", "never", "--hostname", "sandbox", "--read-only"),
             *("--label", f"{_OWNER}={self._lease.lock_file}", "--label", f"{_HOST}={platform.node()}"),
-            *("--network", "bridge" if settings.network else "none"),
+            *("--network", "bridge" if options.network else "none"),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             *("--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.max_processes + 8)),
-            *("--cpus", str(settings.cpus), "--ulimit", "core=0", *variables),
+            *("--cpus", str(options.cpus), "--ulimit", "core=0", *variables),
             *("--tmpfs", f"{FOLDER}:rw,exec,nosuid,nodev,mode=1777,size={size_mb}m"),
             *("--tmpfs", f"{SCRATCH}:rw,exec,nosuid,nodev,mode=1777,size={limits.scratch_mb}m"),
-            *("--workdir", FOLDER, "--entrypoint", "sh", settings.image or "", "-c", "while :; do sleep 3600; done"),
+            *("--workdir", FOLDER, "--entrypoint", "sh", options.image, "-c", "while :; do sleep 3600; done"),
         )
         if code != 0:
             raise _unavailable(f"a container cannot be started: {_last_line(output)}")
@@ -161,7 +171,7 @@ class ContainerWorkspaces:
     ) -> tuple[Ending, int | None, Capture, float]:
         """Run a command in a container until it ends or exceeds its time or its output; end all its processes."""
         loop = asyncio.get_running_loop()
-        output = Capture(self.settings.sandbox.max_output_mb * 1024 * 1024)
+        output = Capture(self.options.limits.max_output_mb * 1024 * 1024)
         read_end, write_end = os.pipe()
         transport, _ = await loop.connect_read_pipe(lambda: output, os.fdopen(read_end, "rb", 0))
         words = ("exec", "--interactive", "--workdir", FOLDER, container, "sh", "-c", _SHELL, command)
@@ -267,7 +277,7 @@ class ContainerWorkspace:
         code, archive = await self._owner.engine("exec", self._container, "tar", "-cf", "-", "-C", FOLDER, ".")
         if code != 0:
             raise _unavailable(f"a workspace cannot be copied: {_last_line(archive)}")
-        copy = await self._owner.start(2 * self._owner.settings.size_mb)
+        copy = await self._owner.start(2 * self._owner.options.size_mb)
         code, output = await self._owner.engine(
             "exec", "--interactive", copy._container, "tar", "-xof", "-", "-C", FOLDER, stdin=archive
         )

@@ -76,9 +76,12 @@ class WorkspaceSettings(ToolSettings):
 
         workspaces: Workspaces
         if self.backend == "container":
-            from treadle.agent.tools.workspace.container import ContainerWorkspaces
+            from treadle.agent.tools.workspace.container import ContainerOptions, ContainerWorkspaces
 
-            workspaces = ContainerWorkspaces(self)
+            options = ContainerOptions(
+                self.image or "", self.engine, self.network, self.cpus, self.size_mb, self.sandbox
+            )
+            workspaces = ContainerWorkspaces(options, self.folder)
         else:
             from treadle.agent.tools.workspace.sandboxed import SandboxedWorkspaces
 
