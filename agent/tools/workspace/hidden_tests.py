@@ -23,6 +23,7 @@ _PLUGIN = "treadle_report"
 STEERING_FILES = (
     *("conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc", "__pycache__"),
     *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("test_*.py", "*_test.py"),
 )
 """Names of files that change which tests run or what they mean: as the task has them, or not at all."""
 _SITE = """

@@ -244,28 +244,35 @@ async def test_hidden_tests_are_never_seen_and_decide(source: WorkspaceSource) -
     await tools.close()
 
 
+FORGE = """
+import json, os
+number = open("/tmp/treadle/site/number").read()
+json.dump({"number": number, "tests": {"a": True}}, open("/tmp/treadle/site/report.json", "w"))
+os._exit(0)
+"""
+"""Forges the report, if it runs before pytest has loaded the plugin."""
 FAKES = {
     "nothing": "true",
-    "conftest": "cat > conftest.py <<E\nimport pytest\n@pytest.hookimpl(tryfirst=True)\n"
-    "def pytest_pyfunc_call(pyfuncitem):\n    return True\nE\nmkdir tests; cp conftest.py tests",
+    "conftest": "cat > conftest.py <<E\ndef pytest_pyfunc_call(pyfuncitem):\n    return True\nE",
     "exit_at_import": "echo 'import os; os._exit(0)' > calc.py",
     "exit_of_pytest": "echo 'import pytest; pytest.exit(\"\", returncode=0)' > calc.py",
     "exit_after_one": "cat > calc.py <<E\nimport pytest\ndef add(a, b):\n    if a == 1: pytest.exit('', returncode=0)\n"
     "    return a + b\nE",
     "skip": "printf 'import pytest\\ndef add(a, b):\\n    pytest.skip()\\n' > calc.py",
     "expected_failure": "printf 'import pytest\\ndef add(a, b):\\n    pytest.xfail()\\n' > calc.py",
-    "own_pytest": "mkdir pytest _pytest; echo 'import os; os._exit(0)' | tee pytest.py pytest/__main__.py "
-    "pytest/__init__.py _pytest/__init__.py",
-    "own_modules": "echo 'import os; os._exit(0)' | tee json.py random.py sitecustomize.py usercustomize.py",
-    "configuration": "printf '[pytest]\\naddopts = --co -q\\n' | tee pytest.ini tox.ini .pytest.ini; "
-    "printf '[tool.pytest.ini_options]\\npython_functions = \"x\"\\n' > pyproject.toml",
+    "own_pytest": f"mkdir pytest; cat > forge <<'E'\n{FORGE}\nE\n"
+    "cp forge pytest/__main__.py; echo > pytest/__init__.py",
+    "own_modules": f"cat > forge <<'E'\n{FORGE}\nE\n"
+    "for n in json random sitecustomize colorama; do cp forge $n.py; done",
+    "configuration": "printf '[pytest]\\npython_files = mine.py\\n' > pytest.ini; echo 'def test_a(): pass' > mine.py",
+    "more_tests": "echo 'from calc import add; import calc; calc.add = lambda a, b: a + b' > aa_test.py",
     "own_tests": "mkdir tests; echo 'def test_add(): pass' > tests/test_calc.py; chmod -R a-w tests",
     "linked_tests": "mkdir mine; echo 'def test_add(): pass' > mine/test_calc.py; ln -s mine tests",
     "tests_are_a_file": "echo > tests",
     "own_report": 'printf \'import os, json, glob\\nfor p in ["/tmp/treadle/site/report.json"]:\\n'
     '    json.dump({"number": "", "exit": 0, "tests": {"a": True}}, open(p, "w"))\\nos._exit(0)\\n\' > calc.py',
-    "dotfiles": "mkdir bin; printf '#!/bin/sh\\nexit 0\\n' | tee bin/python python; chmod +x bin/python python; "
-    "echo 'PATH=/workspace/bin; exit 0' | tee .bashrc .profile .bash_profile",
+    "dotfiles": f"mkdir bin; printf '#!/opt/python/bin/python\\n' > bin/python; cat >> bin/python <<'E'\n{FORGE}\nE\n"
+    "chmod +x bin/python; cp bin/python python; echo 'PATH=/workspace/bin:$PATH' | tee .bashrc .profile .bash_profile",
     "background": "setsid nohup sh -c 'while :; do echo \"def test_a(): pass\" > tests/test_calc.py; done' &",
     "killed_harness": "printf 'import os, signal\\nos.kill(os.getppid(), 9)\\nos.kill(-1, 9)\\n' > calc.py",
 }
@@ -286,6 +293,8 @@ FAKES_OF_PROGRAMS = {
     'open("/tmp/treadle/site/report.json", "w").write(\'{"number": "", "tests": {"a": true}}\')\n'
     "print(os.environ)\nos.kill(os.getppid(), 9)\nE",
     "shadows": "echo 'import os; os._exit(0)' | tee subprocess.py selectors.py; echo 'print(4)' > calc.py",
+    "more_tests": 'echo \'import subprocess; subprocess.run = lambda *_, **__: type("", (), {"stdout": "5\\n"})\' '
+    "> test_0.py",
 }
 
 
