@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
 
@@ -44,6 +44,10 @@ class ToolSettings(Section):
     def version(self) -> int:
         """Version of the type; increment it if its outcomes become different."""
         return 1
+
+    def with_interpreter(self, interpreter: Path) -> Self:
+        """Return the settings with another Python for programs, unless one is set; engines have other packages."""
+        return self
 
     def source(self, name: str, resources: ToolResources) -> ToolSource:
         """Return the source of the entry called `name`, not opened yet."""

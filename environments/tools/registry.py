@@ -15,7 +15,10 @@ from treadle.core.errors import ConfigError
 from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module
 from treadle.core.untrusted.input_files import file_sha256
 
-SHIPPED: dict[str, str] = {"mcp": "treadle.agent.tools.mcp.entry:McpSettings"}
+SHIPPED: dict[str, str] = {
+    "mcp": "treadle.agent.tools.mcp.entry:McpSettings",
+    "workspace": "treadle.agent.tools.workspace.settings:WorkspaceSettings",
+}
 """Name -> class of the settings of the type."""
 
 ENTRY_POINT_GROUP = "treadle.tools"

@@ -149,6 +149,12 @@ async def test_pools_without_selected_questions_fail(tmp_path: Path) -> None:
         await bench.make("http://127.0.0.1:9/v1", options={"datasets": ["missing"]})
 
 
+async def test_pools_of_tasks_with_hidden_tests_fail(tmp_path: Path) -> None:
+    bench = PoolsBench(tmp_path, [{"scorer": "workspace_tests"}])
+    with pytest.raises(StageFailed, match="pools judges answers, but hidden tests decide about the tasks of"):
+        await bench.make("http://127.0.0.1:9/v1")
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [({"at": 3, "do": "stop after 2"}, "ended after 2 of 6 steps"), ({"torn": 6}, "saved no state in 6 steps")],
