@@ -46,19 +46,24 @@ def concealed(error: Exception, payload: Mapping[str, Any]) -> Exception | None:
     An error of Treadle keeps its type, which decides about retries: a server may repeat what a partner was asked.
     Numbers and texts of fewer than four characters are not recognised.
     """
-    secrets = sorted(set(_texts(payload)), key=len, reverse=True)
+    secrets = set(_texts(payload))
     whole = "".join(traceback.format_exception(error)) if secrets else ""
     if not any(secret in whole for secret in secrets):
         return None
-    message = str(error)
-    for secret in secrets:
-        message = message.replace(secret, _HIDDEN)
+    message = without_payload(str(error), payload)
     if isinstance(error, TreadleError):
         return type(error)(message)
     message = f"{type(error).__name__}: {message}"
     last = traceback.extract_tb(error.__traceback__)[-1:]
     places = "".join(f" (line {frame.lineno} of {frame.filename}, in {frame.name})" for frame in last)
     return PayloadInError(message + places)
+
+
+def without_payload(text: str, payload: Mapping[str, Any]) -> str:
+    """Return a text with a mark in place of each text of the payload in it."""
+    for secret in sorted(set(_texts(payload)), key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return text
 
 
 def _texts(value: Any) -> Iterator[str]:
