@@ -15,7 +15,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module
 from treadle.core.untrusted.input_files import file_sha256
 
-SHIPPED: dict[str, str] = {}
+SHIPPED: dict[str, str] = {"http": "treadle.agent.tools.http:HttpToolSettings"}
 """Name -> class of the settings of the type."""
 
 ENTRY_POINT_GROUP = "treadle.tools"
