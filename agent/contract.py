@@ -15,6 +15,7 @@ import orjson
 
 from treadle.agent.call_cache import CallCache, NullCache
 from treadle.agent.tools.outcome import OutcomeStatus
+from treadle.agent.tools.schema import ToolSchema
 
 FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
 """Outcomes that count as failed calls. A refused call does not run and is counted separately."""
@@ -97,11 +98,13 @@ class Call:
         id: Unique in the rollout, such as `t3.search_0`: turn, tool, and number among the turn's calls of that tool.
         tool: Name of the tool.
         arguments: Arguments by name, JSON-able.
+        error: What is wrong with the call, for the model, if it could not be read.
     """
 
     id: str
     tool: str
     arguments: Mapping[str, Any]
+    error: str = ""
 
     @property
     def text(self) -> str:
@@ -210,6 +213,7 @@ class Observation:
         status: Ends the rollout; with None it continues.
         reward: Reward of this turn; None if it has none.
         truncated: Whether the rollout ends before its task does, for example at a limit of the environment.
+        tools: Tools that the model may call from now on, in addition to those it knows.
     """
 
     calls: tuple[CallRecord, ...] = ()
@@ -217,11 +221,12 @@ class Observation:
     status: str | None = None
     reward: float | None = None
     truncated: bool = False
+    tools: tuple[ToolSchema, ...] = ()
 
     @property
     def follows_from_turn(self) -> bool:
         """Whether the observation has nothing that the turn alone does not decide; it is then not journaled."""
-        return not (self.calls or self.messages) and self.reward is None
+        return not (self.calls or self.messages or self.tools) and self.reward is None
 
     def to_json(self) -> bytes:
         """Return the observation as bytes for the journal."""
@@ -234,7 +239,8 @@ class Observation:
         calls = ({**call, "sources": tuple(call["sources"])} for call in raw["calls"])
         messages = tuple(Message(**message) for message in raw["messages"])
         records = tuple(CallRecord(**call) for call in calls)
-        return cls(records, messages, raw["status"], raw["reward"], raw["truncated"])
+        tools = tuple([ToolSchema(**tool) for tool in raw["tools"]])
+        return cls(records, messages, raw["status"], raw["reward"], raw["truncated"], tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +260,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What an episode begins with: the messages before the first turn of the model, which end with a user message."""
+    """What an episode begins with: the messages before the first turn, which end with a user message, and its tools."""
 
     messages: Sequence[Mapping[str, str]]
+    tools: Sequence[ToolSchema] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from treadle.core.errors import BudgetExceeded, ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -75,17 +76,20 @@ class Meter:
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         sampling: Sampling,
         *,
         seed: int,
         session: str,
         deadline: float,
         stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Completion:
         """Return one answer to messages that the server renders."""
         self.budget.check()
-        answer = self.pool.chat(messages, sampling, seed=seed, session=session, deadline=deadline, stop=stop)
+        answer = self.pool.chat(
+            messages, sampling, seed=seed, session=session, deadline=deadline, stop=stop, tools=tools
+        )
         return self._spend(await answer)
 
     def _spend(self, completion: Completion) -> Completion:

@@ -134,10 +134,14 @@ class ModelSession:
             codec=self.codec,
             sampling=sampling,
             limits=limits,
-            dialect=dialect,
+            dialect=self.bound(dialect),
             renderer=self.tokenizer,
             chat=self.meter if self.meter.pool.settings.api == "chat" else None,
         )
+
+    def bound(self, dialect: Dialect) -> Dialect:
+        """Return a dialect as this model reads and writes it."""
+        return dialect.bound(self.tokenizer, is_chat=self.meter.pool.settings.api == "chat")
 
     def check_token_ids(self) -> None:
         """Warn if the model works in text mode. Raises ConfigError if the configuration requires token ids."""

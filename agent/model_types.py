@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.token_ids import Codec
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.transcript import ReplyText
+from treadle.core.chat_tools import ToolSupport
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -26,29 +28,38 @@ class ChatModel(Protocol):
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         sampling: Sampling,
         *,
         seed: int,
         session: str,
         deadline: float,
         stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Completion:
-        """Return one answer to messages. Raises ModelError and its subclasses."""
+        """Return one answer to messages; `tools` are tools as OpenAI's API takes them.
+
+        Raises ModelError and its subclasses.
+        """
         ...
 
 
 class ChatCodec(Codec, Protocol):
     """Codec that also renders chat messages; `treadle.core.chat.ChatTokenizer` implements it."""
 
+    @property
+    def tool_support(self) -> ToolSupport:
+        """What the chat template does with tools."""
+        ...
+
     added_tokens: frozenset[str]
     """Spellings of the tokens that the tokenizer matches as a whole."""
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text before the assistant turn."""
+    def render(self, messages: Sequence[Mapping[str, str]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the text before the assistant turn; `tools` are tools as OpenAI's API takes them."""
         ...
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Return the token ids before the assistant turn."""
         ...
 
@@ -88,10 +99,19 @@ class ModelBinding:
     renderer: ChatCodec | None = None
     chat: ChatModel | None = None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[ToolSchema]) -> str:
         """Return the prompt as text, for text mode."""
         renderer = self.codec or self.renderer
-        return renderer.render(messages) if renderer else render_chatml(messages)
+        told, given = self.dialect.tool_prompt(messages, tools)
+        return renderer.render(told, tools=given) if renderer else render_chatml(told)
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]], tools: Sequence[ToolSchema]) -> list[int]:
+        """Return the prompt as token ids; raise ValueError without a codec."""
+        if self.codec is None:
+            raise ValueError("without a tokenizer there are no ids")
+        if not tools:
+            return self.codec.prompt_ids(messages)
+        return self.codec.prompt_ids(*self.dialect.tool_prompt(messages, tools))
 
     @property
     def reply_text(self) -> ReplyText | None:

@@ -1,26 +1,22 @@
-"""Build the model requests of one rollout: as token ids, as text, or as chat messages.
+"""Build the model requests of one rollout, as token ids or as text.
 
-The transcript is the same in all three modes. With ids and with text, the model continues the assistant turn as one
-growing completion. A chat-only service receives the turn as a conversation: the model's own text as assistant messages,
-tool results as user messages. No tool output can end up in an assistant message. Normative: docs/behaviour/agent.md.
+The transcript is the same over all routes. With ids and with text, the model continues the context as one growing
+completion; for requests as chat messages see `treadle.agent.chat_prompts`. Normative: docs/behaviour/agent.md.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
-from treadle.agent.dialects.base import FRAME, RESULT, Dialect, Segment
-from treadle.agent.model_types import ChatCodec, ChatModel, ModelBinding
+from treadle.agent.contract import Message
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.model_types import ChatCodec, ModelBinding
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.transcript import Transcript
-from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.errors import ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
-
-CONTINUE_MESSAGE = "Go on."
-"""Content of the user message that is added if the conversation would otherwise end with an assistant message."""
-
 
 TokenLimit = Literal["context_full", "budget"]
 """Limit in tokens that truncates a turn: the context window, or the budget of the trajectory. Also a status."""
@@ -49,28 +45,39 @@ class PromptStrategy(Protocol):
         """
         ...
 
-
-def make_prompt_strategy(
-    engine: ModelBinding, messages: Sequence[Mapping[str, str]], transcript: Transcript
-) -> PromptStrategy:
-    """Return the strategy for an engine; `messages` are those before the assistant turn."""
-    if engine.chat is not None:
-        return ChatPrompts(engine, engine.chat, messages, transcript)
-    if engine.codec is not None:
-        return TokenIdPrompts(engine, engine.codec, messages, transcript)
-    return TextPrompts(engine, messages, transcript)
+    def add_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
+        """Append what the environment wrote, and tell the model of tools that it may call from now on."""
+        ...
 
 
-class TokenIdPrompts:
+class WrittenPrompts:
+    """Part of a strategy whose context is written here: messages of the environment go into the transcript."""
+
+    def __init__(self, engine: ModelBinding, transcript: Transcript) -> None:
+        self._engine = engine
+        self._transcript = transcript
+
+    def add_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
+        """See `PromptStrategy`; new tools are told in a message of their own, after the others."""
+        dialect = self._engine.dialect
+        told = dialect.added_tools(tools) if tools else None
+        self._transcript.append(dialect.replies([*messages, told] if told is not None else messages))
+
+
+class TokenIdPrompts(WrittenPrompts):
     """Requests as token ids: the prompt's ids followed by those of the turn, exactly as sampled."""
 
     def __init__(
-        self, engine: ModelBinding, codec: ChatCodec, messages: Sequence[Mapping[str, str]], transcript: Transcript
+        self,
+        engine: ModelBinding,
+        codec: ChatCodec,
+        messages: Sequence[Mapping[str, str]],
+        tools: Sequence[ToolSchema],
+        transcript: Transcript,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine, transcript)
         self._codec = codec
-        self._transcript = transcript
-        self.prompt_ids = array("i", codec.prompt_ids(messages))
+        self.prompt_ids = array("i", engine.prompt_ids(messages, tools))
 
     def max_new_tokens(self) -> tuple[int, TokenLimit]:
         """See `PromptStrategy`."""
@@ -107,16 +114,21 @@ class TokenIdPrompts:
         )
 
 
-class TextPrompts:
+class TextPrompts(WrittenPrompts):
     """Requests as text: the rendered prompt followed by the text of the turn.
 
     The limit is an estimate. Whether a request fits is decided by the server.
     """
 
-    def __init__(self, engine: ModelBinding, messages: Sequence[Mapping[str, str]], transcript: Transcript) -> None:
-        self._engine = engine
-        self._transcript = transcript
-        self._prompt = engine.render(messages)
+    def __init__(
+        self,
+        engine: ModelBinding,
+        messages: Sequence[Mapping[str, str]],
+        tools: Sequence[ToolSchema],
+        transcript: Transcript,
+    ) -> None:
+        super().__init__(engine, transcript)
+        self._prompt = engine.render(messages, tools)
         self._server_tokens = 0
         self._server_chars = 0
         self.prompt_ids = array("i")
@@ -152,87 +164,6 @@ class TextPrompts:
         self._server_tokens = completion.prompt_tokens + estimate_kept_tokens(completion, kept)
         self._server_chars = len(self._prompt) + before + kept
         return was_added
-
-
-class ChatPrompts:
-    """Requests as chat messages.
-
-    Token counts are those of the service. A character that the service has not counted yet counts as one token.
-    """
-
-    def __init__(
-        self, engine: ModelBinding, model: ChatModel, messages: Sequence[Mapping[str, str]], transcript: Transcript
-    ) -> None:
-        self._engine = engine
-        self._model = model
-        self._first_messages = messages
-        self._transcript = transcript
-        self._first_prompt_tokens: int | None = None
-        self._counted_tokens = 0
-        self._counted_chars = 0
-        self.prompt_ids = array("i")
-
-    def max_new_tokens(self) -> tuple[int, TokenLimit]:
-        """See `PromptStrategy`. Results count towards the budget once the service has counted them."""
-        limits, most = self._engine.limits, self._engine.sampling.max_tokens
-        window = most
-        if limits.max_model_len is not None:
-            window = max(1, limits.max_model_len - self._counted_tokens - (self._num_chars() - self._counted_chars))
-        budget = most
-        if limits.max_trajectory_tokens is not None:
-            budget = limits.max_trajectory_tokens - (self._counted_tokens - (self._first_prompt_tokens or 0))
-        return min(most, window, budget), "context_full" if window <= budget else "budget"
-
-    async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
-        """See `PromptStrategy`."""
-        sampling = self._engine.sampling
-        return await self._model.chat(
-            conversation(self._first_messages, self._transcript.segments()),
-            sampling if max_tokens == sampling.max_tokens else sampling.model_copy(update={"max_tokens": max_tokens}),
-            seed=seed,
-            session=session,
-            deadline=deadline,
-            stop=self._engine.dialect.stops,
-        )
-
-    def add_completion(self, completion: Completion) -> bool:
-        """See `PromptStrategy`."""
-        if self._first_prompt_tokens is None:
-            self._first_prompt_tokens = completion.prompt_tokens
-        before = self._num_chars()
-        marker = dropped_stop(self._transcript.open_text, completion, self._engine.dialect)
-        was_added = self._transcript.append_completion(completion.text, None, completion.completion_tokens, marker)
-        kept = min(self._num_chars() - before, len(completion.text))
-        # Hidden reasoning is billed, but it is not sent back with the next request. Hence at most one token per kept
-        # character.
-        self._counted_tokens = completion.prompt_tokens + min(estimate_kept_tokens(completion, kept), kept)
-        self._counted_chars = before + kept
-        return was_added
-
-    def _num_chars(self) -> int:
-        return sum(len(message["content"]) for message in self._first_messages) + len(self._transcript.text)
-
-
-def conversation(first_messages: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:
-    """Return `first_messages`, which ends with a user message, followed by the assistant turn as messages.
-
-    Results become user messages, messages keep their role, and model text becomes assistant messages. The author of a
-    segment comes from `Transcript.segments`, never from the text.
-    """
-    turns: list[dict[str, str]] = []
-    for segment in segments:
-        if segment.kind == FRAME:
-            continue
-        role = "assistant" if segment.kind not in SYSTEM_KINDS else segment.kind
-        is_message = role not in ("assistant", RESULT)
-        role = "user" if role == RESULT else role
-        if turns and turns[-1]["role"] == role and not is_message:
-            turns[-1]["content"] += segment.text
-        else:
-            turns.append({"role": role, "content": segment.text})
-    if turns and turns[-1]["role"] == "assistant":
-        turns.append({"role": "user", "content": CONTINUE_MESSAGE})
-    return [*({"role": message["role"], "content": message["content"]} for message in first_messages), *turns]
 
 
 def dropped_stop(before: str, completion: Completion, dialect: Dialect) -> str:

@@ -17,10 +17,20 @@ import orjson
 
 from treadle.agent.cached_units import OUTCOME_UNIT, answer_unit, call_unit
 from treadle.agent.call_cache import CallCache
-from treadle.agent.contract import Episode, EpisodeOptions, Observation, Outcome, StepContext, Task, TurnEnd
+from treadle.agent.chat_prompts import make_prompt_strategy
+from treadle.agent.contract import (
+    Episode,
+    EpisodeOptions,
+    InitialState,
+    Observation,
+    Outcome,
+    StepContext,
+    Task,
+    TurnEnd,
+)
 from treadle.agent.model_types import ModelBinding
 from treadle.agent.prefix import Prefix
-from treadle.agent.prompt_strategy import make_prompt_strategy
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import TRUNCATED_STATUSES, Sample, Trajectory, Usage
 from treadle.agent.transcript import Transcript
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
@@ -104,7 +114,7 @@ class RolloutEngine(ModelBinding):
             tokenizer.added_tokens if tokenizer is not None else frozenset(),
         )
         initial = await episode.reset(task, filled)
-        return Rollout(self, episode, initial.messages, given.hint, seed, deadline, cache, task.key, prefix)
+        return Rollout(self, episode, initial, given.hint, seed, deadline, cache, task.key, prefix)
 
 
 class Rollout:
@@ -114,7 +124,7 @@ class Rollout:
         self,
         engine: RolloutEngine,
         episode: Episode,
-        messages: Sequence[Mapping[str, str]],
+        initial: InitialState,
         hint: str,
         seed: int,
         deadline: float,
@@ -129,9 +139,11 @@ class Rollout:
         self._cache = cache
         self._session = session
         self._transcript = Transcript(engine.dialect, engine.codec, prefix, engine.reply_text)
-        self._first_messages = messages
+        self._initial = initial
         self._has_hint = bool(hint)
-        self._prompt_strategy = make_prompt_strategy(engine, with_hint(messages, hint), self._transcript)
+        first = with_hint(initial.messages, hint)
+        self._prompt_strategy = make_prompt_strategy(engine, first, initial.tools, self._transcript)
+        self._added_tools: list[ToolSchema] = []
         self._calls = list(prefix.calls) if prefix else []
         self._turn = prefix.turn if prefix else 0
         self._pending = prefix is not None and prefix.pending
@@ -225,8 +237,9 @@ class Rollout:
         self._turn_rewards.append(observation.reward)
         self._truncated |= observation.truncated
         self._usage.tool_seconds += sum(call.seconds for call in observation.calls)
-        self._transcript.append(observation.messages)
-        if ended == "stop" and not observation.messages:
+        self._prompt_strategy.add_messages(observation.messages, observation.tools)
+        self._added_tools += observation.tools
+        if not observation.messages and (ended == "stop" or self._engine.dialect.ends_every_turn):
             self._transcript.close_span()
         return observation.status
 
@@ -241,7 +254,9 @@ class Rollout:
         self._usage.wasted_tokens = transcript.wasted_tokens
         if transcript.markers_restored:
             self._usage.notes["marker_restored"] = transcript.markers_restored
-        unhinted = codec.prompt_ids(self._first_messages) if codec is not None and self._has_hint else None
+        unhinted = None
+        if codec is not None and self._has_hint:
+            unhinted = self._engine.prompt_ids(self._initial.messages, self._initial.tools)
         sample = Sample(
             self._prompt_strategy.prompt_ids.tolist(),
             transcript.ids.tolist(),
@@ -260,7 +275,8 @@ class Rollout:
             truncated=self._truncated or status in TRUNCATED_STATUSES,
             turn_rewards=self._turn_rewards if any(reward is not None for reward in self._turn_rewards) else [],
             outcome=outcome,
-            first_messages=tuple(self._first_messages),
+            first_messages=tuple(self._initial.messages),
+            tools=(*self._initial.tools, *self._added_tools),
         )
 
     async def _outcome(self) -> Outcome | None:

@@ -10,6 +10,7 @@ from treadle.agent.contract import CallRecord, Outcome
 from treadle.agent.dialects.base import FRAME, Dialect, Segment
 from treadle.agent.prefix import Prefix, cut
 from treadle.agent.token_ids import Codec
+from treadle.agent.tools.schema import ToolSchema
 from treadle.core.answers.extraction import SYSTEM_KINDS
 
 STATUSES = (
@@ -111,6 +112,7 @@ class Trajectory:
         turn_rewards: Reward of each turn from the environment; None for those without one.
         outcome: What the environment said of the whole episode, if it said something.
         first_messages: Messages before the first turn, without the hint; empty if they are not known.
+        tools: Tools that the model was told of by their schemas, those that were added later last.
     """
 
     status: str
@@ -124,6 +126,7 @@ class Trajectory:
     turn_rewards: list[float | None] = field(default_factory=list)
     outcome: Outcome | None = None
     first_messages: Sequence[Mapping[str, str]] = ()
+    tools: Sequence[ToolSchema] = ()
 
     def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect) -> Prefix:
         """Return the first `num_segments` segments as a prefix to continue from.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from treadle.agent.contract import CallRecord, Message
-from treadle.agent.dialects.base import FRAME, RESULT, TEXT, Dialect, Segment, render
+from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TEXT, Dialect, Segment, render
 from treadle.agent.prefix import Prefix
 from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM, Codec, keep_prefix
 from treadle.core.answers.extraction import SYSTEM_KINDS
@@ -129,6 +129,10 @@ class Transcript:
         if marker or is_stopped:
             self._turn_end = ()
         return True
+
+    def append_reasoning(self, text: str) -> None:
+        """Append reasoning that a service returned outside the text; it is a span of its own (text mode only)."""
+        self._spans.append(_Span(REASONING, text, len(self.ids), len(self.ids)))
 
     def _restore_marker(self, marker: str) -> None:
         self.markers_restored += 1

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.core import chat_turns
 from treadle.core.chat_files import build_tokenizer, find_template, named_special_tokens, read, read_object
 from treadle.core.chat_template import compile_template
+from treadle.core.chat_tools import ToolSupport, find_tool_support
 from treadle.core.chat_turns import text_after_turn, unused_marker, well_formed
 from treadle.core.config import canonical_json
 from treadle.core.errors import ConfigError
@@ -154,18 +155,21 @@ class ChatTokenizer:
             return list(itertools.accumulate(map(len, pieces), initial=0))
         return _lengths_of_beginnings(pieces, whole)
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, open_turn: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, open_turn: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Return the prompt as text, with the assistant's turn opened; raise ConfigError if the template refuses.
 
         The text is for display and for servers that take only text: it does not distinguish a control token from its
-        spelling. Without `open_turn` the messages are rendered as a finished conversation.
+        spelling. Without `open_turn` the messages are rendered as a finished conversation. `tools` have the form that
+        OpenAI's API takes.
         """
         import jinja2
 
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=open_turn,
                 **self._named,
@@ -173,12 +177,21 @@ class ChatTokenizer:
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ConfigError(f"chat template of {self.folder} refused the messages: {error}") from error
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Return the ids of the rendered prompt, keeping spellings of control tokens in the messages as plain text.
 
-        For messages without such spellings the ids are those of the rendered text as a whole.
+        The same holds for `tools`. Without such spellings the ids are those of the rendered text as a whole.
         """
-        return self._rendered_ids(messages, self.render)
+        if not tools:
+            return self._rendered_ids(messages, self.render)
+        if self._has_special(json.dumps(tools, ensure_ascii=False)) or any(map(self._message_has_special, messages)):
+            return self._guarded_ids(messages, self.render, tools)
+        return self._whole_ids(self.render(messages, tools=tools))
+
+    @functools.cached_property
+    def tool_support(self) -> ToolSupport:
+        """What the template does with tools."""
+        return find_tool_support(self)
 
     def reply_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], int]:
         """Return the ids between two assistant turns, and how many of the first ones end the earlier turn.
@@ -232,28 +245,41 @@ class ChatTokenizer:
 
     def _rendered_ids(self, messages: Sequence[Mapping[str, str]], render: _Render) -> list[int]:
         """Return the ids of what `render` returns, keeping spellings of control tokens in messages as plain text."""
-        if any(self._has_special(value) for message in messages for value in message.values()):
+        if any(map(self._message_has_special, messages)):
             return self._guarded_ids(messages, render)
-        rendered = render(messages)
+        return self._whole_ids(render(messages))
+
+    def _message_has_special(self, message: Mapping[str, str]) -> bool:
+        return any(map(self._has_special, message.values()))
+
+    def _whole_ids(self, rendered: str) -> list[int]:
+        """Return the ids of a rendered text in which all spellings of special tokens are those tokens."""
         if self._pieces_are_independent:
             return self._ids_by_pieces(rendered)
         return self._encode(self._with_specials, rendered)
 
-    def _guarded_ids(self, messages: Sequence[Mapping[str, str]], render: _Render) -> list[int]:
+    def _guarded_ids(
+        self, messages: Sequence[Mapping[str, str]], render: _Render, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Render with placeholders for the spellings, split at control tokens, and encode the rest as plain text."""
-        nonce = unused_marker(messages)
+        nonce = unused_marker([*messages, {"tools": json.dumps(tools, ensure_ascii=False)}] if tools else messages)
         spelled: list[str] = []
 
         def hide(match: re.Match[str]) -> str:
             spelled.append(match[0])
             return f"{nonce}{len(spelled) - 1}{nonce}"
 
-        hidden = [
-            {key: self._special_pattern.sub(hide, well_formed(value)) for key, value in message.items()}
-            for message in messages
-        ]
+        def hidden_in(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._special_pattern.sub(hide, well_formed(value))
+            if isinstance(value, Mapping):
+                return {hidden_in(key): hidden_in(item) for key, item in value.items()}
+            return [hidden_in(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+        hidden = [{key: hidden_in(value) for key, value in message.items()} for message in messages]
+        rendered = self.render(hidden, tools=hidden_in(tools)) if tools else render(hidden)
         marker = re.compile(f"{re.escape(nonce)}(\\d+){re.escape(nonce)}")
-        return self._ids_by_pieces(render(hidden), lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))
+        return self._ids_by_pieces(rendered, lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))
 
     def _find_turn_end(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> int:
         """Compute the second value of `reply_ids` for messages without their content; raise ConfigError likewise."""

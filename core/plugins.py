@@ -19,10 +19,11 @@ def entry_point_places(group: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=group)}
 
 
-def find_code_file(name: str, known: object) -> Path | None:
+def find_code_file(name: str, known: object, section: str) -> Path | None:
     """Return the file in a name such as `my_envs.py:Guess`: the known one, or the one next to the configuration.
 
-    Returns None for names of other forms. Raises ValueError if there is no such file.
+    Returns None for names of other forms. `section` is the table of the name, for errors. Raises ValueError if there is
+    no such file.
     """
     place, colon, _ = name.rpartition(":")
     if not colon or not place.endswith(".py"):
@@ -32,7 +33,7 @@ def find_code_file(name: str, known: object) -> Path | None:
     for path in candidates:
         if path.is_file():
             return path.resolve()
-    moved = "; if it was moved, set its `code_file` to its place" if known else ""
+    moved = f"; if it was moved, set {section}.code_file to its place" if known else ""
     raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}{moved}")
 
 

@@ -56,4 +56,4 @@ def engine_of(
     Raises ConfigError if the API, the sampling or the stop strings do not suit the role.
     """
     limits = limits_of(settings, additional_calls=additional_calls, max_model_len=session.facts.max_model_len)
-    return session.engine(settings.dialect, limits, sampling, role=role)
+    return session.engine(settings.turn_dialect, limits, sampling, role=role)

@@ -52,7 +52,7 @@ def parse_environment(data: Any) -> EnvironmentSettings:
     if not isinstance(name, str):
         raise ValueError("the type of an environment is a string")
     given = dict(data)
-    file = find_code_file(name, given.get("code_file"))
+    file = find_code_file(name, given.get("code_file"), "environment")
     if file is not None:
         given |= {"code_file": file, "code_sha256": file_sha256(file)}
     elif given.get("code_file") or given.get("code_sha256"):

@@ -19,10 +19,11 @@ from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.core.config import Operational, Section, digest_json, semantic_dump
 from treadle.core.llm.config import Sampling
+from treadle.environments.tools.registry import AnyTool
 
 SectionType = type[Section]
 
-ENVIRONMENT_VERSION = 4
+ENVIRONMENT_VERSION = 5
 """Version in the environment's digest; increment it if the meaning of a setting or of a rollout's row changes. Earlier
 rollouts and pools are then made again: docs/behaviour/runs.md, "Versions"."""
 
@@ -66,6 +67,8 @@ class EnvironmentSettings(Section):
     """File with the class, for a type that is in a file; filled in when the configuration is read."""
     code_sha256: str = ""
     """Digest of that file; filled in when the configuration is read, so that an edited file makes new rollouts."""
+    tools: dict[str, AnyTool] = {}
+    """Tools by name, in addition to those that the type has; see docs/guides/tools.md."""
     roles: dict[str, EnvironmentRole] = {}
     """Models that episodes ask, by role, for types that ask models; default: the model with the name of the role."""
     max_turns: int | None = Field(default=None, ge=1)
@@ -83,7 +86,7 @@ class EnvironmentSettings(Section):
         return [*below, *(variant for one in below for variant in one.variants())]
 
     @property
-    def dialect(self) -> Dialect:
+    def turn_dialect(self) -> Dialect:
         """How the model's turns are read and written."""
         return FreeDialect()
 
@@ -183,8 +186,10 @@ class EnvironmentSettings(Section):
         parts = {
             "version": [ENVIRONMENT_VERSION, self.version],
             "settings": semantic_dump(self.without_source()),
-            "dialect": self.dialect.as_json(),
+            "dialect": self.turn_dialect.as_json(),
         }
+        if self.tools:
+            parts["tools"] = {name: tool.version for name, tool in self.tools.items()}
         return digest_json({**parts, **self.digest_parts(form)})
 
     def digests(self) -> Digests:

@@ -63,6 +63,10 @@ class EnvironmentRuntime(Protocol):
         """Return the episode of one rollout."""
         ...
 
+    def facts(self) -> dict[str, str]:
+        """Return facts for the record of the stage that only an open environment has, such as tools of a server."""
+        ...
+
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
         """Return the options of each rollout of a group, for example who gets a hint."""
         ...

@@ -48,7 +48,7 @@ class OpenEnvironment:
     ) -> RolloutEngine:
         """Return a rollout engine with the environment's limits; the smaller limit in tokens applies."""
         limits = limits_of(self.settings, max_model_len=max_model_len, max_response_tokens=max_response_tokens)
-        return RolloutEngine(model, codec, sampling, limits, self.settings.dialect)
+        return RolloutEngine(model, codec, sampling, limits, self.settings.turn_dialect.bound(codec, is_chat=False))
 
     def groups(
         self,

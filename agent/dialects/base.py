@@ -5,18 +5,29 @@ A dialect is pure: it knows text, no ids, tools or limits. The engine uses nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from treadle.core.answers.extraction import ANSWER, REASONING
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from treadle.agent.contract import Message, ModelTurn, TurnEnd
+    from treadle.agent.tools.schema import ToolSchema
+    from treadle.core.chat_tools import ToolSupport
+
+__all__ = ["ANSWER", "FRAME", "REASONING", "RESULT", "TEXT", "TOOL_CALL", "Dialect", "Segment", "render"]
 
 TEXT = "text"
 """Kind of a segment of model text outside all markers."""
 
 RESULT = "result"
 """Kind of the segments with the result of a call inside the assistant's turn, which only the system writes."""
+
+TOOL_CALL = "tool_call"
+"""Kind of a segment that is one native tool call."""
 
 FRAME = "frame"
 """Kind of the segments with the control tokens that a chat template puts between messages."""
@@ -37,8 +48,20 @@ def render(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
+class HasToolSupport(Protocol):
+    """Chat template that may know tools; `treadle.core.chat.ChatTokenizer` is one."""
+
+    @property
+    def tool_support(self) -> ToolSupport:
+        """What the template does with tools."""
+        ...
+
+
 class Dialect(Protocol):
-    """How the text of a turn is read and written."""
+    """How the text of a turn is read and written. Dialects derive from it: what they leave out is as it is here."""
+
+    ends_every_turn: ClassVar[bool] = False
+    """Whether each completion is a turn of its own; otherwise a turn without a reaction continues in the next one."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -61,9 +84,38 @@ class Dialect(Protocol):
         """Read a turn with its calls; `number` is that of the turn, and `is_empty` says that it added nothing."""
         ...
 
-    def result(self, text: str) -> Message:
-        """Return the message that shows the text of a call's result to the model; no text can forge a marker in it."""
+    def has_answer(self, turn: ModelTurn) -> bool:
+        """Return whether a turn ends the task with an answer."""
+        return False
+
+    def result(self, text: str, call: str = "") -> Message:
+        """Return the message that shows the text of a call's result to the model; no text can forge a marker in it.
+
+        `call` is the id of the call.
+        """
         ...
+
+    def bound(self, template: HasToolSupport | None, *, is_chat: bool) -> Self:
+        """Return the dialect for a model with this chat template; with `is_chat` the service renders messages."""
+        return self
+
+    def facts(self) -> dict[str, str]:
+        """Return facts about a bound dialect for the record of a stage."""
+        return {}
+
+    def tool_prompt(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[ToolSchema]
+    ) -> tuple[Sequence[Mapping[str, str]], list[dict[str, Any]]]:
+        """Return the messages before the first turn, and the tools that template or service are given."""
+        return messages, []
+
+    def replies(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages of an environment as the model's template takes them."""
+        return messages
+
+    def added_tools(self, tools: Sequence[ToolSchema]) -> Message | None:
+        """Return the message that tells the model of new tools; None if it is told in another way."""
+        return None
 
     def segments(self, text: str) -> list[Segment]:
         """Split model text into segments without gaps or overlaps; offsets are in characters."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.agent.contract import Message, ModelTurn, TurnEnd
-from treadle.agent.dialects.base import TEXT, Segment
+from treadle.agent.dialects.base import TEXT, Dialect, Segment
 
 
 @dataclass(frozen=True)
-class FreeDialect:
+class FreeDialect(Dialect):
     """Dialect of free text; see `treadle.agent.dialects.base.Dialect`.
 
     Attributes:
@@ -42,7 +42,7 @@ class FreeDialect:
         """See `Dialect`; a turn of free text has no calls."""
         return ModelTurn(text, number, ended, is_empty)
 
-    def result(self, text: str) -> Message:
+    def result(self, text: str, call: str = "") -> Message:
         """See `Dialect`; a result is a message of the conversation."""
         return Message(text)
 

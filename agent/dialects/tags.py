@@ -21,7 +21,7 @@ from treadle.core.untrusted.lookalikes import sub_first
 
 
 @dataclass(frozen=True)
-class TagDialect(TagTable):
+class TagDialect(TagTable, Dialect):
     """Dialect of tags; see `treadle.agent.dialects.base.Dialect`."""
 
     def cut(self, text: str) -> str:
@@ -42,7 +42,11 @@ class TagDialect(TagTable):
         """See `Dialect`."""
         return ModelTurn(text, number, ended, is_empty, parse_calls(text, number, ended, self))
 
-    def result(self, text: str) -> Message:
+    def has_answer(self, turn: ModelTurn) -> bool:
+        """See `Dialect`."""
+        return turn.ended == "stop" and is_answer(turn.text, self)
+
+    def result(self, text: str, call: str = "") -> Message:
         """See `Dialect`."""
         return Message(result_block(text, self, spaced=self.spaced), "block")
 

@@ -21,7 +21,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 @cache
 def system_prompt(name: str) -> str:
-    """Return one prompt (`both`, `search`, `python`, `none`, `summarizer_system`) without its final newline."""
+    """Return one prompt, such as `both`, `functions` or `summarizer_system`, without its final newline."""
     return files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 

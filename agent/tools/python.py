@@ -12,19 +12,9 @@ from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.pool import SandboxPool
 from treadle.agent.sandbox.process import ProgramResult
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, ToolOutcome, clip
-from treadle.agent.tools.schema import ToolSchema
 
 TIMEOUT_TEXT = "Execution Timeout"
 MAX_PROGRAM_CHARS = 256 * 1024
-PYTHON_SCHEMA = ToolSchema(
-    "python",
-    "Run a complete Python program and return what it prints. Nothing is kept between calls.",
-    {
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "The program; print what you want to see."}},
-        "required": ["code"],
-    },
-)
 _ERROR_HEAD_SHARE = 0.2
 _EXCESS = {"memory": "its processes held too much memory", "files": "it made too many files"}
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext, ToolOutcome
-from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.searchers import Searcher, searcher_for
 from treadle.agent.tools.summarizer import Summarizer
@@ -21,15 +20,6 @@ from treadle.web.types import RecordMiss
 if TYPE_CHECKING:
     from treadle.web.types import WebSearchResult
 
-SEARCH_SCHEMA = ToolSchema(
-    "search",
-    "Search documents and return the best matches.",
-    {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "One query in plain words."}},
-        "required": ["query"],
-    },
-)
 EMPTY_QUERY = "The search query is empty."
 NO_HIT = "No documents were found for this query."
 REFUSED = "The search engine does not take this query; put it in other words."

@@ -187,7 +187,7 @@ async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, 
     web_search = TimedSearch(settings.web, store=run.store(WEB_STORE), summarized=False)
     web_search.seconds = []
     environment = QuestionSettings.model_validate({"search": settings.model_dump()})
-    engine = RolloutEngine(Model(), None, Sampling(), RolloutLimits(max_turns=4), environment.dialect)
+    engine = RolloutEngine(Model(), None, Sampling(), RolloutLimits(max_turns=4), environment.turn_dialect)
     done = PassResult()
 
     async def roll_out(number: int, tools: dict[str, Any]) -> Trajectory:

@@ -13,6 +13,10 @@ ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
 SYSTEM_KINDS = frozenset({"result", "frame", "user", "tool", "system"})
 """Kinds of the segments that the model did not write; only the end-of-turn ids in a frame are sampled."""
+REASONING = "reasoning"
+"""Kind of the segments with reasoning that a service or template keeps apart from the answer."""
+ANSWER = "answer"
+"""Kind of the segments with an answer."""
 
 # Bounded repetitions keep the scan linear on hostile text such as a million backslashes.
 _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
@@ -23,20 +27,25 @@ def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
 
     It is in the last answer block: the last balanced `\boxed{…}` or `\fbox{…}`, else the block as a whole. Without a
     block, it is the last box anywhere. A box that never closes is no answer. One `\text{…}` around a boxed answer is
-    removed. The result has no outer white space. The text between two results or messages is searched as one piece;
-    no block or box can span one.
+    removed. Without a block or a box, it is the text of the last answer without markers. The result has no outer white
+    space. The text between two results, messages or pieces of reasoning is searched as one piece; no block or box can
+    span one.
     """
     pieces: list[list[str]] = [[]]
+    plain = ""
     for segment in segments:
-        if segment["kind"] in SYSTEM_KINDS:
+        kind, text = segment["kind"], segment["text"]
+        if kind in SYSTEM_KINDS or kind == REASONING:
             pieces.append([])
-        else:
-            pieces[-1].append(segment["text"])
+            continue
+        pieces[-1].append(text)
+        plain = text if kind == ANSWER and ANSWER_OPEN not in text and ANSWER_CLOSE not in text else ""
     texts = ["".join(piece) for piece in reversed(pieces)]
     if block := next(filter(None, map(_last_block, texts)), ""):
         box = last_box(block)
         return block if box is None else box
-    return next(filter(None, map(last_box, texts)), "")
+    boxes = [box for box in map(last_box, texts) if box is not None]
+    return next(filter(None, boxes), "") if boxes else plain.strip()
 
 
 def _last_block(text: str) -> str:

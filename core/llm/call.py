@@ -115,6 +115,8 @@ class PoolCall:
             retries=self.retries,
             stop_dropped=self._lacks_stop(answer, endpoint),
             notes=self.odd + answer.notes,
+            tool_calls=answer.tool_calls,
+            reasoning=answer.reasoning,
         )
 
     def _lacks_stop(self, answer: Answer, endpoint: Endpoint) -> bool:

@@ -84,8 +84,11 @@ def checked(answer: Answer, asked: PromptFacts) -> Answer:
         _check_ids(answer, ids, asked)
     elif answer.text and not used:
         raise malformed("usage", f"the answer reports no tokens for {len(answer.text)} characters")
-    if len(answer.text) > _MAX_CHARS_PER_TOKEN * (used + SLACK_TOKENS):
-        raise malformed("usage", f"the answer reports {used} tokens for {len(answer.text)} characters")
+    num_chars = len(answer.text) + len(answer.reasoning)
+    if answer.tool_calls:
+        num_chars += sum([len(call.name) + len(call.arguments) for call in answer.tool_calls])
+    if num_chars > _MAX_CHARS_PER_TOKEN * (used + SLACK_TOKENS):
+        raise malformed("usage", f"the answer reports {used} tokens for {num_chars} characters")
     prompt = asked.num_prompt
     if prompt is None:
         return _noted(answer, asked)

@@ -20,14 +20,14 @@ MAX_STOPS = 4
 """Most stop strings that OpenAI's API accepts."""
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling keys that OpenAI's API lacks, and the values that change nothing."""
-_REFUSABLE = ("max_tokens", "stop", "seed", "top_p", "temperature")
+_REFUSABLE = ("parallel_tool_calls", "tool_choice", "max_tokens", "stop", "seed", "top_p", "temperature")
 """Keys that a request can do without, the least important first. Of several keys that exclude each other, only the
 first one is dropped."""
 _REFUSAL = re.compile(
     r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|cannot both|forbidden",
     re.IGNORECASE,
 )
-_KEYS = frozenset({"model", "messages", "max_completion_tokens", *_REFUSABLE, *_NEUTRAL})
+_KEYS = frozenset({"model", "messages", "tools", "max_completion_tokens", *_REFUSABLE, *_NEUTRAL})
 """All keys that a request may have."""
 _MARKS = re.compile(r"""[{}]|["']messages\\*["']\s*:\s*\[\s*(?=\{)""")
 """Braces of objects, and the key `messages`, which only a request has."""
@@ -37,8 +37,8 @@ def fit(body: dict[str, Any], refused: Collection[str]) -> None:
     """Remove keys from a request's body that the service refuses, or that it may not know and that change nothing.
 
     `refused` are keys as returned by `refused_keys`: `max_tokens` becomes `max_completion_tokens`, `stop` and `seed`
-    are removed, `temperature` and `top_p` are removed if they have the service's own value. Only the first
-    `MAX_STOPS` stop strings are kept.
+    are removed, like the keys of tool calls besides `tools`; `temperature` and `top_p` are removed if they have the
+    service's own value. Only the first `MAX_STOPS` stop strings are kept.
     """
     if "stop" in body:
         body["stop"] = body["stop"][:MAX_STOPS]
@@ -48,7 +48,7 @@ def fit(body: dict[str, Any], refused: Collection[str]) -> None:
     for name, neutral in {**_NEUTRAL, **fixed}.items():
         if body[name] == neutral:
             del body[name]
-    for name in ("stop", "seed"):
+    for name in ("stop", "seed", "parallel_tool_calls", "tool_choice"):
         if name in refused:
             body.pop(name, None)
 

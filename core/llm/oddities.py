@@ -15,6 +15,7 @@ ODDITIES = {
     "error": "were errors with HTTP status 200",
     "no_text": "had no text",
     "no_usage": "had no usable token counts",
+    "bad_tool_calls": "had tool calls that are none",
     "bad_ids": "had token ids that are no ids",
     "unknown_ids": "had token ids beyond the tokenizer's vocabulary",
     "ids_not_text": "had token ids that do not spell their text",
@@ -27,11 +28,14 @@ ODDITIES = {
     "unknown_finish": "ended with an unknown finish_reason, taken as stop",
     "over_max_tokens": "were charged more tokens than max_tokens",
     "other_model": "name a model other than the requested one",
+    "calls_in_text": "had tool calls in their text, which the server did not parse; they were read",
     "marker_restored": "lacked the stop string that ended them; it was restored",
 }
 """Kind -> end of the sentence that reports such answers."""
 
-ACCEPTED = frozenset({"content_filter", "unknown_finish", "over_max_tokens", "other_model", "marker_restored"})
+ACCEPTED = frozenset(
+    {"content_filter", "unknown_finish", "over_max_tokens", "other_model", "marker_restored", "calls_in_text"}
+)
 REFUSED = frozenset(ODDITIES) - ACCEPTED
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
@@ -140,19 +140,28 @@ class ModelPool:
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         sampling: Sampling,
         *,
         seed: int,
         session: str,
         deadline: float,
         stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Completion:
-        """Complete messages like `complete`, over the chat route: the server renders them; there are no token ids."""
+        """Complete messages like `complete`, over the chat route: the server renders them; there are no token ids.
+
+        `tools` are tools as OpenAI's API takes them.
+        """
         chat_only = self.settings.api == "chat"
         refused = self.facts.refused_keys if self.facts is not None else ()
-        body = chat_body(self.settings.model, messages, sampling, seed, stop, chat_only=chat_only, refused=refused)
-        num_bytes = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
+        body = chat_body(
+            self.settings.model, messages, sampling, seed, stop, tools=tools, chat_only=chat_only, refused=refused
+        )
+        if tools:
+            num_bytes = len(body)
+        else:
+            num_bytes = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
         # Stop strings that are not sent cannot end the answer.
         sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MAX_STOPS])
         styles = self.facts.stops if self.facts is not None else None

@@ -31,6 +31,18 @@ class CompletionRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Tool call that a chat service returned: `arguments` is JSON text as the model wrote it, which may be invalid.
+
+    `id` is the service's own; empty if it gave none.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """Answer of a model.
 
@@ -50,6 +62,8 @@ class Completion:
             `stop_reason` if that is a stop string, else it is unknown. See `treadle.core.llm.stops`.
         notes: Oddities of this answer and of the malformed ones before it: keys of
             `treadle.core.llm.oddities.ODDITIES`.
+        tool_calls: Tool calls that the server returned outside the text (chat route).
+        reasoning: Reasoning that the server returned outside the text (chat route); it is never sent back.
     """
 
     text: str
@@ -65,6 +79,8 @@ class Completion:
     entropies: tuple[float, ...] | None = None
     stop_dropped: bool = False
     notes: tuple[str, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
     def to_json(self) -> bytes:
         """Return the bytes for the journal."""
@@ -78,6 +94,7 @@ class Completion:
             for name in ("token_ids", "logprobs", "entropies", "notes"):
                 if fields.get(name) is not None:
                     fields[name] = tuple(fields[name])
+            fields["tool_calls"] = tuple([ToolCall(**call) for call in fields.get("tool_calls", ())])
             return cls(**fields)
         except (TypeError, AttributeError) as error:
             raise ValueError(f"a stored answer of a model cannot be read: {error}") from error

@@ -17,7 +17,7 @@ import orjson
 
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.hosted import fit
-from treadle.core.llm.types import CompletionRequest
+from treadle.core.llm.types import CompletionRequest, ToolCall
 from treadle.core.untrusted.json_text import load_json
 
 _CONTEXT_WORDS = re.compile(
@@ -70,6 +70,10 @@ class Answer:
     """Oddities of an answer that is kept all the same: keys of `treadle.core.llm.oddities.ODDITIES`."""
     prompt_ids: tuple[int, ...] | None = None
     """Token ids of the prompt, if the server returns them (vLLM: `prompt_token_ids`); only the preflight reads them."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Tool calls of a chat answer."""
+    reasoning: str = ""
+    """Reasoning of a chat answer, outside its text."""
 
 
 _FINISH = {
@@ -82,9 +86,12 @@ _FINISH = {
     "max_tokens": "length",
     "max_length": "length",
     "content_filter": "content_filter",
+    "tool_calls": "stop",
+    "function_call": "stop",
+    "tool_use": "stop",
 }
 """Finish reason of a server -> finish reason of an `Answer`."""
-_OWN_END = frozenset({"eos_token", "eos", "end_turn"})
+_OWN_END = frozenset({"eos_token", "eos", "end_turn", "tool_calls", "function_call", "tool_use"})
 _GAVE_UP = (None, "abort", "error")
 
 
@@ -101,18 +108,20 @@ def completion_body(model: str, request: CompletionRequest, want_ids: bool) -> b
 
 def chat_body(
     model: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     sampling: Sampling,
     seed: int,
     stop: Sequence[str] = (),
     *,
+    tools: Sequence[Mapping[str, Any]] = (),
     chat_only: bool = False,
     refused: Collection[str] = (),
 ) -> bytes:
     """Return the JSON body for POST /chat/completions.
 
     If `chat_only`, keys that OpenAI's API lacks are left out if they change nothing, and keys in `refused` are handled
-    as `treadle.core.llm.hosted.fit` describes.
+    as `treadle.core.llm.hosted.fit` describes. `tools` are tools as OpenAI's API takes them; with tools the model may
+    call several of them in one answer, or none.
     """
     body: dict[str, Any] = {"model": model, "messages": [dict(message) for message in messages]}
     _add_sampling(body, sampling, sampling.max_tokens, seed)
@@ -120,6 +129,8 @@ def chat_body(
         body["stop"] = list(stop)
         if not chat_only:
             body["include_stop_str_in_output"] = True
+    if tools:
+        body |= {"tools": list(tools), "tool_choice": "auto", "parallel_tool_calls": True}
     if chat_only:
         fit(body, refused)
     return _dump(body)
@@ -162,17 +173,55 @@ def parse_probe(data: bytes) -> Answer:
 def parse_chat(data: bytes) -> Answer:
     """Parse a chat completion; raise Failure like `parse_completion`.
 
-    Null content is empty text: a model that was cut off while it was thinking has written nothing yet. The text of a
-    `refusal` is treated like any other.
+    Null content is empty text: a model that was cut off while it was thinking has written nothing yet, and one that
+    calls tools may write none. The text of a `refusal` is treated like any other.
     """
     reply, choice = _only_choice(data)
     message = choice.get("message")
-    if not isinstance(message, dict) or "content" not in message:
+    if not isinstance(message, dict):
         return _answer(reply, choice, None, data)
-    content = message["content"]
+    calls = _tool_calls(message)
+    content = message.get("content", "" if calls else _MISSING)
     if content is None:
         content = message.get("refusal") or ""
-    return _answer(reply, choice, content, data)
+    answer = _answer(reply, choice, content, data)
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    if not calls and not reasoning:  # the usual case
+        return answer
+    if not isinstance(reasoning, str):
+        raise malformed("no_completion", "the answer's reasoning is no text")
+    return replace(answer, tool_calls=calls, reasoning=_unicode(reasoning), own_end=answer.own_end or bool(calls))
+
+
+_MISSING = object()
+
+
+def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    """Return the tool calls of a message; raise Failure of kind `malformed` if they are none.
+
+    Arguments may be an object instead of its JSON text, as some servers send them. Whether they are valid is for the
+    reader to say: the model wrote them.
+    """
+    listed = message.get("tool_calls")
+    if not listed:
+        older = message.get("function_call")
+        listed = [{"function": older}] if older else []
+    if not isinstance(listed, list):
+        raise malformed("bad_tool_calls", "the answer's tool_calls are not a list")
+    calls = []
+    for one in listed:
+        function = one.get("function") if isinstance(one, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str):
+            raise malformed("bad_tool_calls", f"a tool call of the answer has no function: {excerpt_of(one)}")
+        arguments = function.get("arguments")
+        if arguments is None:
+            arguments = ""
+        elif not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        given = one.get("id")
+        calls.append(ToolCall(_unicode(given) if isinstance(given, str) else "", _unicode(name), _unicode(arguments)))
+    return tuple(calls)
 
 
 def _only_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:

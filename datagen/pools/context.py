@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from treadle.agent.contract import (
     Episode,
@@ -81,6 +82,10 @@ class NullRuntime:
         """Return an episode that can only replay."""
         return NullEpisode(self.runtime.episode(), self.cause)
 
+    def facts(self) -> dict[str, str]:
+        """Return nothing."""
+        return {}
+
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
         """See `EnvironmentRuntime`."""
         return await self.runtime.group_options(task, size, seed)
@@ -128,13 +133,14 @@ class NullModel:
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         sampling: Sampling,
         *,
         seed: int,
         session: str,
         deadline: float,
         stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Completion:
         """Raise EndpointUnavailable; see `RoleModel`."""
         raise EndpointUnavailable(self.cause)

@@ -230,7 +230,7 @@ class Evolution:
             roles=pool_context.roles,
             hints=pool_context.hints(self._row["domain"]),
             codec=pool_context.continuing.codec,
-            dialect=require_tags(pool_context.environment.dialect, "an operator of pools"),
+            dialect=require_tags(pool_context.environment.turn_dialect, "an operator of pools"),
             seed=self._seed(name, number, parent.entry.index),
             run_rollout=self._run_rollout,
             cache=ScopedCache(self._cache, f"{number}-{name}-{parent.entry.index}"),

@@ -86,7 +86,7 @@ class _SftRowsRun:
         self._num_read = self._trajectories.num_rows
         self._held_out = self._trajectories.held_out()
         self._environment_digests = settings.environment.digests()
-        self._dialect = settings.environment.dialect
+        self._dialect = settings.environment.turn_dialect
         # Only tags can be repaired.
         tags = self._dialect if isinstance(self._dialect, TagDialect) else None
         self._repaired_tags = tags if self._options.repair else None

@@ -9,19 +9,21 @@ import functools
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from treadle.agent.cached_units import asked_unit
 from treadle.agent.call_cache import CallCache, NullCache
-from treadle.agent.contract import Message, ModelTurn, Outcome, Resume, Task
+from treadle.agent.contract import Message, ModelTurn, Observation, Outcome, Resume, StepContext, Task
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.role import RoleModel
+from treadle.agent.tools.schema import ToolSchema
 from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
+from treadle.environments.tools.calls import EpisodeCalls
 from treadle.environments.types import Resources
 
 
@@ -53,6 +55,8 @@ class Environment:
         resume: How an interrupted episode resumes; see `treadle.agent.contract.Resume`.
         system: System message; empty for none.
         roles: Names of models under `models` that episodes may `ask`.
+        schemas: Tools that the class answers itself in `step`; those of `environment.tools` are added to them. May be
+            set in `reset`.
         task: The task, with its hidden payload and answers.
         shared: What `open_shared` yields.
     """
@@ -62,6 +66,7 @@ class Environment:
     resume: ClassVar[Resume] = "reenact"
     system: ClassVar[str] = ""
     roles: ClassVar[tuple[str, ...]] = ()
+    schemas: ClassVar[Sequence[ToolSchema]] = ()
     task: ClassVar[Task]
     shared: ClassVar[Any] = None
 
@@ -132,6 +137,28 @@ class Environment:
         )
         return reply.text
 
+    async def run_calls(self, turn: ModelTurn) -> list[Message]:
+        """Run the calls of a turn with the tools of `environment.tools`; return a message with the result of each.
+
+        They are in the ledger with their times, and a resumed episode gets the recorded results of tools without state.
+        Calls of `schemas` are not for this method: leave them out of `turn.calls`.
+        """
+        if self._calls is None or self._step is None:
+            raise ConfigError(f"{type(self).__name__}.run_calls is for `step` alone")
+        observation = await self._calls.run(turn, self._step)
+        self._ran = replace(
+            observation,
+            calls=(*self._ran.calls, *observation.calls),
+            messages=(),
+            tools=(*self._ran.tools, *observation.tools),
+        )
+        return list(observation.messages)
+
+    def _take_ran(self) -> Observation:
+        """Return calls and new tools since the last time."""
+        ran, self._ran = self._ran, Observation()
+        return ran
+
     def prepare(self, task: Task, settings: EnvironmentSettings, shared: Any, seed: int, group_seed: int) -> None:
         """Set the attributes of an instance before `reset` or `score`."""
         names = type(settings).model_fields.keys() - EnvironmentSettings.model_fields.keys()
@@ -142,13 +169,17 @@ class Environment:
         self._seed = seed
         self._group_seed = group_seed
 
-    def connect(self, cache: CallCache, models: Mapping[str, RoleModel]) -> None:
-        """Set what `ask` needs."""
+    def connect(self, cache: CallCache, models: Mapping[str, RoleModel], calls: EpisodeCalls) -> None:
+        """Set what `ask` and `run_calls` need."""
         self._cache = cache
         self._models = models
+        self._calls = calls
 
     _cache: CallCache = NullCache()
     _models: Mapping[str, RoleModel] | None = None
+    _calls: EpisodeCalls | None = None
+    _step: StepContext | None = None
+    _ran: Observation = Observation()
     _num_asked: int = 0
     _deadline: float = float("inf")
     _seed: int = 0

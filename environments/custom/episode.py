@@ -29,32 +29,43 @@ from treadle.core.untrusted.concealment import user_code
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
 from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.tools.calls import CallLimits, EpisodeCalls
 
 
 class CustomEpisode:
     """Episode of one instance; see `treadle.agent.contract.Episode`."""
 
     def __init__(
-        self, environment: Environment, settings: EnvironmentSettings, shared: Any, models: Mapping[str, RoleModel]
+        self,
+        environment: Environment,
+        settings: EnvironmentSettings,
+        shared: Any,
+        models: Mapping[str, RoleModel],
+        calls: EpisodeCalls,
     ) -> None:
         self._environment = environment
         self._settings = settings
         self._shared = shared
         self._models = models
+        self._calls = calls
         self._payload: Mapping[str, Any] = {}
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Prepare the instance and ask it for its first messages; raise ToolError if it takes too long."""
         environment = self._environment
         environment.prepare(task, self._settings, self._shared, options.seed, options.group_seed)
-        environment.connect(options.cache, self._models)
+        environment.connect(options.cache, self._models, self._calls)
+        limits = {name: tool.max_calls for name, tool in self._settings.tools.items()}
+        schemas = await self._calls.begin(task, options, CallLimits(limits.get))
         self._payload = task.payload
         async with self._limit("reset"):
             first = await environment.reset(task)
         if not isinstance(first, str):
-            return InitialState(_first_messages(first, type(environment).__name__))
+            messages = _first_messages(first, type(environment).__name__)
+            return InitialState(messages, (*schemas, *environment.schemas))
         system = [{"role": "system", "content": environment.system}] if environment.system else []
-        return InitialState([*system, {"role": "user", "content": well_formed(first)}])
+        messages = [*system, {"role": "user", "content": well_formed(first)}]
+        return InitialState(messages, (*schemas, *environment.schemas))
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Let the instance react; a turn that the server withheld ends the rollout.
@@ -64,6 +75,7 @@ class CustomEpisode:
         if turn.ended == "filtered":
             return Observation(status="filtered")
         self._environment._deadline = context.deadline
+        self._environment._step = context
         name = type(self._environment).__name__
         try:
             async with work_clock().limit(None if math.isinf(context.deadline) else context.deadline):
@@ -74,13 +86,22 @@ class CustomEpisode:
                 raise
             raise DeadlineExceeded(f"{name}.step did not react before the rollout's time limit") from error
         observation = _storable(_observation(reaction, name))
+        ran = self._environment._take_ran()
+        if ran.calls or ran.tools:
+            done = {call.id for call in ran.calls}
+            others = [call for call in _answered(turn, observation.messages) if call.id not in done]
+            calls = observation.calls or (*ran.calls, *others)
+            return replace(observation, calls=calls, tools=(*observation.tools, *ran.tools))
         return observation if observation.calls else replace(observation, calls=_answered(turn, observation.messages))
 
     async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
         """Act the turn again and compare; raise EpisodeDiverged for another reaction, or if the class restarts."""
         if self._environment.resume == "restart":
             raise EpisodeDiverged("the state of the episode is gone")
+        if self._environment.resume == "replay":
+            await self._calls.replay(turn, observation, context)
         if self._environment.resume == "reenact":
+            self._calls.recorded = {call.id: call for call in observation.calls}
             again = await self.step(turn, context)
             if again != observation:
                 raise EpisodeDiverged("the environment reacted to a recorded turn in another way")
@@ -95,8 +116,11 @@ class CustomEpisode:
         return outcome
 
     async def close(self) -> None:
-        """Close the instance."""
-        await self._environment.close()
+        """Close the instance and its tools."""
+        try:
+            await self._environment.close()
+        finally:
+            await self._calls.close()
 
     @contextlib.asynccontextmanager
     async def _limit(self, method: str) -> AsyncIterator[None]:

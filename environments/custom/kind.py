@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.agent.contract import EpisodeOptions, Outcome, Task
 from treadle.agent.outcome_values import as_outcome
 from treadle.agent.role import RoleModel
+from treadle.agent.tools.settings import ToolResources
+from treadle.agent.tools.source import ToolSource
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.untrusted.concealment import user_code
 from treadle.environments.custom.base import Environment
@@ -18,6 +20,7 @@ from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.settings_class import settings_class
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
+from treadle.environments.tools.calls import EpisodeCalls, open_sources, source_facts
 from treadle.environments.types import Resources, Traits, equal_options
 
 
@@ -29,10 +32,16 @@ class CustomRuntime:
     settings: EnvironmentSettings
     shared: Any
     models: Mapping[str, RoleModel]
+    sources: Mapping[str, ToolSource] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, str]:
+        """See `EnvironmentRuntime`."""
+        return source_facts(self.sources)
 
     def episode(self) -> CustomEpisode:
         """Return the episode of one rollout."""
-        return CustomEpisode(self.environment(), self.settings, self.shared, self.models)
+        calls = EpisodeCalls(self.sources, self.environment.dialect)
+        return CustomEpisode(self.environment(), self.settings, self.shared, self.models, calls)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
         """Treat all rollouts of a group alike."""
@@ -62,9 +71,12 @@ class CustomType:
 
     @contextlib.asynccontextmanager
     async def open(self, settings: EnvironmentSettings, resources: Resources) -> AsyncIterator[CustomRuntime]:
-        """Open what the class shares."""
-        async with self._environment.open_shared(settings, resources) as shared:
-            yield CustomRuntime(self._environment, settings, shared, resources.roles)
+        """Open what the class shares, and its tools."""
+        async with (
+            open_sources(settings.tools, ToolResources(resources.store)) as sources,
+            self._environment.open_shared(settings, resources) as shared,
+        ):
+            yield CustomRuntime(self._environment, settings, shared, resources.roles, sources)
 
     def replaying(self, settings: EnvironmentSettings) -> None:
         """Return None: turns are acted again."""

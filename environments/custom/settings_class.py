@@ -31,7 +31,7 @@ class _CustomSettings(EnvironmentSettings):
     environment: ClassVar[type[Environment]]
 
     @property
-    def dialect(self) -> Dialect:
+    def turn_dialect(self) -> Dialect:
         """See `EnvironmentSettings`."""
         return self.environment.dialect
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.agent.contract import EpisodeOptions, Outcome, Task
+from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.model_sessions import ModelSession, check_sampling
 from treadle.agent.role import RoleModel
 from treadle.agent.tools.outcome import Tool
+from treadle.agent.tools.settings import ToolResources
+from treadle.agent.tools.source import ToolSource
 from treadle.agent.tools.summarizer import Summarizer
 from treadle.core.errors import ConfigError
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.question.tools import make_tools, sandbox_facts
 from treadle.environments.stored_rollout import StoredRollout
+from treadle.environments.tools.calls import open_sources, source_facts
 from treadle.environments.types import Resources, Traits, equal_options
 
 
@@ -26,10 +30,15 @@ class QuestionRuntime:
 
     settings: QuestionSettings
     tools: Mapping[str, Tool]
+    sources: Mapping[str, ToolSource] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, str]:
+        """See `EnvironmentRuntime`."""
+        return source_facts(self.sources)
 
     def episode(self) -> QuestionEpisode:
         """Return the episode of one rollout."""
-        return QuestionEpisode(self.settings, self.tools)
+        return QuestionEpisode(self.settings, self.tools, self.sources)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
         """Treat all rollouts of a group alike."""
@@ -44,7 +53,15 @@ class QuestionType:
 
     def traits(self, settings: QuestionSettings) -> Traits:
         """See `EnvironmentType`."""
-        return Traits(resume="replay", forks=True, has_answers=True, writes_messages=False, reads_payload=False)
+        # Tools may read the payload of a task, for example the files of a workspace.
+        is_tags = isinstance(settings.turn_dialect, TagDialect)
+        return Traits(
+            resume="replay",
+            forks=is_tags,
+            has_answers=True,
+            writes_messages=not is_tags,
+            reads_payload=bool(settings.tools),
+        )
 
     async def tasks(self, settings: QuestionSettings, split: str, seed: int) -> AsyncIterator[Mapping[str, Any]]:
         """Yield nothing; questions come from files."""
@@ -60,7 +77,10 @@ class QuestionType:
             tools = {}
             for tool in make_tools(settings, summarizer, resources.store, misses_are_empty=resources.misses_are_empty):
                 tools[tool.name] = await stack.enter_async_context(tool)
-            yield QuestionRuntime(settings, tools)
+            sources = await stack.enter_async_context(
+                open_sources(settings.tools, ToolResources(resources.store), taken=tools)
+            )
+            yield QuestionRuntime(settings, tools, sources)
 
     def replaying(self, settings: QuestionSettings) -> QuestionRuntime:
         """Return a runtime without tools: a recorded call is only counted."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from treadle.agent.contract import Task
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.dialects.tags import SPACED_TOOL_DIALECT, TOOL_DIALECT, TagDialect
 from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
 from treadle.agent.sandbox.config import SandboxSettings
@@ -26,6 +27,10 @@ ET_AGENT_RL: dict[str, Any] = {
     "python": {"time_limit_s": 120.0, "max_output_chars": None},
 }
 """Preset `et-agent-rl`: the RL phase of arXiv 2601.06860, as differences from the defaults."""
+
+
+_UNLIMITED_TURNS = 10
+"""Turns that the default of `max_turns` has for a tool without a limit."""
 
 
 class PythonSettings(Section):
@@ -73,8 +78,9 @@ class QuestionSettings(EnvironmentSettings):
 
     preset: Operational[str | None] = None
     """Name of the preset to start from, such as `et-agent-rl`. Keys that are set next to it override it."""
-    prompt: Literal["auto", "both", "search", "python", "none"] = "auto"
-    """Shipped system prompt, named after the tools that it describes. `auto` follows the enabled tools."""
+    prompt: Literal["auto", "both", "search", "python", "none", "functions"] = "auto"
+    """Shipped system prompt, named after the tools that it describes. `auto` follows the enabled tools; with native
+    calls it is `functions`."""
     system_prompt: str | None = None
     """Text that replaces the shipped system prompt; an empty one means no system message."""
     format_prompts: dict[Format, str] = {}
@@ -94,10 +100,15 @@ class QuestionSettings(EnvironmentSettings):
     the rollout with `limit`; `silent`: nothing is appended and the model continues; `stop`: the rollout ends with
     `limit`."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Most generation calls per rollout; none means the sum of the tools' limits plus 4."""
+    """Most generation calls per rollout; none means the sum of the tools' limits plus 4. An entry of `tools` without a
+    limit counts as 10."""
     on_unmarked: Literal["end", "continue"] = "end"
     """Reaction to a turn without a call or an answer. `end`: the rollout ends with `no_answer`, or with `length` if the
     turn was truncated; `continue`: the model generates another turn."""
+    dialect: Literal["auto", "tags", "functions"] = "auto"
+    """How calls and answers are written. `tags`: between tags such as `<search>` inside one assistant turn;
+    `functions`: native tool calls, in the form of the model's chat template or through the `tools` of a chat service;
+    `auto`: `functions` if `tools` has entries."""
     result_format: Literal["plain", "spaced"] = "plain"
     """Layout of results. `plain`: `<result>text</result>` directly after the call; `spaced`: a space before the block
     and newlines inside its markers."""
@@ -108,9 +119,24 @@ class QuestionSettings(EnvironmentSettings):
         return with_preset(cls.PRESETS, data)
 
     @property
-    def dialect(self) -> TagDialect:
-        """Table of tags."""
+    def turn_dialect(self) -> TagDialect | FunctionsDialect:
+        """See `EnvironmentSettings`."""
+        if self.uses_functions:
+            return FunctionsDialect()
         return SPACED_TOOL_DIALECT if self.result_format == "spaced" else TOOL_DIALECT
+
+    @property
+    def uses_functions(self) -> bool:
+        """Whether tools are called natively, not between tags."""
+        return self.dialect == "functions" or (self.dialect == "auto" and bool(self.tools))
+
+    @model_validator(mode="after")
+    def _check_dialect(self) -> Self:
+        if self.tools and self.dialect == "tags":
+            raise ValueError('tools of your own are called natively: leave out dialect = "tags"')
+        if taken := sorted({"python", "search"} & self.tools.keys()):
+            raise ValueError(f"tools.{taken[0]} has the name of a shipped tool, which has its own table; rename it")
+        return self
 
     @property
     def version(self) -> int:
@@ -144,13 +170,15 @@ class QuestionSettings(EnvironmentSettings):
         """Name of the shipped prompt in use."""
         if self.prompt != "auto":
             return self.prompt
+        if self.uses_functions:
+            return "functions"
         enabled = self.enabled_tools
         return "both" if len(enabled) == 2 else enabled[0] if enabled else "none"
 
     @property
     def enabled_tools(self) -> tuple[str, ...]:
         """Names of the tools that may be called, in the order of the tag table."""
-        return tuple(name for name in self.dialect.tools if self.call_limit(name) > 0)
+        return tuple(name for name in TOOL_DIALECT.tools if self.call_limit(name) > 0)
 
     @property
     def summarizer(self) -> str | None:
@@ -213,6 +241,13 @@ class QuestionSettings(EnvironmentSettings):
         limits = self.python if tool == "python" else self.search if tool == "search" else None
         return limits.max_calls + additional if limits is not None and limits.enabled and limits.max_calls else 0
 
+    def entry_limit(self, entry: str, additional: int = 0) -> int | None:
+        """Return the most executed calls of each tool of an entry of `tools`, or of a shipped tool; None if any."""
+        own = self.tools.get(entry)
+        if own is None:
+            return self.call_limit(entry, additional)
+        return None if own.max_calls is None else own.max_calls + additional
+
     def total_limit(self, additional: int = 0) -> int | None:
         """Return the most executed calls over all tools; None for no limit."""
         return None if self.max_total_calls is None else self.max_total_calls + additional
@@ -220,8 +255,11 @@ class QuestionSettings(EnvironmentSettings):
     def turn_limit(self, additional: int = 0) -> int:
         """Return the most generation calls of one rollout."""
         if self.max_turns is not None:
-            return self.max_turns + additional * len(self.enabled_tools)
-        return sum(self.call_limit(tool, additional) for tool in self.dialect.tools) + 4
+            return self.max_turns + additional * (len(self.enabled_tools) + len(self.tools))
+        limits = [self.call_limit(tool, additional) for tool in TOOL_DIALECT.tools]
+        for tool in self.tools.values():
+            limits.append(_UNLIMITED_TURNS if tool.max_calls is None else tool.max_calls + additional)
+        return sum(limits) + 4
 
     def digest_parts(self, form: str | None) -> dict[str, Any]:
         """Return the prompt, and what summaries and the web depend on.

@@ -114,6 +114,7 @@ class RolloutsRun(JobStage[RolloutJob]):
         }
         resources = Resources(summarizer, self._context.store, roles=roles)
         async with open_runtime(settings.environment, resources) as self._runtime:
+            self._facts["environment"] |= self._runtime.facts() | self._engine.dialect.facts()
             yield
 
     def _context_facts(self, tokenizer: ChatTokenizer | None) -> dict[str, str]:

@@ -32,7 +32,7 @@ def parse_tool(data: Any) -> ToolSettings:
     if not isinstance(name, str):
         raise ValueError(f"a tool needs a key `type`; known: {', '.join(_known())}, or my_tools.py:weather")
     given = dict(data)
-    file = find_code_file(name, given.get("code_file"))
+    file = find_code_file(name, given.get("code_file"), "environment.tools.*")
     if file is not None:
         given |= {"code_file": file, "code_sha256": file_sha256(file)}
     try:

@@ -15,7 +15,7 @@ import orjson
 
 from treadle.agent.contract import CallRecord, Ledger, Task
 from treadle.agent.dialects.base import RESULT, TEXT, Segment
-from treadle.agent.dialects.tags import TagDialect, parse_calls, tokenise
+from treadle.agent.dialects.tags import TagDialect, parse_calls, require_tags, tokenise
 from treadle.agent.tools.outcome import OutcomeStatus
 from treadle.agent.tools.python import TIMEOUT_TEXT
 from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, REFUSED, TOO_SLOW
@@ -115,7 +115,7 @@ class ImportRows:
         }
 
     def _trajectory(self, one: ImportTrajectory, question: Mapping[str, Any]) -> Trajectory:
-        dialect = self._environment.dialect
+        dialect = require_tags(self._environment.turn_dialect, "a file of ET-Agent")
         pieces = tokenise(one.text, dialect)
         calls = _calls(pieces, dialect, one.outcomes)
         transcript, num_turns = Transcript(dialect, self._tokenizer), 0

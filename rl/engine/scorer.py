@@ -52,7 +52,7 @@ class GroupScorer:
             options,
             choices=task.choices,
             checker=self._checker,
-            dialect=self._environment.dialect,
+            dialect=self._environment.turn_dialect,
         )
 
     async def _environment_scores(self, group: Group, task: Task) -> list[Score]:

@@ -94,6 +94,6 @@ async def play(
     parsed = kind.settings.model_validate({"type": "x:Guess", **settings})
     async with kind.open(parsed, resources or Resources()) as runtime:
         engine = RolloutEngine(
-            model, tokenizer, Sampling(), limits_of(parsed), parsed.dialect, renderer=renderer or tokenizer
+            model, tokenizer, Sampling(), limits_of(parsed), parsed.turn_dialect, renderer=renderer or tokenizer
         )
         return await engine.roll_out(runtime.episode(), task, seed=7, deadline=deadline, cache=kept, options=options)

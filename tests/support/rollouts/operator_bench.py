@@ -166,7 +166,7 @@ class World:
             roles=roles,
             hints=hints,
             codec=self.tokenizer,
-            dialect=self.settings.dialect,
+            dialect=self.settings.turn_dialect,
             seed=seed,
             run_rollout=lambda prefix, seed, memory: self._play(self.scripts["policy"], prefix, seed, memory),
             cache=memory,
@@ -177,7 +177,7 @@ class World:
     async def _play(self, model: Script, prefix: Prefix | None, seed: int, memory: CallCache) -> Trajectory:
         more = 0 if prefix is None else self.settings.continuation_calls
         limits = RolloutLimits(self.settings.turn_limit(more))
-        engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.dialect)
+        engine = RolloutEngine(model, self.tokenizer, Sampling(max_tokens=512), limits, self.settings.turn_dialect)
         tools: dict[str, Tool] = dict(self.tools)
         options = EpisodeOptions(additional_calls=more)
         trajectory = await engine.roll_out(

@@ -101,7 +101,7 @@ async def play(
     settings = environment or QuestionSettings()
     tools: dict[str, Tool] = {"search": tool or FixedTool("search"), "python": FixedTool("python")}
     limits = RolloutLimits(settings.turn_limit(additional), max_model_len, settings.max_trajectory_tokens)
-    engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits, settings.dialect)
+    engine = RolloutEngine(model, tokenizer, Sampling(max_tokens=max_tokens), limits, settings.turn_dialect)
     return await engine.roll_out(
         QuestionEpisode(settings, tools),
         QUESTION,

@@ -118,7 +118,7 @@ class Flywheel:
         model = TutorModel(ReplyWriter(settings, ChatTokenizer.load(write_byte_tokenizer(folder))))
         environment, sampling = QuestionSettings(), Sampling(max_tokens=512)
         fresh, more = (
-            RolloutEngine(model, None, sampling, RolloutLimits(environment.turn_limit(extra)), environment.dialect)
+            RolloutEngine(model, None, sampling, RolloutLimits(environment.turn_limit(extra)), environment.turn_dialect)
             for extra in (0, environment.continuation_calls)
         )
         pool_context = PoolContext(

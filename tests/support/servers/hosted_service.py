@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from support.servers.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 from support.tables.given_questions import TOKENIZER
 
-from treadle.agent.prompt_strategy import CONTINUE_MESSAGE
+from treadle.agent.chat_prompts import CONTINUE_MESSAGE
 
 Answering = Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 

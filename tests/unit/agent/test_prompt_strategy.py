@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from support.rollouts.rollout_bench import ANSWER, QUESTION, SEARCH, FixedTool, settings
 
 from treadle.agent.call_cache import NullCache
+from treadle.agent.chat_prompts import CONTINUE_MESSAGE, conversation
 from treadle.agent.dialects.tags import TOOL_DIALECT, result_block
 from treadle.agent.model_types import RolloutLimits
-from treadle.agent.prompt_strategy import CONTINUE_MESSAGE, conversation, dropped_stop
+from treadle.agent.prompt_strategy import dropped_stop
 from treadle.agent.rollout import RolloutEngine
 from treadle.agent.trajectory import Trajectory
 from treadle.agent.transcript import Transcript

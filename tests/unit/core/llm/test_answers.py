@@ -126,7 +126,7 @@ def test_impossible_answer_is_malformed(change: Change, oddity: str) -> None:
 TAKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     "as it should be": (lambda reply: None, ()),
     "cut by a filter": (of_choice(finish_reason="content_filter"), ("content_filter",)),
-    "unknown finish_reason": (of_choice(finish_reason="tool_calls"), ("unknown_finish",)),
+    "unknown finish_reason": (of_choice(finish_reason="surprise"), ("unknown_finish",)),
     "another model": (lambda reply: reply.update(model="surprise"), ("other_model",)),
     "the model with a date": (lambda reply: reply.update(model="m-2026-01-01"), ()),
     "end of the turn in the ids": (of_choice(token_ids=[*IDS, *sorted(TOKENIZER.eos_ids)[:1]]), ()),

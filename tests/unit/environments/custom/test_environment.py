@@ -14,6 +14,7 @@ from support.rollouts.rollout_bench import load
 
 from treadle.agent.contract import EpisodeDiverged, EpisodeOptions, Task
 from treadle.agent.dialects.base import render
+from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.jobs.runner import cause_of
@@ -28,6 +29,7 @@ from treadle.environments.custom.kind import CustomType
 from treadle.environments.registry import parse_environment
 from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
 from treadle.environments.scoring import environment_score
+from treadle.environments.tools.calls import EpisodeCalls
 
 TASK = Task("k", "Guess.", payload={"secret": 37})
 
@@ -381,7 +383,9 @@ async def test_several_messages_stand_together_between_two_turns() -> None:
 
 def _episode(environment: type[Environment]) -> CustomEpisode:
     kind = CustomType(environment)
-    return CustomEpisode(environment(), kind.settings.model_validate({"type": "x:y"}), None, {})
+    return CustomEpisode(
+        environment(), kind.settings.model_validate({"type": "x:y"}), None, {}, EpisodeCalls({}, FreeDialect())
+    )
 
 
 class Clumsy(Guess):

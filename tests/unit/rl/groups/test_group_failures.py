@@ -55,7 +55,7 @@ class Counted(QuestionEpisode):
 class RuntimeOf(QuestionRuntime):
     """Makes episodes of one class."""
 
-    kind: type[QuestionEpisode]
+    kind: type[QuestionEpisode] = QuestionEpisode
 
     def episode(self) -> QuestionEpisode:
         return self.kind(self.settings, self.tools)
@@ -89,7 +89,7 @@ def with_tool(tool: StubTool, reply: Callable[[str, int], str], branching: Branc
         pass
 
     rollouts = make_rollouts(ScriptedGenerator(codec, reply), codec, branching=branching)
-    return replace(rollouts, runtime=RuntimeOf(settings(), {"search": tool}, Episode))
+    return replace(rollouts, runtime=RuntimeOf(settings(), {"search": tool}, kind=Episode))
 
 
 def search_by_seed(context: str, seed: int) -> str:
@@ -195,7 +195,7 @@ async def test_environment_that_fails_to_close_keeps_no_other_open() -> None:
                 raise ZeroDivisionError("a defect")
 
     rollouts = with_tool(StubTool("search"), search_by_seed)
-    rollouts = replace(rollouts, runtime=RuntimeOf(settings(), {"search": StubTool("search")}, Stubborn))
+    rollouts = replace(rollouts, runtime=RuntimeOf(settings(), {"search": StubTool("search")}, kind=Stubborn))
     with pytest.raises(ZeroDivisionError):
         await roll_out_groups(rollouts, [job(4)])
     assert (Stubborn.opened, Stubborn.closed, rollouts.membership.num_active) == (4, 4, 0)

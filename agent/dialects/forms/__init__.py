@@ -1,0 +1,1 @@
+"""Forms in which model families write tool calls, one file each."""

@@ -1,0 +1,335 @@
+"""Run the calls of an episode's turns: with limits, concurrently, and as recorded when the episode is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import orjson
+
+from treadle.agent.contract import (
+    Call,
+    CallRecord,
+    EpisodeDiverged,
+    EpisodeOptions,
+    Ledger,
+    Message,
+    ModelTurn,
+    Observation,
+    Outcome,
+    StepContext,
+    Task,
+)
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.tools.outcome import CallContext, ToolOutcome
+from treadle.agent.tools.schema import ToolSchema
+from treadle.agent.tools.settings import ToolResources, ToolSettings
+from treadle.agent.tools.source import EpisodeTools, SharedTool, ToolSource
+from treadle.core.chat_turns import well_formed
+from treadle.core.errors import ConfigError
+from treadle.core.gather import gather_or_cancel
+from treadle.web.pages.control_tokens import without_tokens
+
+OnLimit = Literal["notice", "silent", "stop"]
+
+TOOLS_UNIT = "tools"
+"""Cached unit with the tools that the model was told of before its first turn."""
+EMPTY_RESULT = "(no output)"
+_NOT_RUN = "This call was not run."
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Limits of the calls of one episode.
+
+    Attributes:
+        of_entry: Function that returns the most executed calls of each tool of an entry; None means no limit.
+        total: Most executed calls over all tools; None means no limit.
+        on_limit: Reaction to a call over a limit; see `QuestionSettings.on_limit`.
+    """
+
+    of_entry: Callable[[str], int | None]
+    total: int | None = None
+    on_limit: OnLimit = "notice"
+
+
+@contextlib.asynccontextmanager
+async def open_sources(
+    settings: Mapping[str, ToolSettings], resources: ToolResources, taken: Iterable[str] = ()
+) -> AsyncIterator[dict[str, ToolSource]]:
+    """Open the sources of `environment.tools` for the duration of the block; disabled entries are left out.
+
+    `taken` are names of other tools. Raises ToolError and ConfigError, also if two tools have one name.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        sources: dict[str, ToolSource] = {}
+        for name, entry in settings.items():
+            if entry.max_calls != 0:
+                sources[name] = await stack.enter_async_context(entry.source(name, resources))
+        _check_names(sources, taken)
+        yield sources
+
+
+def source_facts(sources: Mapping[str, ToolSource]) -> dict[str, str]:
+    """Return the facts of open sources for the record of a stage."""
+    return {f"{name}_{fact}": value for name, source in sources.items() for fact, value in source.facts().items()}
+
+
+def _check_names(sources: Mapping[str, ToolSource], taken: Iterable[str]) -> None:
+    """Raise ConfigError if two tools have one name."""
+    owners = {name: f"environment.{name}" for name in taken}
+    for entry, source in sources.items():
+        for schema in source.schemas:
+            if (other := owners.setdefault(schema.name, entry)) != entry:
+                raise ConfigError(
+                    f"environment.tools: {other} and {entry} both have a tool named {schema.name!r}; rename one of them"
+                )
+
+
+@dataclass(slots=True)
+class EpisodeCalls:
+    """Tools of one episode, their limits and its ledger.
+
+    Attributes:
+        sources: Open sources by the name of their entry.
+        dialect: Writes results.
+    """
+
+    sources: Mapping[str, ToolSource]
+    dialect: Dialect
+    limits: CallLimits = CallLimits(lambda entry: None)
+    ledger: Ledger = field(default_factory=Ledger)
+    recorded: Mapping[str, CallRecord] = field(default_factory=dict)
+    """Recorded calls by id that stand for calls of stateless tools, when a turn is acted again."""
+    _tools: dict[str, EpisodeTools] = field(default_factory=dict)
+    _entries: dict[str, str] = field(default_factory=dict)
+    _schemas: dict[str, ToolSchema] = field(default_factory=dict)
+    _question: str = ""
+    _route: str | None = None
+    _added_tokens: frozenset[str] = frozenset()
+
+    async def begin(self, task: Task, options: EpisodeOptions, limits: CallLimits) -> tuple[ToolSchema, ...]:
+        """Start the tools of the episode; return their schemas. Raises ToolError."""
+        self.limits = limits
+        self.ledger = Ledger(options.history)
+        self._question, self._route = task.user_message, task.search
+        self._added_tokens = options.added_tokens
+        for name, source in self.sources.items():
+            self._tools[name] = await source.episode(task, options.seed)
+        if (known := options.cache.get(TOOLS_UNIT)) is not None:
+            # A server may have other tools by now, but the model was told of these.
+            self._add([ToolSchema(**one) for one in orjson.loads(known)])
+            return tuple(self._schemas.values())
+        schemas = self._new_schemas()
+        if any(not isinstance(source, SharedTool) for source in self.sources.values()):
+            options.cache.append(TOOLS_UNIT, orjson.dumps(schemas))
+        return schemas
+
+    def _new_schemas(self) -> tuple[ToolSchema, ...]:
+        """Return the schemas of tools that were not known before; the first tool of a name keeps it."""
+        found = {one.name: one for tools in self._tools.values() for one in reversed(tools.schemas)}
+        new = [one for name, one in found.items() if name not in self._schemas]
+        self._add(new)
+        return tuple(new)
+
+    def _add(self, schemas: Iterable[ToolSchema]) -> None:
+        for schema in schemas:
+            self._schemas[schema.name] = schema
+
+    def _entry(self, tool: str) -> str | None:
+        """Return the entry that has a tool now; None if none has."""
+        if (entry := self._entries.get(tool)) is not None:
+            return entry
+        for name, tools in self._tools.items():
+            if any(schema.name == tool for schema in tools.schemas):
+                self._entries[tool] = name
+                return name
+        return None
+
+    async def run(self, turn: ModelTurn, context: StepContext) -> Observation:
+        """Run the allowed calls of a turn concurrently, in its order, and refuse the others.
+
+        The observation ends the rollout with `limit` if a call over a limit does.
+        """
+        known = {call.id: self._recorded(call) or self._unreadable(call) for call in turn.calls}
+        refusals = self._refusals([call for call in turn.calls if known[call.id] is None])
+        allowed = [call for call in turn.calls if known[call.id] is None and call.id not in refusals]
+        outcomes = dict(zip([call.id for call in allowed], await self._run_all(allowed, turn, context), strict=True))
+        records, messages, ends = [], [], False
+        for call in turn.calls:
+            outcome = known[call.id] or outcomes.get(call.id)
+            if outcome is None:
+                notice, is_last = refusals[call.id]
+                ends = ends or is_last
+                outcome = ToolOutcome("refused", notice)
+            record = _record(call, turn.number, outcome)
+            earlier = self.recorded.get(call.id)
+            if earlier is not None and (earlier.status, earlier.text) == (record.status, record.text):
+                record = earlier  # times differ when a call is made again
+            records.append(record)
+            if record.executed or record.text or self.dialect.ends_every_turn:
+                messages.append(self._message(record))
+        observation = Observation(tuple(records), tuple(messages), "limit" if ends else None)
+        self.count(records)
+        added = self._new_schemas() if self.dialect.ends_every_turn else ()
+        return replace(observation, tools=added) if added else observation
+
+    async def _run_all(self, calls: Sequence[Call], turn: ModelTurn, context: StepContext) -> Sequence[ToolOutcome]:
+        if not calls:
+            return ()
+        log = context.log or (turn.text,)
+        told = CallContext(self._question, log, context.seed, context.budget_s, self._route)
+        jobs = [
+            self._tools[self._entries[call.tool]].call(
+                call.tool, call.arguments, deadline=context.deadline, context=told
+            )
+            for call in calls
+        ]
+        # Most turns have one call, which needs no task of its own.
+        return [await jobs[0]] if len(jobs) == 1 else await gather_or_cancel(jobs)
+
+    async def replay(self, turn: ModelTurn, observation: Observation, context: StepContext) -> None:
+        """Bring the tools into the state after recorded calls.
+
+        Calls of stateless tools are only counted, those of tools that reenact are made again, in their order. Raises
+        EpisodeDiverged if one has another outcome, or if the state of a tool cannot be had again.
+        """
+        calls = {call.id: call for call in turn.calls}
+        for record in observation.calls:
+            entry = self._entry(record.tool)
+            resume = "stateless" if entry is None else self.sources[entry].resume
+            if resume == "stateless" or not record.executed or record.id not in calls:
+                continue
+            if resume == "restart":
+                raise EpisodeDiverged(f"the state of {record.tool} is gone")
+            (outcome,) = await self._run_all([calls[record.id]], turn, context)
+            again = _record(calls[record.id], turn.number, outcome)
+            if (again.status, again.text) != (record.status, record.text):
+                raise EpisodeDiverged(f"a recorded call of {record.tool} had another outcome when it was made again")
+        self.count(observation.calls)
+        self._add(observation.tools)
+
+    def count(self, records: Sequence[CallRecord]) -> None:
+        """Count calls in the ledger."""
+        for record in records:
+            self.ledger.add(record)
+
+    async def outcome(self) -> Outcome | None:
+        """Return what the tools can tell of the ended episode; the first one that knows something decides."""
+        for tools in self._tools.values():
+            if (outcome := await tools.outcome()) is not None:
+                return outcome
+        return None
+
+    async def close(self) -> None:
+        """Release the tools of the episode."""
+        async with contextlib.AsyncExitStack() as stack:
+            for tools in self._tools.values():
+                stack.push_async_callback(tools.close)
+        self._tools = {}
+
+    def _recorded(self, call: Call) -> ToolOutcome | None:
+        record = self.recorded.get(call.id)
+        if record is None:
+            return None
+        entry = self._entry(call.tool)
+        resume = "stateless" if entry is None else self.sources[entry].resume
+        if resume == "restart" and record.executed:
+            raise EpisodeDiverged(f"the state of {call.tool} is gone")
+        return _outcome(record) if resume == "stateless" else None
+
+    def _unreadable(self, call: Call) -> ToolOutcome | None:
+        """Return the outcome of a call that cannot be made as the model wrote it; None for others."""
+        if call.error:
+            return ToolOutcome("invalid", f"Error: {call.error}.")
+        if not self.dialect.ends_every_turn:
+            return None  # a tag is a tool, and its text the argument
+        schema = self._schemas.get(call.tool)
+        if schema is None or self._entry(call.tool) is None:
+            names = ", ".join(self._schemas) or "none"
+            return ToolOutcome("invalid", f"Error: there is no tool {call.tool!r}. Tools: {names}.")
+        if error := schema.argument_error(call.arguments):
+            return ToolOutcome("invalid", f"Error: the arguments of {call.tool} do not fit: {error}.")
+        return None
+
+    def _message(self, record: CallRecord) -> Message:
+        """Return the message with a result.
+
+        Spelled control tokens are encoded as plain text anyway, but other added tokens, such as Qwen's `<tool_call>`,
+        would be matched as a whole: they are broken up in results from the web, and in all with native calls.
+        """
+        text = record.text
+        if self.dialect.ends_every_turn and not text:
+            text = EMPTY_RESULT if record.executed else _NOT_RUN
+        if self._added_tokens and (record.sources or self.dialect.ends_every_turn):
+            text = without_tokens(text, self._added_tokens)
+        return self.dialect.result(text, record.id)
+
+    def _refusals(self, calls: Sequence[Call]) -> dict[str, tuple[str, bool]]:
+        """Return the notice for each call over a limit, by id, and whether the call ends the rollout."""
+        on_limit = self.limits.on_limit
+        allowed: list[str] = []
+        refused: Counter[str] = Counter()
+        found = {}
+        for call in calls:
+            reason = self._limit_message(call.tool, allowed)
+            if reason is None:
+                allowed.append(call.tool)
+                continue
+            # With `notice`, the second refused call of a tool ends the rollout.
+            earlier = self.ledger.refused(call.tool) + refused[call.tool]
+            ends = on_limit == "stop" or (on_limit == "notice" and earlier >= 1)
+            refused[call.tool] += 1
+            found[call.id] = ("" if ends or on_limit == "silent" else f"{reason} Go on without it.", ends)
+        return found
+
+    def _limit_message(self, tool: str, allowed: Sequence[str]) -> str | None:
+        """Return the message of the limit that rules out one more call; None if the call is allowed.
+
+        `allowed` are the tools of the turn's earlier calls that will run.
+        """
+        executed = self.ledger.executed
+        entry = self._entry(tool)
+        limit = 0 if entry is None else self.limits.of_entry(entry)
+        if limit == 0:
+            return f"The {tool} tool is not available here."
+        if limit is not None and executed[tool] + allowed.count(tool) >= limit:
+            return f"The limit of {tool} calls ({limit}) is reached; this call was not run."
+        total = self.limits.total
+        if total is not None and executed.total() + len(allowed) >= total:
+            return f"The limit of tool calls ({total}) is reached; this call was not run."
+        return None
+
+
+def _outcome(record: CallRecord) -> ToolOutcome:
+    """Return the outcome that a record was made of."""
+    return ToolOutcome(
+        record.status,
+        record.text,
+        record.seconds,
+        record.cached,
+        record.note,
+        record.prompt_tokens,
+        record.completion_tokens,
+        record.sources,
+    )
+
+
+def _record(call: Call, turn: int, outcome: ToolOutcome) -> CallRecord:
+    return CallRecord(
+        call.tool,
+        call.text,
+        outcome.status,
+        turn,
+        well_formed(outcome.text),
+        outcome.seconds,
+        outcome.cached,
+        outcome.note,
+        outcome.prompt_tokens,
+        outcome.completion_tokens,
+        outcome.sources,
+        call.id,
+    )
