@@ -47,6 +47,10 @@ class ClassSettings(UserToolSettings):
         """See `ToolSettings`."""
         return int(getattr(self.user_class, "version", 1))
 
+    def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
+        """See `ToolSettings`."""
+        return tuple(user_schema(own or name, signature) for own, signature in self.methods.values())
+
     def source(self, name: str, resources: ToolResources) -> ToolSource:
         """See `ToolSettings`. Raises ConfigError for a name that no tool can have."""
         return ClassSource(self, name)
@@ -58,9 +62,7 @@ class ClassSource:
     def __init__(self, settings: ClassSettings, name: str) -> None:
         self.settings = settings
         self.methods = {own or name: (method, signature) for method, (own, signature) in settings.methods.items()}
-        self.schemas: Sequence[ToolSchema] = tuple(
-            user_schema(own, signature) for own, (_, signature) in self.methods.items()
-        )
+        self.schemas: Sequence[ToolSchema] = settings.known_schemas(name)
         self.resume: ToolResume = getattr(settings.user_class, "resume", "reenact")
         self._name = name
         self._threads: CallThreads | None = None

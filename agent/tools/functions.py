@@ -37,9 +37,13 @@ class FunctionSettings(UserToolSettings):
         mark = mark_of(type(self).function)
         return 1 if mark is None else mark.version
 
+    def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
+        """See `ToolSettings`."""
+        return (user_schema(name, type(self).signature),)
+
     def source(self, name: str, resources: ToolResources) -> ToolSource:
         """See `ToolSettings`. Raises ConfigError for a name that no tool can have."""
-        return FunctionSource(type(self).function, type(self).signature, name, self)
+        return FunctionSource(name, self)
 
 
 class FunctionSource:
@@ -47,13 +51,9 @@ class FunctionSource:
 
     resume: ToolResume = "stateless"
 
-    def __init__(
-        self, function: Callable[..., Any], signature: UserSignature, name: str, settings: UserToolSettings
-    ) -> None:
-        self._function = function
-        self._signature = signature
+    def __init__(self, name: str, settings: FunctionSettings) -> None:
         self._settings = settings
-        self.schemas: Sequence[ToolSchema] = (user_schema(name, signature),)
+        self.schemas: Sequence[ToolSchema] = settings.known_schemas(name)
         self._threads: CallThreads | None = None
 
     async def __aenter__(self) -> FunctionSource:
@@ -76,8 +76,9 @@ class FunctionSource:
         """Run one call. Raises ToolError if the function does."""
         if self._threads is None:
             raise RuntimeError("call before open")
+        kind = type(self._settings)
         return await call_user(
-            name, self._function, self._signature, arguments, self._threads, self._settings, deadline, context
+            name, kind.function, kind.signature, arguments, self._threads, self._settings, deadline, context
         )
 
     async def outcome(self) -> Outcome | None:

@@ -121,13 +121,16 @@ class HttpToolSettings(ToolSettings):
     def _check_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
         return _checked_schema(value)
 
-    def source(self, name: str, resources: ToolResources) -> ToolSource:
-        """See `ToolSettings`. Raises ConfigError for a name that no tool can have."""
+    def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
+        """See `ToolSettings`."""
         try:
-            schema = ToolSchema(name, self.description, self.parameters)
+            return (ToolSchema(name, self.description, self.parameters),)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        return HttpTool(self, schema)
+
+    def source(self, name: str, resources: ToolResources) -> ToolSource:
+        """See `ToolSettings`. Raises ConfigError for a name that no tool can have."""
+        return HttpTool(self, self.known_schemas(name)[0])
 
 
 class HttpTool:

@@ -12,6 +12,7 @@ from pydantic import Field
 from treadle.core.config import Operational, Section
 
 if TYPE_CHECKING:
+    from treadle.agent.tools.schema import ToolSchema
     from treadle.agent.tools.source import ToolSource
     from treadle.core.store.keyed_store import KeyedStore
 
@@ -44,6 +45,13 @@ class ToolSettings(Section):
     def version(self) -> int:
         """Version of the type; increment it if its outcomes become different."""
         return 1
+
+    def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
+        """Return the tools of the entry called `name` that are known before its source is open.
+
+        Raises ConfigError if a tool cannot have its name.
+        """
+        return ()
 
     def source(self, name: str, resources: ToolResources) -> ToolSource:
         """Return the source of the entry called `name`, not opened yet."""

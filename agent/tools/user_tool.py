@@ -90,7 +90,7 @@ async def call_user(
     try:
         positional, named = signature.arguments(arguments, context)
     except ValueError as error:
-        return ToolOutcome("invalid", f"invalid arguments: {error}")
+        return ToolOutcome("invalid", f"Error: the arguments of {name} do not fit: {error}.")
     return await outcome_of(
         name,
         functools.partial(function, *positional, **named),
