@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 from pydantic import ValidationError
 
-from treadle.agent.contract import Outcome, Task
+from treadle.agent.contract import (
+    Call,
+    EpisodeDiverged,
+    EpisodeOptions,
+    ModelTurn,
+    Observation,
+    Outcome,
+    StepContext,
+    Task,
+)
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.tools.functions import settings_of
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
 from treadle.agent.tools.source import EpisodeTools, ToolSource
 from treadle.agent.tools.user_tool import tool
 from treadle.core.errors import ConfigError, ToolError
+from treadle.environments.tools.calls import CallLimits, EpisodeCalls
 
 CONTEXT = CallContext("q", (), seed=7)
 SECRET = "canary-5518ab"
@@ -289,3 +301,34 @@ def test_what_cannot_be_a_tool_is_refused_in_one_line() -> None:
         with pytest.raises(ConfigError, match=said) as raised:
             settings_of(found)
         assert "\n" not in str(raised.value)
+
+
+def turn(number: int, *calls: Call) -> ModelTurn:
+    return ModelTurn("", number, "end_of_turn", calls=calls)
+
+
+def test_resumed_episode_makes_the_recorded_calls_again() -> None:
+    step = StepContext(deadline=float("inf"))
+    first = turn(0, Call("t0.sell_0", "sell", {"number": 1}), Call("t0.sell_1", "sell", {"number": 5}))
+    second = turn(1, Call("t1.left_0", "stock.left", {}))
+
+    async def play(*turns: ModelTurn, recorded: Sequence[Observation] = (), found: type = Shop) -> list[Observation]:
+        async with source_of(found) as source:
+            calls = EpisodeCalls({"shop": source}, FunctionsDialect())
+            await calls.begin(TASK, EpisodeOptions(), CallLimits(lambda entry: None))
+            for made, seen in zip(turns, recorded, strict=False):
+                await calls.replay(made, seen, step)
+            observations = [await calls.run(made, step) for made in turns[len(recorded) :]]
+            await calls.close()
+            return observations
+
+    whole = asyncio.run(play(first, second))
+    assert [call.status for call in whole[0].calls] == ["ok", "error"]
+    (resumed,) = asyncio.run(play(first, second, recorded=whole[:1]))
+    assert resumed.messages == whole[1].messages and '"stock":1' in resumed.messages[0].text
+    other = replace(whole[0], calls=(replace(whole[0].calls[0], text="9"), *whole[0].calls[1:]))
+    with pytest.raises(EpisodeDiverged, match="another outcome"):
+        asyncio.run(play(first, second, recorded=[other]))
+    restarting = type("Restarting", (Shop,), {"resume": "restart"})
+    with pytest.raises(EpisodeDiverged, match="the state of sell is gone"):
+        asyncio.run(play(first, second, recorded=whole[:1], found=restarting))
