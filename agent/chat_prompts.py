@@ -173,6 +173,8 @@ class FunctionChatPrompts(ChatPrompts):
         else:
             text = content
             content, calls = _calls_in_text(content)
+            if calls:
+                self._transcript.notes["calls_in_text"] += 1
         was_added = self._transcript.append_completion(text, None, completion.completion_tokens)
         self._messages.append(self._assistant_message(content, calls))
         added = self._num_chars() - before

@@ -191,14 +191,19 @@ class ModelSessions:
                 _log.warning(f"models.{pool.name}: {sentence}")
         await self._stack.__aexit__(kind, error, trace)
 
-    async def model(self, name: str, settings: ModelSettings, tokenizer_digest: str = "") -> ModelSession:
-        """Open a model and check all its endpoints. Raises ConfigError and EndpointUnavailable."""
+    async def model(
+        self, name: str, settings: ModelSettings, tokenizer_digest: str = "", *, calls_tools: bool = False
+    ) -> ModelSession:
+        """Open a model and check all its endpoints; `calls_tools` says that it is asked with native tools.
+
+        Raises ConfigError and EndpointUnavailable.
+        """
         self.budget.check_price(name, settings)
         tokenizer = load_tokenizer(name, settings, tokenizer_digest)
         pool = next((known for known in self._pools if known.settings == settings), None)
         if pool is None:
             pool = await self._stack.enter_async_context(ModelPool(name, settings))
-            facts = await pool.check(tokenizer)
+            facts = await pool.check(tokenizer, calls_tools=calls_tools)
             self._pools.append(pool)
             if dropped := [key for key in ("stop", "seed") if key in facts.refused_keys]:
                 _log.warning(

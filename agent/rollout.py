@@ -252,8 +252,8 @@ class Rollout:
         transcript, codec = self._transcript, self._engine.codec
         transcript.seal()
         self._usage.wasted_tokens = transcript.wasted_tokens
-        if transcript.markers_restored:
-            self._usage.notes["marker_restored"] = transcript.markers_restored
+        for note, count in transcript.notes.items():
+            self._usage.notes[note] = self._usage.notes.get(note, 0) + count
         unhinted = None
         if codec is not None and self._has_hint:
             unhinted = self._engine.prompt_ids(self._initial.messages, self._initial.tools)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Transcript:
         origins: Origin of each id.
         turn_starts: Number of ids before each turn of the model.
         wasted_tokens: Sampled tokens that were cut off (an estimate in text mode).
-        markers_restored: Number of stop markers that a server left out and that were put back.
+        notes: Counts of what was odd in answers: keys of `treadle.core.llm.oddities.ODDITIES`.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Transcript:
         self.origins = bytearray(prefix.origins if prefix else ())
         self.turn_starts = array("i", prefix.turn_starts if prefix else ())
         self.wasted_tokens = 0
-        self.markers_restored = 0
+        self.notes: Counter[str] = Counter()
         if prefix:
             self._adopt(prefix.segments, prefix.pending)
 
@@ -135,7 +136,7 @@ class Transcript:
         self._spans.append(_Span(REASONING, text, len(self.ids), len(self.ids)))
 
     def _restore_marker(self, marker: str) -> None:
-        self.markers_restored += 1
+        self.notes["marker_restored"] += 1
         self.insert(marker)
 
     def _replace(self, start: int, ids: list[int], num_sampled: int, kept: str) -> None:

@@ -91,12 +91,12 @@ class ModelPool:
             await asyncio.gather(*(endpoint.wait_idle() for endpoint in self._endpoints))
             await self._http.close()
 
-    async def check(self, vocabulary: ChatTokenizer | None = None) -> ServerFacts:
+    async def check(self, vocabulary: ChatTokenizer | None = None, *, calls_tools: bool = False) -> ServerFacts:
         """Check that every endpoint answers, serves the model, and agrees with the configuration.
 
         Sends each endpoint GET /models, a completion of one token, and up to six short ones that find out how it
         treats stop strings (not if `api` is `chat`). If token ids are used and the server returns those of its prompts,
-        one more request compares them with `vocabulary`.
+        one more request compares them with `vocabulary`. If `calls_tools`, a chat service is asked with a tool, too.
 
         Raises:
             ConfigError: An endpoint does not fit the configuration; one line names it.
@@ -104,7 +104,13 @@ class ModelPool:
         """
         self._vocabulary = vocabulary
         self.facts = await inspect_endpoints(
-            self._client(), self.name, self.settings, self._endpoints, self._sleep, vocabulary
+            self._client(),
+            self.name,
+            self.settings,
+            self._endpoints,
+            self._sleep,
+            vocabulary,
+            calls_tools=calls_tools,
         )
         return self.facts
 

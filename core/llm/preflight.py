@@ -47,6 +47,14 @@ _GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 _CHAT_PROBE = Sampling(temperature=0.5, top_p=0.9, max_tokens=1)
 """Values that are no service's default: a service that accepts no other values refuses them."""
 _CHAT_STOP = ("</end>",)
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look something up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
 _CHAT_HINT = '; if it is chat-only, set api = "chat" (eval: --chat)'
 _NO_ROUTE = (404, 405, 501)
 _STEP_TIME_S = 60.0
@@ -62,17 +70,20 @@ async def inspect_endpoints(
     endpoints: Sequence[Endpoint],
     sleep: Callable[[float], Awaitable[object]],
     vocabulary: ChatTokenizer | None,
+    *,
+    calls_tools: bool = False,
 ) -> ServerFacts:
     """Inspect all endpoints of a model concurrently.
 
-    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`.
+    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`. `calls_tools`
+    says that chat requests will carry tools.
 
     Raises:
         ConfigError: The first endpoint that fails does not fit the configuration.
         EndpointUnavailable: The first endpoint that fails cannot be reached or does not work.
     """
     found = [
-        _Inspection(http, settings, endpoint, f"models.{name}: endpoint {endpoint.url}", sleep, vocabulary)
+        _Inspection(http, settings, endpoint, f"models.{name}: endpoint {endpoint.url}", sleep, vocabulary, calls_tools)
         for endpoint in endpoints
     ]
     for error in await asyncio.gather(*(item.run() for item in found), return_exceptions=True):
@@ -103,6 +114,7 @@ class _Inspection:
     _where: str
     _sleep: Callable[[float], Awaitable[object]]
     _vocabulary: ChatTokenizer | None
+    _calls_tools: bool
     _listed: bool = False
     _returns_prompt_ids: bool = False
     window: int | None = None
@@ -230,15 +242,38 @@ class _Inspection:
             # One token is too few for some models that think first; their service answers HTTP 400 then.
             if failure.kind != "context":
                 raise failure
-            return False
-        parse_chat(data)
+        else:
+            parse_chat(data)
+        if self._calls_tools:
+            await self._check_tools()
         return False
 
-    async def _ask_chat(self) -> tuple[int, Mapping[str, str], bytes]:
+    async def _check_tools(self) -> None:
+        """Raise ConfigError if the service, which answers messages, refuses tools."""
+        status, headers, data = await self._ask_chat((_PROBE_TOOL,))
+        while new := [key for key in refused_keys(status, data) if key not in self.refused_keys]:
+            self.refused_keys.append(new[0])
+            status, headers, data = await self._ask_chat((_PROBE_TOOL,))
+        if status == 200:
+            parse_chat(data)
+            return
+        failure = failure_of(status, headers, data)
+        if failure.kind == "refused":
+            raise ConfigError(
+                f"{self._where} refuses tools: {failure}; if it is vLLM, start it with --enable-auto-tool-choice and "
+                '--tool-call-parser, or set environment.dialect = "tags" to call tools without them'
+            )
+        if failure.kind != "context":
+            raise failure
+
+    async def _ask_chat(self, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, Mapping[str, str], bytes]:
         refused = self.refused_keys
         sampling = _CHAT_PROBE.model_copy(update={key: FIXED_VALUES[key] for key in refused if key in FIXED_VALUES})
         messages = [{"role": "user", "content": PROBE_TEXT}]
-        body = chat_body(self._settings.model, messages, sampling, 0, _CHAT_STOP, chat_only=True, refused=refused)
+        stop = () if tools else _CHAT_STOP
+        body = chat_body(
+            self._settings.model, messages, sampling, 0, stop, tools=tools, chat_only=True, refused=refused
+        )
         return await self._http.post(self.endpoint.target.chat, body, self.endpoint.target.headers)
 
     async def _complete(

@@ -21,6 +21,7 @@ import orjson
 from treadle.agent.cached_units import asked_role
 from treadle.agent.call_cache import CallCache, JournalCache
 from treadle.agent.contract import CallRecord, EpisodeOptions, Task
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest, unique_jobs
 from treadle.agent.jobs.runner import raise_no_output
 from treadle.agent.jobs.stage import JobStage
@@ -94,7 +95,12 @@ class RolloutsRun(JobStage[RolloutJob]):
         tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
         self._facts["tokenizer_digest"] = tokenizer.digest if tokenizer else ""
         self._started = asyncio.get_running_loop().time()
-        policy = await sessions.model(settings.model_name, settings.model, settings.tokenizer_digest)
+        policy = await sessions.model(
+            settings.model_name,
+            settings.model,
+            settings.tokenizer_digest,
+            calls_tools=isinstance(settings.environment.turn_dialect, FunctionsDialect),
+        )
         summarizer = None
         if settings.environment.summarizer is not None and settings.summarizer is not None:
             summarizer = await sessions.model(

@@ -58,7 +58,7 @@ class Tokenizers(dict[str, ChatTokenizer]):
             "smollm2": embedded_tokenizer,
             "bytes": lambda: write_byte_tokenizer(self._folder / "bytes"),
         }
-        folder = shipped[model]() if model in shipped else write_family(model, self._folder / model)
+        folder = shipped[model]() if model in shipped else write_family(FAMILIES[model], self._folder / model)
         self[model] = ChatTokenizer.load(folder)
         return self[model]
 

@@ -205,11 +205,10 @@ FAMILIES = {
 }
 
 
-def write_family(name: str, folder: Path) -> Path:
+def write_family(family: Family, folder: Path) -> Path:
     """Write a tokenizer folder with the template of a family, and return it; the folder must not exist."""
     from tokenizers import AddedToken, Tokenizer
 
-    family = FAMILIES[name]
     folder.mkdir()
     if family.tokenizer == "metaspace":
         tokenizer = _metaspace_tokenizer()

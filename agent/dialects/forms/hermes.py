@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from treadle.agent.tools.schema import ToolSchema
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
+_SPACE = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
 _MARKERS = re.compile(r"<\s*/?\s*(?:tool_call|tool_response|tools)\s*>", re.IGNORECASE)
 
 _SYSTEM = """You can call these tools:
@@ -42,11 +45,9 @@ class HermesForm:
         calls = []
         position = 0
         while (start := text.find(OPENING, position)) >= 0:
-            closing = text.find(CLOSING, start)
+            closing = _closing(text, start + len(OPENING))
             if closing < 0:
                 break
-            # A call that was begun again: the last opening marker counts.
-            start = text.rfind(OPENING, start, closing)
             position = closing + len(CLOSING)
             calls.append(read_call(start, position, text[start + len(OPENING) : closing].strip(), "arguments"))
         return calls
@@ -58,6 +59,21 @@ class HermesForm:
     def is_written_in(self, example: str) -> bool:
         """See `ToolForm`."""
         return OPENING in example and '"arguments"' in example
+
+
+def _closing(text: str, begin: int) -> int:
+    """Return the offset of the marker that ends a call; -1 if there is none. Strings of its JSON may spell markers."""
+    try:
+        _, end = _DECODER.raw_decode(text, _after_space(text, begin))
+    except (json.JSONDecodeError, RecursionError):
+        return text.find(CLOSING, begin)
+    end = _after_space(text, end)
+    return end if text.startswith(CLOSING, end) else text.find(CLOSING, begin)
+
+
+def _after_space(text: str, position: int) -> int:
+    found = _SPACE.match(text, position)
+    return found.end() if found else position
 
 
 def write_call(name: str, arguments: str) -> str:

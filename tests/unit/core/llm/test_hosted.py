@@ -158,3 +158,36 @@ async def test_service_without_a_model_list_reports_chat_only() -> None:
     async with ScriptedServer([refusal] * 2) as server, ModelPool("policy", settings(server)) as pool:
         with pytest.raises(ConfigError, match='if it is chat-only, set api = "chat"'):
             await pool.check()
+
+
+async def test_service_that_refuses_tools_is_named_before_the_run() -> None:
+    def reply(request: RecordedRequest) -> Item:
+        words = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        return Fault.status(400, words) if "tools" in request.body else "ok"
+
+    async with (
+        ScriptedServer(reply, chat_only=True) as server,
+        ModelPool("agent", settings(server, api="chat")) as pool,
+    ):
+        await pool.check()
+        with pytest.raises(ConfigError, match="refuses tools: .*enable-auto-tool-choice.*dialect = "):
+            await pool.check(calls_tools=True)
+
+
+async def test_keys_of_tool_calls_that_a_service_refuses_are_left_out() -> None:
+    def reply(request: RecordedRequest) -> Item:
+        if "parallel_tool_calls" in request.body:
+            return Fault.status(422, "Unsupported parameter: 'parallel_tool_calls'")
+        return "ok"
+
+    async with (
+        ScriptedServer(reply, chat_only=True) as server,
+        ModelPool("agent", settings(server, api="chat")) as pool,
+    ):
+        assert (await pool.check(calls_tools=True)).refused_keys == ("parallel_tool_calls",)
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+        deadline = asyncio.get_running_loop().time() + 20
+        neutral = Sampling(temperature=1.0, top_p=1.0, max_tokens=9)
+        await pool.chat(MESSAGES, neutral, seed=3, session="", deadline=deadline, tools=[tool])
+        body = server.requests[-1].body
+        assert body["tools"] == [tool] and body["tool_choice"] == "auto" and "parallel_tool_calls" not in body

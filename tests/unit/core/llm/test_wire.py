@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import orjson
@@ -16,7 +17,7 @@ from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import FAILURES_UNTIL_DOWN, Health
-from treadle.core.llm.types import Completion
+from treadle.core.llm.types import Completion, ToolCall
 from treadle.core.llm.wire import Failure, error_message, failure_of, parse_chat, parse_completion, parse_retry_after
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -35,7 +36,11 @@ LIKELY = st.fixed_dictionaries(
                     "token_ids": st.none() | st.lists(st.integers(-2, 2**33) | JSON, max_size=4) | JSON,
                     "finish_reason": st.sampled_from(["stop", "length", "abort", None, 7]),
                     "stop_reason": JSON,
-                    "message": st.none() | st.fixed_dictionaries({}, optional={"content": JSON}),
+                    "message": st.none()
+                    | st.fixed_dictionaries(
+                        {},
+                        optional={"content": JSON, "tool_calls": JSON, "function_call": JSON, "reasoning": JSON},
+                    ),
                 },
             ),
             max_size=2,
@@ -187,3 +192,61 @@ def test_every_key_is_documented_and_unknown_ones_are_refused() -> None:
 def test_invalid_stored_answer_bytes_raise_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
         Completion.from_json(data)
+
+
+def chat_reply(message: object, finish: str = "tool_calls") -> bytes:
+    usage = {"prompt_tokens": 5, "completion_tokens": 7}
+    reply = {"choices": [{"index": 0, "finish_reason": finish, "message": message}], "usage": usage}
+    return json.dumps(reply).encode()
+
+
+GOOD_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"content": None, "tool_calls": [GOOD_CALL]}, [ToolCall("c1", "f", '{"a": 1}')]),
+        ({"tool_calls": [GOOD_CALL]}, [ToolCall("c1", "f", '{"a": 1}')]),
+        (
+            {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "\u00e9"}}}]},
+            [ToolCall("", "f", '{"a": "\u00e9"}')],
+        ),
+        ({"content": "", "tool_calls": [{"id": 3, "function": {"name": "f"}}]}, [ToolCall("", "f", "")]),
+        ({"content": None, "function_call": {"name": "f", "arguments": "{}"}}, [ToolCall("", "f", "{}")]),
+        ({"content": "x", "tool_calls": None}, []),
+        ({"content": "x", "tool_calls": []}, []),
+    ],
+)
+def test_tool_calls_of_a_chat_answer(message: object, expected: list[ToolCall]) -> None:
+    answer = parse_chat(chat_reply(message))
+    assert list(answer.tool_calls) == expected and answer.finish_reason == "stop" and answer.own_end
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "tool_calls": {"id": "c"}},
+        {"content": None, "tool_calls": ["f"]},
+        {"content": None, "tool_calls": [{"id": "c", "function": {"arguments": "{}"}}]},
+        {"content": None, "tool_calls": [{"id": "c", "function": {"name": 3}}]},
+        {"content": "x", "reasoning_content": {"text": "y"}},
+        {"role": "assistant"},
+    ],
+)
+def test_tool_calls_that_are_none_are_malformed(message: object) -> None:
+    with pytest.raises(Failure) as raised:
+        parse_chat(chat_reply(message))
+    assert raised.value.kind == "malformed"
+
+
+def test_reasoning_of_a_chat_answer_is_kept_apart() -> None:
+    for key in ("reasoning_content", "reasoning"):
+        answer = parse_chat(chat_reply({"content": "7", key: "think \ud800"}, "stop"))
+        assert (answer.text, answer.reasoning) == ("7", "think \ufffd")
+
+
+def test_completion_with_tool_calls_survives_the_journal() -> None:
+    calls = (ToolCall("c", "f", "{}"),)
+    completion = Completion("", None, "stop", None, 1, 2, "u", 0.1, 0, tool_calls=calls, reasoning="r")
+    assert Completion.from_json(completion.to_json()) == completion
