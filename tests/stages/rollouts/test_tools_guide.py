@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from support.docs_pages import FILE, ROOT, blocks
 from support.runs.command_line import Desk
 from support.servers.scripted_server import RecordedRequest, Reply, served
+
+from treadle.agent.contract import Outcome, Task
+from treadle.agent.tools.outcome import CallContext
+from treadle.agent.tools.settings import ToolResources
+from treadle.environments.tools.registry import parse_tool
 
 GUIDE = ROOT / "docs/guides/tools.md"
 
@@ -88,3 +95,19 @@ def test_what_cannot_be_a_tool_is_refused_before_the_run(tmp_path: Path) -> None
     assert told.failed("there is no file", "my_tool.py", code=2)
     told = desk.treadle(*run, "--dry-run", "--set", 'environment.tools.w.type="webhook"')
     assert told.failed("'webhook' is unknown", "http", "my_tools.py:weather", code=2)
+
+
+def test_class_of_the_guide_sells_and_tells_its_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block.text for block in blocks(GUIDE) if "class Shop" in block.text]
+    Path("my_tools.py").write_text(code)
+    settings = parse_tool({"type": "my_tools.py:Shop", "price": 3})
+
+    async def play() -> tuple[str, Outcome | None]:
+        async with settings.source("shop", ToolResources()) as source:
+            tools = await source.episode(Task("k", "q", payload={"stock": 2}), seed=0)
+            context = CallContext("q", (), seed=0)
+            sold = await tools.call("sell", {"number": 2}, deadline=float("inf"), context=context)
+            return sold.text, await tools.outcome()
+
+    assert asyncio.run(play()) == ("6.0 are due", Outcome(1.0))

@@ -19,7 +19,7 @@ from treadle.agent.tools.http import MAX_ANSWER_BYTES, NO_TEXT, HttpTool, HttpTo
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
 from treadle.core.errors import ConfigError, ToolError
-from treadle.core.work_clock import timed_work
+from treadle.core.work_clock import timed_work, work_clock
 from treadle.environments.tools.registry import parse_tool
 
 CONTEXT = CallContext("q", (), seed=0)
@@ -83,7 +83,12 @@ def call(
             pauses = Pauses()
             source = settings(url=url, **keys).source("look-up", ToolResources())
             assert isinstance(source, HttpTool)
-            source._sleep = pauses
+
+            async def pause(seconds: float) -> None:
+                assert work_clock().loop_time(0.0) is None, "the clock is not held"
+                await pauses(seconds)
+
+            source._sleep = pause
             outcomes = []
             async with source:
                 tools = await source.episode(Task("k", "q"), 0)

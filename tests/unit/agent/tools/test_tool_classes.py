@@ -123,20 +123,36 @@ def test_each_episode_has_an_instance_with_its_own_state() -> None:
             assert (await call(first, "stock.left")).text == '{"stock":0,"names":["apple","2"]}'
             assert (await call(second, "stock.left")).text == '{"stock":2,"names":["apple"]}'
             assert [await one.outcome() for one in (first, second)] == [Outcome(1.0), Outcome(0.0)]
-            assert Shop.names == ["apple"]
+        async with source_of(Shop) as source:
+            first, second = [await source.episode(TASK, 0) for _ in range(2)]
+            await call(first, "sell", number=1)
+            assert (await call(second, "stock.left")).text == '{"stock":2,"names":["apple"]}'
 
     Shop.closed.clear()
     asyncio.run(run())
     assert Shop.closed == ["once", "once"]
 
 
-def test_calls_of_a_turn_run_in_their_order() -> None:
-    async def run() -> list[str]:
-        async with episode(Shop) as tools:
-            found = await asyncio.gather(*(call(tools, "sell", number=number) for number in (1, 2, 1)))
-            return [one.status for one in found]
+class Steps:
+    """Counts."""
 
-    assert asyncio.run(run()) == ["ok", "error", "ok"]
+    done: ClassVar[list[str]] = []
+
+    async def __call__(self, name: str) -> None:
+        """Count."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+            self.done.append(name)
+
+
+def test_calls_of_a_turn_run_one_after_the_other_in_their_order() -> None:
+    async def run() -> None:
+        async with episode(Steps) as tools:
+            await asyncio.gather(*(call(tools, "shop", name=name) for name in "abc"))
+
+    Steps.done.clear()
+    asyncio.run(run())
+    assert "".join(Steps.done) == "aaabbbccc"
 
 
 def test_payload_is_concealed_in_errors() -> None:
