@@ -16,13 +16,14 @@ import orjson
 import pyarrow as pa
 
 from treadle.core.runs.stage import Rows
+from treadle.core.schemas import SFT_ROWS
 from treadle.core.store.exported import new_folder, write_facts
 
 DATASET_NAME = "sft"
 """Name of the data set in `dataset_info.json`."""
 SIDECAR_FILE = "rows.jsonl"
-_CALLS = ("calls_requested", "calls_executed", "python_calls", "search_calls")
-_ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS)
+_CALLS = ("calls_requested", "calls_executed")
+_ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS, "tools")
 _TEXT = ("messages",)
 _PART_ROWS = 100_000
 _NO_MASKS = "no loss masks: a trainer also trains on tool results, and LLaMA-Factory on every assistant message"
@@ -103,10 +104,9 @@ def _origin_of(row: Mapping[str, Any]) -> dict[str, Any]:
         "operator": row["operator"],
         "source": row["dataset"],
         "counts": {
-            "search": row["search_calls"],
-            "python": row["python_calls"],
             "total": row["calls_requested"],
             "executed": row["calls_executed"],
+            "tools": row["tools"],
         },
     }
 
@@ -211,6 +211,8 @@ _HF_SCHEMA = pa.schema(
         ("labels", pa.list_(pa.int64())),
         *((name, pa.string()) for name in ("id", "tid", "operator", "source")),
         *((name, pa.int32()) for name in _CALLS),
+        # Trainers read a column `tools` as schemas for the chat template.
+        ("calls_by_tool", SFT_ROWS.schema.field("tools").type),
     ]
 )
 _CARD = """---
@@ -226,7 +228,7 @@ configs:
 Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model read and wrote, `labels`
 -100 if there is no loss (the prompt, results of tools, messages of the environment); both are empty in rows that were
 made in text mode. `messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what produced
-it, `source` its data set.
+it, `source` its data set, `calls_by_tool` the numbers of its calls.
 
 Read it with `datasets.load_dataset(folder)`.
 """
@@ -272,7 +274,7 @@ def _hf_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         pa.ListArray.from_arrays(offsets, ones),
         batch["labels"].cast(pa.list_(pa.int64())),
         *(batch[name] for name in ("question_key", "rollout_key", "operator", "dataset")),
-        *(batch[name] for name in _CALLS),
+        *(batch[name] for name in (*_CALLS, "tools")),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_HF_SCHEMA)
 

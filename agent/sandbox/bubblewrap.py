@@ -97,20 +97,12 @@ class Launcher:
         if self.bwrap is None:
             yield self._unconfined(scratch, eager)
             return
-        filter_end, filter_source = os.pipe()
-        lifeline, lifeline_end = os.pipe()
-        info, info_end = os.pipe()
-        ends = (filter_end, lifeline_end, info_end)
-        try:
-            own_nodes = has_own_nodes()
-            with os.fdopen(filter_source, "wb") as stream:
-                stream.write(filter_program(own_files=own_nodes))
-            yield Command(self._isolated(eager, own_nodes), {}, ends, lifeline, info, own_nodes, self._cgroup())
-        finally:
-            for end in ends:
-                os.close(end)
+        own_nodes = has_own_nodes()
+        with pipes(filter_program(own_files=own_nodes)) as (ends, lifeline, info):
+            yield Command(self._isolated(eager, own_nodes), {}, ends, lifeline, info, own_nodes, self.cgroup())
 
-    def _cgroup(self) -> dict[str, object] | None:
+    def cgroup(self) -> dict[str, object] | None:
+        """Return where a sandbox's cgroup is made and its limits, as `Guardian.start` takes them; None without one."""
         folder = cgroup.parent()
         return None if folder is None else {"parent": str(folder), "limits": cgroup.limits(self.settings)}
 
@@ -118,18 +110,19 @@ class Launcher:
         environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
         if self.settings.kind == "landlock":
             assert self.runtime is not None
-            spec = self._spec(eager, uid=_unused_uid(), path=[], confinement=landlock.confinement(self.runtime))
+            spec = self._spec(eager, uid=unused_uid(), path=[], confinement=landlock.confinement(self.runtime))
             return Command([landlock.executable(self.runtime), "-S", *_FLAGS, str(GUEST), spec], environment)
         interpreter = str(self.settings.interpreter or sys.executable)
         return Command([interpreter, *_FLAGS, str(GUEST), self._spec(eager, uid=None, path=[])], environment)
 
     def _isolated(self, eager: bool, own_nodes: bool) -> list[str]:
         assert self.runtime is not None
-        uid = _unused_uid()
+        uid = unused_uid()
         spec = self._spec(eager, uid=uid, path=[PACKAGES], own_files=own_nodes)
         return [
             str(self.bwrap),
-            *_namespaces(as_root=uid is not None),
+            *namespaces(as_root=uid is not None),
+            *_environment(),
             *("--seccomp", "3", "--sync-fd", "4", "--info-fd", "5"),
             *_file_system(self.runtime, self.settings.scratch_mb, device_nodes.FOLDER if own_nodes else "/dev"),
             *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, spec),
@@ -150,22 +143,48 @@ class Launcher:
         return json.dumps(given | limits)
 
 
-def _unused_uid() -> int | None:
-    """Another one for each sandbox; None for an ordinary user, who cannot change identity."""
+@contextmanager
+def pipes(program: bytes) -> Iterator[tuple[tuple[int, int, int], int, int]]:
+    """Yield the descriptors that bubblewrap gets as 3, 4 and 5, closed afterwards, and our ends of 4 and 5.
+
+    3 has the system-call filter `program`; for the others see `Command.lifeline` and `Command.info`.
+    """
+    filter_end, filter_source = os.pipe()
+    lifeline, lifeline_end = os.pipe()
+    info, info_end = os.pipe()
+    ends = (filter_end, lifeline_end, info_end)
+    try:
+        with os.fdopen(filter_source, "wb") as stream:
+            stream.write(program)
+        yield ends, lifeline, info
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def unused_uid() -> int | None:
+    """Return another uid for each sandbox; None for an ordinary user, who cannot change identity."""
     if os.geteuid() != 0:
         return None
     return _FIRST_UID + next(_uids) % (_LAST_UID - _FIRST_UID + 1)
 
 
-def _namespaces(as_root: bool) -> list[str]:
+def namespaces(*, as_root: bool, network: bool = False) -> list[str]:
+    """Return the arguments for namespaces and identity; with `network` a sandbox has the machine's."""
     # The guest is the first process: bubblewrap's own reaper would be left a zombie to the machine's init each time.
-    arguments = ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
+    arguments = ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
+    arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+    if not network:
+        arguments.append("--unshare-net")
     if as_root:
-        arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        arguments += ["--unshare-all", "--unshare-user", "--disable-userns"]
-        arguments += ["--uid", str(_FIRST_UID), "--gid", str(_FIRST_UID)]
+        arguments += ["--unshare-user", "--disable-userns", "--uid", str(_FIRST_UID), "--gid", str(_FIRST_UID)]
+    return arguments
+
+
+def _environment() -> list[str]:
+    arguments = ["--clearenv"]
     for name, value in (ENVIRONMENT | {"LD_LIBRARY_PATH": LIBRARIES, "PATH": f"{PREFIX}/bin"}).items():
         arguments += ["--setenv", name, value]
     return arguments

@@ -334,6 +334,7 @@ POOLS_STAGE = Stage(
     telemetry=(schemas.ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
+    journal_format=2,
     jobs=StageJobs(noun="questions", of=pool_jobs, owners=_owners, records=_records),
     num_shards=lambda settings: settings.options.shards,
 )

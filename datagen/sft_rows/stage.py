@@ -55,8 +55,7 @@ _COPIED = (
     "round",
     "calls_requested",
     "calls_executed",
-    "python_calls",
-    "search_calls",
+    "tools",
     *_DIGESTS,
 )
 _CHUNK_ROWS = 256

@@ -76,7 +76,7 @@ def test_gold_calls_are_sent_run_and_ledgered(package: Path, tasks: dict[str, di
         if task is None or messages[-1]["role"] == "tool":  # a check of the server, or results
             return Reply("Done.")
         calls = task["gold"][sum(message["role"] == "user" for message in messages) - 1]
-        return Reply("", tool_calls=tuple((name, json.dumps(given)) for name, given in calls))
+        return Reply("", calls=tuple((name, given) for name, given in calls))
 
     desk = Desk(tmp_path)
     shutil.copy(conversations.__file__, tmp_path / "conversations.py")

@@ -28,9 +28,9 @@ def ask_the_station(request: RecordedRequest) -> Reply:
         return Reply("fine")
     city, unit = ("Oslo", "C") if "Oslo" in question else ("Cairo", "F")
     if not results:
-        return Reply("", tool_calls=(("weather", '{"city": "Paris"}'), ("weather", '{"city": 3}')))
+        return Reply("", calls=(("weather", {"city": "Paris"}), ("weather", {"city": 3})))
     if len(results) == 2:
-        return Reply("", tool_calls=(("weather", json.dumps({"city": city, "unit": unit})),))
+        return Reply("", calls=(("weather", {"city": city, "unit": unit}),))
     return Reply(rf"It is \boxed{{{json.loads(results[-1])['temperature']:g}}}.")
 
 

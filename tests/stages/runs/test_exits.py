@@ -22,7 +22,7 @@ from support.tables import rl_tables
 from support.tables.pool_tables import make_rows
 from support.tables.questions_bench import Bench as QuestionsBench
 from support.tables.questions_bench import write_jsonl
-from support.tables.score_tables import new_run, question, rollout
+from support.tables.score_tables import called, new_run, question, rollout
 
 from treadle.core.errors import DataError, EngineError, StageFailed
 from treadle.core.runs.address import Address
@@ -125,8 +125,8 @@ async def test_one_mostly_unreadable_judge_of_several_fails_the_stage(tmp_path: 
 
 async def test_mostly_unreadable_votes_fail_the_stage(tmp_path: Path) -> None:
     segments = [("search", "<search>q</search>"), ("result", "<result>it</result>"), ("answer", "<answer>7</answer>")]
-    called = rollout("r1", "m1", segments, domain="math", calls_requested=1, calls_executed=1, search_calls=1)
-    made = ScoresBench(tmp_path, [question("m1", ["7"], "math")], [called])
+    row = rollout("r1", "m1", segments, domain="math", **called(search=1))
+    made = ScoresBench(tmp_path, [question("m1", ["7"], "math")], [row])
     async with server(lambda _: "Certainly", "voter") as scripted:
         with pytest.raises(StageFailed, match=r"3 of 3 votes on wasted calls cannot be parsed"):
             await made.score(voted_by(scripted.url))

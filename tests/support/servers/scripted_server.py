@@ -49,7 +49,7 @@ class ByteCodec:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` omits them. `refusal` is
-    sent over the chat route instead of a text. `tool_calls` are names and arguments as JSON text, on the chat route.
+    sent over the chat route instead of a text, and `calls` (name, arguments) as native tool calls next to it.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Reply:
     delay_s: float = 0.0
     without_ids: bool = False
     refusal: str | None = None
-    tool_calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
 
 
 Stops = Literal["kept", "named", "dropped", "ignored", "mute"]
@@ -237,7 +237,7 @@ class ScriptedServer:
         messages = body.get("messages")
         prompt = body.get("prompt")
         if messages is not None:
-            text = "\n".join(f"{message['role']}: {message.get('content')}" for message in messages)
+            text = "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
         else:
             text = prompt if isinstance(prompt, str) else self.codec.decode(prompt or [])
         recorded = RecordedRequest(
@@ -292,18 +292,14 @@ class ScriptedServer:
         if style in ("named", "dropped"):
             stop_reason, matched_stop = None, stop_reason if style == "named" else None
         chat = recorded.messages is not None
-        ids = (
-            list(reply.token_ids)
-            if reply.token_ids is not None
-            else self.codec.encode(reply.refusal or "".join([text, *("".join(call) for call in reply.tool_calls)]))
-        )
+        ids = list(reply.token_ids) if reply.token_ids is not None else self.codec.encode(reply.refusal or text)
         choice: dict[str, Any] = {
             "index": 0,
             "finish_reason": reply.finish_reason,
             "stop_reason": stop_reason,
             "logprobs": None,
             **({"matched_stop": matched_stop} if matched_stop is not None else {}),
-            **({"message": self._message(text, reply)} if chat else {"text": text}),
+            **({"message": self._message(text, reply, recorded.index)} if chat else {"text": text}),
         }
         if self.ids and recorded.body.get("return_token_ids") and not reply.without_ids:
             choice["token_ids"] = ids
@@ -329,14 +325,19 @@ class ScriptedServer:
         return web.Response(body=orjson.dumps(payload), content_type="application/json")
 
     @staticmethod
-    def _message(text: str, reply: Reply) -> dict[str, Any]:
-        calls = [
-            {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for number, (name, arguments) in enumerate(reply.tool_calls)
-        ]
-        content = text if reply.refusal is None and (text or not calls) else None
-        message = {"role": "assistant", "content": content, "refusal": reply.refusal}
-        return {**message, "tool_calls": calls} if calls else message
+    def _message(text: str, reply: Reply, index: int) -> dict[str, Any]:
+        refusal = reply.refusal
+        message: dict[str, Any] = {"role": "assistant", "content": text if refusal is None else None}
+        if reply.calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call-{index}-{place}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
+                }
+                for place, (name, arguments) in enumerate(reply.calls)
+            ]
+        return message | {"refusal": refusal}
 
     @staticmethod
     def _cut(text: str, stops: str | list[str]) -> tuple[str, str | None]:
