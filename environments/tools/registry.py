@@ -16,6 +16,7 @@ from treadle.core.plugins import entry_point_places, find_code_file, from_file, 
 from treadle.core.untrusted.input_files import file_sha256
 
 SHIPPED: dict[str, str] = {
+    "http": "treadle.agent.tools.http:HttpToolSettings",
     "mcp": "treadle.agent.tools.mcp.entry:McpSettings",
     "workspace": "treadle.agent.tools.workspace.settings:WorkspaceSettings",
 }

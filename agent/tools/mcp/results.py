@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from treadle.agent.tools.outcome import ToolOutcome
-from treadle.agent.tools.python import clean, clip
+from treadle.agent.tools.outcome import ToolOutcome, clip
+from treadle.agent.tools.python import clean
 from treadle.core.untrusted.sanitize import one_line, sanitized_json
 from treadle.web.pages.control_tokens import without_known_tokens
 
