@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
 from treadle.agent.dialects.free import FreeDialect
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.user_tool import tool
 from treadle.agent.trajectory import Trajectory
 from treadle.core.engines.own_code import own_code
@@ -34,6 +36,7 @@ __all__ = [
     "EditRejected",
     "Environment",
     "FreeDialect",
+    "FunctionsDialect",
     "Message",
     "ModelTurn",
     "Operator",
@@ -46,6 +49,7 @@ __all__ = [
     "Task",
     "ToolError",
     "ToolOutcome",
+    "ToolSchema",
     "Trajectory",
     "TreadleError",
     "as_data",

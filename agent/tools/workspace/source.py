@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.agent.contract import Outcome, Task
-from treadle.agent.tools.outcome import CallContext, ToolOutcome
-from treadle.agent.tools.python import clip
+from treadle.agent.tools.outcome import CallContext, ToolOutcome, clip
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.source import ToolResume
 from treadle.agent.tools.workspace.backend import FOLDER, CommandResult, Workspace, Workspaces
