@@ -87,7 +87,7 @@ class FunctionsDialect(Dialect):
         """See `Dialect`."""
         numbers: Counter[str] = Counter()
         calls = []
-        for found in self._calls(text, _reasoning_end(text)):
+        for found in self.calls_of(text):
             identity = call_id(number, found.name, numbers[found.name])
             calls.append(Call(identity, found.name, found.arguments, found.error))
             numbers[found.name] += 1
@@ -103,21 +103,40 @@ class FunctionsDialect(Dialect):
 
     def segments(self, text: str) -> list[Segment]:
         """See `Dialect`; text of a turn that begins no call is the answer."""
-        position = _reasoning_end(text)
+        position = self._reasoning_end(text)
         segments = [Segment(REASONING, text[:position], 0, position)] if position else []
         kind = TEXT if self.form.begins_call(text[position:]) else ANSWER
-        for call in self._calls(text, position):
+        for call in self._calls_after(text, position):
             _append(segments, TEXT, text, position, call.start)
             _append(segments, TOOL_CALL, text, call.start, call.end)
             position = call.end
         _append(segments, kind if text[position:].strip() else TEXT, text, position, len(text))
         return segments
 
-    def _calls(self, text: str, position: int) -> list[CallText]:
+    def calls_of(self, text: str) -> list[CallText]:
+        """Return the calls in the text of a turn; those that its reasoning spells are none."""
+        return self._calls_after(text, self._reasoning_end(text))
+
+    def _calls_after(self, text: str, position: int) -> list[CallText]:
         return [
             replace(call, start=call.start + position, end=call.end + position)
             for call in self.form.find(text[position:])
         ]
+
+    def _reasoning_end(self, text: str) -> int:
+        """Return the offset after the reasoning that begins a turn, and the white space behind it; 0 without any.
+
+        Templates may open the block in the prompt, so that only its end is in the text. An end that an argument of a
+        call spells is none.
+        """
+        place = text.find(_THINK_END)
+        is_opened = text.lstrip().startswith(_THINK)
+        if place < 0:
+            return len(text) if is_opened else 0
+        if not is_opened and any(call.start < place < call.end and not call.error for call in self.form.find(text)):
+            return 0
+        end = place + len(_THINK_END)
+        return len(text) - len(text[end:].lstrip())
 
     def is_call(self, segment: Segment) -> bool:
         """See `Dialect`."""
@@ -174,14 +193,3 @@ class FunctionsDialect(Dialect):
 def _append(segments: list[Segment], kind: str, text: str, start: int, end: int) -> None:
     if end > start:
         segments.append(Segment(kind, text[start:end], start, end))
-
-
-def _reasoning_end(text: str) -> int:
-    """Return the offset after the reasoning at the beginning of a turn, and the white space behind it; 0 without any.
-
-    Templates may open the block in the prompt, so that only its end is in the text.
-    """
-    if _THINK_END not in text:
-        return len(text) if text.lstrip().startswith(_THINK) else 0
-    end = text.index(_THINK_END) + len(_THINK_END)
-    return len(text) - len(text[end:].lstrip())

@@ -45,13 +45,12 @@ class ToolSchema:
     def argument_error(self, arguments: Mapping[str, Any]) -> str:
         """Return what is wrong with the arguments of a call, for the model; empty if they fit the schema.
 
-        A schema that cannot be evaluated, such as one that refers to itself without end, checks nothing.
+        A schema that cannot be evaluated, such as one that refers to itself without end, checks nothing: servers send
+        schemas, and their errors are not the model's.
         """
-        from referencing.exceptions import Unresolvable
-
         try:
             error = next(iter(_validator(orjson.dumps(self.parameters)).iter_errors(dict(arguments))), None)
-        except (Unresolvable, RecursionError):
+        except Exception:  # any error that a schema raises which is none
             return ""
         if error is None:
             return ""

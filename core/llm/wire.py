@@ -181,11 +181,11 @@ def parse_chat(data: bytes) -> Answer:
     if not isinstance(message, dict):
         return _answer(reply, choice, None, data)
     calls = _tool_calls(message)
-    content = message.get("content", "" if calls else _MISSING)
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    content = message.get("content", "" if calls or "tool_calls" in message or reasoning else _MISSING)
     if content is None:
         content = message.get("refusal") or ""
     answer = _answer(reply, choice, content, data)
-    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     if not calls and not reasoning:  # the usual case
         return answer
     if not isinstance(reasoning, str):
@@ -218,7 +218,10 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
         if arguments is None:
             arguments = ""
         elif not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            try:
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            except RecursionError:
+                raise malformed("bad_tool_calls", "a tool call of the answer is nested too deeply") from None
         given = one.get("id")
         calls.append(ToolCall(_unicode(given) if isinstance(given, str) else "", _unicode(name), _unicode(arguments)))
     return tuple(calls)
@@ -380,7 +383,11 @@ def excerpt(data: bytes) -> str:
 
 def excerpt_of(value: object) -> str:
     """Return the excerpt of an untrusted value's repr."""
-    return excerpt(repr(value)[: 4 * _MESSAGE_LIMIT].encode("utf-8", "replace"))
+    try:
+        said = repr(value)
+    except RecursionError:
+        said = f"a {type(value).__name__} that is nested too deeply"
+    return excerpt(said[: 4 * _MESSAGE_LIMIT].encode("utf-8", "replace"))
 
 
 def parse_retry_after(value: str | None) -> float | None:

@@ -81,6 +81,10 @@ def call_of(start: int, end: int, call: Any, key: str) -> CallText:
         arguments = {}
     if not isinstance(arguments, dict):
         return CallText(start, end, name, {}, "the arguments are not a JSON object")
+    try:
+        orjson.dumps(arguments)
+    except TypeError:  # it reads deeper JSON than it writes
+        return CallText(start, end, name, {}, "the arguments are nested too deeply")
     return CallText(start, end, name, arguments)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
@@ -13,8 +12,8 @@ from treadle.agent.tools.schema import ToolSchema
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
-_SPACE = re.compile(r"\s*")
-_DECODER = json.JSONDecoder()
+_SPELLED_MARKERS = 16
+"""Most closing markers that strings of a call may spell; without a bound, hostile text takes quadratic time."""
 _MARKERS = re.compile(r"<\s*/?\s*(?:tool_call|tool_response|tools)\s*>", re.IGNORECASE)
 
 _SYSTEM = """You can call these tools:
@@ -45,11 +44,11 @@ class HermesForm:
         calls = []
         position = 0
         while (start := text.find(OPENING, position)) >= 0:
-            closing = _closing(text, start + len(OPENING))
-            if closing < 0:
+            call = _call_from(text, start)
+            if call is None:
                 break
-            position = closing + len(CLOSING)
-            calls.append(read_call(start, position, text[start + len(OPENING) : closing].strip(), "arguments"))
+            calls.append(call)
+            position = call.end
         return calls
 
     def begins_call(self, text: str) -> bool:
@@ -61,19 +60,38 @@ class HermesForm:
         return OPENING in example and '"arguments"' in example
 
 
-def _closing(text: str, begin: int) -> int:
-    """Return the offset of the marker that ends a call; -1 if there is none. Strings of its JSON may spell markers."""
-    try:
-        _, end = _DECODER.raw_decode(text, _after_space(text, begin))
-    except (json.JSONDecodeError, RecursionError):
-        return text.find(CLOSING, begin)
-    end = _after_space(text, end)
-    return end if text.startswith(CLOSING, end) else text.find(CLOSING, begin)
+def _call_from(text: str, start: int) -> CallText | None:
+    """Return the call that begins at a marker; None if it is incomplete.
+
+    Strings of its JSON may spell markers, so it ends at the first marker before which it is JSON, else at the first.
+    Without a marker, the rest of the text is a call if it is JSON, as servers read it.
+    """
+    begin = start + len(OPENING)
+    first: CallText | None = None
+    position = begin
+    for _ in range(_SPELLED_MARKERS + 1):
+        closing = text.find(CLOSING, position)
+        if closing < 0:
+            break
+        position = closing + len(CLOSING)
+        data = text[begin:closing].strip()
+        try:
+            orjson.loads(data)
+        except orjson.JSONDecodeError:
+            first = first or read_call(start, position, data, "arguments")
+            if not _ends_in_string(data):
+                break
+        else:
+            return read_call(start, position, data, "arguments")
+    if position > begin:
+        return first
+    call = read_call(start, len(text), text[begin:].strip(), "arguments")
+    return None if call.error else call
 
 
-def _after_space(text: str, position: int) -> int:
-    found = _SPACE.match(text, position)
-    return found.end() if found else position
+def _ends_in_string(data: str) -> bool:
+    """Return whether a string of JSON is open at the end of a text."""
+    return data.replace("\\\\", "").replace('\\"', "").count('"') % 2 == 1
 
 
 def write_call(name: str, arguments: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 
+import orjson
+
 from treadle.agent.dialects.forms.base import CallText, call_of, read_call
 
 PYTHON_TAG = "<|python_tag|>"
+_NAME = '"name"'
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s;,]*")
 
@@ -21,43 +24,75 @@ class LlamaForm:
     def find(self, text: str) -> list[CallText]:
         """See `ToolForm`; a turn that does not begin with a JSON object or the tag has no calls."""
         tag = text.find(PYTHON_TAG)
-        start = tag + len(PYTHON_TAG) if tag >= 0 else 0
-        begin = _skip(text, start)
+        begin = _skip(text, tag + len(PYTHON_TAG) if tag >= 0 else 0)
         if text[begin : begin + 1] == "[":
-            return self._listed(text, begin)
+            return _listed(text, begin)
         calls: list[CallText] = []
         while text[begin : begin + 1] == "{":
-            try:
-                value, end = _DECODER.raw_decode(text, begin)
-            except (json.JSONDecodeError, RecursionError):
+            end = _json_end(text, begin)
+            if end is None:
                 # An object that is not JSON is a call only if it names itself one.
-                if tag >= 0 or '"name"' in text[begin:]:
+                if tag >= 0 or _NAME in text[begin:]:
                     calls.append(read_call(begin, len(text), text[begin:], "parameters"))
                 break
-            if "name" not in value:
+            call = _call_in(text, begin, end, is_tagged=tag >= 0)
+            if call is None:
                 break
-            calls.append(call_of(begin, end, value, _key(value)))
+            calls.append(call)
             begin = _skip(text, end)
         return calls
 
-    def _listed(self, text: str, begin: int) -> list[CallText]:
-        """Return the calls of a list; they share its place, which the first one has."""
-        try:
-            values, end = _DECODER.raw_decode(text, begin)
-        except (json.JSONDecodeError, RecursionError):
-            return []
-        if not values or not all(isinstance(value, dict) and "name" in value for value in values):
-            return []
-        places = [(begin, end), *[(end, end)] * (len(values) - 1)]
-        return [call_of(*place, value, _key(value)) for place, value in zip(places, values, strict=True)]
-
     def begins_call(self, text: str) -> bool:
         """See `ToolForm`."""
-        return PYTHON_TAG in text or (text.lstrip().startswith("{") and '"name"' in text)
+        if PYTHON_TAG in text:
+            return True
+        begin = _skip(text, 0)
+        if text[begin : begin + 1] not in ("{", "["):
+            return False
+        return bool(self.find(text)) or (_NAME in text and _json_end(text, begin) is None)
 
     def is_written_in(self, example: str) -> bool:
         """See `ToolForm`."""
         return '"parameters"' in example and "<tool_call>" not in example
+
+
+def _json_end(text: str, begin: int) -> int | None:
+    """Return the offset after the JSON value that begins there; None if there is none."""
+    try:
+        return _DECODER.raw_decode(text, begin)[1]
+    except (ValueError, RecursionError):  # ValueError: also a number of thousands of digits
+        return None
+
+
+def _call_in(text: str, begin: int, end: int, *, is_tagged: bool) -> CallText | None:
+    """Return the call that a JSON object is; None for another one, such as an answer in JSON.
+
+    After the tag, a name is enough.
+    """
+    data = text[begin:end]
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:  # Python reads more than JSON, such as NaN
+        return read_call(begin, end, data, "parameters") if _NAME in data else None
+    is_call = _is_call(value) or (is_tagged and "name" in value)
+    return call_of(begin, end, value, _key(value)) if is_call else None
+
+
+def _listed(text: str, begin: int) -> list[CallText]:
+    """Return the calls of a list; they share its place, which the first one has."""
+    end = _json_end(text, begin)
+    try:
+        values = orjson.loads(text[begin:end]) if end is not None else []
+    except orjson.JSONDecodeError:
+        values = []
+    if end is None or not values or not all(map(_is_call, values)):
+        return []
+    places = [(begin, end), *[(end, end)] * (len(values) - 1)]
+    return [call_of(*place, value, _key(value)) for place, value in zip(places, values, strict=True)]
+
+
+def _is_call(value: object) -> bool:
+    return isinstance(value, dict) and "name" in value and ("parameters" in value or "arguments" in value)
 
 
 def _key(value: dict[str, object]) -> str:

@@ -39,7 +39,21 @@ def test_no_reference_is_fetched_from_the_network(fetched: tuple[str, list[str]]
     assert not paths
 
 
-@pytest.mark.parametrize("parameters", [{"$ref": "#"}, {"properties": {"x": {"$ref": "#/$defs/none"}}}])
+NO_SCHEMAS: list[dict[str, object]] = [
+    {"$ref": "#"},
+    {"properties": {"x": {"$ref": "#/$defs/none"}}},
+    {"$ref": 5},
+    {"$schema": 5},
+    {"$id": "http://[", "$ref": "a"},
+    {"required": 5},
+    {"properties": 5},
+    {"properties": {"x": {"minimum": "a"}}},
+    {"properties": {"x": {"multipleOf": 0}}},
+    {"additionalProperties": {"pattern": "("}, "properties": {"y": {"pattern": "("}}},
+]
+
+
+@pytest.mark.parametrize("parameters", NO_SCHEMAS)
 def test_a_schema_that_cannot_be_evaluated_checks_nothing(parameters: dict[str, object]) -> None:
     assert ToolSchema("a", "", parameters).argument_error({"x": 1}) == ""
 

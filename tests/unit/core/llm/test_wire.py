@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_any_error_reply_has_a_class_and_a_printable_message(status: int, data: 
     failure = failure_of(status, {} if retry_after is None else {"Retry-After": retry_after}, data)
     assert failure.kind in ("rate_limit", "timeout", "server", "context", "refused")
     assert str(failure).isprintable() and len(str(failure)) < 500
+
+
+@pytest.mark.parametrize("call", ['{"function": {"name": "f", "arguments": DEEP}}', "DEEP"])
+@pytest.mark.parametrize("depth", [900, 1_010, 1_015, 100_000])
+def test_tool_calls_of_any_depth_are_an_answer_or_a_failure(call: str, depth: int) -> None:
+    call = call.replace("DEEP", "[" * depth + "]" * depth)
+    reply = chat_reply({"content": "", "tool_calls": ["CALL"]}).replace(b'"CALL"', call.encode())
+    with contextlib.suppress(Failure):
+        assert parse_chat(reply).tool_calls
 
 
 @pytest.mark.parametrize(
@@ -216,6 +226,9 @@ GOOD_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "argument
         ({"content": None, "function_call": {"name": "f", "arguments": "{}"}}, [ToolCall("", "f", "{}")]),
         ({"content": "x", "tool_calls": None}, []),
         ({"content": "x", "tool_calls": []}, []),
+        ({"tool_calls": []}, []),
+        ({"reasoning_content": "It was cut off."}, []),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, [ToolCall("", "f", "{}")]),
     ],
 )
 def test_tool_calls_of_a_chat_answer(message: object, expected: list[ToolCall]) -> None:
