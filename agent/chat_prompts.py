@@ -8,16 +8,19 @@ in the transcript, and never sent back. Normative: docs/behaviour/agent.md.
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from treadle.agent.contract import Message
+from treadle.agent.contract import Message, call_id
 from treadle.agent.dialects.base import FRAME, REASONING, RESULT, Segment
+from treadle.agent.dialects.forms.base import INVALID_NAME
 from treadle.agent.dialects.forms.hermes import CLOSING, OPENING, write_call
-from treadle.agent.dialects.functions import HERMES, FunctionsDialect
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.model_types import ChatModel, ModelBinding
 from treadle.agent.prompt_strategy import (
     PromptStrategy,
@@ -27,13 +30,16 @@ from treadle.agent.prompt_strategy import (
     dropped_stop,
     estimate_kept_tokens,
 )
-from treadle.agent.tools.schema import ToolSchema
+from treadle.agent.tools.schema import NAME_PATTERN, ToolSchema
 from treadle.agent.transcript import Transcript
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.llm.types import Completion, ToolCall
 
 CONTINUE_MESSAGE = "Go on."
 """Content of the user message that is added if the conversation would otherwise end with an assistant message."""
+_CONTINUE = {"role": "user", "content": CONTINUE_MESSAGE}
+_NO_ANSWER = "(no output)"
+_NO_NAME = re.compile("[^A-Za-z0-9_-]")
 
 
 def make_prompt_strategy(
@@ -45,7 +51,7 @@ def make_prompt_strategy(
     """Return the strategy for an engine; `messages` and `tools` are those before the first turn."""
     if engine.chat is not None:
         if isinstance(engine.dialect, FunctionsDialect):
-            return FunctionChatPrompts(engine, engine.chat, messages, tools, transcript)
+            return FunctionChatPrompts(engine, engine.dialect, engine.chat, messages, tools, transcript)
         return ChatPrompts(engine, engine.chat, messages, transcript)
     if engine.codec is not None:
         return TokenIdPrompts(engine, engine.codec, messages, tools, transcript)
@@ -131,22 +137,26 @@ class FunctionChatPrompts(ChatPrompts):
     def __init__(
         self,
         engine: ModelBinding,
+        dialect: FunctionsDialect,
         model: ChatModel,
         messages: Sequence[Mapping[str, str]],
         tools: Sequence[ToolSchema],
         transcript: Transcript,
     ) -> None:
         super().__init__(engine, model, messages, transcript)
-        self._tools = [tool.as_openai() for tool in tools]
+        self._dialect = dialect
+        self._tools: list[dict[str, Any]] = []
+        self._tool_chars = 0
+        self._add_tools(tools)
         self._messages: list[dict[str, Any]] = [dict(message) for message in messages]
-        self._open_calls: list[str] = []
+        self._open_calls: dict[str, str] = {}
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
         sampling = self._engine.sampling
         messages = self._messages
         if messages[-1]["role"] == "assistant":
-            messages = [*messages, {"role": "user", "content": CONTINUE_MESSAGE}]
+            messages = [*messages, _CONTINUE]
         return await self._model.chat(
             messages,
             sampling if max_tokens == sampling.max_tokens else sampling.model_copy(update={"max_tokens": max_tokens}),
@@ -166,50 +176,108 @@ class FunctionChatPrompts(ChatPrompts):
         before = self._num_chars()
         content, calls = completion.text, completion.tool_calls
         if calls:
-            # With calls beside it, the text is text: it can spell none.
-            written = content.replace(OPENING, "&lt;tool_call>").replace(CLOSING, "&lt;/tool_call>")
-            pieces = [written] if written.strip() else []
-            text = "\n".join([*pieces, *[write_call(call.name, call.arguments) for call in calls]])
+            text = "\n".join(
+                [*_text_next_to_calls(content), *[write_call(call.name, call.arguments) for call in calls]]
+            )
         else:
             text = content
-            content, calls = _calls_in_text(content)
+            content, calls = self._calls_in_text(content)
             if calls:
                 self._transcript.notes["calls_in_text"] += 1
         was_added = self._transcript.append_completion(text, None, completion.completion_tokens)
-        self._messages.append(self._assistant_message(content, calls))
+        if content or calls:
+            self._add_turn(content, calls)
         added = self._num_chars() - before
         self._counted_tokens = completion.prompt_tokens + min(completion.completion_tokens, added)
         self._counted_chars = before + added
         return was_added
 
-    def _assistant_message(self, content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    def _num_chars(self) -> int:
+        """Return the characters of the next request, with its tools."""
+        return super()._num_chars() + self._tool_chars
+
+    def _calls_in_text(self, content: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return text and calls of a turn whose calls the server did not parse."""
+        found = self._dialect.calls_of(content)
+        if not found:
+            return content, ()
+        calls = [ToolCall("", call.name, orjson.dumps(call.arguments).decode()) for call in found]
+        return content[: found[0].start].rstrip(), tuple(calls)
+
+    def _add_turn(self, content: str, calls: Sequence[ToolCall]) -> None:
+        if self._messages[-1]["role"] == "assistant":
+            self._messages.append(_CONTINUE)  # as it was asked
         if not calls:
-            return {"role": "assistant", "content": content}
+            self._messages.append({"role": "assistant", "content": content})
+            return
         turn = len(self._messages)
-        self._open_calls = [call.id or f"call_{turn}_{number}" for number, call in enumerate(calls)]
+        given = [call.id for call in calls]
+        is_usable = all(given) and len(set(given)) == len(given)
+        # Nine letters and digits: templates of Mistral refuse other ids.
+        ids = given if is_usable else [f"call{turn:03d}{number:02d}" for number in range(len(calls))]
+        self._open_calls = dict(zip(_call_suffixes(calls), ids, strict=True))
         sent = [
-            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": _sent_arguments(call)}}
-            for call_id, call in zip(self._open_calls, calls, strict=True)
+            {
+                "id": identity,
+                "type": "function",
+                "function": {"name": self._sent_name(call), "arguments": _sent_arguments(call)},
+            }
+            for identity, call in zip(ids, calls, strict=True)
         ]
-        return {"role": "assistant", "content": content or None, "tool_calls": sent}
+        self._messages.append({"role": "assistant", "content": content or None, "tool_calls": sent})
+
+    def _sent_name(self, call: ToolCall) -> str:
+        """Return the name to send back: services refuse names that they would take for no tool."""
+        if any(tool["function"]["name"] == call.name for tool in self._tools):
+            return call.name
+        return _NO_NAME.sub("_", call.name)[:64] or INVALID_NAME
 
     def add_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
-        """See `PromptStrategy`; the results of a turn's calls come in the order of the calls."""
+        """See `PromptStrategy`; the result of each call comes before other messages, as services demand."""
         self._transcript.append(messages)
-        self._tools += [tool.as_openai() for tool in tools]
-        ids = iter(self._open_calls)
-        self._open_calls = []
+        self._add_tools(tools)
+        open_calls, self._open_calls = self._open_calls, {}
+        results: dict[str, str] = {}
+        others: list[dict[str, Any]] = []
         for message in messages:
-            sent = {"role": message.role, "content": message.text}
-            call = next(ids, None) if message.role == "tool" else None
-            self._messages.append({"role": "user", "content": message.text} if message.role == "block" else sent)
-            if call is not None:
-                self._messages[-1]["tool_call_id"] = call
-            elif message.role == "tool":
-                self._messages[-1]["role"] = "user"  # it answers no call of the service
-        for call in ids:
+            call = message.call.partition(".")[2]
+            if message.role == "tool" and not message.call:
+                call = next((key for key in open_calls if key not in results), "")
+            if message.role == "tool" and call in open_calls and call not in results:
+                results[call] = message.text
+            else:
+                # One of role `tool` that answers no call of the service is the user's.
+                role = "system" if message.role == "system" else "user"
+                others.append({"role": role, "content": message.text})
+        for key, identity in open_calls.items():
             # Services refuse a conversation in which a call has no answer.
-            self._messages.append({"role": "tool", "content": "", "tool_call_id": call})
+            answer = {"role": "tool", "content": results.get(key, _NO_ANSWER), "tool_call_id": identity}
+            self._messages.append(answer)
+        self._messages += others
+
+    def _add_tools(self, tools: Sequence[ToolSchema]) -> None:
+        added = [tool.as_openai() for tool in tools]
+        self._tools += added
+        self._tool_chars += sum([len(orjson.dumps(tool)) for tool in added])
+
+
+def _text_next_to_calls(content: str) -> list[str]:
+    """Return the text of an answer with calls outside it: it spells no call, and hides none in open reasoning."""
+    if not content.strip():
+        return []
+    text = content.replace(OPENING, "&lt;tool_call>").replace(CLOSING, "&lt;/tool_call>")
+    return [text, "</think>"] if text.lstrip().startswith("<think>") and "</think>" not in text else [text]
+
+
+def _call_suffixes(calls: Sequence[ToolCall]) -> list[str]:
+    """Return the part after the turn of the ids that the dialect gives to calls."""
+    numbers: Counter[str] = Counter()
+    suffixes = []
+    for call in calls:
+        name = call.name if NAME_PATTERN.fullmatch(call.name) else INVALID_NAME
+        suffixes.append(call_id(0, name, numbers[name]).partition(".")[2])
+        numbers[name] += 1
+    return suffixes
 
 
 def _sent_arguments(call: ToolCall) -> str:
@@ -219,15 +287,6 @@ def _sent_arguments(call: ToolCall) -> str:
     except orjson.JSONDecodeError:
         is_object = False
     return call.arguments if is_object else orjson.dumps({"invalid": call.arguments}).decode()
-
-
-def _calls_in_text(content: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return text and calls of a turn whose calls the server did not parse."""
-    found = HERMES.find(content)
-    if not found:
-        return content, ()
-    calls = [ToolCall("", call.name, orjson.dumps(call.arguments).decode()) for call in found]
-    return content[: found[0].start].rstrip(), tuple(calls)
 
 
 def conversation(first_messages: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:

@@ -46,7 +46,7 @@ class FunctionsDialect(Dialect):
     def bound(self, template: HasToolSupport | None, *, is_chat: bool) -> FunctionsDialect:
         """See `Dialect`."""
         if is_chat:
-            return replace(self, told_by="service", has_tool_role=True)
+            return replace(self, form=HERMES, told_by="service", has_tool_role=True)
         if template is None:
             return self
         support = template.tool_support

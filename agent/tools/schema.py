@@ -50,7 +50,7 @@ class ToolSchema:
         """
         try:
             error = next(iter(_validator(orjson.dumps(self.parameters)).iter_errors(dict(arguments))), None)
-        except Exception:  # any error that a schema raises which is none
+        except Exception:  # noqa: BLE001 - validators raise any error for a schema that is none
             return ""
         if error is None:
             return ""

@@ -167,7 +167,7 @@ class ModelPool:
         if tools:
             num_bytes = len(body)
         else:
-            num_bytes = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
+            num_bytes = sum(len((message["content"] or "").encode("utf-8", "replace")) for message in messages)
         # Stop strings that are not sent cannot end the answer.
         sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MAX_STOPS])
         styles = self.facts.stops if self.facts is not None else None
