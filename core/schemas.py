@@ -180,7 +180,7 @@ _TURN_REWARDS = _field(
 
 ROLLOUTS = Table(
     "rollouts",
-    4,
+    5,
     ("rollout_key",),
     pa.schema(
         [
@@ -208,6 +208,12 @@ ROLLOUTS = Table(
                 "JSON list of {role, content}: messages before the first turn, without the hint; null if the rollout "
                 "failed",
                 nullable=True,
+            ),
+            _field(
+                "tool_schemas",
+                pa.string(),
+                "JSON list of {name, description, parameters}: the tools that the model was told of by their schemas, "
+                "with added = true for those that came during the episode; [] without native calls",
             ),
             _field("text", pa.string(), "everything after the prompt: turns of the model, tool results, messages"),
             _field(
@@ -290,7 +296,7 @@ ROLLOUT_TELEMETRY = Table(
 
 POOLS = Table(
     "pools",
-    4,
+    5,
     ("rollout_key",),
     pa.schema(
         [
@@ -384,7 +390,7 @@ POOL_EVENTS = Table(
 
 SFT_ROWS = Table(
     "sft_rows",
-    2,
+    3,
     ("rollout_key",),
     pa.schema(
         [
@@ -401,8 +407,16 @@ SFT_ROWS = Table(
                 "messages",
                 pa.string(),
                 "JSON list of {role, content}: system (if there is one) and user messages before the first turn, then "
-                "each turn of the model as `assistant`, with tool results inside it and without its end, and between "
-                "two turns the messages of the environment as `user`, `tool` or `system`; the last one is a turn",
+                "each turn of the model as `assistant`, without its end, and between two turns the messages of the "
+                "environment as `user`, `tool` or `system`; the last one is a turn. A turn may have `reasoning` (text), "
+                "`tool_calls` (native calls, {id, name, arguments} with a JSON object as text; content is the text "
+                "next to them), and `results` ([start, end] of tool results inside its content, in characters). A "
+                "`tool` message has the `tool_call_id` of the call that it answers",
+            ),
+            _field(
+                "tool_schemas",
+                pa.string(),
+                "JSON list of {name, description, parameters}: the tools that can be called natively; [] for none",
             ),
             _field(
                 "input_ids",
