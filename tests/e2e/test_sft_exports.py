@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.qwen_tokenizer import qwen_tokenizer
 from support.tables.sft_tables import as_messages, contents, sft_row, table_of
-from support.training import llamafactory_reads
+from support.training import llamafactory_reads, trl_reads
 
 from treadle.core.engines.environments import engine_environ, install, python_of
 from treadle.sft.exporters import export_rows
@@ -165,3 +165,33 @@ def test_llamafactory_masks_results_of_openai_messages(found: dict[str, Any]) ->
         assert row["roles"] == ["user", "function", "observation", "function", "observation", "assistant"]
         assert not any("found" in text for text in learned(row)) and "found a" in shown(row)[1]
         assert all('"name": "search"' in text for text in learned(row)[:2])
+
+
+def test_trl_learns_calls_of_openai_messages_and_no_results(tmp_path: Path) -> None:
+    export_rows(table_of(tmp_path / "root", NATIVE), "openai", tmp_path / "openai", origin={})
+    install("trl", notify=lambda line: print(line, file=sys.stderr, flush=True))
+    answer = tmp_path / "answer.json"
+    file = tmp_path / "openai" / "openai.jsonl"
+    argv = [
+        str(python_of("trl")),
+        str(trl_reads.__file__),
+        str(answer),
+        str(qwen_tokenizer()),
+        str(file),
+        "qwen3_training",
+    ]
+    environ = engine_environ({"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")})
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    rows = json.loads(answer.read_text())
+    assert len(rows) == len(NATIVE)
+    for row, expected in zip(rows, NATIVE, strict=True):
+        said = [text for is_said, text in row if is_said]
+        seen = "".join(text for is_said, text in row if not is_said)
+        messages = json.loads(expected["messages"])
+        results = [message["content"] for message in messages if message["role"] == "tool"]
+        calls = [[one["arguments"] for one in message.get("tool_calls", ())] for message in messages]
+        assert '"name": "search"' in seen and all(result in seen for result in results)
+        for text, arguments in zip(said, filter(None, calls), strict=False):
+            assert all(f'{{"name": "search", "arguments": {given}}}\n</tool_call>' in text for given in arguments)
+        assert "It is c." in said[2] and not any("found" in text for text in said)
