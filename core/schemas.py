@@ -408,9 +408,9 @@ SFT_ROWS = Table(
                 pa.string(),
                 "JSON list of {role, content}: system (if there is one) and user messages before the first turn, then "
                 "each turn of the model as `assistant`, without its end, and between two turns the messages of the "
-                "environment as `user`, `tool` or `system`; the last one is a turn. A turn may have `reasoning` (text), "
-                "`tool_calls` (native calls, {id, name, arguments} with a JSON object as text; content is the text "
-                "next to them), and `results` ([start, end] of tool results inside its content, in characters). A "
+                "environment as `user`, `tool` or `system`; the last one is a turn. A turn may have `reasoning` "
+                "(text), `tool_calls` (native calls {id, name, arguments}, with a JSON object as text; content is the "
+                "text next to them), and `results` ([start, end] of tool results inside its content, in characters). A "
                 "`tool` message has the `tool_call_id` of the call that it answers",
             ),
             _field(

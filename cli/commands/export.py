@@ -56,8 +56,8 @@ def sft_rows(wanted: ExportOptions, format_name: str, results: str) -> None:
 
     Text formats (sharegpt, alpaca, openai) have no masks and no token ids. A trainer that reads them also learns to
     write tool results that are inside turns; `--results apart` makes messages of them, as chat services get them.
-    Native calls and their results always are messages. The folder also contains rows.jsonl, which lists the origin of each row in the same order, and
-    export.json. The folder is written completely or not at all.
+    Native calls and their results always are messages. The folder also contains rows.jsonl, which lists the origin of
+    each row in the same order, and export.json. The folder is written completely or not at all.
     """
     from treadle.sft.exporters import export_rows
 

@@ -21,6 +21,9 @@ from treadle.core.errors import ArtifactError, StageFailed
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.environments.rollouts.rows import head_of_row, row_of
+from treadle.sft.export_reader import read_export
+from treadle.sft.exporters import export_rows
+from treadle.sft.row_text import RowText
 
 load = cache(ChatTokenizer.load)
 
@@ -166,6 +169,10 @@ def test_native_calls_have_their_prompt_and_schemas(tmp_path: Path, route: str) 
     assert "<tools>" not in messages[0]["content"]
     assert [one["name"] for one in json.loads(row["tool_schemas"])] == ["search", "python"]
     assert (text_row["input_ids"], text_row["tool_schemas"]) == ([], row["tool_schemas"])
+    table = run.rows(record.outputs["sft_rows"])
+    for name in ("openai", "sharegpt"):
+        export_rows(table, name, tmp_path / name, origin={})
+        assert list(read_export(tmp_path / name)) == [RowText.of(one) for one in table.rows()]
 
 
 def test_tools_that_came_later_are_in_no_prompt(tmp_path: Path) -> None:

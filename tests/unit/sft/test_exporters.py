@@ -299,6 +299,11 @@ def test_export_command_writes_files_and_reports_what_is_lost(tmp_path: Path) ->
     assert "sharegpt has no loss masks" in done.stderr
     assert "1 of 5 rows have no token ids" in done.stderr
 
+    apart = [*common, "--format", "openai", "--out", str(tmp_path / "apart"), "--results", "apart", "--json"]
+    done = CliRunner().invoke(cli, apart)
+    assert done.exit_code == 0 and "inside turns" not in done.stderr
+    assert json.loads((tmp_path / "apart" / "export.json").read_text())["results"] == "apart"
+
     wrong = CliRunner().invoke(
         cli, [*common, "--format", "hf", "--out", str(tmp_path / "x"), "--instance", "2/sft_rows"]
     )
