@@ -337,7 +337,7 @@ class Ledger:
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self.requested: Counter[str] = Counter()
         self.executed: Counter[str] = Counter()
-        self.failed = 0
+        self.failed: Counter[str] = Counter()
         for call in calls:
             self.add(call)
 
@@ -345,7 +345,7 @@ class Ledger:
         """Count one call."""
         self.requested[call.tool] += 1
         self.executed[call.tool] += call.executed
-        self.failed += call.status in FAILED_STATUSES
+        self.failed[call.tool] += call.status in FAILED_STATUSES
 
     def refused(self, tool: str) -> int:
         """Return the number of calls of a tool that were over a limit."""

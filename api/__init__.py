@@ -1,6 +1,6 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
-Operators of `pools` (docs/guides/operators.md) are written against it. Any other module of Treadle may change or move
+Environments, tools and operators (docs/guides) are written against it. Any other module of Treadle may change or move
 without notice.
 """
 
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
 from treadle.agent.dialects.free import FreeDialect
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.tools.outcome import CallContext, ToolOutcome
+from treadle.agent.tools.schema import ToolSchema
+from treadle.agent.tools.user_tool import tool
 from treadle.agent.trajectory import Trajectory
 from treadle.core.engines.own_code import own_code
-from treadle.core.errors import TreadleError
+from treadle.core.errors import ToolError, TreadleError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.prompt_text import as_data
@@ -26,11 +30,13 @@ __all__ = [
     "Address",
     "Branch",
     "Call",
+    "CallContext",
     "Done",
     "Edit",
     "EditRejected",
     "Environment",
     "FreeDialect",
+    "FunctionsDialect",
     "Message",
     "ModelTurn",
     "Operator",
@@ -41,8 +47,12 @@ __all__ = [
     "Tag",
     "TagDialect",
     "Task",
+    "ToolError",
+    "ToolOutcome",
+    "ToolSchema",
     "Trajectory",
     "TreadleError",
     "as_data",
     "own_code",
+    "tool",
 ]

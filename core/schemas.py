@@ -171,6 +171,27 @@ _SAMPLES = pa.list_(
     )
 )
 
+_TOOLS = pa.list_(
+    pa.struct(
+        [
+            pa.field("tool", pa.string(), nullable=False),
+            pa.field("requested", pa.int32(), nullable=False),
+            pa.field("executed", pa.int32(), nullable=False),
+            pa.field("failed", pa.int32(), nullable=False),
+        ]
+    )
+)
+
+_TOOL_SECONDS = pa.list_(
+    pa.struct(
+        [
+            pa.field("tool", pa.string(), nullable=False),
+            pa.field("executed", pa.int32(), nullable=False),
+            pa.field("seconds", pa.float64(), nullable=False),
+        ]
+    )
+)
+
 _TURN_REWARDS = _field(
     "turn_rewards",
     pa.list_(pa.float64()),
@@ -250,8 +271,12 @@ ROLLOUTS = Table(
             _field("num_turns", pa.int32(), "generation calls that made it"),
             _field("calls_requested", pa.int32(), "tool calls that the agent requested"),
             _field("calls_executed", pa.int32(), "tool calls that ran"),
-            _field("python_calls", pa.int32(), "python calls requested"),
-            _field("search_calls", pa.int32(), "search calls requested"),
+            _field(
+                "tools",
+                _TOOLS,
+                "these calls by tool, sorted by name, each name once; `(invalid)` stands for names that no tool can "
+                "have; empty without calls",
+            ),
             _field("failed_calls", pa.int32(), "calls with status error, timeout, invalid or empty"),
             _field("prompt_tokens", pa.int64(), "summed over its requests"),
             _field("completion_tokens", pa.int64(), "summed over its requests"),
@@ -265,7 +290,7 @@ ROLLOUTS = Table(
 
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
-    4,
+    5,
     ("rollout_key",),
     pa.schema(
         [
@@ -275,6 +300,12 @@ ROLLOUT_TELEMETRY = Table(
             _field("seconds", pa.float64(), "wall time of the rollout in its last attempt"),
             _field("model_seconds", pa.float64(), "waiting for the model, over all attempts"),
             _field("tool_seconds", pa.float64(), "in tools, over all attempts"),
+            _field(
+                "seconds_by_tool",
+                _TOOL_SECONDS,
+                "calls that ran and their seconds by tool, as named in `tools` of the rollout; without calls before a "
+                "restart",
+            ),
             _field("num_requests", pa.int32(), "requests that were answered"),
             _field("num_retries", pa.int32(), "requests that were sent again"),
             _field("endpoint", pa.string(), "URL that sent the last answer"),
@@ -435,8 +466,7 @@ SFT_ROWS = Table(
             _field("num_target_tokens", pa.int32(), "labels that are not -100"),
             _field("calls_requested", pa.int32(), "tool calls that the agent requested"),
             _field("calls_executed", pa.int32(), "tool calls that ran"),
-            _field("python_calls", pa.int32(), "python calls requested"),
-            _field("search_calls", pa.int32(), "search calls requested"),
+            _field("tools", _TOOLS, "calls by tool, as in `rollouts`"),
             _field("environment_digest", pa.string(), "prompt, tags, tools and limits"),
             _field("tokenizer_digest", pa.string(), "tokenizer and chat template; empty in text mode"),
         ]
@@ -651,7 +681,7 @@ RL_VALIDATION = Table(
 
 SCORES = Table(
     "scores",
-    3,
+    4,
     ("rollout_key",),
     pa.schema(
         [
@@ -695,8 +725,7 @@ SCORES = Table(
             _field("num_turns", pa.int32(), "copied from the rollout"),
             _field("calls_requested", pa.int32(), "copied from the rollout"),
             _field("calls_executed", pa.int32(), "copied from the rollout"),
-            _field("python_calls", pa.int32(), "copied from the rollout"),
-            _field("search_calls", pa.int32(), "copied from the rollout"),
+            _field("tools", _TOOLS, "copied from the rollout"),
             _field("failed_calls", pa.int32(), "copied from the rollout"),
             _field("prompt_tokens", pa.int64(), "copied from the rollout"),
             _field("completion_tokens", pa.int64(), "copied from the rollout"),
@@ -846,7 +875,7 @@ RL_REJECTIONS = Table(
 
 SUMMARY = Table(
     "summary",
-    2,
+    3,
     ("model", "dataset", "figure"),
     pa.schema(
         [
@@ -860,9 +889,9 @@ SUMMARY = Table(
             _field(
                 "figure",
                 pa.string(),
-                "one of docs/behaviour/metrics.md, pass@k, or a number of rollouts: num_failed, num_valid, status:..., "
-                "scorer:..., judge_status:..., tools_used:..., votes:..., or num_judged_jointly, judge_agreement, "
-                "judge_kappa",
+                "one of docs/behaviour/metrics.md, such as calls:<tool>; pass@k; or a number of rollouts: num_failed, "
+                "num_valid, status:..., scorer:..., judge_status:..., tools_used:..., votes:..., or "
+                "num_judged_jointly, judge_agreement, judge_kappa",
             ),
             _field("value", pa.float64(), "the figure; null if no rollout has it", nullable=True),
             _field("low", pa.float64(), "95 % interval, lower end; null if there is none", nullable=True),

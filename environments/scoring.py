@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.agent.contract import Task
-from treadle.core.answers.score import ENVIRONMENT, Score
+from treadle.agent.contract import Outcome, Task
+from treadle.core.answers.score import ENVIRONMENT, WORKSPACE_TESTS, Score
 from treadle.environments.registry import environment_type
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
@@ -22,18 +22,34 @@ async def environment_score(settings: EnvironmentSettings, task: Task, rollout: 
     `score` is None and `error` says so. A rollout is right if its outcome is a success, or else if its reward is above
     0.5. Raises what the environment's code raises.
     """
-    outcome = await environment_type(settings).score(settings, task, rollout)
+    return _verdict(
+        await environment_type(settings).score(settings, task, rollout),
+        ENVIRONMENT,
+        "the environment gave no reward; let `score` return one for every rollout",
+    )
+
+
+def tests_score(outcome: Outcome | None) -> Score:
+    """Return the verdict of hidden tests, which the outcome of a rollout holds; an error if no tests ran."""
+    return _verdict(
+        outcome,
+        WORKSPACE_TESTS,
+        "no hidden tests ran at the end of the rollout; its environment needs a tool of type workspace",
+    )
+
+
+def _verdict(outcome: Outcome | None, scorer: str, missing: str) -> Score:
     reward = outcome.reward if outcome is not None else None
     success = outcome.success if outcome is not None else None
     if reward is None and success is None:
-        return no_verdict("the environment gave no reward; let `score` return one for every rollout")
+        return no_verdict(missing, scorer)
     if reward is not None and not abs(reward) <= _LARGEST_REWARD:
-        return no_verdict(f"the environment gave {reward:g} as reward; scale it")
+        return no_verdict(f"the environment gave {reward:g} as reward; scale it", scorer)
     score = float(success is True) if reward is None else reward
     correct = score > SUCCESS_REWARD if success is None else success
-    return Score(float(correct), float(correct), float(correct), score, correct, ENVIRONMENT)
+    return Score(float(correct), float(correct), float(correct), score, correct, scorer)
 
 
-def no_verdict(error: str) -> Score:
+def no_verdict(error: str, scorer: str = ENVIRONMENT) -> Score:
     """Return the score of a rollout of which the environment did not say how good it is."""
-    return Score(0.0, 0.0, 0.0, None, None, ENVIRONMENT, error)
+    return Score(0.0, 0.0, 0.0, None, None, scorer, error)

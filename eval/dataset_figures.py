@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from treadle.eval.averages import area_of
-from treadle.eval.metrics import FIGURES, PASS_AT, figures_of
+from treadle.eval.metrics import PASS_AT, figure_of, figures_of
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import pass_at_k
 
@@ -47,7 +47,7 @@ class DatasetFigures:
     num_rollouts: int
     num_questions: int
     sums: dict[str, FigureSums]
-    """Name of a figure that the data set has, from `FIGURES` or pass@k -> its sums."""
+    """Name of a figure that the data set has -> its sums."""
     counts: dict[str, int]
     """Rollout counts. `num_failed`: ended by an infrastructure failure that the user accepted; they count as wrong.
     `num_valid`: ended with a non-empty answer. Also one count per `status:`, `scorer:` (who decided), `judge_status:`,
@@ -60,9 +60,13 @@ class DatasetFigures:
 
 
 def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Return the sums of a figure of `FIGURES` over one model's rollouts on one data set, by sorted question key."""
+    """Return the sums of a figure over one model's rollouts on one data set, by sorted question key.
+
+    Raise KeyError if there is no such figure of single rollouts.
+    """
     given = list(rollouts)
-    figure = FIGURES[name]
+    if (figure := figure_of(name)) is None:
+        raise KeyError(name)
     terms: dict[str, list[tuple[float, float]]] = {}
     is_binary, num_undecided = True, 0
     for rollout in given:
@@ -96,7 +100,7 @@ def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
 
 
 def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Return the sums of a figure by name: one of `FIGURES`, or pass@k."""
+    """Return the sums of a figure by name, pass@k included."""
     if name.startswith(PASS_AT):
         return pass_at_sums(rollouts, int(name.removeprefix(PASS_AT)))
     return figure_sums(rollouts, name)
@@ -118,12 +122,18 @@ def by_dataset(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollou
 
 
 def dataset_figures(
-    rollouts: Iterable[ScoredRollout], areas: Mapping[str, str] = MappingProxyType({})
+    rollouts: Iterable[ScoredRollout], areas: Mapping[str, str] = MappingProxyType({}), tools: Sequence[str] = ()
 ) -> list[DatasetFigures]:
-    """Return the figures of one model per data set, by name. `areas` overrides the area that rows' domains imply."""
+    """Return the figures of one model per data set, by name.
+
+    Args:
+        rollouts: The model's rollouts on all data sets.
+        areas: Data set -> area, instead of the one that rows' domains imply.
+        tools: Tools with figures of their own, the same for all models and data sets, so that averages cover all.
+    """
     groups = by_dataset(rollouts)
     found = areas_of(groups, areas)
-    return [_figures(dataset, group, found[dataset]) for dataset, group in groups.items()]
+    return [_figures(dataset, group, found[dataset], tools) for dataset, group in groups.items()]
 
 
 def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str, str]) -> dict[str, str]:
@@ -134,8 +144,8 @@ def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str
     }
 
 
-def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str) -> DatasetFigures:
-    sums = {name: figure_sums(rollouts, name) for name in figures_of(rollouts)}
+def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str, tools: Sequence[str]) -> DatasetFigures:
+    sums = {name: figure_sums(rollouts, name) for name in figures_of(rollouts, tools)}
     judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.judge_verdicts}))
     sums |= {f"{PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
     return DatasetFigures(

@@ -5,7 +5,7 @@ Documented in docs/behaviour/metrics.md; efficiency and the behaviour figures fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -198,8 +198,6 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "calls_requested": Figure(
             "calls", "calls", _mean(lambda rollout: rollout.calls_requested), of_calls=True, place="headline"
         ),
-        "python_calls": Figure("Python calls", "Python", _mean(lambda rollout: rollout.python_calls), of="answers"),
-        "search_calls": Figure("searches", "searches", _mean(lambda rollout: rollout.search_calls), of="answers"),
         "tool_use": Figure(
             "rollouts with calls",
             "tool use",
@@ -222,22 +220,53 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 verdict if the figure does not need one."""
 
 
+CALLS_OF, SUCCESS_OF = "calls:", "call_success:"
+"""Prefixes of the figures of one tool, followed by its name."""
+
+
+def _calls_of(tool: str) -> Figure:
+    return Figure(f"calls of {tool}", tool, _mean(lambda rollout: rollout.calls_of(tool).requested), of_calls=True)
+
+
+def _success_of(tool: str) -> Figure:
+    def term(rollout: ScoredRollout) -> tuple[float, float]:
+        calls = rollout.calls_of(tool)
+        return calls.executed - calls.failed, calls.executed
+
+    return Figure(f"calls of {tool} without failure", f"{tool} ran well", term, _SHARE, of_calls=True)
+
+
+_OF_TOOL = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of}
+_AFTER = {"calls_requested": CALLS_OF, "call_success": SUCCESS_OF}
+"""Figure of all calls -> prefix of the figures of single tools, which follow it."""
+
 MAIN_FIGURES = ("score", "reward")
 """Figures that say how good the rollouts of a data set are: it has one of them."""
 
 
-def figures_of(rollouts: Iterable[ScoredRollout]) -> list[str]:
-    """Return the names of the figures that a data set has, given the rollouts of a model on it."""
+def figure_of(name: str) -> Figure | None:
+    """Return a figure by name: one of `FIGURES`, or of a tool; None for anything else, such as pass@k."""
+    of_tool = next((make for prefix, make in _OF_TOOL.items() if name.startswith(prefix)), None)
+    return FIGURES.get(name) if of_tool is None else of_tool(name.partition(":")[2])
+
+
+def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> list[str]:
+    """Return the names of the figures that a data set has, given the rollouts of a model on it.
+
+    Each of `tools` has figures of its own, also if the model did not call it.
+    """
     given = list(rollouts)
-    if not any(rollout.scorer == ENVIRONMENT for rollout in given):
-        return [name for name, figure in FIGURES.items() if figure.of != "rewards"]
-    has_calls = any(rollout.calls_requested for rollout in given)
-    return [name for name, figure in FIGURES.items() if figure.of != "answers" and (has_calls or not figure.of_calls)]
+    is_of_rewards = any(rollout.scorer == ENVIRONMENT for rollout in given)
+    has_calls = not is_of_rewards or any(rollout.calls_requested for rollout in given)
+    other = "answers" if is_of_rewards else "rewards"
+    names = [name for name, figure in FIGURES.items() if figure.of != other and (has_calls or not figure.of_calls)]
+    of_tools = {name: [f"{_AFTER[name]}{tool}" for tool in tools] for name in names if name in _AFTER}
+    return [one for name in names for one in (name, *of_tools.get(name, ()))]
 
 
 def is_figure(name: str) -> bool:
-    """Return whether a name in the summary is a figure (one of `FIGURES` or pass@k), not a rollout count."""
-    return name in FIGURES or name.startswith(PASS_AT)
+    """Return whether a name in the summary is a figure (of all or one tool's calls, or pass@k), not a rollout count."""
+    return figure_of(name) is not None or name.startswith(PASS_AT)
 
 
 def figures_in(place: Place) -> tuple[str, ...]:
@@ -247,12 +276,14 @@ def figures_in(place: Place) -> tuple[str, ...]:
 
 def title_of(name: str) -> str:
     """Return the title of a figure."""
-    return FIGURES[name].title if name in FIGURES else name
+    figure = figure_of(name)
+    return name if figure is None else figure.title
 
 
 def heading_of(name: str) -> str:
     """Return the short title of a figure for a narrow column."""
-    return FIGURES[name].heading if name in FIGURES else name
+    figure = figure_of(name)
+    return name if figure is None else figure.heading
 
 
 def is_share(name: str) -> bool:
@@ -271,5 +302,9 @@ def is_meaningful(name: str, num_calls: float) -> bool:
 
 
 def bounds_of(name: str) -> tuple[float, float] | None:
-    """Return the bounds of a figure by name, or None."""
-    return _SHARE if name.startswith(PASS_AT) else FIGURES[name].bounds
+    """Return the bounds of a figure by name, or None. Raise KeyError if there is no such figure."""
+    if name.startswith(PASS_AT):
+        return _SHARE
+    if (figure := figure_of(name)) is None:
+        raise KeyError(name)
+    return figure.bounds

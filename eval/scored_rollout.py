@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import orjson
 
 from treadle.core.answers.score import ENVIRONMENT
+from treadle.environments.rollouts.tool_counts import OTHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,15 @@ def is_redundant(votes: Votes) -> bool | None:
     if 2 * votes.yes > asked:
         return True
     return False if 2 * votes.no > asked else None
+
+
+class ToolCalls(NamedTuple):
+    """Numbers of calls of one tool in one rollout, as in the column `tools`."""
+
+    tool: str
+    requested: int = 0
+    executed: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +74,10 @@ class ScoredRollout:
     calls_executed: int
     failed_calls: int
     """Wrong: number of calls with status error, timeout, invalid or empty. Refused calls are not counted."""
-    python_calls: int
-    search_calls: int
+    tools: tuple[ToolCalls, ...] = ()
+    """These calls by tool, without tools that were not called."""
+    has_rare_tools: bool = False
+    """Whether too few rollouts use these tools together for a count of their own."""
     num_turns: int = 0
     """Number of generation calls."""
     truncated: bool = False
@@ -89,7 +102,19 @@ class ScoredRollout:
         fields = {name: row[name] for name in _FIELDS}
         # These texts repeat in many rollouts; interning stores each once.
         fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
-        return cls(**fields, votes=votes, judge_verdicts=_judge_verdicts(row["judges"]))
+        tools = _shared(tuple(ToolCalls(**calls) for calls in row["tools"]))
+        return cls(**fields, tools=tools, votes=votes, judge_verdicts=_judge_verdicts(row["judges"]))
+
+    def calls_of(self, tool: str) -> ToolCalls:
+        """Return the numbers of calls of a tool, all 0 if it was not called."""
+        return next((calls for calls in self.tools if calls.tool == tool), ToolCalls(tool))
+
+    @property
+    def tools_used(self) -> str:
+        """Names of the tools that were called, joined by `+`; `none` without calls."""
+        if self.has_rare_tools:
+            return OTHERS
+        return "+".join(calls.tool for calls in self.tools) or "none"
 
     @property
     def has_known_tokens(self) -> bool:
@@ -104,10 +129,15 @@ class ScoredRollout:
             yield f"judge_status:{self.judge_status}"
         if self.votes is not None and self.calls_requested:
             yield f"votes:{_VERDICTS[is_redundant(self.votes)]}"
-        if self.scorer == ENVIRONMENT:
-            return
-        tools = ("none", "python", "search", "both")
-        yield f"tools_used:{tools[(self.python_calls > 0) + 2 * (self.search_calls > 0)]}"
+        if self.scorer == ENVIRONMENT and not self.tools:
+            return  # An environment may have no tools.
+        yield f"tools_used:{self.tools_used}"
+
+
+@lru_cache(4096)
+def _shared(tools: tuple[ToolCalls, ...]) -> tuple[ToolCalls, ...]:
+    """Return the same object for equal counts, which most rollouts share."""
+    return tools
 
 
 def _judge_verdicts(judges: str) -> tuple[tuple[str, bool | None], ...]:
@@ -118,8 +148,9 @@ def _judge_verdicts(judges: str) -> tuple[tuple[str, bool | None], ...]:
 
 
 _VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
-_FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in ("votes", "judge_verdicts"))
+_COMPUTED = ("tools", "has_rare_tools", "votes", "judge_verdicts")
+_FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in _COMPUTED)
 _REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
-COLUMNS = (*_FIELDS, *_VOTES, "judges")
+COLUMNS = (*_FIELDS, "tools", *_VOTES, "judges")
 """Columns of `scores` that `from_row` reads."""

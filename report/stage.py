@@ -16,6 +16,7 @@ from treadle.core.schemas import COMPARISONS, SUMMARY
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
+from treadle.eval.tool_names import CommonTools
 from treadle.report.comparison_rows import comparison_rows
 from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
@@ -43,10 +44,12 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
         raise StageFailed(f"{context.address}: there are no scores to report; name models in flow.models")
     datasets = sorted({rollout.dataset for rollouts in models.values() for rollout in rollouts})
     check_names(datasets)
+    tools = CommonTools.of(rollout for rollouts in models.values() for rollout in rollouts)
+    models = {model: list(map(tools.apply, rollouts)) for model, rollouts in models.items()}
     rows = [
         row
         for model, rollouts in models.items()
-        for row in model_rows(model, dataset_figures(rollouts, settings.areas), settings)
+        for row in model_rows(model, dataset_figures(rollouts, settings.areas, tools.names), settings)
     ]
     comparisons = comparison_rows(models, settings)
     context.write(SUMMARY.kind, rows)
@@ -123,7 +126,7 @@ def _csv_cell(cell: Any) -> Any:
 
 REPORT = Stage(
     name="report",
-    version=5,
+    version=6,
     settings=ReportSettings,
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),

@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 
 from treadle.core.runs.stage import Rows
+from treadle.core.schemas import SFT_ROWS
 from treadle.core.store.exported import new_folder, write_facts
 from treadle.sft.llamafactory_rows import TAGS, alpaca_record, sharegpt_record
 from treadle.sft.openai_rows import openai_message, openai_record, tool_of
@@ -24,8 +25,8 @@ from treadle.sft.row_text import COLUMNS, RowText
 DATASET_NAME = "sft"
 """Name of the data set in `dataset_info.json`."""
 SIDECAR_FILE = "rows.jsonl"
-_CALLS = ("calls_requested", "calls_executed", "python_calls", "search_calls")
-_ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS)
+_CALLS = ("calls_requested", "calls_executed")
+_ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS, "tools")
 _PART_ROWS = 100_000
 _RESULTS_INSIDE = "tool results of tags inside turns, which trainers train on; --results apart makes them messages"
 _NO_MASKS = "no loss masks: LLaMA-Factory trains on every message of the assistant and every function call"
@@ -120,10 +121,9 @@ def _origin_of(row: Mapping[str, Any]) -> dict[str, Any]:
         "operator": row["operator"],
         "source": row["dataset"],
         "counts": {
-            "search": row["search_calls"],
-            "python": row["python_calls"],
             "total": row["calls_requested"],
             "executed": row["calls_executed"],
+            "tools": row["tools"],
         },
     }
 
@@ -206,6 +206,8 @@ _HF_SCHEMA = pa.schema(
         ("labels", pa.list_(pa.int64())),
         *((name, pa.string()) for name in ("id", "tid", "operator", "source")),
         *((name, pa.int32()) for name in _CALLS),
+        # Trainers read a column `tools` as schemas for the chat template.
+        ("calls_by_tool", SFT_ROWS.schema.field("tools").type),
     ]
 )
 _CARD = """---
@@ -221,8 +223,8 @@ configs:
 Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model read and wrote, `labels`
 -100 if there is no loss (the prompt, results of tools, messages of the environment); both are empty in rows that were
 made in text mode. `messages` is the same as text, with native tool calls as chat services have them; `tools` is JSON
-text, `[]` for none. `id` is the question, `tid` the trajectory, `operator` what produced
-it, `source` its data set.
+text, `[]` for none. `id` is the question, `tid` the trajectory, `operator` what produced it, `source` its data set,
+`calls_by_tool` the numbers of its calls.
 
 Read it with `datasets.load_dataset(folder)`.
 """
@@ -270,7 +272,7 @@ def _hf_batch(batch: pa.RecordBatch, results_apart: bool) -> pa.RecordBatch:
         pa.ListArray.from_arrays(offsets, ones),
         batch["labels"].cast(pa.list_(pa.int64())),
         *(batch[name] for name in ("question_key", "rollout_key", "operator", "dataset")),
-        *(batch[name] for name in _CALLS),
+        *(batch[name] for name in (*_CALLS, "tools")),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_HF_SCHEMA)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from typing import NamedTuple
 
-from treadle.viewer.segments import KNOWN_KINDS, without_markers
+from treadle.viewer.segments import call_kinds, style_of, without_markers
 from treadle.viewer.trajectory_changes import ChangedSegment, SegmentRow, changes_between, folded
 from treadle.viewer.word_diff import WordRun, changed_words
 
@@ -27,11 +27,8 @@ class Block:
     runs: list[WordRun]
     """Text of the segment, with changed words marked. The middle of a long text is left out."""
     num_chars: int
-
-    @property
-    def style(self) -> str:
-        """CSS class: the kind if the style sheet has it, else "other"."""
-        return self.kind if self.kind in KNOWN_KINDS else "other"
+    style: str = "other"
+    """CSS class; see `style_of`."""
 
 
 class Difference(NamedTuple):
@@ -52,7 +49,8 @@ def difference(parent: Sequence[SegmentRow], edited: Sequence[SegmentRow]) -> Di
     if len(parent) * len(edited) > _MAX_SEGMENT_PAIRS:
         return Difference(0, [], 0, True)
     changes = changes_between(parent, edited)
-    blocks = _blocks(changes.pieces)
+    kinds = call_kinds(parent) | call_kinds(edited)
+    blocks = [replace(block, style=style_of(block.kind, kinds)) for block in _blocks(changes.pieces)]
     ends = accumulate(sum(len(run.text) for run in block.runs) for block in blocks[:_PAGE_BLOCKS])
     num_shown = sum(end <= _PAGE_CHARS for end in ends)
     return Difference(changes.num_steps, blocks[:num_shown], len(blocks) - num_shown, False)

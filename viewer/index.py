@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from treadle.environments.rollouts.tool_counts import MAX_TOOLS, OTHERS
 from treadle.viewer.columns import MultiValueColumn, SingleValueColumn
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, Selection
 from treadle.viewer.trajectories import FACTS, TOOL_OUTCOMES, VERDICTS
@@ -56,8 +57,11 @@ class Index:
         self._search = search
         orders = {"instance": instances, "verdict": VERDICTS}
         self._columns: dict[str, SingleValueColumn | MultiValueColumn] = {
-            name: SingleValueColumn(self.facts[name], orders.get(name, ())) for name in FILTERS if name != "tools"
+            name: SingleValueColumn(self.facts[name], orders.get(name, ()))
+            for name in FILTERS
+            if name not in ("tool", "tools")
         }
+        self._columns["tool"] = MultiValueColumn(*_tool_bits(self.facts["tool"].combine_chunks()))
         self._columns["tools"] = MultiValueColumn(self.facts["tools"].to_numpy(), TOOL_OUTCOMES)
         self._cached = lru_cache(_MAX_CACHED_RESULTS)(self._found)
 
@@ -144,6 +148,21 @@ class Index:
     def of_question(self, question: str) -> np.ndarray:
         """Return the row numbers of a question in all instances."""
         return np.flatnonzero(self._question_mask(question))
+
+
+def _tool_bits(names: pa.ListArray) -> tuple[np.ndarray, list[str]]:
+    """Return the tools of each row as bits, and the names that these stand for: the most common ones, then `OTHERS`."""
+    encoded = pc.list_flatten(names).dictionary_encode()
+    found: list[str] = encoded.dictionary.to_pylist()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    frequency = np.bincount(codes, minlength=len(found))
+    ranks = sorted(range(len(found)), key=lambda n: (-frequency[n], found[n]))[:MAX_TOOLS]
+    places = np.full(len(found), MAX_TOOLS)
+    places[ranks] = np.arange(len(ranks))
+    bits = np.zeros(len(names), np.int32)
+    np.bitwise_or.at(bits, pc.list_parent_indices(names).to_numpy(), (1 << places[codes]).astype(np.int32))
+    shown = [found[rank] for rank in ranks]
+    return bits, [*shown, *[""] * (MAX_TOOLS - len(shown)), OTHERS]
 
 
 def neighbours(found: SelectionResult, number: int) -> tuple[int | None, int | None, int]:

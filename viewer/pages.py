@@ -11,6 +11,7 @@ import orjson
 from treadle.agent.dialects.base import FRAME
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
+from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
@@ -258,7 +259,8 @@ def _addresses(snapshot: Snapshot, one: LoadedTrajectory) -> dict[str, str]:
 
 def _calls(one: LoadedTrajectory) -> str:
     facts, row = one.facts, one.row
-    parts = [f"{facts['calls']:,}"]
+    by_tool = counts_text(row.get("tools", ()))
+    parts = [f"{facts['calls']:,}" + (f" ({by_tool})" if by_tool else "")]
     refused = row.get("calls_requested", 0) - row.get("calls_executed", 0)
     parts += [f"{refused:,} refused"] if refused else []
     parts += [f"{facts['failed_calls']:,} failed"] if facts["failed_calls"] else []

@@ -17,7 +17,7 @@ from treadle.viewer.trajectories import InstancePart
 _IGNORE_INDEX = -100
 _AGENT = (
     "first_messages", "segments", "tool_calls", "error", "truncated", "turn_rewards", "reward", "outcome", "num_turns",
-    "calls_requested", "calls_executed", "failed_calls", "prompt_tokens", "completion_tokens", "seed",
+    "calls_requested", "calls_executed", "tools", "failed_calls", "prompt_tokens", "completion_tokens", "seed",
     "environment_digest", "samples.list.element.turn_starts",
 )  # fmt: skip
 _FLYWHEEL = (

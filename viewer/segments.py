@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from treadle.agent.dialects.base import FRAME, RESULT, TEXT
+from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TEXT, TOOL_CALL
 from treadle.agent.dialects.tag_table import Tag
 from treadle.viewer.turns import SPEAKERS, has_markers
 from treadle.web.record.run_entries import shown_sources
 
-KNOWN_KINDS = ("think", "search", "python", "result", "answer", TEXT, FRAME, *SPEAKERS)
-"""Kinds that the style sheet has; any other is shown in a neutral style."""
+KNOWN_KINDS = ("think", RESULT, "answer", TEXT, FRAME, *SPEAKERS)
+"""Kinds that the style sheet has a class for."""
+NUM_CALL_STYLES = 4
+"""Styles of calls: the name of the tool picks one, so that a tool looks the same everywhere."""
+_OTHER = "other"
 _SHOWN_CHARS = 16_000
 _PAGE_CHARS = 600_000
 _PAGE_PIECES = 5_000
 _BRIEF_CHARS = 400
 _PREVIEW_CHARS = 160
+_MAX_NAME_CHARS = 64
+_MARKERS = {REASONING: "think"}
+"""Kind -> name of its markers, if that is another."""
 
 SegmentRow = Mapping[str, Any]
 """Dict with kind, text, start and end. The last two index token ids, and are equal if there are none."""
@@ -39,6 +46,10 @@ class ShownSegment:
     """End of the text if the middle is left out."""
     num_chars: int
     """Length of the full text."""
+    style: str
+    """CSS class; see `style_of`."""
+    tool: str
+    """Name of the tool of a native call, whose kind does not say it; empty for other pieces, or if unknown."""
     is_unclosed: bool
     """Whether the closing marker is missing."""
     preview: str
@@ -52,11 +63,6 @@ class ShownSegment:
     """Number of tokens that training learns to write; None if unknown."""
     sources: Sequence[str] = ()
     """URLs of the pages that a call used on the web."""
-
-    @property
-    def style(self) -> str:
-        """CSS class: the kind if the style sheet has it, else "other"."""
-        return self.kind if self.kind in KNOWN_KINDS else "other"
 
     @property
     def is_plain(self) -> bool:
@@ -91,7 +97,7 @@ def pieces_of(
         targets: Mask over the token ids that training learns to write.
         addresses: Key of a web entry -> URL of its page, as far as known.
     """
-    outcomes = _outcomes(segments, calls)
+    found, kinds = calls_by_place(segments, calls), call_kinds(segments, calls)
     left, pieces = _PAGE_CHARS, []
     for place, segment in enumerate(segments[:_PAGE_PIECES]):
         inner, is_unclosed = without_markers(segment)
@@ -99,12 +105,15 @@ def pieces_of(
         room = _SHOWN_CHARS if left > 0 else _BRIEF_CHARS
         text, tail = (inner, "") if len(inner) <= room else (inner[: room * 3 // 4], inner[-room // 4 :])
         left -= len(text) + len(tail)
-        call = outcomes.get(place, {})
+        call = found.get(place, {})
+        tool = call.get("tool", "")[:_MAX_NAME_CHARS] if segment["kind"] == TOOL_CALL else ""
         start, end = segment["start"], segment["end"]
         pieces.append(
             ShownSegment(
                 place=place,
                 kind=segment["kind"],
+                style=style_of(segment["kind"], kinds, tool),
+                tool=tool,
                 text=text,
                 tail=tail,
                 num_chars=len(inner),
@@ -124,19 +133,54 @@ def without_markers(segment: SegmentRow) -> tuple[str, bool]:
     """Return the text between a segment's markers, and whether the closing marker is missing."""
     if not has_markers(segment["kind"]):
         return segment["text"].strip("\n"), False
-    tag = Tag(segment["kind"])
-    inner = segment["text"].strip().removeprefix(tag.opening)
-    is_closed = inner.endswith(tag.closing)
+    kind: str = segment["kind"]
+    tag, text = Tag(_MARKERS.get(kind, kind)), segment["text"].strip()
+    inner = text.removeprefix(tag.opening)
+    # A server sends native calls and reasoning without the markers of the template.
+    is_closed = inner.endswith(tag.closing) or (kind in (TOOL_CALL, REASONING) and inner == text)
     return inner.removesuffix(tag.closing).strip("\n"), not is_closed
 
 
-def _outcomes(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Map the index of a segment to the ledger entry of the call in it; the ledger says what are calls."""
+def calls_by_place(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Map the index of a segment to the ledger entry of the call in it; the ledger says what are calls.
+
+    Empty if the ledger does not have exactly one entry for each call in the text.
+    """
     tools = {call["tool"] for call in calls}
-    places = [place for place, segment in enumerate(segments) if segment["kind"] in tools and _is_closed(segment)]
-    if [segments[place]["kind"] for place in places] != [call["tool"] for call in calls]:
+    places = [
+        place
+        for place, segment in enumerate(segments)
+        if segment["kind"] == TOOL_CALL or (segment["kind"] in tools and _is_closed(segment))
+    ]
+    if len(places) != len(calls):
         return {}
-    return dict(zip(places, calls, strict=True))
+    found = dict(zip(places, calls, strict=True))
+    return found if all(segments[place]["kind"] in (TOOL_CALL, found[place]["tool"]) for place in places) else {}
+
+
+def call_kinds(segments: Sequence[SegmentRow], calls: Sequence[Mapping[str, Any]] = ()) -> frozenset[str]:
+    """Return the kinds of segments that are calls: tools of the ledger, and kinds that a result follows directly."""
+    shown = [segment["kind"] for segment in segments if segment["kind"] != TEXT or segment["text"].strip()]
+    pairs = zip(shown, shown[1:], strict=False)
+    before_results = (kind for kind, after in pairs if after == RESULT and kind not in KNOWN_KINDS)
+    return frozenset({*before_results, *(call["tool"] for call in calls)})
+
+
+def style_of(kind: str, calls: Collection[str], tool: str = "") -> str:
+    """Return the CSS class of a segment: its kind if there is a style for it, `call-0`, `call-1`, …, or `other`.
+
+    Args:
+        kind: The kind, which may be a tag that the model or the user chose.
+        calls: Kinds that are calls.
+        tool: Name of the tool of a native call.
+    """
+    if kind == REASONING:
+        return "think"
+    if kind in KNOWN_KINDS:
+        return kind
+    if kind != TOOL_CALL and kind not in calls:
+        return _OTHER
+    return f"call-{zlib.crc32((tool or kind).encode(errors='surrogatepass')) % NUM_CALL_STYLES}"
 
 
 def _is_closed(segment: SegmentRow) -> bool:

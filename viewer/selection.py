@@ -13,6 +13,7 @@ FILTERS: Mapping[str, str] = {
     "dataset": "Data set",
     "model": "Model",
     "operator": "Operator",
+    "tool": "Tool",
     "tools": "Tool calls",
     "sft_outcome": "Fine-tuning",
 }

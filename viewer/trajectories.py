@@ -36,16 +36,17 @@ FACTS = pa.schema(
     [
         ("key", pa.string()), ("instance", pa.string()), ("question_key", pa.string()), ("dataset", pa.string()),
         ("model", pa.string()), ("status", pa.string()), ("operator", pa.string()), ("verdict", pa.string()),
-        ("sft_outcome", pa.string()), ("tools", pa.int32()), ("score", pa.float64()), ("calls", pa.int32()),
-        ("failed_calls", pa.int32()), ("tokens", pa.int64()), ("round", pa.int32()), ("sample", pa.int32()),
-        ("parent", pa.string()),
+        ("sft_outcome", pa.string()), ("tool", pa.list_(pa.string())), ("tools", pa.int32()), ("score", pa.float64()),
+        ("calls", pa.int32()), ("failed_calls", pa.int32()), ("tokens", pa.int64()), ("round", pa.int32()),
+        ("sample", pa.int32()), ("parent", pa.string()),
     ]
 )  # fmt: skip
-"""One row per trajectory. `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`."""
+"""One row per trajectory. `tool`: names of the tools that it called, empty in `rl_rollouts`; `tools`: outcomes of its
+calls as bits; `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`."""
 
 _AGENT = (
     "rollout_key", "question_key", "dataset", "model", "sample_index", "operator", "parents", "round", "status",
-    "calls_requested", "calls_executed", "failed_calls", "completion_tokens", "tool_calls",
+    "calls_requested", "calls_executed", "tools", "failed_calls", "completion_tokens", "tool_calls",
 )  # fmt: skip
 _TRAINING = (
     "step", "group", "session", "question_key", "dataset", "reward", "correctness", "tool_calls", "tool_failures",
@@ -119,11 +120,17 @@ def _made_by_agent(table: pa.Table) -> dict[str, Any]:
     return {
         "key": table["rollout_key"], "question_key": table["question_key"], "dataset": table["dataset"],
         "model": table["model"], "status": table["status"], "operator": table["operator"],
-        "sft_outcome": _all("", table),
+        "sft_outcome": _all("", table), "tool": _tool_names(table["tools"]),
         "tools": bits, "calls": table["calls_requested"], "failed_calls": table["failed_calls"],
         "tokens": table["completion_tokens"], "round": table["round"], "sample": table["sample_index"],
         "parent": pc.binary_join(pc.list_slice(table["parents"], 0, 1), ""),
     }  # fmt: skip
+
+
+def _tool_names(tools: pa.ChunkedArray) -> pa.ListArray:
+    """Return the names in the column `tools`."""
+    column = tools.combine_chunks()
+    return pa.ListArray.from_arrays(column.offsets, column.values.field("tool"))
 
 
 def _outcome_bits(ledger: str) -> int:
@@ -146,7 +153,8 @@ def _training(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
         "key": pc.binary_join_element_wise(step, session, table["group"], "."),
         "question_key": table["question_key"], "dataset": table["dataset"], "model": _all(IN_TRAINING, table),
         "status": table["finish"], "operator": pc.if_else(pc.is_valid(parent), "branch", "rollout"),
-        "verdict": verdict, "sft_outcome": _all("", table), "tools": bits, "score": table["reward"],
+        "verdict": verdict, "sft_outcome": _all("", table), "tool": pa.array([[]] * len(table), pa.list_(pa.string())),
+        "tools": bits, "score": table["reward"],
         "calls": table["tool_calls"], "failed_calls": table["tool_failures"],
         "tokens": table["model_tokens"], "round": table["step"],
         "sample": table["session"],

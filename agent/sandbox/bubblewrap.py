@@ -36,12 +36,21 @@ _logger = logging.getLogger(__name__)
 GUEST = Path(__file__).with_name("guest.py")
 SCRATCH = "/scratch"
 _GUEST_INSIDE = "/opt/guest.py"
+WORKSPACE = "/workspace"
+"""Where a sandbox shows its writable folder."""
+PROGRAMS = "/opt/bin"
 EMPTY_PROGRAM = b"60 0\n"
 """For the guest: CPU seconds, length."""
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 # systemd's range for users that exist only while a service runs: nothing else owns files or processes under them.
 _FIRST_UID, _LAST_UID = 61184, 65519
 _uids = itertools.count(int.from_bytes(os.urandom(4), "little"))
+# Programs of the system that a shell needs. Not /usr/local and /opt, in which people install what is theirs.
+_SYSTEM_FOLDERS = (
+    *("/bin", "/sbin", "/lib", "/lib32", "/lib64"),
+    *(f"/usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include")),
+    "/etc/alternatives",
+)
 
 ENVIRONMENT = {
     "HOME": SCRATCH,
@@ -81,12 +90,29 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class WritableFolder:
+    """Folder of the host that a sandbox shows at `WORKSPACE`, to read and write, next to the system's programs.
+
+    Attributes:
+        path: The folder; it belongs to `uid`.
+        uid: User of its programs, if root starts the sandbox; None for an ordinary user.
+        programs: Folder of the host with further programs, shown at `PROGRAMS`.
+    """
+
+    path: Path
+    uid: int | None
+    programs: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Launcher:
     """Everything needed to start sandboxes of one kind; `bwrap` is None but for `kind = "bubblewrap"`."""
 
     settings: SandboxSettings
     runtime: Runtime | None
     bwrap: Path | None
+    folder: WritableFolder | None = None
+    """Only for `kind = "bubblewrap"`."""
 
     @contextmanager
     def command(self, scratch: Path | None = None, *, eager: bool = True) -> Iterator[Command]:
@@ -97,20 +123,12 @@ class Launcher:
         if self.bwrap is None:
             yield self._unconfined(scratch, eager)
             return
-        filter_end, filter_source = os.pipe()
-        lifeline, lifeline_end = os.pipe()
-        info, info_end = os.pipe()
-        ends = (filter_end, lifeline_end, info_end)
-        try:
-            own_nodes = has_own_nodes()
-            with os.fdopen(filter_source, "wb") as stream:
-                stream.write(filter_program(own_files=own_nodes))
-            yield Command(self._isolated(eager, own_nodes), {}, ends, lifeline, info, own_nodes, self._cgroup())
-        finally:
-            for end in ends:
-                os.close(end)
+        own_nodes = has_own_nodes()
+        with pipes(filter_program(own_files=own_nodes)) as (ends, lifeline, info):
+            yield Command(self._isolated(eager, own_nodes), {}, ends, lifeline, info, own_nodes, self.cgroup())
 
-    def _cgroup(self) -> dict[str, object] | None:
+    def cgroup(self) -> dict[str, object] | None:
+        """Return where a sandbox's cgroup is made and its limits, as `Guardian.start` takes them; None without one."""
         folder = cgroup.parent()
         return None if folder is None else {"parent": str(folder), "limits": cgroup.limits(self.settings)}
 
@@ -118,20 +136,23 @@ class Launcher:
         environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
         if self.settings.kind == "landlock":
             assert self.runtime is not None
-            spec = self._spec(eager, uid=_unused_uid(), path=[], confinement=landlock.confinement(self.runtime))
+            spec = self._spec(eager, uid=unused_uid(), path=[], confinement=landlock.confinement(self.runtime))
             return Command([landlock.executable(self.runtime), "-S", *_FLAGS, str(GUEST), spec], environment)
         interpreter = str(self.settings.interpreter or sys.executable)
         return Command([interpreter, *_FLAGS, str(GUEST), self._spec(eager, uid=None, path=[])], environment)
 
     def _isolated(self, eager: bool, own_nodes: bool) -> list[str]:
         assert self.runtime is not None
-        uid = _unused_uid()
+        uid = unused_uid() if self.folder is None else self.folder.uid
         spec = self._spec(eager, uid=uid, path=[PACKAGES], own_files=own_nodes)
         return [
             str(self.bwrap),
-            *_namespaces(as_root=uid is not None),
+            *namespaces(as_root=uid is not None),
+            *_environment(),
             *("--seccomp", "3", "--sync-fd", "4", "--info-fd", "5"),
-            *_file_system(self.runtime, self.settings.scratch_mb, device_nodes.FOLDER if own_nodes else "/dev"),
+            *_file_system(
+                self.runtime, self.settings.scratch_mb, device_nodes.FOLDER if own_nodes else "/dev", self.folder
+            ),
             *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, spec),
         ]
 
@@ -144,35 +165,71 @@ class Launcher:
         own_files: bool = False,
     ) -> str:
         limits = self.settings.model_dump(include={"packages", "memory_mb", "scratch_mb", "max_processes"})
+        if self.folder is not None:
+            limits["packages"] = ()  # The shell starts interpreters of its own.
         share = {"bubblewrap": "in files", "landlock": "never", "none": "anonymously"}[self.settings.kind]
         files = "unfiltered" if self.settings.kind == "none" else "own" if own_files else "shared"
         given = {"eager": eager, "uid": uid, "path": path, "landlock": confinement, "share": share, "files": files}
         return json.dumps(given | limits)
 
 
-def _unused_uid() -> int | None:
-    """Another one for each sandbox; None for an ordinary user, who cannot change identity."""
+@contextmanager
+def pipes(program: bytes) -> Iterator[tuple[tuple[int, int, int], int, int]]:
+    """Yield the descriptors that bubblewrap gets as 3, 4 and 5, closed afterwards, and our ends of 4 and 5.
+
+    3 has the system-call filter `program`; for the others see `Command.lifeline` and `Command.info`.
+    """
+    filter_end, filter_source = os.pipe()
+    lifeline, lifeline_end = os.pipe()
+    info, info_end = os.pipe()
+    ends = (filter_end, lifeline_end, info_end)
+    try:
+        with os.fdopen(filter_source, "wb") as stream:
+            stream.write(program)
+        yield ends, lifeline, info
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def uid_for(seed: int) -> int | None:
+    """Return the uid of a writable folder's programs, the same for the same seed; None for an ordinary user."""
+    return _FIRST_UID + seed % (_LAST_UID - _FIRST_UID + 1) if os.geteuid() == 0 else None
+
+
+def unused_uid() -> int | None:
+    """Return another uid for each sandbox; None for an ordinary user, who cannot change identity."""
     if os.geteuid() != 0:
         return None
     return _FIRST_UID + next(_uids) % (_LAST_UID - _FIRST_UID + 1)
 
 
-def _namespaces(as_root: bool) -> list[str]:
+def namespaces(*, as_root: bool, network: bool = False) -> list[str]:
+    """Return the arguments for namespaces and identity; with `network` a sandbox has the machine's."""
     # The guest is the first process: bubblewrap's own reaper would be left a zombie to the machine's init each time.
-    arguments = ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
+    arguments = ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
+    arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+    if not network:
+        arguments.append("--unshare-net")
     if as_root:
-        arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        arguments += ["--unshare-all", "--unshare-user", "--disable-userns"]
-        arguments += ["--uid", str(_FIRST_UID), "--gid", str(_FIRST_UID)]
+        arguments += ["--unshare-user", "--disable-userns", "--uid", str(_FIRST_UID), "--gid", str(_FIRST_UID)]
+    return arguments
+
+
+def _environment() -> list[str]:
+    arguments = ["--clearenv"]
     for name, value in (ENVIRONMENT | {"LD_LIBRARY_PATH": LIBRARIES, "PATH": f"{PREFIX}/bin"}).items():
         arguments += ["--setenv", name, value]
     return arguments
 
 
-def _file_system(runtime: Runtime, scratch_mb: int, devices: str) -> list[str]:
+def _file_system(runtime: Runtime, scratch_mb: int, devices: str, writable: WritableFolder | None) -> list[str]:
     binds = [*runtime.binds, (_GUEST_INSIDE, str(GUEST))]
+    if writable is not None:
+        # The loader and others are in a folder that is shown as a whole.
+        binds = [(place, source) for place, source in binds if not place.startswith(_SYSTEM_FOLDERS)]
     places = [place for place, _ in binds]
     inside_others = tuple(f"{place}/" for place in places)
     folders = {str(parent) for place in places for parent in Path(place).parents if str(parent) != "/"}
@@ -188,6 +245,9 @@ def _file_system(runtime: Runtime, scratch_mb: int, devices: str) -> list[str]:
     for device in device_nodes.DEVICES:
         # bubblewrap's own `--remount-ro` would also forbid opening devices.
         arguments += ["--dev-bind", f"{devices}/{device}", f"/dev/{device}"]
+    if writable is not None:
+        arguments += [*_system(runtime), "--ro-bind", str(writable.programs), PROGRAMS]
+        arguments += ["--bind", str(writable.path), WORKSPACE]
     size = str(scratch_mb * 1024 * 1024)
     return [
         *arguments,
@@ -195,6 +255,20 @@ def _file_system(runtime: Runtime, scratch_mb: int, devices: str) -> list[str]:
         "--remount-ro",
         "/",
     ]
+
+
+def _system(runtime: Runtime) -> list[str]:
+    """Return the arguments that show the system's programs, and a `python` and a `/tmp` as programs expect them."""
+    arguments = ["--perms", "0755", "--dir", "/usr", "--perms", "0755", "--dir", "/etc"]
+    for place in _SYSTEM_FOLDERS:
+        if os.path.islink(place):
+            arguments += ["--symlink", os.readlink(place), place]
+        elif os.path.isdir(place):
+            arguments += ["--ro-bind", place, place]
+    own = runtime.executable.rpartition("/")[2]
+    for name in ("python", "python3"):
+        arguments += ["--symlink", own, f"{PREFIX}/bin/{name}"]
+    return [*arguments, "--symlink", SCRATCH.removeprefix("/"), "/tmp"]
 
 
 def make_launcher(settings: SandboxSettings) -> Launcher:

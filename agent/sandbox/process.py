@@ -19,7 +19,7 @@ from typing import Any
 from treadle.agent.sandbox.bubblewrap import Command, Launcher
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import GuardedProcess, Guardian, ProcessStatus
-from treadle.agent.sandbox.usage import Excess, UsageWatch, descendants
+from treadle.agent.sandbox.usage import Excess, Watch, descendants
 from treadle.core.errors import SandboxError
 from treadle.core.steady_loop import wait_for_first
 
@@ -244,7 +244,7 @@ class SandboxProcess:
         """Whether the sandbox still runs and can run a program."""
         return not self._status_output.ended.done() and not self._stdout.ended.done()
 
-    async def run(self, program: str, usage: UsageWatch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
+    async def run(self, program: str, usage: Watch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
         """Run one program until it ends or exceeds a limit; none of its processes is left when this returns."""
         if self._lifeline is None:
             # Without namespaces no usage is sampled: Landlock allows one process only, and kind `none` has no limits.

@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from treadle.agent.sandbox.system_calls import (
     ANSWERED,
     ANSWERED_ON_OWN_FILES,
+    NAMESPACE_FLAGS,
     NEWER_THAN,
     ON_OWN_FILES,
+    REFUSED_TO_SERVERS,
     Condition,
     allowed,
     pretended,
@@ -30,6 +32,9 @@ _AUDIT_ARCH_X86_64 = 0xC000003E
 _X32_BIT = 0x40000000
 _NUMBER, _ARCH, _ARGUMENT_0 = 0, 4, 16
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+_CLONE, _CLONE3 = 56, 435
+_UNKNOWN_TO_SERVERS = 452
+"""First number of calls that are newer than the list of those refused to servers (Linux 6.6)."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _Instruction = tuple[int, int, int, int]
@@ -52,6 +57,18 @@ def filter_program(*, namespaces: bool = True, own_files: bool = False) -> bytes
             clauses.append([(_RETURN, 0, 0, _ERRNO | last.errno)])
         code += _block(number, clauses)
     return _packed([*code, (_AT_LEAST, 0, 1, NEWER_THAN + 1), _UNKNOWN, _REFUSE])
+
+
+def server_filter_program() -> bytes:
+    """Return the filter for servers that users choose: all calls but those of `REFUSED_TO_SERVERS`; see `servers`."""
+    code = _beginning()
+    for number in REFUSED_TO_SERVERS.values():
+        code += _block(number, [[_REFUSE]])
+    no_namespaces = [(_LOAD, 0, 0, _ARGUMENT_0), (_AND, 0, 0, NAMESPACE_FLAGS), (_EQUAL, 0, 1, 0), _PASS, _REFUSE]
+    code += _block(_CLONE, [no_namespaces])
+    # Its flags are in memory, which a filter cannot read; libraries then use `clone`.
+    code += _block(_CLONE3, [[_UNKNOWN]])
+    return _packed([*code, (_AT_LEAST, 0, 1, _UNKNOWN_TO_SERVERS), _UNKNOWN, _PASS])
 
 
 def _answers(namespaces: bool, own_files: bool) -> dict[int, list[tuple[Condition | None, _Instruction]]]:

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
-Excess = Literal["memory", "files"]
+Excess = Literal["memory", "files", "folder"]
 
 INTERVAL_S = 0.05
 MAX_FILES = 16384
@@ -33,6 +33,14 @@ class SandboxUsage:
 
     memory_bytes: int
     files: int
+
+
+class Watch(Protocol):
+    """Watch of running sandboxes."""
+
+    def watching(self, first: int, memory_bytes: int) -> contextlib.AbstractContextManager[asyncio.Future[Excess]]:
+        """Watch the sandbox with this first process; the future gets the resource whose limit the sandbox exceeds."""
+        ...
 
 
 class UsageWatch:

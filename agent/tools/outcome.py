@@ -70,3 +70,17 @@ class Tool(Protocol):
         A tool that can tell waiting from running uses `context.budget_s`, if it is set, instead of the deadline.
         """
         ...
+
+
+def clip(text: str, limit: int | None, head_share: float = 0.5) -> str:
+    """Cut a text to `limit` characters, keeping its head and tail and noting how many characters are left out."""
+    if limit is None or len(text) <= limit:
+        return text
+    note = f"\n... [{len(text) - limit} characters left out] ...\n"
+    room = limit - len(note)
+    if room <= 0:
+        return text[-limit:] if limit > 0 else ""
+    note = f"\n... [{len(text) - room} characters left out] ...\n"
+    room = limit - len(note)
+    head = int(room * head_share)
+    return text[:head] + note + text[len(text) - (room - head) :]

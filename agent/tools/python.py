@@ -11,7 +11,7 @@ import signal
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.pool import SandboxPool
 from treadle.agent.sandbox.process import ProgramResult
-from treadle.agent.tools.outcome import CallContext, OutcomeStatus, ToolOutcome
+from treadle.agent.tools.outcome import CallContext, OutcomeStatus, ToolOutcome, clip
 
 TIMEOUT_TEXT = "Execution Timeout"
 MAX_PROGRAM_CHARS = 256 * 1024
@@ -106,17 +106,3 @@ def clean(text: str) -> str:
     """Drop NUL, replace unencodable characters, unify line ends, strip leading empty lines and trailing white space."""
     plain = text.replace("\r\n", "\n").replace("\0", "").encode("utf-8", "replace").decode("utf-8")
     return plain.strip("\n").rstrip()
-
-
-def clip(text: str, limit: int | None, head_share: float = 0.5) -> str:
-    """Cut a text to `limit` characters, keeping its head and tail and noting how many characters are left out."""
-    if limit is None or len(text) <= limit:
-        return text
-    note = f"\n... [{len(text) - limit} characters left out] ...\n"
-    room = limit - len(note)
-    if room <= 0:
-        return text[-limit:] if limit > 0 else ""
-    note = f"\n... [{len(text) - room} characters left out] ...\n"
-    room = limit - len(note)
-    head = int(room * head_share)
-    return text[:head] + note + text[len(text) - (room - head) :]

@@ -43,8 +43,16 @@ class ToolSchema:
         return {"type": "function", "function": function}
 
     def argument_error(self, arguments: Mapping[str, Any]) -> str:
-        """Return what is wrong with the arguments of a call, for the model; empty if they fit the schema."""
-        error = next(iter(_validator(orjson.dumps(self.parameters)).iter_errors(dict(arguments))), None)
+        """Return what is wrong with the arguments of a call, for the model; empty if they fit the schema.
+
+        A schema that cannot be evaluated, such as one that refers to itself without end, checks nothing.
+        """
+        from referencing.exceptions import Unresolvable
+
+        try:
+            error = next(iter(_validator(orjson.dumps(self.parameters)).iter_errors(dict(arguments))), None)
+        except (Unresolvable, RecursionError):
+            return ""
         if error is None:
             return ""
         place = ".".join(map(str, error.absolute_path))
@@ -55,7 +63,8 @@ class ToolSchema:
 @functools.lru_cache(maxsize=256)
 def _validator(parameters: bytes) -> Validator:
     from jsonschema.validators import validator_for
+    from referencing import Registry
 
     schema = orjson.loads(parameters)
-    # No reference is resolved over the network.
-    return validator_for(schema)(schema)
+    # Without a registry of its own, a validator fetches references from the network.
+    return validator_for(schema)(schema, registry=Registry())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
 
 from treadle.core.config import Operational, Section
 
 if TYPE_CHECKING:
+    from treadle.agent.tools.schema import ToolSchema
     from treadle.agent.tools.source import ToolSource
     from treadle.core.store.keyed_store import KeyedStore
 
@@ -44,6 +45,17 @@ class ToolSettings(Section):
     def version(self) -> int:
         """Version of the type; increment it if its outcomes become different."""
         return 1
+
+    def with_interpreter(self, interpreter: Path) -> Self:
+        """Return the settings with another Python for programs, unless one is set; engines have other packages."""
+        return self
+
+    def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
+        """Return the tools of the entry called `name` that are known before its source is open.
+
+        Raises ConfigError if a tool cannot have its name.
+        """
+        return ()
 
     def source(self, name: str, resources: ToolResources) -> ToolSource:
         """Return the source of the entry called `name`, not opened yet."""

@@ -91,11 +91,13 @@ def _rollout(generator: random.Random, thoughts: Sequence[str], results: Sequenc
             {"tool": "search", "argument": parts[-2][1], "status": status, "turn": turn, "result_chars": 1_400}
         )
     parts += [("think", generator.choice(thoughts)), ("answer", "It is the Ilme.")]
+    failed = sum(call["status"] != "ok" for call in calls)
     marked = [{"kind": kind, "text": f"<{kind}>{text}</{kind}>", "start": 0, "end": 0} for kind, text in parts]
     return {
         "operator": "rollout", "segments": json.dumps(marked), "text": "".join(part["text"] for part in marked),
         "tool_calls": json.dumps(calls), "calls_requested": 3, "calls_executed": 3, "num_turns": 4,
-        "failed_calls": sum(call["status"] != "ok" for call in calls), "completion_tokens": generator.randint(200, 900),
+        "tools": [{"tool": "search", "requested": 3, "executed": 3, "failed": failed}],
+        "failed_calls": failed, "completion_tokens": generator.randint(200, 900),
     }  # fmt: skip
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import click
 from rich.text import Text
 
+from treadle.agent.tools.settings import ToolSettings
 from treadle.cli.views.figures import estimate_view, figures_view, report_view, sentences_view
 from treadle.cli.views.tables import console, plan_table, run_options, timeouts_text
+from treadle.core.config import Section
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
@@ -214,24 +216,27 @@ def print_plan(
     changed, refused = changed_keys(config, semantic_of(config) if run else {}, root, run_id)
     if changed is None:
         _print_keys("keys that are set (--json prints all):", keys_set(config))
-        if keys := own_keys(config.environment):
+        is_default = config.environment.type == DEFAULT_TYPE  # its keys are in the reference
+        if not is_default and (keys := own_keys(config.environment, EnvironmentSettings)):
             _print_keys(f"keys of {config.environment.type} (under environment):", keys)
+        for name, tool in config.environment.tools.items():
+            lines = [
+                f"{schema.name}: {sanitized_json(schema.as_openai()['function'])}"
+                for schema in tool.known_schemas(name)
+            ]
+            lines += own_keys(tool, ToolSettings)
+            _print_keys(f"tools and keys of {tool.type} (under environment.tools.{name}):", lines)
     elif changed:
         _print_keys("keys that differ from those of the run:", changed)
     if refused:
         click.echo("\nthe run refuses these changes, because they change results; use a new run id")
 
 
-def own_keys(environment: EnvironmentSettings) -> list[str]:
-    """Return the keys that a type of environment adds to those of all types, with values and help.
-
-    Empty for the default type, whose keys are in the reference.
-    """
-    if environment.type == DEFAULT_TYPE:
-        return []
-    shared = EnvironmentSettings.model_fields
-    helps = {name: field.description for name, field in type(environment).model_fields.items() if name not in shared}
-    values = environment.model_dump(mode="json", include=set(helps))
+def own_keys(section: Section, base: type[Section]) -> list[str]:
+    """Return the keys that a section adds to those of `base`, with values and help."""
+    shared = base.model_fields
+    helps = {name: field.description for name, field in type(section).model_fields.items() if name not in shared}
+    values = section.model_dump(mode="json", include=set(helps))
     return [
         f"{name} = {sanitized_json(values[name])}" + (f"  {one_line(text)}" if text else "")
         for name, text in helps.items()

@@ -15,13 +15,25 @@ from rich.text import Text
 from treadle.agent.dialects.base import FRAME
 from treadle.core.answers.score import ENVIRONMENT
 from treadle.core.untrusted.sanitize import one_line, sanitize
+from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.tasks.inspection.lineage import FoundRollout
+from treadle.viewer.segments import call_kinds, calls_by_place, style_of
 from treadle.viewer.trajectory_changes import ChangedSegment, TrajectoryChanges, folded
 from treadle.viewer.turns import POLICY, opening_text, turn_heads
 from treadle.web.record.run_entries import shown_sources
 
-SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result": "yellow", "answer": "bold green"}
+SEGMENT_STYLES = {
+    "think": "dim",
+    "call-0": "magenta",
+    "call-1": "blue",
+    "call-2": "bright_magenta",
+    "call-3": "cyan",
+    "result": "yellow",
+    "answer": "bold green",
+}
+"""Style of a segment in the viewer -> style in the terminal."""
+_MAX_NAME_CHARS = 64
 _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}
 
@@ -73,6 +85,7 @@ def _edit(found: FoundRollout) -> list[Panel]:
 def _body(found: FoundRollout) -> Text:
     """Render the segments, under the name of who speaks if it is a dialogue, without what the chat template wrote."""
     row, body = found.rollout, Text()
+    calls, kinds = calls_by_place(found.segments, found.tool_calls), call_kinds(found.segments, found.tool_calls)
     heads = turn_heads(found.segments, row.get("samples") or (), row.get("turn_rewards") or (), row["num_turns"])
     if heads and (opening := opening_text(row)):
         body.append(sanitize(opening) + "\n\n", style="dim")
@@ -82,7 +95,9 @@ def _body(found: FoundRollout) -> Text:
         if head := heads.get(place):
             rewards = "".join(f", reward {reward:g}" for reward in head.rewards)
             body.append(f"{head.label}{rewards}\n", style="bold" if head.speaker == POLICY else "bold blue")
-        body.append(sanitize(segment["text"]), style=SEGMENT_STYLES.get(segment["kind"], ""))
+        tool = calls[place]["tool"] if place in calls else ""
+        style = style_of(segment["kind"], kinds, tool)
+        body.append(sanitize(segment["text"]), style=SEGMENT_STYLES.get(style, ""))
         body.append("\n")
     return body
 
@@ -91,12 +106,15 @@ def _verdict(found: FoundRollout, addresses: Mapping[str, str]) -> Text:
     row, text = found.rollout, Text()
     facts = [one_line(row["status"]) + (", truncated" if row.get("truncated") else ""), f"{row['num_turns']} turns"]
     if row["calls_requested"] or found.environment == DEFAULT_TYPE:
-        facts.append(f"{row['calls_executed']} of {row['calls_requested']} calls run, {row['failed_calls']} failed")
+        by_tool = f" ({one_line(counts_text(row['tools']))})" if row["tools"] else ""
+        facts.append(
+            f"{row['calls_executed']} of {row['calls_requested']} calls run{by_tool}, {row['failed_calls']} failed"
+        )
     text.append("; ".join([*facts, f"{row['completion_tokens']:,} sampled tokens"]))
     if row.get("reward") is not None:
         text.append(f"; reward {row['reward']:g}")
     for call in found.tool_calls:
-        outcome = one_line(f"{call['tool']}: {call['status']}")
+        outcome = one_line(f"{call['tool'][:_MAX_NAME_CHARS]}: {call['status']}")
         text.append(f"\n{outcome}", style="dim" if call["status"] == "ok" else "red")
         for source in shown_sources(call.get("sources", ()), addresses):
             text.append(f"\n  {one_line(source)}", style="dim")

@@ -20,6 +20,9 @@ GRADED = frozenset(_TOKENS)
 ENVIRONMENT = "environment"
 """Name of the rule by which an environment itself says how good a rollout is."""
 
+WORKSPACE_TESTS = "workspace_tests"
+"""Name of the rule by which hidden tests decide, which ran on the workspace at the end of the episode."""
+
 DEFAULT_F1_THRESHOLD = 0.8
 """Token F1 above which a qa answer is right."""
 

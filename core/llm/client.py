@@ -43,13 +43,25 @@ class Target:
         self.chat = URL(f"{settings.url}/chat/completions")
         self.headers = CIMultiDict({istr("Content-Type"): "application/json", istr("Accept-Encoding"): "identity"})
         if settings.api_key_env is not None:
-            key = os.environ.get(settings.api_key_env, "")
-            if not key or not key.isprintable() or not key.isascii():
-                raise ConfigError(
-                    f"endpoint {settings.url} needs a key, but environment variable {settings.api_key_env} "
-                    + ("does not contain a usable one" if key else "is not set")
-                )
-            self.headers[istr("Authorization")] = f"Bearer {key}"
+            self.headers[istr("Authorization")] = f"Bearer {key_of(settings.api_key_env, f'endpoint {settings.url}')}"
+
+
+def key_of(variable: str, user: str) -> str:
+    """Return the key in an environment variable; raise ConfigError naming its `user` if there is no usable one."""
+    key = os.environ.get(variable, "")
+    if not key or not key.isprintable() or not key.isascii():
+        raise ConfigError(
+            f"{user} needs a key, but environment variable {variable} "
+            + ("does not contain a usable one" if key else "is not set")
+        )
+    return key
+
+
+class AnswerTooLarge(Failure):
+    """Answer beyond the client's limit of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("malformed", f"the answer is larger than {limit} bytes")
 
 
 class HttpClient:
@@ -100,7 +112,7 @@ class HttpClient:
                 data = await self._read(response)
                 if response.status == 200 and len(key) < MIN_SECRET_CHARS:
                     return 200, response.headers, data
-                said = _without_key(data, key)
+                said = without_key(data, key)
                 # Completions are kept in journals and data sets, and their token ids would still spell a masked key.
                 if response.status == 200 and said is not data:
                     raise Failure("malformed", "the answer contains the API key of the request")
@@ -121,12 +133,12 @@ class HttpClient:
             size += len(part)
             if size > self._limit:
                 response.close()
-                raise Failure("malformed", f"the answer is larger than {self._limit} bytes")
+                raise AnswerTooLarge(self._limit)
             parts.append(part)
         return b"".join(parts)
 
 
-def _without_key(data: bytes, key: str) -> bytes:
+def without_key(data: bytes, key: str) -> bytes:
     """Return a reply without the key that was sent: servers like to repeat a key that they refuse.
 
     Also finds the key in JSON's spellings, with any of its characters escaped.
@@ -156,7 +168,7 @@ def _escaped(key: str, has_letters: bool) -> re.Pattern[bytes]:
 def _failure(error: aiohttp.ClientError, key: str) -> Failure:
     # aiohttp mentions its TLS setting even for plain HTTP.
     said = str(error).replace(" ssl:default", "")
-    words = excerpt(_without_key(said.encode("utf-8", "replace"), key)) if said else type(error).__name__
+    words = excerpt(without_key(said.encode("utf-8", "replace"), key)) if said else type(error).__name__
     if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
         return Failure("refused", f"TLS: {words}")
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):

@@ -27,6 +27,8 @@ from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api,
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
 from treadle.core import schemas, steady_loop
+from treadle.core.answers.score import WORKSPACE_TESTS
+from treadle.core.errors import StageFailed
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
@@ -275,6 +277,11 @@ def pool_jobs(settings: PoolsSettings, inputs: Mapping[str, Sequence[Rows]]) -> 
     """
     shared, environment = shared_digest(settings, inputs), settings.environment.digests()
     for question in selected_questions(settings.options, inputs["questions"], _COLUMNS):
+        if question["scorer"] == WORKSPACE_TESTS:
+            raise StageFailed(
+                f"pools judges answers, but hidden tests decide about the tasks of {question['dataset']}; leave it out "
+                "of pools.datasets, or make rows from rollouts: sft_rows.trajectories = 'rollouts'"
+            )
         asked = [question[name] for name in _DEPENDS_ON]
         yield QuestionJob(job_key(shared, CONTENT_VERSION, environment.of(question), *asked), question)
 
@@ -334,6 +341,7 @@ POOLS_STAGE = Stage(
     telemetry=(schemas.ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
+    journal_format=2,
     jobs=StageJobs(noun="questions", of=pool_jobs, owners=_owners, records=_records),
     num_shards=lambda settings: settings.options.shards,
 )

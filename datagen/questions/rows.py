@@ -16,11 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import orjson
+
 from treadle.agent.prompts import Format
 from treadle.agent.tools.search_config import SearchRoute
+from treadle.agent.tools.workspace.files import BadTask, check_payload
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.input_files import InputRow
-from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, Scorer
+from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, Scorer, TestedBy
 from treadle.datagen.questions.layouts import RowRejected, check_is_text
 from treadle.datagen.questions.payload import EMPTY, canonical, masked, payload_of
 from treadle.datagen.questions.row_reader import NO_GOLD, Gold, Options, RowReader, answers_of
@@ -67,7 +70,7 @@ class ParsedQuestion:
     source_row: int
     meta: str
     format: Format | None = None
-    scorer: Scorer | None = None
+    scorer: Scorer | TestedBy | None = None
     search: SearchRoute | None = None
     payload: str = EMPTY
     """Hidden JSON object with sorted keys."""
@@ -116,11 +119,12 @@ def _parse_fields(
     rule = settings.benchmark_of(dataset)
     reader = RowReader(fields, source, rule, settings.is_own(rule))
     question = reader.question()
-    gold = _gold(reader, settings)
+    needs_answers = settings.needs_answers_of(source)
+    gold = _gold(reader, needs_answers)
     options = reader.options(gold, question)
     check_is_text(fields, (question, *options.texts))
     domain = _domain(fields, dataset, source, settings, bool(options.texts))
-    answers = _answers(fields, gold, options, settings)
+    answers = _answers(fields, gold, options, needs_answers)
     if not answers:
         domain = _domain(fields, dataset, source, settings, has_choices=False)
     _check_lengths(question, answers, options.texts, settings)
@@ -138,31 +142,31 @@ def _parse_fields(
         number,
         _json(meta),
         _format(fields, rule, bool(options.texts)),
-        None if options.texts else rule.scorer,
+        source.scorer or (None if options.texts else rule.scorer),
         settings.search_of(dataset, source),
         _payload(row, source, settings),
         settings.kind,
     )
 
 
-def _gold(reader: RowReader, settings: QuestionsSettings) -> Gold:
+def _gold(reader: RowReader, needs_answers: bool) -> Gold:
     """Return the field with the answers; `NO_GOLD` for a task without."""
     try:
         return reader.gold()
     except RowRejected as rejection:
-        if settings.needs_answers or rejection.reason not in _WITHOUT_ANSWER:
+        if needs_answers or rejection.reason not in _WITHOUT_ANSWER:
             raise
         return NO_GOLD
 
 
-def _answers(fields: Mapping[str, Any], gold: Gold, options: Options, settings: QuestionsSettings) -> tuple[str, ...]:
+def _answers(fields: Mapping[str, Any], gold: Gold, options: Options, needs_answers: bool) -> tuple[str, ...]:
     """Return the accepted answers; none for a task without."""
     if gold is NO_GOLD:
         return ()
     try:
         return answers_of(fields, gold, options)
     except RowRejected as rejection:
-        if settings.needs_answers or rejection.reason not in _WITHOUT_ANSWER:
+        if needs_answers or rejection.reason not in _WITHOUT_ANSWER:
             raise
         return ()
 
@@ -170,8 +174,15 @@ def _answers(fields: Mapping[str, Any], gold: Gold, options: Options, settings: 
 def _payload(row: Mapping[str, Any], source: SourceSettings, settings: QuestionsSettings) -> str:
     if source.is_environment:
         given = row.get(PAYLOAD_FIELD)
-        return canonical({} if given is None else given, settings.max_payload_chars)
-    return payload_of(row, source.payload, settings.max_payload_chars) if source.payload else EMPTY
+        payload = canonical({} if given is None else given, settings.max_payload_chars)
+    else:
+        payload = payload_of(row, source.payload, settings.max_payload_chars) if source.payload else EMPTY
+    if source.scorer is not None:
+        try:
+            check_payload(orjson.loads(payload))
+        except BadTask as error:
+            raise RowRejected("bad_payload", f"the payload cannot be used: {error}") from None
+    return payload
 
 
 def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
@@ -194,11 +205,11 @@ def _domain(
     if named is not None and named not in _DOMAINS:
         raise RowRejected("unknown_source", f"{str(named)[:40]!r} is not a domain; known: {', '.join(_DOMAINS)}")
     domain: Domain | None = named or settings.domain_of(dataset, source)
-    if domain is None and not settings.needs_answers:
+    if domain is None and not settings.needs_answers_of(source):
         return _TASK
     if domain is None:
         raise RowRejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
-    if domain == _TASK and settings.needs_answers:
+    if domain == _TASK and settings.needs_answers_of(source):
         raise RowRejected("unknown_source", "the domain task needs an environment that scores without gold answers")
     return domain
 

@@ -17,7 +17,7 @@ from treadle.core.config import Operational, Section
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
-from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
+from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, TestedBy, rule_for
 from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
@@ -97,6 +97,8 @@ class SourceSettings(_Origin):
     """Form of the answer in its field."""
     choices_field: str | None = None
     """Field with the list of options."""
+    scorer: TestedBy | None = None
+    """`workspace_tests` if the hidden tests in the payload decide; its questions then need no gold answers."""
     search: SearchRoute | None = None
     """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
     benchmark."""
@@ -121,6 +123,12 @@ class SourceSettings(_Origin):
             raise ValueError('give either path or hub, or from = "environment"')
         if self.is_environment and (given := [name for name in _KEYS_OF_FILES if getattr(self, name)]):
             raise ValueError(f'tasks of the environment have fixed fields; remove {given[0]}, or from = "environment"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_tests_are_hidden(self) -> Self:
+        if self.scorer is not None and not self.is_environment and "tests" not in self.payload:
+            raise ValueError(f'scorer = {self.scorer!r} reads hidden tests; set payload = ["files", "tests"]')
         return self
 
     @model_validator(mode="after")
@@ -210,7 +218,9 @@ class QuestionsSettings(Section):
         """Raise ConfigError for a data set without a domain, unless its questions may be tasks."""
         for source in self.sources if self.needs_answers else ():
             name = source.dataset_name
-            if not source.is_environment and source.source_field is None and self.domain_of(name, source) is None:
+            if source.scorer is not None or source.is_environment or source.source_field is not None:
+                continue
+            if self.domain_of(name, source) is None:
                 raise ConfigError(
                     f"config key 'questions': the domain of data set {name!r} is not known; set domain of the source "
                     "to math, qa or choice"
@@ -242,6 +252,10 @@ class QuestionsSettings(Section):
     def domain_of(self, dataset: str, source: SourceSettings) -> Domain | None:
         """Return the domain of a data set's questions without options in this source; None if it is not configured."""
         return self.domains.get(dataset) or source.domain or self.benchmark_of(dataset).domain
+
+    def needs_answers_of(self, source: SourceSettings) -> bool:
+        """Return whether every question of a source needs a gold answer."""
+        return self.needs_answers and source.scorer is None
 
     def search_of(self, dataset: str, source: SourceSettings) -> SearchRoute | None:
         """Return where the questions of a data set in this source are searched; None if it is not configured."""

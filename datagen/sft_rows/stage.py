@@ -56,8 +56,7 @@ _COPIED = (
     "round",
     "calls_requested",
     "calls_executed",
-    "python_calls",
-    "search_calls",
+    "tools",
     *_DIGESTS,
 )
 _KEPT = ("first_messages", "tool_schemas")

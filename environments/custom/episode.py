@@ -21,12 +21,13 @@ from treadle.agent.contract import (
     StepContext,
     Task,
 )
+from treadle.agent.outcome_values import as_number, as_outcome, require_finite
 from treadle.agent.role import RoleModel
 from treadle.core.chat_turns import well_formed
 from treadle.core.errors import DeadlineExceeded, ToolError
+from treadle.core.untrusted.concealment import user_code
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
-from treadle.environments.custom.concealment import user_code
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.tools.calls import CallLimits, EpisodeCalls
 
@@ -111,7 +112,7 @@ class CustomEpisode:
         async with self._limit("outcome"):
             outcome = as_outcome(await self._environment.outcome(), source)
         if outcome is not None:
-            _require_finite(outcome.reward, f"{source} returned a reward of")
+            require_finite(outcome.reward, f"{source} returned a reward of")
         return outcome
 
     async def close(self) -> None:
@@ -137,32 +138,6 @@ class CustomEpisode:
                 f"{type(self._environment).__name__}.{method} did not return within environment.rollout_time_s = "
                 f"{limit_s:g} s"
             ) from error
-
-
-def as_outcome(value: Any, source: str) -> Outcome | None:
-    """Return what the method `source` returned as an outcome: a number is its reward.
-
-    Raises TypeError, without the value, which may hold the payload, for anything else.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, Outcome):
-        return Outcome(reward=_number(value, f"{source} returned a value", "return a number, Outcome, or None"))
-    given = f"{source} returned an Outcome with"
-    success = None if value.success is None else bool(_number(value.success, f"{given} a success", "give a bool"))
-    return Outcome(
-        None if value.reward is None else _number(value.reward, f"{given} a reward", "give a number or None"),
-        success,
-        {name: _number(part, f"{given} a part", "give numbers") for name, part in value.parts.items()},
-    )
-
-
-def _number(value: Any, given: str, remedy: str) -> float:
-    """Return a number of Python for one of numpy or torch too; both have `item`."""
-    plain = value.item() if hasattr(value, "item") else value
-    if not isinstance(plain, (int, float)):
-        raise TypeError(f"{given} of type {type(value).__name__}; {remedy}")
-    return float(plain)
 
 
 def _first_messages(first: Any, name: str) -> list[dict[str, str]]:
@@ -224,12 +199,6 @@ def _checked(message: Message, name: str) -> Message:
 
 
 def _turn_reward(value: Any, name: str) -> float | None:
-    reward = None if value is None else _number(value, f"{name}.step returned Done with a reward", "give a number")
-    _require_finite(reward, f"{name}.step returned Done with a reward of")
+    reward = None if value is None else as_number(value, f"{name}.step returned Done with a reward", "give a number")
+    require_finite(reward, f"{name}.step returned Done with a reward of")
     return reward
-
-
-def _require_finite(reward: float | None, given: str) -> None:
-    """Raise ValueError for a reward that cannot be journaled: a resumed episode would differ from the recorded one."""
-    if reward is not None and not math.isfinite(reward):
-        raise ValueError(f"{given} {reward}; give a finite number, or None if it is unknown")

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.agent.contract import EpisodeOptions, Outcome, Task
+from treadle.agent.outcome_values import as_outcome
 from treadle.agent.role import RoleModel
 from treadle.agent.tools.settings import ToolResources
 from treadle.agent.tools.source import ToolSource
 from treadle.core.errors import ConfigError, ToolError
+from treadle.core.untrusted.concealment import user_code
 from treadle.environments.custom.base import Environment
-from treadle.environments.custom.concealment import user_code
-from treadle.environments.custom.episode import CustomEpisode, as_outcome
+from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.settings_class import settings_class
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout

@@ -206,11 +206,17 @@ class QuestionSettings(EnvironmentSettings):
 
     def with_interpreter(self, interpreter: Path | None) -> Self:
         """See `EnvironmentSettings`."""
-        sandbox = self.python.sandbox
-        if interpreter is None or sandbox.interpreter is not None:
+        if interpreter is None:
             return self
-        python = self.python.model_copy(update={"sandbox": sandbox.model_copy(update={"interpreter": interpreter})})
-        return self.model_copy(update={"python": python})
+        changed: dict[str, Any] = {
+            "tools": {name: one.with_interpreter(interpreter) for name, one in self.tools.items()}
+        }
+        sandbox = self.python.sandbox
+        if sandbox.interpreter is None:
+            changed["python"] = self.python.model_copy(
+                update={"sandbox": sandbox.model_copy(update={"interpreter": interpreter})}
+            )
+        return self.model_copy(update=changed)
 
     @property
     def num_system_chars(self) -> int:

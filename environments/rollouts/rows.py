@@ -14,6 +14,7 @@ from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import Sample, Trajectory, spans_of
 from treadle.core.config import digest_json
 from treadle.core.seeds import derive_seed
+from treadle.environments.rollouts.tool_counts import seconds_by_tool, tool_counts
 
 FRESH = "rollout"
 """Operator of a trajectory that was sampled from the start."""
@@ -87,9 +88,8 @@ def row_of(
         "num_turns": trajectory.num_turns,
         "calls_requested": ledger.requested.total(),
         "calls_executed": ledger.executed.total(),
-        "python_calls": ledger.requested["python"],
-        "search_calls": ledger.requested["search"],
-        "failed_calls": ledger.failed,
+        "tools": tool_counts(ledger),
+        "failed_calls": ledger.failed.total(),
         "prompt_tokens": trajectory.usage.prompt_tokens,
         "completion_tokens": trajectory.usage.completion_tokens,
         "environment_digest": environment_digest,
@@ -113,6 +113,7 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
         "seconds": seconds,
         "model_seconds": usage.model_seconds,
         "tool_seconds": usage.tool_seconds,
+        "seconds_by_tool": seconds_by_tool(trajectory.calls),
         "num_requests": usage.num_requests,
         "num_retries": usage.num_retries,
         "endpoint": usage.endpoint,

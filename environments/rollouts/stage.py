@@ -52,6 +52,7 @@ from treadle.environments.rollouts.rows import (
     telemetry_of,
 )
 from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings, job_columns, selected_questions
+from treadle.environments.rollouts.tool_counts import ToolTotals
 from treadle.environments.settings import ENVIRONMENT_VERSION
 from treadle.environments.types import EnvironmentRuntime, Resources
 
@@ -217,6 +218,7 @@ class RolloutsRun(JobStage[RolloutJob]):
         worked = self._context.work_result
         tokenizer_digest = worked.facts.get("tokenizer_digest", "")
         totals: Counter[str] = Counter()
+        tools = ToolTotals()
         statuses: Counter[str] = Counter()
         odd_answers: Counter[str] = Counter()
         has_text = False
@@ -246,6 +248,7 @@ class RolloutsRun(JobStage[RolloutJob]):
             has_text = has_text or _has_model_text(row)
             if not job.is_copy:  # The metrics count requests and calls, which were made once.
                 totals.update({name: row[name] for name in _SUMMED})
+                tools.add(row["tools"])
             if len(rows) == _WRITE_BATCH:
                 self._flush(rows, telemetry)
         self._flush(rows, telemetry)
@@ -257,6 +260,7 @@ class RolloutsRun(JobStage[RolloutJob]):
             "num_rollouts": statuses.total(),
             **{f"status_{name}": count for name, count in sorted(statuses.items())},
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
+            "tools": tools.bounded(),
             **{name: totals[name] for name in _SUMMARY if self._settings.environment.summarizer},
             **{f"{ODD}{name}": count for name, count in sorted(odd_answers.items())},
             **worked.facts.get("environment", {}),
@@ -383,6 +387,7 @@ ROLLOUTS = Stage(
     telemetry=(ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
+    journal_format=2,
     jobs=StageJobs(
         noun="rollouts",
         of=rollout_jobs,

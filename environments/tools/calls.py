@@ -130,7 +130,10 @@ class EpisodeCalls:
 
     def _new_schemas(self) -> tuple[ToolSchema, ...]:
         """Return the schemas of tools that were not known before; the first tool of a name keeps it."""
-        found = {one.name: one for tools in self._tools.values() for one in reversed(tools.schemas)}
+        found: dict[str, ToolSchema] = {}
+        for tools in self._tools.values():
+            for one in tools.schemas:
+                found.setdefault(one.name, one)
         new = [one for name, one in found.items() if name not in self._schemas]
         self._add(new)
         return tuple(new)

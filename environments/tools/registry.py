@@ -15,7 +15,11 @@ from treadle.core.errors import ConfigError
 from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module
 from treadle.core.untrusted.input_files import file_sha256
 
-SHIPPED: dict[str, str] = {}
+SHIPPED: dict[str, str] = {
+    "http": "treadle.agent.tools.http:HttpToolSettings",
+    "mcp": "treadle.agent.tools.mcp.entry:McpSettings",
+    "workspace": "treadle.agent.tools.workspace.settings:WorkspaceSettings",
+}
 """Name -> class of the settings of the type."""
 
 ENTRY_POINT_GROUP = "treadle.tools"
@@ -51,6 +55,11 @@ def parse_tool(data: Any) -> ToolSettings:
     except ConfigError as error:
         raise ValueError(str(error)) from None
     return settings.model_validate(given)
+
+
+def shipped_tools() -> list[type[ToolSettings]]:
+    """Return the settings of all shipped types, for the reference."""
+    return [from_module(*place.split(":"), "environment.tools") for place in SHIPPED.values()]
 
 
 def _settings_of(found: Any) -> type[ToolSettings]:

@@ -23,7 +23,7 @@ from treadle.formats.et_agent.records import ImportKind
 _ASKED = ("question_key", "dataset", "question", "answers", "format")
 _EVENTS = ("question_key", "round", "operator", "outcome", "reason")
 _POOLED = ("question_key", "text", "prediction", "correct")
-_SAMPLED = ("question_key", "rollout_key", "text", "tool_calls", "status")
+_SAMPLED = ("question_key", "rollout_key", "text", "tools", "status")
 Row = Mapping[str, Any]
 
 
@@ -124,8 +124,8 @@ def _next_verdict(rows: Iterator[Row], address: str, key: str) -> Row:
 
 
 def _counts(row: Row) -> dict[str, int]:
-    ran = [call["tool"] for call in json.loads(row["tool_calls"]) if call["status"] != "refused"]
-    search, python = ran.count("search"), ran.count("python")
+    ran = {calls["tool"]: calls["executed"] for calls in row["tools"]}
+    search, python = ran.get("search", 0), ran.get("python", 0)
     return {"search_times": search, "python_times": python, "total_times": search + python}
 
 

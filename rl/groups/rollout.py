@@ -113,7 +113,7 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
     return GroupItem(
         segments=tuple(made.trajectory.segments),
         tool_calls=ledger.executed.total(),
-        tool_failures=ledger.failed,
+        tool_failures=ledger.failed.total(),
         web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
         model_tokens=sum(made.env_mask),
         total_tokens=len(made.completion_ids),

@@ -22,6 +22,7 @@ DATA_SOURCES: Mapping[str, str] = {
     "qa_characters": "qa_characters_effi_rl",
     "choice": "choice_effi_rl",
     "task": "treadle_task",
+    "workspace_tests": "treadle_workspace_tests",
 }
 """Answer rule -> `data_source`, from which a verl reward function chooses the rule."""
 VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from treadle.agent.tools.search import SearchTool
 from treadle.core.errors import TreadleError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
@@ -92,7 +93,9 @@ def _usage_of(counts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     if not counts.get("summarizer_prompt_tokens"):
         return {"policy": own}
     tokens = {name: counts[f"summarizer_{name}"] for name in ("prompt_tokens", "completion_tokens")}
-    return {"policy": own, "summarizer": {"calls": counts["calls_executed"], **tokens}}
+    tools = counts["tools"]
+    executed = {one["tool"]: one for one in tools} if isinstance(tools, list) else tools
+    return {"policy": own, "summarizer": {"calls": executed[SearchTool.name]["executed"], **tokens}}
 
 
 def _mean(usage: Mapping[str, Mapping[str, int]], count: int, where: str, units: str) -> MeanUsage:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from treadle.core.figures import Cell, Figures
 from treadle.eval.answers import ANSWERED, ENDED
+from treadle.eval.tool_names import CommonTools
 from treadle.report.page.charts import Spread, calls_chart, endings_chart, spread_chart
 from treadle.report.page.document import Part, Section
 from treadle.tasks.page.models import EvaluatedModel
@@ -31,6 +32,8 @@ def behaviour_section(models: Sequence[EvaluatedModel]) -> list[Section]:
     if spreads:
         parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
     parts.append(_calls_and_lengths(known))
+    if (by_tool := _calls_by_tool(known)).rows:
+        parts.append(by_tool)
     reading = (
         "a box holds the middle half of the rollouts, its line the median, the thin line all but the shortest and the "
         "longest twentieth."
@@ -63,12 +66,7 @@ def _sum(model: EvaluatedModel, name: str) -> int:
     return sum(getattr(rollout, name) for rollout in model.rollouts)
 
 
-_MEANS = {
-    "calls": "calls_requested",
-    "Python": "python_calls",
-    "searches": "search_calls",
-    "turns": "num_turns",
-}
+_MEANS = {"calls": "calls_requested", "turns": "num_turns"}
 """Heading of a column -> count of a rollout, which is a figure of its model's data sets or not."""
 
 
@@ -96,6 +94,31 @@ def _calls_and_lengths(models: Sequence[EvaluatedModel]) -> Figures:
     note = "Calls: means per rollout of what was asked for. Failed: share of the calls that ran and gave an error, "
     note = f"{note}nothing, or ran out of time." if has_calls else ""
     return Figures("Means over rollouts", header, tuple(rows), note)
+
+
+def _calls_by_tool(models: Sequence[EvaluatedModel]) -> Figures:
+    """Return a row for each model and tool, the tools that all models together call most first."""
+    common = CommonTools.of(rollout for model in models for rollout in model.rollouts)
+    rows: list[tuple[Cell, ...]] = []
+    for model in models:
+        rollouts = [common.apply(rollout) for rollout in model.rollouts]
+        for tool in common.names:
+            calls = [rollout.calls_of(tool) for rollout in rollouts]
+            requested, executed, failed = (sum(values) for values in zip(*(one[1:] for one in calls), strict=True))
+            used = sum(one.requested > 0 for one in calls)
+            rows.append(
+                (
+                    model.label,
+                    tool,
+                    f"{requested / len(rollouts):.2f}",
+                    f"{used / len(rollouts):.1%}",
+                    requested - executed,
+                    f"{failed / executed:.1%}" if executed else "-",
+                )
+            )
+    header = ("model", "tool", "calls per rollout", "rollouts with it", "not run", "failed")
+    note = "Not run: refused calls. Failed: share of the calls that ran."
+    return Figures("Calls by tool", header, tuple(rows), note, num_names=2)
 
 
 def _has(model: EvaluatedModel, column: str) -> bool:

@@ -6,8 +6,10 @@ Times differ between runs with equal rollouts. They are therefore shown only on 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
 from treadle.core.schemas import ROLLOUT_TELEMETRY
+from treadle.environments.rollouts.tool_counts import MAX_TOOLS, OTHERS
 from treadle.report.page.charts import format_number, parts_chart
 from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.models import EvaluatedModel
@@ -41,6 +44,8 @@ class Times(NamedTuple):
     model: float
     """Seconds waiting for completions."""
     tools: float
+    by_tool: Mapping[str, tuple[int, float]] = MappingProxyType({})
+    """Tool -> calls that ran, and their seconds."""
 
 
 RolloutTimes = list[Times | None]
@@ -53,7 +58,8 @@ def _known(times: RolloutTimes) -> list[Times]:
 
 def _means(times: Sequence[Times]) -> Times:
     """Return the mean times of at least one rollout."""
-    return Times(*(statistics.fmean(values) for values in zip(*times, strict=True)))
+    total = statistics.fmean(one.total for one in times)
+    return Times(total, statistics.fmean(one.model for one in times), statistics.fmean(one.tools for one in times))
 
 
 def latency_section(models: Sequence[EvaluatedModel]) -> list[Section]:
@@ -74,6 +80,8 @@ def latency_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         parts_chart("Mean seconds of a rollout", "seconds", ("model", "tools", "the rest"), bars),
         _table("Seconds of a rollout", ("model",), [((label,), one) for label, one in over_all.items()]),
     ]
+    if (by_tool := _by_tool(known)).rows:
+        parts.append(by_tool)
     names = dict.fromkeys(name for model in models for name in model.datasets)
     if len(names) > 1:
         rows = [
@@ -111,16 +119,37 @@ def _times(source: PageRun, scores: StageRecord | None) -> dict[str, Times]:
 
 
 def _of_row(row: Row) -> Times | None:
-    """Return the times of a telemetry row; None if the rollout was resumed.
+    """Return the times of a telemetry row; None if the rollout was resumed, or an older version wrote the row.
 
     For a resumed rollout the parts cover all attempts, but the total only the last one.
     """
-    times = Times(row["seconds"], row["model_seconds"], row["tool_seconds"])
+    if "seconds_by_tool" not in row:
+        return None
+    by_tool = {one["tool"]: (one["executed"], one["seconds"]) for one in row["seconds_by_tool"]}
+    times = Times(row["seconds"], row["model_seconds"], row["tool_seconds"], by_tool)
     return times if times.model + times.tools <= times.total + _SLACK_S else None
 
 
 def _parts(means: Times) -> tuple[float, float, float]:
     return means.model, means.tools, max(0.0, means.total - means.model - means.tools)
+
+
+def _by_tool(known: Mapping[str, Sequence[Times]]) -> Figures:
+    """Return the times of each model's calls by tool, the tools that take most time first."""
+    totals = Counter[str]()
+    for one in chain(*known.values()):
+        totals.update({tool: seconds for tool, (_, seconds) in one.by_tool.items()})
+    names = [tool for tool, _ in totals.most_common(MAX_TOOLS)]
+    rows: list[tuple[Cell, ...]] = []
+    for label, times in known.items():
+        calls: dict[str, list[tuple[int, float]]] = {}
+        for tool, found in (of_tool for one in times for of_tool in one.by_tool.items()):
+            calls.setdefault(tool if tool in names else OTHERS, []).append(found)
+        for tool in (name for name in (*names, OTHERS) if name in calls):
+            count, seconds = sum(one for one, _ in calls[tool]), sum(one for _, one in calls[tool])
+            rows.append((label, tool, count, format_number(seconds / count), format_number(seconds / len(times))))
+    header = ("model", "tool", "calls", "seconds per call", "seconds per rollout")
+    return Figures("Seconds in tools", header, tuple(rows), num_names=2)
 
 
 def _table(title: str, first: tuple[str, ...], named: Sequence[tuple[tuple[str, ...], RolloutTimes]]) -> Figures:

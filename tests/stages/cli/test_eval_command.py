@@ -21,6 +21,7 @@ from treadle.core.runs.run import Run
 QUICK = ("--set", "scores.symbolic=false", "--tools", "none")
 ONE_SANDBOX = ("--tools", "python", "--set", "environment.python.sandbox={packages=[],pool_size=1}")
 NUM_ROWS = 12
+COMPUTED = [{"tool": "python", "requested": 1, "executed": 1, "failed": 0}]
 
 
 def wages(women: int) -> dict[str, str]:
@@ -202,7 +203,7 @@ async def test_chat_only_service_needs_the_chat_option_and_fails_in_one_line_wit
     assert sorted(used) == [(2, "/v1/chat/completions")] * 3 + [(4, "/v1/chat/completions")] * 3
     assert all(record["reused"] for record in again.json())
     rows = desk.rows("r", "1/rollouts@treadle-tutor", "rollouts")
-    assert [(row["status"], row["python_calls"], row["samples"][0]["ids"]) for row in rows] == [("answered", 1, [])] * 3
+    assert [(row["status"], row["tools"], row["samples"][0]["ids"]) for row in rows] == [("answered", COMPUTED, [])] * 3
     assert all("<python>print((110 + 1" in row["text"] and "<result>2" in row["text"] for row in rows)
     scores = desk.rows("r", "1/scores@treadle-tutor", "scores")
     assert all(row["correct"] and row["reasoning_tokens"] for row in scores)
@@ -219,7 +220,7 @@ async def test_model_with_fixed_sampling_is_reported_before_a_run_is_created(des
         done = (await asyncio.to_thread(desk.treadle, *asked, *fixed)).succeeded()
     assert "requests are sent without stop, which its service refuses" in done.err
     (row,) = desk.rows("r", "1/rollouts@treadle-tutor", "rollouts")
-    assert (row["python_calls"], row["status"]) == (1, "answered")
+    assert (row["tools"], row["status"]) == (COMPUTED, "answered")
 
 
 async def test_killed_chat_evaluation_pays_for_each_answer_once(desk: Desk) -> None:

@@ -138,5 +138,5 @@ async def test_searches_of_all_active_rollouts_run_concurrently(tmp_path: Path) 
             pass
         index.go.release(20)
         record = await stage
-    assert [(row["status"], row["search_calls"]) for row in bench.rows(record)] == [("answered", 1)] * 20
+    assert [(row["status"], row["calls_requested"]) for row in bench.rows(record)] == [("answered", 1)] * 20
     assert sum(map(len, index.batches)) == 20

@@ -27,6 +27,7 @@ from treadle.core.errors import (
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.runs.run import Run
 from treadle.environments.question.episode import QuestionEpisode
+from treadle.tasks.summaries.report_tables import telemetry_rows
 
 NO_PYTHON = {"interpreter": "/no/python"}
 
@@ -211,8 +212,16 @@ async def test_agent_uses_both_real_tools(bench: Bench, tmp_path: Path) -> None:
                      "think", "answer"]  # fmt: skip
     assert "<result>42</result>" in row["text"] and "&lt;answer>stones&lt;/answer>" in row["text"]
     assert "ZeroDivisionError" in row["text"]
-    counts = ("calls_requested", "calls_executed", "python_calls", "search_calls", "failed_calls", "num_turns")
-    assert tuple(row[name] for name in counts) == (4, 4, 2, 2, 2, 5)
+    counts = ("calls_requested", "calls_executed", "failed_calls", "num_turns")
+    assert tuple(row[name] for name in counts) == (4, 4, 2, 5)
+    by_tool = {one["tool"]: (one["requested"], one["executed"], one["failed"]) for one in row["tools"]}
+    assert by_tool == {"python": (2, 2, 1), "search": (2, 2, 1)}
+    assert record.metrics["tools"] == {one.pop("tool"): one for one in row["tools"]}
+    (telemetry,) = telemetry_rows(record, bench.run, "rollout_telemetry")
+    assert [(one["tool"], one["executed"], one["seconds"] > 0) for one in telemetry["seconds_by_tool"]] == [
+        ("python", 2, True),
+        ("search", 2, True),
+    ]
 
 
 class Shifted:

@@ -22,7 +22,7 @@ from support.tables import rl_tables
 from support.tables.pool_tables import make_rows
 from support.tables.questions_bench import Bench as QuestionsBench
 from support.tables.questions_bench import write_jsonl
-from support.tables.score_tables import new_run, question, rollout
+from support.tables.score_tables import called, new_run, question, rollout
 
 from treadle.core.errors import DataError, EngineError, StageFailed
 from treadle.core.runs.address import Address
@@ -125,8 +125,8 @@ async def test_one_mostly_unreadable_judge_of_several_fails_the_stage(tmp_path: 
 
 async def test_mostly_unreadable_votes_fail_the_stage(tmp_path: Path) -> None:
     segments = [("search", "<search>q</search>"), ("result", "<result>it</result>"), ("answer", "<answer>7</answer>")]
-    called = rollout("r1", "m1", segments, domain="math", calls_requested=1, calls_executed=1, search_calls=1)
-    made = ScoresBench(tmp_path, [question("m1", ["7"], "math")], [called])
+    row = rollout("r1", "m1", segments, domain="math", **called(search=1))
+    made = ScoresBench(tmp_path, [question("m1", ["7"], "math")], [row])
     async with server(lambda _: "Certainly", "voter") as scripted:
         with pytest.raises(StageFailed, match=r"3 of 3 votes on wasted calls cannot be parsed"):
             await made.score(voted_by(scripted.url))
@@ -147,6 +147,12 @@ async def test_pools_without_selected_questions_fail(tmp_path: Path) -> None:
     bench = PoolsBench(tmp_path, [{}])
     with pytest.raises(StageFailed, match="none of the questions is selected; check datasets, split and max_questions"):
         await bench.make("http://127.0.0.1:9/v1", options={"datasets": ["missing"]})
+
+
+async def test_pools_of_tasks_with_hidden_tests_fail(tmp_path: Path) -> None:
+    bench = PoolsBench(tmp_path, [{"scorer": "workspace_tests"}])
+    with pytest.raises(StageFailed, match="pools judges answers, but hidden tests decide about the tasks of"):
+        await bench.make("http://127.0.0.1:9/v1")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.rollouts.scores_bench import ScoresBench, asked, judged_by, predicted, server, voted_by
 from support.servers.scripted_server import Fault, Item, RecordedRequest
+from support.tables.score_tables import called as ran
 from support.tables.score_tables import question, rollout
 
 from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, JobsPending, StageFailed
@@ -23,7 +24,7 @@ def answered(key: str, question_key: str, answer: str, domain: str = "math", **c
 
 def called(key: str, **columns: Any) -> dict[str, Any]:
     segments = [*CALL, ("answer", "<answer>7</answer>")]
-    return rollout(key, "m1", segments, domain="math", calls_requested=1, calls_executed=1, search_calls=1, **columns)
+    return rollout(key, "m1", segments, domain="math", **ran(search=1), **columns)
 
 
 MATH = [question("m1", ["7"], "math"), question("m2", ["x"], "math")]
@@ -119,7 +120,7 @@ async def test_rule_decides_for_unreadable_judges_if_configured(tmp_path: Path) 
 
 @pytest.mark.covers("evaluation-6")
 async def test_three_server_errors_leave_the_verdict_to_the_rule(tmp_path: Path) -> None:
-    rollouts = [answered("r1", "m1", "7"), answered("r2", "m1", "seven", calls_requested=3, python_calls=3)]
+    rollouts = [answered("r1", "m1", "7"), answered("r2", "m1", "seven", **ran(python=3))]
     async with server(lambda _: Fault.status(500)) as scripted:
         made = bench(tmp_path, rollouts)
         settings = judged_by({"judge": scripted.url}, {"max_error_rate": 1.0}, retry_limit=2)
@@ -130,7 +131,8 @@ async def test_three_server_errors_leave_the_verdict_to_the_rule(tmp_path: Path)
     row = made.rows(record)[1]
     assert (row["judge_status"], row["correct"], row["score"]) == ("fallback_rule", False, 0.0)
     assert row["judges"] == {"judge": {"verdict": None, "status": "fallback_rule", "raw": []}}
-    assert (row["calls_requested"], row["python_calls"], row["scorer"], row["error"]) == (3, 3, "math_rules", None)
+    assert (row["calls_requested"], row["scorer"], row["error"]) == (3, "math_rules", None)
+    assert row["tools"] == ran(python=3)["tools"]
     assert (record.metrics["judge_fallback_rule"], record.metrics["num_judgements_missing"]) == (1, 1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from support.rollouts.scores_bench import ScoresBench, asked, judged_by, role, server
 from support.servers.scripted_server import Item, RecordedRequest
-from support.tables.score_tables import question, rollout
+from support.tables.score_tables import called, question, rollout
 
 from treadle.core.runs.address import Address
 
@@ -35,7 +35,7 @@ def given() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     for number in range(6):
         segments = [("search", f"<search>{number}</search>"), ("result", "<result>x</result>")]
         segments.append(("answer", f"<answer>wrong {number}</answer>"))
-        calls = {"calls_requested": 1, "calls_executed": 1, "search_calls": 1}
+        calls = called(search=1)
         rollouts.append(rollout(f"r{number}", "m1", segments, domain="math", sample_index=number, **calls))
     return [question("m1", ["7"], "math")], rollouts
 

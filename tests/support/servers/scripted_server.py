@@ -49,7 +49,7 @@ class ByteCodec:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` omits them. `refusal` is
-    sent over the chat route instead of a text.
+    sent over the chat route instead of a text, and `calls` (name, arguments) as native tool calls next to it.
     """
 
     text: str
@@ -59,6 +59,7 @@ class Reply:
     delay_s: float = 0.0
     without_ids: bool = False
     refusal: str | None = None
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
 
 
 Stops = Literal["kept", "named", "dropped", "ignored", "mute"]
@@ -236,7 +237,7 @@ class ScriptedServer:
         messages = body.get("messages")
         prompt = body.get("prompt")
         if messages is not None:
-            text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+            text = "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
         else:
             text = prompt if isinstance(prompt, str) else self.codec.decode(prompt or [])
         recorded = RecordedRequest(
@@ -298,7 +299,7 @@ class ScriptedServer:
             "stop_reason": stop_reason,
             "logprobs": None,
             **({"matched_stop": matched_stop} if matched_stop is not None else {}),
-            **({"message": self._message(text, reply.refusal)} if chat else {"text": text}),
+            **({"message": self._message(text, reply, recorded.index)} if chat else {"text": text}),
         }
         if self.ids and recorded.body.get("return_token_ids") and not reply.without_ids:
             choice["token_ids"] = ids
@@ -324,8 +325,19 @@ class ScriptedServer:
         return web.Response(body=orjson.dumps(payload), content_type="application/json")
 
     @staticmethod
-    def _message(text: str, refusal: str | None) -> dict[str, str | None]:
-        return {"role": "assistant", "content": text if refusal is None else None, "refusal": refusal}
+    def _message(text: str, reply: Reply, index: int) -> dict[str, Any]:
+        refusal = reply.refusal
+        message: dict[str, Any] = {"role": "assistant", "content": text if refusal is None else None}
+        if reply.calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call-{index}-{place}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
+                }
+                for place, (name, arguments) in enumerate(reply.calls)
+            ]
+        return message | {"refusal": refusal}
 
     @staticmethod
     def _cut(text: str, stops: str | list[str]) -> tuple[str, str | None]:

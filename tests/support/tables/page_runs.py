@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from support.tables.score_tables import put_rows, question, rollout, score
+from support.tables.score_tables import called, put_rows, question, rollout, score
 
 from treadle.core import schemas
 from treadle.core.config import Section
@@ -107,9 +107,7 @@ def evaluated_run(
                 dataset=f"{names[number % len(names)]}{text}",
                 prediction=f"{model} says {text}",
                 status="answered" if verdict is not None else "length",
-                calls_requested=number % 3,
-                calls_executed=number % 3,
-                search_calls=number % 3,
+                **called(**({"search": number % 3} if number % 3 else {})),
                 completion_tokens=10 + 7 * number,
             )
             | columns.get(model, {})
@@ -152,7 +150,10 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
     for place, model in enumerate(models):
         times = model.times or [(number / 2, number / 4, number / 8) for number in range(len(model.rows))]
         made = add_rollouts(
-            run, place, [rollout(row["rollout_key"], row["question_key"], []) for row in model.rows], times
+            run,
+            place,
+            [rollout(row["rollout_key"], row["question_key"], [], tools=row["tools"]) for row in model.rows],
+            times,
         )
         scored = put_stage(
             run,
@@ -184,7 +185,7 @@ def add_rollouts(
 def _timed(
     rows: Sequence[Mapping[str, Any]], times: Sequence[tuple[float, float, float] | None]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of `rollout_telemetry`."""
+    """Rows of `rollout_telemetry`; all calls of a rollout took equally long."""
     counts = (
         "num_requests",
         "num_retries",
@@ -197,8 +198,15 @@ def _timed(
             yield {
                 "rollout_key": row["rollout_key"], "attempt": 1, "finished_at": "", "endpoint": "",
                 **dict(zip(("seconds", "model_seconds", "tool_seconds"), seconds, strict=True)),
+                "seconds_by_tool": _by_tool(row["tools"], seconds[2]),
                 **dict.fromkeys(counts, 0), "num_restarts": 0, "voided_tokens": 0, "odd_answers": "{}",
             }  # fmt: skip
+
+
+def _by_tool(tools: Sequence[Mapping[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    each = seconds / max(sum(calls["executed"] for calls in tools), 1)
+    ran = [(calls["tool"], calls["executed"]) for calls in tools if calls["executed"]]
+    return [{"tool": tool, "executed": executed, "seconds": each * executed} for tool, executed in ran]
 
 
 def _judged(place: int) -> dict[str, Any]:

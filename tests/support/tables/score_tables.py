@@ -121,6 +121,13 @@ def sample(origins: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def called(**tools: int) -> dict[str, Any]:
+    """Return the columns of a rollout that made these numbers of calls, all of which ran."""
+    counts = [{"tool": tool, "requested": num, "executed": num, "failed": 0} for tool, num in sorted(tools.items())]
+    num_calls = sum(tools.values())
+    return {"calls_requested": num_calls, "calls_executed": num_calls, "tools": counts}
+
+
 def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> dict[str, Any]:
     """Return a row of `scores`."""
     value = None if correct is None else float(correct)
@@ -147,8 +154,7 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "efficiency": value,
         "calls_requested": 0,
         "calls_executed": 0,
-        "python_calls": 0,
-        "search_calls": 0,
+        "tools": [],
         "failed_calls": 0,
         "prompt_tokens": 100,
         "completion_tokens": 10,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from treadle.eval.averages import AVERAGES
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import DatasetFigures
-from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.scored_rollout import ScoredRollout, ToolCalls
 from treadle.report.summary import model_rows
 
 
@@ -42,8 +42,7 @@ def scored(
         "calls_requested": calls,
         "calls_executed": calls,
         "failed_calls": failed,
-        "python_calls": calls,
-        "search_calls": 0,
+        "tools": (ToolCalls("python", calls, calls, failed),) if calls else (),
         "prompt_tokens": 1_000,
         "completion_tokens": tokens,
         "reasoning_tokens": tokens,

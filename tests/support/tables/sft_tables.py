@@ -55,8 +55,7 @@ def sft_row(
         "num_target_tokens": said,
         "calls_requested": 2,
         "calls_executed": 1,
-        "python_calls": 0,
-        "search_calls": 2,
+        "tools": [{"tool": "search", "requested": 2, "executed": 1, "failed": 0}],
         "environment_digest": "e",
         "tokenizer_digest": "t",
     }

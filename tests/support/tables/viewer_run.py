@@ -12,12 +12,14 @@ from typing import Any
 from starlette.testclient import TestClient
 from support.tables.score_tables import GivenRows, new_run, put_rows, put_tables
 
+from treadle.agent.contract import CallRecord, Ledger
 from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
 from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.environments.rollouts.tool_counts import tool_counts
 from treadle.tasks.inspection.lineage import trace_back
 
 
@@ -90,6 +92,7 @@ def agent_row(table: schemas.Table, key: str, question: str, *parts: tuple[str, 
         "operator": "rollout", "status": "answered", "segments": segments(*parts, with_ids=with_ids),
         "text": "".join(f"<{kind}>{inner}</{kind}>" for kind, inner in parts), "tool_calls": json.dumps(calls),
         "calls_requested": len(tools), "calls_executed": len(tools), "completion_tokens": 100 + 10 * len(parts),
+        "tools": tool_counts(Ledger(CallRecord(call["tool"], "x", call["status"], 0) for call in calls)),
         "num_turns": len(tools) + 1, "failed_calls": sum(call["status"] != "ok" for call in calls),
         "judge": json.dumps({"method": "qa_f1", "raw": [], "error": None}), "prompts": "{}",
         "models": '{"policy": "base"}',

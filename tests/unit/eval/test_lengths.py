@@ -124,7 +124,11 @@ def test_calls_come_from_the_ledger_never_from_tags_in_a_result(tmp_path: Path) 
     quoted = result("<search>x</search><python>y</python>")
     row = scored_calls(tmp_path, calls, [CALL, quoted, ("python", "<python>1</python>"), result("1"), CALL, ANSWER])
     assert (row["calls_requested"], row["calls_executed"]) == (3, 2)
-    assert (row["search_calls"], row["python_calls"], row["efficiency"]) == (2, 1, pytest.approx(1 / 3))
+    assert row["tools"] == [
+        {"tool": "python", "requested": 1, "executed": 1, "failed": 0},
+        {"tool": "search", "requested": 2, "executed": 1, "failed": 0},
+    ]
+    assert row["efficiency"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.covers("evaluation-10")

@@ -8,7 +8,7 @@ import pytest
 from support.tables.score_tables import question, rollout, score_rows
 
 from treadle.core import schemas
-from treadle.core.errors import ArtifactError
+from treadle.core.errors import ArtifactError, StageFailed
 from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.config import ScoresOptions
 from treadle.eval.scores import scored_row
@@ -101,3 +101,26 @@ def test_verdict_does_not_depend_on_rollout_order(tmp_path: Path) -> None:
 def test_all_columns_of_the_schema_are_filled() -> None:
     answer = Answer.of(rollout("r1", "q1", PARIS) | {"num_agent_ids": 0}, Gold(("Paris",), (), "qa"))
     assert set(scored_row(answer, rule_score(answer, None, 0.8))) == set(schemas.SCORES.schema.names)
+
+
+def test_hidden_tests_decide_whatever_the_rollout_ended_with(tmp_path: Path) -> None:
+    questions = [question("q1", [], "task") | {"scorer": "workspace_tests"}]
+    passed = '{"reward": 1.0, "success": true, "parts": {"test_1": 1.0}}'
+    failed = '{"reward": 0.0, "success": false, "parts": {}}'
+    rollouts = [
+        rollout("r1", "q1", [("text", "done")], domain="task", status="no_answer", outcome=passed),
+        rollout("r2", "q1", [("answer", "<answer>done</answer>")], domain="task", sample_index=1, outcome=failed),
+        rollout("r3", "q1", [], domain="task", sample_index=2, status="failed"),
+    ]
+    rows, _ = score_rows(tmp_path, questions, rollouts)
+    assert [(row["score"], row["correct"], row["scorer"]) for row in rows] == [
+        (1.0, True, "workspace_tests"),
+        (0.0, False, "workspace_tests"),
+        (0.0, False, "status"),
+    ]
+
+
+def test_rollout_without_hidden_tests_has_no_verdict(tmp_path: Path) -> None:
+    questions = [question("q1", [], "task") | {"scorer": "workspace_tests"}]
+    with pytest.raises(StageFailed, match="no hidden tests ran at the end of the rollout"):
+        score_rows(tmp_path, questions, [rollout("r1", "q1", PARIS)])

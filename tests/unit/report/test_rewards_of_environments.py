@@ -41,8 +41,8 @@ def test_rewards_are_neither_shares_nor_clipped() -> None:
     assert rows["reward"]["value"] == 1.0 and rows["reward"]["low"] < 0 and rows["reward"]["high"] > 1
     assert rows["reward"]["num_undecided"] == 1 and rows["accuracy"]["value"] == 0.5
     assert rows["num_turns"]["value"] == 3 and rows["truncated"]["value"] == 1 / 3
-    missing = {"score", "em", "f1", "efficiency", "calls_requested", "python_calls", "tool_use", "conciseness"}
-    assert not missing & rows.keys() and not any(name.startswith("tools_used") for name in rows)
+    missing = {"score", "em", "f1", "efficiency", "calls_requested", "tool_use", "conciseness"}
+    assert not missing & rows.keys() and not any(name.startswith(("tools_used", "calls:")) for name in rows)
 
 
 def test_lost_rollouts_are_wrong_and_have_no_reward() -> None:

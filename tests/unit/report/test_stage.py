@@ -391,6 +391,22 @@ def test_names_cannot_become_markup(tmp_path: Path) -> None:
     assert escape("no_answer") == "no_answer"
 
 
+def test_tools_of_any_names_and_number_stay_few_figures_and_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>|=\x1b[31m"
+    rows = _many("m", "d", [True] * 500)
+    for number, row in enumerate(rows):
+        names = sorted({"calc", evil, *(f"made-up-{number}-{place}" for place in range(20))})
+        row["tools"] = [{"tool": name, "requested": 1, "executed": 1, "failed": 0} for name in names]
+        row |= {"calls_requested": 22, "calls_executed": 22}
+    reader, _ = _made(tmp_path, rows)
+    figures = {row["figure"]: row["value"] for row in reader.rows()}
+    assert figures["calls:calc"] == figures[f"calls:{evil}"] == 1 and figures["calls:(others)"] > 19
+    assert len([name for name in figures if ":" in name]) < 40
+    markdown = reader.read_file("report.md").decode()
+    assert r"calls of \<script\>" in markdown and "<script>" not in markdown.replace(r"\<", "")
+    assert "\x1b" not in markdown and "calls of (others)" in markdown
+
+
 def test_terminal_table_shows_names_verbatim(tmp_path: Path) -> None:
     from rich.console import Console
 

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from support.training.verl_plans import verl_plan
 
-from treadle.agent.contract import Task
+from treadle.agent.contract import Outcome, Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core import engines
 from treadle.core.errors import ConfigError
@@ -42,6 +42,16 @@ def test_answers_that_need_algebra_are_unequal_without_it() -> None:
     with open_scorer(verl_plan(), QuestionSettings()) as scorer:
         (reward,) = scorer.rewards(group, Task("q", "?", domain="math", answers=("1+x",)), (0.0, 0.0))
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
+
+
+@pytest.mark.parametrize(("outcome", "reward"), [(Outcome(1.0, True), 1.0), (Outcome(0.0, False), 0.0), (None, None)])
+def test_hidden_tests_give_the_reward(outcome: Outcome | None, reward: float | None) -> None:
+    made = SimpleNamespace(trajectory=SimpleNamespace(outcome=outcome))
+    group = cast(Group, SimpleNamespace(items=[SUM], trajectories=[made]))
+    with open_scorer(verl_plan(), QuestionSettings()) as scorer:
+        (found,) = scorer.rewards(group, Task("q", "?", domain="task", scorer="workspace_tests"), (0.0, 0.0))
+    assert found.scored == (reward is not None) and found.scorer == "workspace_tests"
+    assert found.reward == (reward or 0.0)
 
 
 def test_algebra_limits_are_part_of_the_plan() -> None:

@@ -217,6 +217,7 @@ def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: p
     assert [row["attention_mask"] for row in found] == [[1] * row["num_tokens"] for row in ROWS]
     assert [set_keys(row["messages"]) for row in found] == [json.loads(row["messages"]) for row in ROWS]
     assert [row["tid"] for row in found] == ["a", "b", "c", "d", "e"]
+    assert [row["calls_by_tool"] for row in found] == [row["tools"] for row in ROWS] and "tools" not in found[0]
     assert FORMATS["hf"].limitations == ()
 
 
@@ -240,7 +241,7 @@ def test_sidecar_lists_row_sources_in_the_same_order(tmp_path: Path, name: str) 
             "tid": row["rollout_key"],
             "operator": row["operator"],
             "source": row["dataset"],
-            "counts": {"search": 2, "python": 0, "total": 2, "executed": 1},
+            "counts": {"total": 2, "executed": 1, "tools": row["tools"]},
         }
         for row in ROWS
     ]

@@ -70,7 +70,11 @@ def hostile_run(root: Path, payload: str) -> Run:
     )  # fmt: skip
     put_rows(run, "1/questions", schemas.QUESTIONS, [asked])
     parts = [("think", payload), ("search", payload), ("result", payload), ("answer", payload)]
-    rows = [agent_row(schemas.ROLLOUTS, "r1", "q1", *parts, error=payload, **columns), dialogue]
+    called = {
+        "tools": [{"tool": payload, "requested": 1, "executed": 0, "failed": 0}],
+        "tool_calls": json.dumps([{"tool": payload, "argument": payload, "status": "refused", "turn": 0}]),
+    }
+    rows = [agent_row(schemas.ROLLOUTS, "r1", "q1", *parts, error=payload, **columns, **called), dialogue]
     made = put_from(run, "1/rollouts@base", {"rollouts": rows}, {}, environment=payload)
     said = json.dumps({payload: {"verdict": True, "status": payload, "raw": [payload]}})
     score = filled(

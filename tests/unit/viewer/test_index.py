@@ -67,6 +67,8 @@ def test_all_three_kinds_of_trajectories_are_indexed(snapshot: Snapshot) -> None
         ([("model", "policy in training")], "3.0.g/7? 3.1.g/7? 3.2.g/7?"),
         ([("operator", "hint_tail")], "p2"),
         ([("operator", "branch")], "3.1.g/7?"),
+        ([("tool", "python")], "r2 r3"),
+        ([("tool", "(others)")], ""),
         ([("tools", "error")], "r2"),
         ([("tools", "timeout"), ("tools", "error")], "r2 r3"),
         ([("tools", "failed")], "3.1.g/7?"),
@@ -95,6 +97,22 @@ def test_counts_show_the_result_of_choosing_a_value(snapshot: Snapshot) -> None:
     assert counts(snapshot, "instance", *chosen) == {"1/pools": 1, "1/rollouts@base": 2}
     assert counts(snapshot, "tools", *chosen) == {"error": 1, "timeout": 1}
     assert counts(snapshot, "verdict", ("verdict", "splendid"))["splendid"] == 0
+
+
+def test_filter_names_the_tools_that_most_trajectories_call(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    rows = []
+    for number in range(300):
+        names = ["calc", f"made-up-{number:03}", *(["wiki"] if number % 2 else [])]
+        tools = [{"tool": name, "requested": 1, "executed": 1, "failed": 0} for name in names]
+        rows.append(agent_row(schemas.ROLLOUTS, f"k{number:03}", "q1", tools=tools))
+    put_tables(run, "1/rollouts@base", {"rollouts": [*rows, agent_row(schemas.ROLLOUTS, "idle", "q1")]})
+    found = Catalogue(run, refresh_s=0).snapshot()
+    assert counts(found, "tool") == {
+        "calc": 300, "wiki": 150, **{f"made-up-{number:03}": 1 for number in range(6)}, "(others)": 294,
+    }  # fmt: skip
+    assert len(keys(found, ("tool", "wiki"), ("tool", "made-up-000"))) == 151
+    assert len(keys(found, ("tool", "(others)"))) == 294
 
 
 def test_missing_scores_sort_last_in_both_directions(snapshot: Snapshot) -> None:
@@ -291,7 +309,7 @@ def test_empty_index_has_no_values(tmp_path: Path) -> None:
     snapshot = Catalogue(new_run(tmp_path), refresh_s=0).snapshot()
     found = snapshot.index.find(asked(("q", "x"), ("verdict", "right")))
     assert len(found.rows) == 0 and found.num_pages == 1
-    assert [len(values) for name, values in found.values.items() if name != "verdict"] == [0] * 7
+    assert [len(values) for name, values in found.values.items() if name != "verdict"] == [0] * 8
 
 
 def test_pages_contain_fifty_rows(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from support.tables.viewer_run import segments
 from treadle.core.untrusted.sanitize import sanitize, sanitized_parts
 from treadle.viewer.difference import difference
 from treadle.viewer.markup import visible
-from treadle.viewer.segments import pieces_of, timeline_of
+from treadle.viewer.segments import NUM_CALL_STYLES, pieces_of, timeline_of
 from treadle.viewer.word_diff import changed_words
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -201,8 +201,10 @@ def test_text_has_enough_contrast_with_its_background(theme: str) -> None:
                 "removed-soft", "removed-strong", "learnt", "partly-soft"),
         "muted": ("paper", "card", "accent-soft", "result-soft", "answer-soft", "added-soft", "removed-soft"),
         "accent": ("paper", "card", "accent-soft"),
-        "think": ("card", "added-soft", "removed-soft"), "search": ("card", "added-soft", "removed-soft"),
-        "python": ("card", "added-soft", "removed-soft"), "result": ("result-soft", "added-soft", "removed-soft"),
+        **dict.fromkeys(
+            ("think", *(f"call-{number}" for number in range(NUM_CALL_STYLES))), ("card", "added-soft", "removed-soft")
+        ),
+        "result": ("result-soft", "added-soft", "removed-soft"),
         "answer": ("answer-soft", "added-soft", "removed-soft"), "added": ("added-soft",), "removed": ("removed-soft",),
         "escape": ("escape-soft",), "wrong": ("wrong-soft", "card", "accent-soft", "result-soft"),
         "card": ("accent",), "right": ("right-soft", "card"),

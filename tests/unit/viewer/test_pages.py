@@ -141,8 +141,8 @@ def test_search_terms_are_highlighted_and_their_results_unfolded(viewer: TestCli
 
 def test_segments_are_distinguishable_and_calls_show_their_outcomes(viewer: TestClient) -> None:
     page = viewer.get("/trajectory/1/rollouts@base/r3").text
-    kinds = re.findall(r'<li id="s\d+" class="segment kind-(\w+)"', page)
-    assert kinds == ["think", "search", "result", "python", "result"]
+    kinds = re.findall(r'<li id="s\d+" class="segment kind-([\w-]+)"', page)
+    assert kinds == ["think", "call-3", "result", "call-0", "result"]
     assert re.findall(r'class="outcome (\w+)">(\w+)', page) == [("ok", "ok"), ("bad", "timeout")]
     assert page.count("<details><summary>") == 2  # The results are folded.
 

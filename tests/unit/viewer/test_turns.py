@@ -11,6 +11,7 @@ from support.tables.score_tables import new_run, put_rows
 from support.tables.viewer_run import agent_row, client, dialogue_row, filled, put_from, question_row
 
 from treadle.core import schemas
+from treadle.viewer.difference import difference
 from treadle.viewer.segments import pieces_of
 from treadle.viewer.turns import turn_heads
 
@@ -76,8 +77,52 @@ def test_kinds_come_from_the_row() -> None:
     given = [{"kind": "lookup", "text": "<lookup>a</lookup>", "start": 0, "end": 0}]
     given += [{"kind": "user", "text": "<user>b</user>", "start": 0, "end": 0}]
     (call, message) = pieces_of(given, [{"tool": "lookup", "status": "error"}])
-    assert (call.text, call.style, call.outcome) == ("a", "other", "error")
+    assert (call.text, call.style, call.outcome) == ("a", "call-1", "error")
     assert (message.text, message.style, message.outcome) == ("<user>b</user>", "user", "")
+
+
+def kinds_and_styles(*given: tuple[str, str], tools: tuple[str, ...] = ()) -> list[tuple[str, str, str, str]]:
+    """Return kind, style, tool and outcome of each segment."""
+    parts = [{"kind": kind, "text": text, "start": 0, "end": 0} for kind, text in given]
+    calls = [{"tool": tool, "status": "ok"} for tool in tools]
+    return [(piece.kind, piece.style, piece.tool, piece.outcome) for piece in pieces_of(parts, calls)]
+
+
+def test_native_calls_are_shown_under_the_name_of_their_tool() -> None:
+    hermes = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+    given = [("reasoning", "Let me look."), ("tool_call", hermes), ("tool", "a.txt"), ("tool_call", '{"name": "wiki"}')]
+    assert kinds_and_styles(*given, tools=("shell", "wiki")) == [
+        ("reasoning", "think", "", ""), ("tool_call", "call-1", "shell", "ok"), ("tool", "tool", "", ""),
+        ("tool_call", "call-2", "wiki", "ok"),
+    ]  # fmt: skip
+    parts = [{"kind": kind, "text": text, "start": 0, "end": 0} for kind, text in given]
+    reasoning, call, _, other = pieces_of(parts)
+    assert [piece.is_unclosed for piece in (reasoning, call, other)] == [False] * 3
+    assert call.text.startswith('{"name"') and other.text == '{"name": "wiki"}' and call.tool == ""
+    cut_off = [{"kind": kind, "text": f"<{tag}>x", "start": 0, "end": 0} for kind, tag in MARKED]
+    assert [(piece.text, piece.is_unclosed) for piece in pieces_of(cut_off)] == [("x", True)] * 2
+
+
+MARKED = (("tool_call", "tool_call"), ("reasoning", "think"))
+
+
+def test_ledger_that_does_not_match_names_no_call() -> None:
+    given = (("tool_call", "{}"), ("calc", "<calc>1</calc>"))
+    assert [one[2:] for one in kinds_and_styles(*given, tools=("wiki", "calc"))] == [("wiki", "ok"), ("", "ok")]
+    for tools in (("calc", "wiki"), ("wiki", "calc", "calc")):
+        assert [one[2:] for one in kinds_and_styles(*given, tools=tools)] == [("", "")] * 2
+
+
+def test_calls_are_recognised_without_a_ledger_by_their_results() -> None:
+    given = [("calc", "<calc>1</calc>"), ("text", "\n"), ("result", "<result>1</result>"), ("plan", "<plan>x</plan>")]
+    styles = [style for _, style, _, _ in kinds_and_styles(*given)]
+    assert styles[0].startswith("call-") and styles[1:] == ["text", "result", "other"]
+    blocks = difference([{"kind": kind, "text": text} for kind, text in given], []).blocks
+    assert [block.style for block in blocks] == styles
+
+
+def test_tool_named_like_a_kind_keeps_the_style_of_the_kind() -> None:
+    assert kinds_and_styles(("answer", "<answer>1</answer>"), tools=("answer",))[0][1] == "answer"
 
 
 def viewed(root: Path, *rows: dict[str, Any], environment: str = "question", **score: Any) -> TestClient:
@@ -120,7 +165,11 @@ def test_list_of_dialogues_has_no_column_of_calls(tmp_path: Path) -> None:
 def test_tool_rollout_has_no_speakers(tmp_path: Path) -> None:
     row = agent_row(schemas.ROLLOUTS, "r", "q1", ("search", "a"), ("result", "b"), ("answer", "c"))
     page = viewed(tmp_path, row).get("/trajectory/1/rollouts@base/r").text
-    assert 'class="speaker"' not in page and 'id="frames"' not in page and "<dt>calls</dt><dd><bdi>1</bdi>" in page
+    assert (
+        'class="speaker"' not in page
+        and 'id="frames"' not in page
+        and "<dt>calls</dt><dd><bdi>1 (search 1)</bdi>" in page
+    )
 
 
 def test_reward_of_a_task_in_a_training_is_the_environments(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from treadle.agent.sandbox import system_calls
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.process import ProgramResult
 from treadle.agent.sandbox.seccomp import filter_program
-from treadle.agent.tools.python import clean, clip, read_result, strip_fence
+from treadle.agent.tools.outcome import clip
+from treadle.agent.tools.python import clean, read_result, strip_fence
 from treadle.core.config import semantic_dump
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.tables.questions_bench import GOOD, Bench, write_jsonl
 
+from treadle.core.errors import ConfigError
 from treadle.core.untrusted.input_files import read_rows
 from treadle.datagen.questions.rows import content_key
 
@@ -281,3 +282,26 @@ def test_other_fields_are_kept_as_portable_json(bench: Bench) -> None:
     row = b'{"question": "Why?", "answer": "x", "a": NaN, "b": "\\ud800", "c": {"d": [1, 99999999999999999999]}}'
     (question,) = bench.take_rows([row]).questions
     assert orjson.loads(question["meta"]) == {"a": None, "b": "?", "c": {"d": [1, "99999999999999999999"]}}
+
+
+TESTED = {"question": "Fix it.", "files": {"a.py": "x"}, "tests": {"files": {"t.py": "y"}, "command": "pytest"}}
+BY_TESTS: dict[str, Any] = {"payload": ["files", "tests"], "scorer": "workspace_tests", "domain": None}
+
+
+def test_tasks_with_hidden_tests_need_no_answer(bench: Bench) -> None:
+    (taken,) = bench.take_rows([TESTED], **BY_TESTS).questions
+    assert (taken["domain"], taken["scorer"], taken["answers"]) == ("task", "workspace_tests", [])
+    assert orjson.loads(taken["payload"]) == {"files": TESTED["files"], "tests": TESTED["tests"]}
+
+
+def test_task_whose_tests_cannot_run_is_quarantined_without_a_quote(bench: Bench) -> None:
+    rows = [TESTED, TESTED | {"tests": {"files": {"/secret": ""}, "command": "pytest"}}, TESTED | {"tests": None}]
+    result = bench.take_rows(rows, **BY_TESTS)
+    assert result.reasons == [(2, "bad_payload"), (3, "bad_payload")]
+    assert result.quarantine[0]["detail"] == "the payload cannot be used: path 1 of tests.files is absolute"
+    assert "secret" not in json.dumps(result.quarantine, default=str)
+
+
+def test_scorer_of_hidden_tests_needs_them_in_the_payload(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="scorer = 'workspace_tests' reads hidden tests; set payload"):
+        bench.take_rows([TESTED], scorer="workspace_tests")

@@ -41,7 +41,8 @@ async def test_stored_row_restores_the_trajectory(tokenizer: ChatTokenizer) -> N
         *(trajectory.status, trajectory.text, trajectory.segments, trajectory.samples),
     )
     assert [(call.tool, call.argument, call.status, call.turn) for call in calls_of(row)] == [("search", "q", "ok", 0)]
-    assert (row["calls_requested"], row["search_calls"], row["python_calls"], row["num_turns"]) == (1, 1, 0, 2)
+    assert (row["calls_requested"], row["num_turns"]) == (1, 2)
+    assert row["tools"] == [{"tool": "search", "requested": 1, "executed": 1, "failed": 0}]
     assert set(row) == set(ROLLOUTS.schema.names) - {"job"}
 
 

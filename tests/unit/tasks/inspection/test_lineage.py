@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from rich.console import Console
+from rich.text import Text
 from support.tables.rl_tables import rl_row
 from support.tables.score_tables import new_run, put_rows, put_tables, question, rollout, score
 from support.tables.viewer_run import dialogue_row, put_from
@@ -223,6 +224,29 @@ def test_key_in_several_iterations_resolves_to_the_last_or_named_one(tmp_path: P
     assert [step.label for step in trace_back(run, "1/r1")][-1].endswith("wrong")
     with pytest.raises(DataError, match="no trajectory begins with 'r1'"):
         find_rollout(run, "3/r1")
+
+
+def test_calls_of_any_tool_are_shown_in_the_terminal_by_name(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
+    names = ["calc", "wiki.page", EVIL + "x" * 10_000]
+    columns = {
+        "tools": [{"tool": name, "requested": 1, "executed": 1, "failed": 0} for name in ("(invalid)", *names[:2])],
+        "tool_calls": json.dumps([{"tool": name, "argument": "x", "status": "ok", "turn": 0} for name in names]),
+        "calls_requested": 3, "calls_executed": 3,
+    }  # fmt: skip
+    parts = [("reasoning", "hm"), ("calc", "<calc>1</calc>"), ("tool_call", '{"name": "wiki.page"}')]
+    row = rollout("r1", "q1", [*parts, ("tool_call", EVIL)], **columns)
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [row])
+    view = trajectory_view(find_rollout(run, "r1"))
+    said = shown(view)
+    assert "3 of 3 calls run ((invalid) 1, calc 1, wiki.page 1), 0 failed" in " ".join(said.split())
+    assert "calc: ok" in said and "wiki.page: ok" in said and "x" * 65 not in said
+    body = next(part for part in view.renderables if isinstance(part, Text))
+    styles = {body.plain[span.start : span.end]: str(span.style) for span in body.spans}
+    assert styles["hm"] == "dim"
+    calls = {styles["<calc>1</calc>"], styles['{"name": "wiki.page"}']}
+    assert calls <= {"magenta", "blue", "bright_magenta", "cyan"}
 
 
 def test_dialogue_is_shown_and_traced_with_its_environment(tmp_path: Path) -> None:

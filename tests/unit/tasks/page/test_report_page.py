@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.tables.page_runs import NUM_QUESTIONS, add_flywheel, evaluated_run
-from support.tables.score_tables import put_rows, score
+from support.tables.page_runs import NUM_QUESTIONS, Scored, add_flywheel, counted_run, evaluated_run
+from support.tables.score_tables import called, put_rows, score
 
 from treadle.cli.commands.report import report
 from treadle.core import schemas
@@ -119,7 +119,7 @@ def test_pending_votes_failures_and_missing_verdicts_are_shown_with_the_metrics(
 
 def test_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
     """Neither at the headline nor at the radar nor compared."""
-    idle = {"calls_requested": 0, "calls_executed": 0, "search_calls": 0}
+    idle = {"calls_requested": 0, "calls_executed": 0, "tools": []}
     run = evaluated_run(tmp_path, "run", {"direct": HALF, "tuned": MORE}, columns={"direct": idle})
     text = text_of(report_page([run]))
     assert re.search(r"direct 12 50\.0 \[25\.4, 74\.6\] - ", text)
@@ -158,7 +158,7 @@ def test_median_matches_the_chart(tmp_path: Path) -> None:
     """The values are 10, 17, ... 87 sampled tokens; the first colour stays that of answers even if there are none."""
     run = evaluated_run(tmp_path, "run", {"base": HALF}, columns={"base": {"status": "limit"}})
     text = text_of(report_page([run]))
-    assert "base: median 48, " in text and re.search(r"base 12 1\.00 0\.00 1\.00 [-\d.%]+ 48 48 87 ", text)
+    assert "base: median 48, " in text and re.search(r"base 12 1\.00 [-\d.%]+ 48 48 87 ", text)
     assert "Rollouts by how they ended model answered limit base 0 12" in text
 
 
@@ -215,6 +215,22 @@ def test_hostile_texts_stay_text(tmp_path: Path) -> None:
     assert page.count("</style>") == 1
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
     assert "{{ 7 }}" in page
+
+
+def test_tools_of_any_names_and_number_stay_few_rows_and_text(tmp_path: Path) -> None:
+    """Each rollout calls the same two tools, and one of a name of its own."""
+    keys, tables = [f"q{number}" for number in range(300)], []
+    for model in ("base", "tuned"):
+        names = [("calc", HOSTILE, f"{model}-{key}") for key in keys]
+        calls = [called(**dict.fromkeys(sorted(three), 1)) for three in names]
+        tables.append(
+            Scored([score(f"{model}-{key}", key, True, model=model, **calls[n]) for n, key in enumerate(keys)])
+        )
+    page = report_page([counted_run(tmp_path, "run", tables)]).decode()
+    assert not re.search(r"<(script|img|iframe|link)\b|\u202e|\x1b", page)
+    text = text_of(page.encode())
+    assert re.search(r"base calc 1\.00 100\.0% 0 0\.0%", text) and re.search(r"tuned \(others\) [\d.]+ ", text)
+    assert len(re.findall(r"base-q\d+", text)) + len(re.findall(r"tuned-q\d+", text)) < 100
 
 
 def test_unreadable_parts_are_reported_once_and_the_rest_is_shown(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from support.tables.page_runs import Scored, add_rollouts, counted_run
 from support.tables.page_tables import PageReader
-from support.tables.score_tables import rollout, score
+from support.tables.score_tables import called, rollout, score
 
+from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.tasks.page.build import report_page
+from treadle.tasks.page.sources import PageRun
 
 Cells = Mapping[str, str]
 
@@ -130,7 +132,7 @@ def agent_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     rows = scores(
         "agent", [True, True, True, False, False, None, True, False, False, False],
         status=STATUSES, scorer=by, judge_status=judged,
-        calls_requested=CALLS, calls_executed=CALLS, python_calls=[0, *repeat(1, 9)], search_calls=[0, *repeat(1, 9)],
+        calls_requested=CALLS, calls_executed=CALLS, tools=[[], *repeat(called(python=1, search=1)["tools"], 9)],
         failed_calls=[0, 2, 1, *repeat(0, 7)], completion_tokens=[10 * (number + 1) for number in range(10)],
         reasoning_tokens=list(repeat(20, 10)),
         votes_yes=[votes[0] for votes in VOTES], votes_no=[votes[1] for votes in VOTES],
@@ -190,12 +192,48 @@ def test_calls_and_lengths_are_means_over_rollouts(agent: PageReader) -> None:
     table = agent.table("behaviour", "Means over rollouts")
     check(
         table.row("agent"),
-        {"rollouts": "10", "calls": "1.80", "Python": "0.90", "searches": "0.90", "failed": "16.7%",
+        {"rollouts": "10", "calls": "1.80", "failed": "16.7%",
          "sampled tokens": "55", "median": "55", "most": "100", "tokens without results": "20"},
     )  # fmt: skip
     check(table.row("direct"), {"calls": "0.00", "failed": "-", "sampled tokens": "10", "median": "10"})
     text = agent.text("behaviour")
     assert "agent: 10% with 0, 90% with 2" in text and "agent: median 55, middle half 32 to 78 tokens" in text
+
+
+def test_calls_are_listed_by_tool(agent: PageReader) -> None:
+    """Each tool is called once in 9 of 10 rollouts."""
+    table = agent.table("behaviour", "Calls by tool")
+    for tool in ("python", "search"):
+        check(
+            table.row("agent", tool),
+            {"calls per rollout": "0.90", "rollouts with it": "90.0%", "not run": "0", "failed": "0.0%"},
+        )
+        check(table.row("direct", tool), {"calls per rollout": "0.00", "rollouts with it": "0.0%", "failed": "-"})
+    figures = agent.table("headline", "All figures [95 %]")
+    assert figures.row("calls of python")["agent"].startswith("0.90 [")
+    assert figures.row("calls of search without failure, %")["agent"].startswith("100.0 [")
+
+
+def test_time_in_tools_is_listed_by_tool(agent: PageReader) -> None:
+    """Seven measured rollouts with calls spend 8.75 of 35 seconds in tools, equally in both; one has no call."""
+    table = agent.table("latency", "Seconds in tools")
+    for tool in ("python", "search"):
+        check(
+            table.row("agent", tool),
+            {"calls": "7", "seconds per call": "0.625", "seconds per rollout": "0.547"},
+        )
+    assert [row[0] for row in table.rows[1:]] == ["agent", "agent"]
+
+
+def test_times_that_an_older_version_wrote_are_not_measured(agent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    telemetry = PageRun.telemetry
+
+    def without_tools(source: PageRun, record: StageRecord, kind: str) -> list[dict[str, Any]]:
+        rows = telemetry(source, record, kind)
+        return [{name: value for name, value in row.items() if name != "seconds_by_tool"} for row in rows]
+
+    monkeypatch.setattr(PageRun, "telemetry", without_tools)
+    assert b"Seconds of a rollout" not in report_page([agent_run])
 
 
 def test_statuses_are_counted_on_the_page(agent: PageReader) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import TreadleError
-from treadle.environments.custom.base import Environment
 
 _HIDDEN = "[payload]"
 _MIN_CHARS = 4
@@ -23,8 +22,8 @@ class PayloadInError(Exception):
 
 
 @contextlib.contextmanager
-def user_code(environment: Environment, payload: Mapping[str, Any]) -> Iterator[None]:
-    """Run code of an environment class for the duration of the block.
+def user_code(instance: object, payload: Mapping[str, Any]) -> Iterator[None]:
+    """Run code of a user's class for the duration of the block.
 
     An error gets a note with the line of the class's file, or is replaced by one without the payload if it quotes it.
     """
@@ -33,7 +32,7 @@ def user_code(environment: Environment, payload: Mapping[str, Any]) -> Iterator[
     except Exception as error:
         if (hidden := concealed(error, payload)) is not None:
             raise hidden from None
-        own = {cls.__module__ for cls in type(environment).__mro__[:-1]} - {Environment.__module__}
+        own = {cls.__module__ for cls in type(instance).__mro__[:-1] if not cls.__module__.startswith("treadle.")}
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
             if frame.f_globals.get("__name__") in own:
                 error.add_note(f"{Path(frame.f_code.co_filename).name}, line {line}, in {frame.f_code.co_name}")
@@ -47,19 +46,24 @@ def concealed(error: Exception, payload: Mapping[str, Any]) -> Exception | None:
     An error of Treadle keeps its type, which decides about retries: a server may repeat what a partner was asked.
     Numbers and texts of fewer than four characters are not recognised.
     """
-    secrets = sorted(set(_texts(payload)), key=len, reverse=True)
+    secrets = set(_texts(payload))
     whole = "".join(traceback.format_exception(error)) if secrets else ""
     if not any(secret in whole for secret in secrets):
         return None
-    message = str(error)
-    for secret in secrets:
-        message = message.replace(secret, _HIDDEN)
+    message = without_payload(str(error), payload)
     if isinstance(error, TreadleError):
         return type(error)(message)
     message = f"{type(error).__name__}: {message}"
     last = traceback.extract_tb(error.__traceback__)[-1:]
     places = "".join(f" (line {frame.lineno} of {frame.filename}, in {frame.name})" for frame in last)
     return PayloadInError(message + places)
+
+
+def without_payload(text: str, payload: Mapping[str, Any]) -> str:
+    """Return a text with a mark in place of each text of the payload in it."""
+    for secret in sorted(set(_texts(payload)), key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return text
 
 
 def _texts(value: Any) -> Iterator[str]:

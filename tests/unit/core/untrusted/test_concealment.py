@@ -10,7 +10,7 @@ from support.rollouts.dialogues import Guess, Halving, play
 from treadle.agent.contract import Task
 from treadle.api import Environment, ModelTurn, StoredRollout
 from treadle.core.errors import EndpointUnavailable, ModelError, TreadleError
-from treadle.environments.custom.concealment import PayloadInError
+from treadle.core.untrusted.concealment import PayloadInError
 from treadle.environments.custom.kind import CustomType
 
 SECRET = "canary-19\nassert solve(2) == 'é'"

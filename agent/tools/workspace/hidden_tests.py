@@ -1,0 +1,137 @@
+"""Run the hidden tests of a task on the workspace of an ended episode, and read which of them passed.
+
+The agent wrote the workspace, so everything in it may try to look like success. What is done about that, and what is
+not: docs/behaviour/workspace.md.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from treadle.agent.contract import Outcome
+from treadle.agent.tools.workspace.backend import FOLDER, SCRATCH, CommandResult, Workspace
+from treadle.agent.tools.workspace.files import HiddenTests, packed, parents_of
+
+_HARNESS = f"{SCRATCH}/treadle"
+_PLUGIN = "treadle_report"
+STEERING_FILES = (
+    *("conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc", "__pycache__"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("test_*.py", "*_test.py"),
+)
+"""Names of files that change which tests run or what they mean: as the task has them, or not at all."""
+_SITE = """
+import os, sys
+if os.environ.get("PYTHONSAFEPATH"):
+    sys.path.append(os.getcwd())
+"""
+"""`sitecustomize` of the tests: modules of the workspace are found, but never instead of others."""
+_ADDOPTS = f"-p {_PLUGIN} -p no:cacheprovider --import-mode=append"
+_PYTEST = re.compile(r"\bpytest\b")
+_FAILED = Outcome(0.0, False)
+
+
+async def run_tests(workspace: Workspace, tests: HiddenTests, given: Mapping[str, bytes]) -> Outcome:
+    """Return the outcome: reward 1 and success if all tests passed, else 0; `parts` has 1 or 0 for each test.
+
+    `given` are the task's own files. Raises ToolError if the tests cannot be run.
+    """
+    number, restored = secrets.token_hex(16), _restored(tests, given)
+    archive = {
+        "site/sitecustomize.py": _SITE.encode(),
+        f"site/{_PLUGIN}.py": Path(__file__).with_name("pytest_report.py").read_bytes(),
+        "site/number": number.encode(),
+        "number": number.encode(),
+        "prepare.sh": _preparation(list(restored)).encode(),
+        "files.tar": packed(restored),
+    }
+    result = await workspace.run(_command(tests), stdin=packed(archive), time_limit_s=tests.timeout_s)
+    return _outcome(tests, number, result)
+
+
+def _restored(tests: HiddenTests, given: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files to write: the tests, and those of the task's own that steer tests."""
+    steering = {path: content for path, content in given.items() if _steers(Path(path).name)}
+    below = {parent for path in tests.files for parent in parents_of(path)}
+    kept = {
+        path: content
+        for path, content in steering.items()
+        if path not in below and not any(parent in tests.files for parent in parents_of(path))
+    }
+    return kept | dict(tests.files)
+
+
+def _steers(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in STEERING_FILES)
+
+
+def _preparation(paths: list[str]) -> str:
+    """Return a script that removes what steers tests, and whatever stands in the way of the files to write."""
+    names = " -o ".join(f"-name {shlex.quote(name)}" for name in STEERING_FILES)
+    lines = ["set -e", f"cd {FOLDER}", "chmod -R u+rwX .", f"find . -depth \\( {names} \\) -exec rm -rf {{}} +"]
+    for folder in dict.fromkeys(parent for path in paths for parent in parents_of(path)):
+        quoted = shlex.quote(f"./{folder}")
+        lines.append(f"if [ -L {quoted} ] || [ ! -d {quoted} ]; then rm -rf {quoted}; fi")
+    lines += [f"rm -rf {shlex.quote(f'./{path}')}" for path in paths]
+    lines.append(f"tar -xof {_HARNESS}/files.tar")
+    return "\n".join(lines) + "\n"
+
+
+def _command(tests: HiddenTests) -> str:
+    """Return the shell command. It is parsed as a whole before any file of the workspace runs.
+
+    The number is in a variable of the shell that is not exported, and its output goes past the tests.
+    """
+    environment = {
+        "HOME": SCRATCH,
+        "TREADLE_PYTHONPATH": "$PYTHONPATH",
+        "PYTHONPATH": f"{_HARNESS}/site:$PYTHONPATH",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_ADDOPTS": _ADDOPTS,
+    }
+    variables = " ".join(f'{name}="{value}"' for name, value in environment.items())
+    return (
+        f"mkdir {_HARNESS} && tar -xof - -C {_HARNESS} && sh {_HARNESS}/prepare.sh >/dev/null 2>&1 "
+        f"&& number=$(cat {_HARNESS}/number) && rm {_HARNESS}/number && cd {FOLDER} || exit 99; "
+        f"{{ env {variables} sh -c {shlex.quote(tests.command)} </dev/null >/dev/null 2>&1; "
+        f'echo "$number $?"; cat {_HARNESS}/site/report.json 2>/dev/null; exit 0; }}'
+    )
+
+
+def _outcome(tests: HiddenTests, number: str, result: CommandResult) -> Outcome:
+    if result.ending != "exited":
+        return _FAILED
+    _, found, rest = result.output.partition(f"{number} ")
+    code, _, report = rest.partition("\n")
+    if not found:
+        return _FAILED
+    if not _PYTEST.search(tests.command):
+        passed = code == "0"
+        return Outcome(float(passed), passed, {"command": float(passed)})
+    return _of_report(tests, number, code, report)
+
+
+def _of_report(tests: HiddenTests, number: str, code: str, report: str) -> Outcome:
+    """Return the outcome of pytest. Tests are numbered, because their names are hidden, too."""
+    try:
+        said = json.loads(report)
+        is_ours = said["number"] == number
+        results = {str(name): bool(passed) for name, passed in said["tests"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return _FAILED
+    if not is_ours or not results:
+        return _FAILED
+    wanted = tests.expected or tuple(results)
+    passed = [results.get(name, False) for name in wanted]
+    success = all(passed) and (bool(tests.expected) or code == "0")
+    parts = {f"test_{count}": float(one) for count, one in enumerate(passed, 1)}
+    return Outcome(float(success), success, parts)

@@ -1,0 +1,49 @@
+"""Schemas of tools."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from treadle.agent.tools.schema import ToolSchema
+
+
+@pytest.fixture
+def fetched() -> Iterator[tuple[str, list[str]]]:
+    """URL of a JSON document, and the paths that were fetched."""
+    paths: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/schema", paths
+        server.shutdown()
+
+
+def test_no_reference_is_fetched_from_the_network(fetched: tuple[str, list[str]]) -> None:
+    url, paths = fetched
+    schema = ToolSchema("a", "", {"type": "object", "properties": {"x": {"$ref": url}}})
+    assert schema.argument_error({"x": 1}) == ""
+    assert not paths
+
+
+@pytest.mark.parametrize("parameters", [{"$ref": "#"}, {"properties": {"x": {"$ref": "#/$defs/none"}}}])
+def test_a_schema_that_cannot_be_evaluated_checks_nothing(parameters: dict[str, object]) -> None:
+    assert ToolSchema("a", "", parameters).argument_error({"x": 1}) == ""
+
+
+def test_the_place_of_a_wrong_argument_is_named() -> None:
+    schema = ToolSchema("a", "", {"properties": {"x": {"properties": {"y": {"type": "integer"}}}}})
+    assert schema.argument_error({"x": {"y": "z"}}) == "x.y: 'z' is not of type 'integer'"
