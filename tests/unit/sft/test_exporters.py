@@ -217,7 +217,8 @@ def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: p
     assert [row["attention_mask"] for row in found] == [[1] * row["num_tokens"] for row in ROWS]
     assert [set_keys(row["messages"]) for row in found] == [json.loads(row["messages"]) for row in ROWS]
     assert [row["tid"] for row in found] == ["a", "b", "c", "d", "e"]
-    assert [row["calls_by_tool"] for row in found] == [row["tools"] for row in ROWS] and "tools" not in found[0]
+    assert [row["calls_by_tool"] for row in found] == [row["tools"] for row in ROWS]
+    assert {row["tools"] for row in found} == {"[]"}
     assert FORMATS["hf"].limitations == ()
 
 
