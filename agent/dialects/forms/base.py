@@ -81,6 +81,11 @@ def call_of(start: int, end: int, call: Any, key: str) -> CallText:
         arguments = {}
     if not isinstance(arguments, dict):
         return CallText(start, end, name, {}, "the arguments are not a JSON object")
+    try:
+        # Readers take what cannot be written again: lone surrogates, integers over 64 bits, nesting over 254 levels.
+        orjson.dumps(arguments)
+    except TypeError as error:
+        return CallText(start, end, name, {}, f"the arguments are not JSON that can be stored ({error})")
     return CallText(start, end, name, arguments)
 
 
