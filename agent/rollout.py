@@ -277,6 +277,7 @@ class Rollout:
             outcome=outcome,
             first_messages=tuple(self._initial.messages),
             tools=(*self._initial.tools, *self._added_tools),
+            num_added_tools=len(self._added_tools),
         )
 
     async def _outcome(self) -> Outcome | None:

@@ -113,6 +113,7 @@ class Trajectory:
         outcome: What the environment said of the whole episode, if it said something.
         first_messages: Messages before the first turn, without the hint; empty if they are not known.
         tools: Tools that the model was told of by their schemas, those that were added later last.
+        num_added_tools: Number of them that were added during the episode.
     """
 
     status: str
@@ -127,6 +128,7 @@ class Trajectory:
     outcome: Outcome | None = None
     first_messages: Sequence[Mapping[str, str]] = ()
     tools: Sequence[ToolSchema] = ()
+    num_added_tools: int = 0
 
     def prefix(self, num_segments: int, codec: Codec | None, dialect: Dialect) -> Prefix:
         """Return the first `num_segments` segments as a prefix to continue from.

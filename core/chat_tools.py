@@ -21,6 +21,14 @@ _TOOL = {
 }
 
 
+def numbered_call_id(number: int) -> str:
+    """Return the id of a call in a written conversation, by its number from 1.
+
+    It has the nine letters and digits that Mistral's templates demand, and other services accept.
+    """
+    return f"call{number:05d}"
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
     """What a chat template does with tools.
@@ -52,7 +60,7 @@ def find_tool_support(tokenizer: ToolTokenizer) -> ToolSupport:
     with_tool = _rendered(tokenizer, [_QUESTION], [_TOOL])
     if _NAME not in with_tool or with_tool == plain:
         return ToolSupport(False, "", _writes_result(tokenizer))
-    call = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": {"key": "a b"}}}
+    call = {"id": numbered_call_id(1), "type": "function", "function": {"name": _NAME, "arguments": {"key": "a b"}}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     whole = _rendered(tokenizer, [_QUESTION, turn], [_TOOL], open_turn=False)
     before = _rendered(tokenizer, [_QUESTION], [_TOOL], open_turn=False)

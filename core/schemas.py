@@ -230,6 +230,12 @@ ROLLOUTS = Table(
                 "failed",
                 nullable=True,
             ),
+            _field(
+                "tool_schemas",
+                pa.string(),
+                "JSON list of {name, description, parameters}: the tools that the model was told of by their schemas, "
+                "with added = true for those that came during the episode; [] without native calls",
+            ),
             _field("text", pa.string(), "everything after the prompt: turns of the model, tool results, messages"),
             _field(
                 "segments",
@@ -432,8 +438,16 @@ SFT_ROWS = Table(
                 "messages",
                 pa.string(),
                 "JSON list of {role, content}: system (if there is one) and user messages before the first turn, then "
-                "each turn of the model as `assistant`, with tool results inside it and without its end, and between "
-                "two turns the messages of the environment as `user`, `tool` or `system`; the last one is a turn",
+                "each turn of the model as `assistant`, without its end, and between two turns the messages of the "
+                "environment as `user`, `tool` or `system`; the last one is a turn. A turn may have `reasoning` "
+                "(text), `tool_calls` (native calls {id, name, arguments}, with a JSON object as text; content is the "
+                "text next to them), and `results` ([start, end] of tool results inside its content, in characters). A "
+                "`tool` message has the `tool_call_id` of the call that it answers",
+            ),
+            _field(
+                "tool_schemas",
+                pa.string(),
+                "JSON list of {name, description, parameters}: the tools that can be called natively; [] for none",
             ),
             _field(
                 "input_ids",

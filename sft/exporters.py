@@ -18,16 +18,22 @@ import pyarrow as pa
 from treadle.core.runs.stage import Rows
 from treadle.core.schemas import SFT_ROWS
 from treadle.core.store.exported import new_folder, write_facts
+from treadle.sft.llamafactory_rows import TAGS, alpaca_record, sharegpt_record
+from treadle.sft.openai_rows import openai_message, openai_record, tool_of
+from treadle.sft.row_text import COLUMNS, RowText
 
 DATASET_NAME = "sft"
 """Name of the data set in `dataset_info.json`."""
 SIDECAR_FILE = "rows.jsonl"
 _CALLS = ("calls_requested", "calls_executed")
 _ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS, "tools")
-_TEXT = ("messages",)
 _PART_ROWS = 100_000
-_NO_MASKS = "no loss masks: a trainer also trains on tool results, and LLaMA-Factory on every assistant message"
+_RESULTS_INSIDE = "tool results of tags inside turns, which trainers train on; --results apart makes them messages"
+_NO_MASKS = "no loss masks: LLaMA-Factory trains on every message of the assistant and every function call"
 _NO_IDS = "no token ids: the text is tokenised again, and its ids may differ from those of the rollout"
+
+
+_Write = Callable[[Iterator[pa.RecordBatch], Path, bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,10 @@ class ExportFormat:
     meaning: str
     columns: tuple[str, ...]
     """Columns of `sft_rows` that it reads."""
-    write: Callable[[Iterator[pa.RecordBatch], Path], None]
-    """Function that writes the rows into a folder."""
+    write: _Write
+    """Function that writes the rows into a folder, and with True tool results inside turns as messages."""
     limitations: tuple[str, ...] = ()
-    """Descriptions of what the rows have and the export lacks."""
+    """Descriptions of what the export has or lacks and trainers should know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +59,43 @@ class ExportResult:
     num_rows: int
     num_text_mode: int
     """Number of rows without token ids, which were made in text mode."""
+    limitations: tuple[str, ...]
 
 
 def export_rows(
-    rows: Rows, name: str, target: Path, *, origin: Mapping[str, str], replace: bool = False
+    rows: Rows,
+    name: str,
+    target: Path,
+    *,
+    origin: Mapping[str, str],
+    results_apart: bool = False,
+    replace: bool = False,
 ) -> ExportResult:
     """Write a table of `sft_rows` in the format `name` into a new folder `target`; `origin` is added to `export.json`.
+
+    With `results_apart`, tool results inside a turn become messages of their own.
 
     Raises ConfigError if `target` cannot be used (see `new_folder`), ArtifactError if the rows cannot be read,
     StorageError if writing fails.
     """
     chosen = FORMATS[name]
+    limitations = tuple(one for one in chosen.limitations if not (results_apart and one == _RESULTS_INSIDE))
     counts = _Counts()
     columns = list(dict.fromkeys((*_ORIGIN, "num_tokens", *chosen.columns)))
     with new_folder(target, replace=replace) as folder:
         with (folder / SIDECAR_FILE).open("wb") as side_car:
-            chosen.write(counts.watch(rows.batches(columns), side_car), folder)
+            chosen.write(counts.watch(rows.batches(columns), side_car), folder, results_apart)
         facts = {
             "kind": rows.kind,
             "format": chosen.name,
             "digest": rows.digest,
             "num_rows": counts.num_rows,
             "num_text_mode": counts.num_text_mode,
-            "limitations": chosen.limitations,
+            "results": "apart" if results_apart else "inside",
+            "limitations": limitations,
         }
         write_facts(folder, {**facts, **origin})
-    return ExportResult(target, chosen, counts.num_rows, counts.num_text_mode)
+    return ExportResult(target, chosen, counts.num_rows, counts.num_text_mode, limitations)
 
 
 class _Counts:
@@ -113,84 +130,39 @@ def _origin_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 # LLaMA-Factory and OpenAI: one JSON line per row.
 
-
-def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the conversation of a row."""
-    messages: list[dict[str, str]] = orjson.loads(row["messages"])
-    return messages
-
-
-def _alternating(row: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
-    """Return the system message, and (role, content) of the others so that they alternate, as LLaMA-Factory demands.
-
-    They begin with a user message and end with the assistant's. Messages between two turns are joined by a blank line.
-    """
-    messages = messages_of(row)
-    num_system = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
-    system = "\n\n".join(message["content"] for message in messages[:num_system])
-    joined: list[tuple[str, str]] = []
-    for message in messages[num_system:]:
-        role, content = message["role"], message["content"]
-        if not joined and role == "assistant":
-            joined.append(("user", ""))
-        before = joined[-1][0] if joined else "assistant"
-        if (before == "assistant") != (role == "assistant"):
-            joined.append((role if role in ("assistant", "tool") else "user", content))
-        else:
-            joined[-1] = (before if before == role else "user", f"{joined[-1][1]}\n\n{content}")
-    return system, joined
-
-
-_TAGS = {"user": "human", "tool": "observation", "assistant": "gpt"}
-
-
-def _sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
-    system, turns = _alternating(row)
-    return {"conversations": [{"from": _TAGS[role], "value": text} for role, text in turns], "system": system}
-
-
-def _alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
-    system, turns = _alternating(row)
-    texts = [text for _, text in turns]
-    *history, (asked, answer) = zip(texts[::2], texts[1::2], strict=True)
-    return {"instruction": system, "input": asked, "output": answer, "history": [list(pair) for pair in history]}
-
-
-def _openai(row: Mapping[str, Any]) -> dict[str, Any]:
-    # The API takes a tool's message only as the answer to a call of its own, which rows do not have.
-    messages = [{**one, "role": "user" if one["role"] == "tool" else one["role"]} for one in messages_of(row)]
-    return {"messages": messages}
-
-
 _DATASET_INFO: Mapping[str, dict[str, Any]] = {
     "sharegpt": {
         "file_name": "sharegpt.jsonl",
         "formatting": "sharegpt",
-        "columns": {"messages": "conversations", "system": "system"},
+        "columns": {"messages": "conversations", "system": "system", "tools": "tools"},
         "tags": {
             "role_tag": "from",
             "content_tag": "value",
-            **{f"{role}_tag": _TAGS[role] for role in ("user", "assistant")},
-            "observation_tag": _TAGS["tool"],
+            **{f"{role}_tag": TAGS[role] for role in ("user", "assistant", "function")},
+            "observation_tag": TAGS["tool"],
         },
     },
     "alpaca": {
         "file_name": "alpaca.jsonl",
         "formatting": "alpaca",
-        "columns": {"prompt": "input", "response": "output", "system": "instruction", "history": "history"},
+        "columns": {
+            "prompt": "input",
+            "response": "output",
+            "system": "instruction",
+            "history": "history",
+            "tools": "tools",
+        },
     },
 }
 """Column mappings; without the system column LLaMA-Factory would add its template's own system message."""
 
 
-def _lines(
-    name: str, record: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> Callable[[Iterator[pa.RecordBatch], Path], None]:
-    def write(batches: Iterator[pa.RecordBatch], folder: Path) -> None:
+def _lines(name: str, record: Callable[[RowText], dict[str, Any]]) -> _Write:
+    def write(batches: Iterator[pa.RecordBatch], folder: Path, results_apart: bool) -> None:
         with (folder / f"{name}.jsonl").open("wb") as file:
             for batch in batches:
-                for row in batch.select(_TEXT).to_pylist():
-                    file.write(orjson.dumps(record(row)) + b"\n")
+                for text in _texts(batch, results_apart):
+                    file.write(orjson.dumps(record(text)) + b"\n")
         if name in _DATASET_INFO:
             info = orjson.dumps(
                 {DATASET_NAME: _DATASET_INFO[name]}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
@@ -200,12 +172,35 @@ def _lines(
     return write
 
 
+def _texts(batch: pa.RecordBatch, results_apart: bool) -> Iterator[RowText]:
+    for row in batch.select(COLUMNS).to_pylist():
+        yield RowText.of(row, results_apart=results_apart)
+
+
 # Hugging Face: parquet with a card, which every version of `datasets` reads.
 
-_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_CALL = pa.struct(
+    [
+        ("id", pa.string()),
+        ("type", pa.string()),
+        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
+    ]
+)
+_MESSAGES = pa.list_(
+    pa.struct(
+        [
+            ("role", pa.string()),
+            ("content", pa.string()),
+            ("reasoning_content", pa.string()),
+            ("tool_calls", pa.list_(_CALL)),
+            ("tool_call_id", pa.string()),
+        ]
+    )
+)
 _HF_SCHEMA = pa.schema(
     [
         ("messages", _MESSAGES),
+        ("tools", pa.string()),
         ("input_ids", pa.list_(pa.int32())),
         ("attention_mask", pa.list_(pa.int8())),
         ("labels", pa.list_(pa.int64())),
@@ -227,14 +222,15 @@ configs:
 
 Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model read and wrote, `labels`
 -100 if there is no loss (the prompt, results of tools, messages of the environment); both are empty in rows that were
-made in text mode. `messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what produced
-it, `source` its data set, `calls_by_tool` the numbers of its calls.
+made in text mode. `messages` is the same as text, with native tool calls as chat services have them; `tools` is JSON
+text, `[]` for none. `id` is the question, `tid` the trajectory, `operator` what produced it, `source` its data set,
+`calls_by_tool` the numbers of its calls.
 
 Read it with `datasets.load_dataset(folder)`.
 """
 
 
-def _write_hf(batches: Iterator[pa.RecordBatch], folder: Path) -> None:
+def _write_hf(batches: Iterator[pa.RecordBatch], folder: Path, results_apart: bool) -> None:
     import pyarrow.parquet as pq
 
     (folder / "README.md").write_text(_CARD, encoding="utf-8")
@@ -242,7 +238,7 @@ def _write_hf(batches: Iterator[pa.RecordBatch], folder: Path) -> None:
     for number, part in enumerate(_parts(batches)):
         with pq.ParquetWriter(folder / "data" / f"train-{number:05d}.parquet", _HF_SCHEMA, compression="zstd") as file:
             for batch in part:
-                file.write_batch(_hf_batch(batch))
+                file.write_batch(_hf_batch(batch, results_apart))
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
@@ -262,14 +258,16 @@ def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatc
         first = next(batches, None)
 
 
-def _hf_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _hf_batch(batch: pa.RecordBatch, results_apart: bool) -> pa.RecordBatch:
     import pyarrow.compute as pc
 
+    texts = list(_texts(batch, results_apart))
     ids = batch["input_ids"]
     offsets = pc.subtract(ids.offsets, ids.offsets[0])
     ones = pa.array(np.ones(offsets[-1].as_py(), np.int8))
     columns: list[Any] = [
-        pa.array([messages_of(row) for row in batch.select(_TEXT).to_pylist()], _MESSAGES),
+        pa.array([list(map(openai_message, text.messages)) for text in texts], _MESSAGES),
+        pa.array([orjson.dumps([tool_of(tool) for tool in text.tools]).decode() for text in texts], pa.string()),
         ids,
         pa.ListArray.from_arrays(offsets, ones),
         batch["labels"].cast(pa.list_(pa.int64())),
@@ -279,22 +277,22 @@ def _hf_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_HF_SCHEMA)
 
 
-def _text_format(name: str, meaning: str, record: Callable[[Mapping[str, Any]], dict[str, Any]]) -> ExportFormat:
-    return ExportFormat(name, meaning, _TEXT, _lines(name, record), (_NO_MASKS, _NO_IDS))
+def _text_format(name: str, meaning: str, record: Callable[[RowText], dict[str, Any]]) -> ExportFormat:
+    return ExportFormat(name, meaning, COLUMNS, _lines(name, record), (_RESULTS_INSIDE, _NO_MASKS, _NO_IDS))
 
 
-_HF = "a Hugging Face data set in parquet: messages, input_ids, labels"
+_HF = "a Hugging Face data set in parquet: messages, tools, input_ids, labels"
 FORMATS: Mapping[str, ExportFormat] = {
     one.name: one
     for one in (
-        _text_format("sharegpt", "LLaMA-Factory: conversations, with dataset_info.json", _sharegpt),
+        _text_format("sharegpt", "LLaMA-Factory: conversations, with dataset_info.json", sharegpt_record),
         _text_format(
             "alpaca",
             "LLaMA-Factory: instruction (the system message), input, output, history, with dataset_info.json",
-            _alpaca,
+            alpaca_record,
         ),
-        _text_format("openai", "messages of OpenAI's fine-tuning API", _openai),
-        ExportFormat("hf", _HF, (*_TEXT, "input_ids", "labels"), _write_hf),
+        _text_format("openai", "messages and tools of OpenAI's fine-tuning API", openai_record),
+        ExportFormat("hf", _HF, (*COLUMNS, "input_ids", "labels"), _write_hf),
     )
 }
 """Export formats by name."""

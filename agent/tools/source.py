@@ -77,6 +77,7 @@ class SharedTool:
 
     def __init__(self, tool: Tool, schema: ToolSchema) -> None:
         self._tool = tool
+        (self._parameter,) = schema.parameters["required"]
         self.schemas: Sequence[ToolSchema] = (schema,)
 
     async def __aenter__(self) -> SharedTool:
@@ -98,7 +99,8 @@ class SharedTool:
         self, name: str, arguments: Mapping[str, Any], *, deadline: float, context: CallContext
     ) -> ToolOutcome:
         """Run one call."""
-        (argument,) = arguments.values()
+        # A model may add arguments that the schema does not name.
+        argument = arguments[self._parameter] if len(arguments) > 1 else next(iter(arguments.values()))
         return await self._tool.call(argument, deadline=deadline, context=context)
 
     async def outcome(self) -> Outcome | None:

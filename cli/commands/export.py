@@ -44,21 +44,30 @@ def export() -> None:
     type=click.Choice(ROW_FORMATS),
     help="LLaMA-Factory's sharegpt or alpaca, OpenAI's messages, or a Hugging Face data set (the only one with masks).",
 )
+@click.option(
+    "--results",
+    type=click.Choice(("inside", "apart")),
+    default="inside",
+    help="Results of tools that are called by tags: inside the turn, as the model saw them, or apart as messages.",
+)
 @export_options("Instance that made the rows, such as 1/sft_rows; default: that of the last iteration.")
-def sft_rows(wanted: ExportOptions, format_name: str) -> None:
+def sft_rows(wanted: ExportOptions, format_name: str, results: str) -> None:
     """Write the rows of the stage `sft_rows` for other trainers.
 
-    Text formats (sharegpt, alpaca, openai) have no masks and no token ids: a trainer that reads them also learns to
-    write tool results. The folder also contains rows.jsonl, which lists the origin of each row in the same order, and
-    export.json. The folder is written completely or not at all.
+    Text formats (sharegpt, alpaca, openai) have no masks and no token ids. A trainer that reads them also learns to
+    write tool results that are inside turns; `--results apart` makes messages of them, as chat services get them.
+    Native calls and their results always are messages. The folder also contains rows.jsonl, which lists the origin of
+    each row in the same order, and export.json. The folder is written completely or not at all.
     """
     from treadle.sft.exporters import export_rows
 
     run, record = wanted.found("sft_rows")
     rows = run.rows(record.outputs["sft_rows"])
     origin = {"run": run.run_id, "instance": record.address}
-    done = export_rows(rows, format_name, wanted.out, origin=origin, replace=wanted.force)
-    for loss in done.format.limitations:
+    done = export_rows(
+        rows, format_name, wanted.out, origin=origin, results_apart=results == "apart", replace=wanted.force
+    )
+    for loss in done.limitations:
         say(f"{format_name} has {loss}")
     if done.num_text_mode:
         say(f"{done.num_text_mode:,} of {done.num_rows:,} rows have no token ids, as they were made in text mode")
@@ -69,7 +78,7 @@ def sft_rows(wanted: ExportOptions, format_name: str) -> None:
         "digest": rows.digest,
         "num_rows": done.num_rows,
         "num_text_mode": done.num_text_mode,
-        "limitations": done.format.limitations,
+        "limitations": done.limitations,
     }
     wanted.tell(facts, f"{done.num_rows:,} rows of {record.address} as {format_name}: {done.folder}")
 

@@ -1,4 +1,4 @@
-"""Build the token ids, loss labels and messages of fine-tuning rows from the rollout's own ids and segments.
+"""Build the token ids and loss labels of fine-tuning rows from the rollout's own ids and segments.
 
 A row ends with the last id that the model wrote: what the system wrote after it is no part of a row.
 """
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from treadle.agent.dialects.base import FRAME, RESULT, Segment
-from treadle.agent.token_ids import ORIGIN_SAMPLED, ORIGIN_SYSTEM
-from treadle.core.answers.extraction import SYSTEM_KINDS
+from treadle.agent.dialects.base import RESULT, Dialect, Segment
+from treadle.agent.token_ids import ORIGIN_SYSTEM
+from treadle.agent.tools.schema import ToolSchema
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ArtifactError
+from treadle.datagen.sft_rows.messages import messages_of
 
 NO_LOSS = -100
 """Label of a token without loss."""
@@ -100,9 +101,18 @@ class Prompt(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, str]], tokenizer: ChatTokenizer | None) -> Prompt:
-        """Return the prompt of an episode's first messages."""
-        ids = tokenizer.prompt_ids(messages) if tokenizer else []
+    def of(
+        cls,
+        messages: Sequence[Mapping[str, str]],
+        tools: Sequence[ToolSchema],
+        tokenizer: ChatTokenizer | None,
+        dialect: Dialect,
+    ) -> Prompt:
+        """Return the prompt of an episode's first messages and tools; `dialect` is bound to the tokenizer."""
+        if tokenizer is None:
+            return cls(messages, [], digest_of([]))
+        told, given = dialect.tool_prompt(messages, tools)
+        ids = tokenizer.prompt_ids(told, given)
         return cls(messages, ids, digest_of(ids))
 
 
@@ -111,55 +121,28 @@ class Turns:
     """All that a row has after its prompt, up to the last id that the model wrote.
 
     Attributes:
-        messages: {role, content} of the turns and of the messages between them, without frames; a tool result inside a
-            turn is part of its content.
+        messages: The turns and the messages between them, as the column `messages` has them.
         ids: Token ids; empty in text mode.
         system: Spans of the ids that the system wrote: results, messages and frames.
         results: Those of them that are tool results inside a turn.
     """
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, Any]]
     ids: Sequence[int]
     system: Sequence[Span]
     results: Sequence[Span]
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], ids: Sequence[int], origins: bytes) -> Turns:
+    def of(cls, segments: Sequence[Segment], ids: Sequence[int], origins: bytes, dialect: Dialect) -> Turns:
         """Return the turns of a trajectory; `segments` are typed and index `ids`."""
         end = num_row_ids(origins)
         results = [(one.start, one.end) for one in segments if one.kind == RESULT and one.start < one.end <= end]
-        return cls(messages_of(segments, origins), ids[:end], system_spans(origins[:end]), results)
+        return cls(messages_of(segments, origins, dialect), ids[:end], system_spans(origins[:end]), results)
 
 
 def num_row_ids(origins: bytes) -> int:
     """Return the number of ids after the prompt up to the last one that the model wrote."""
     return len(origins.rstrip(bytes([ORIGIN_SYSTEM])))
-
-
-def messages_of(segments: Sequence[Segment], origins: bytes) -> list[dict[str, str]]:
-    """Return the turns of the model and the messages between them, up to the last turn of the model.
-
-    A turn that has nothing but its sampled end is an empty message; without ids it cannot be seen.
-    """
-    ends = [place for place, segment in enumerate(segments, 1) if _is_of_model(segment, origins)]
-    messages: list[dict[str, str]] = []
-    for segment in segments[: ends[-1]] if ends else ():
-        if segment.kind in SYSTEM_KINDS - {RESULT, FRAME}:
-            messages.append({"role": segment.kind, "content": segment.text})
-            continue
-        is_in_turn = segment.kind != FRAME or _is_of_model(segment, origins)
-        if is_in_turn and not (messages and messages[-1]["role"] == "assistant"):
-            messages.append({"role": "assistant", "content": ""})
-        if segment.kind != FRAME:
-            messages[-1]["content"] += segment.text
-    return messages
-
-
-def _is_of_model(segment: Segment, origins: bytes) -> bool:
-    """Return whether the model wrote a segment: text of its own, or a frame with the end of its turn."""
-    if segment.kind == FRAME:
-        return ORIGIN_SAMPLED in origins[segment.start : segment.end]
-    return segment.kind not in SYSTEM_KINDS
 
 
 def system_spans(origins: bytes) -> list[tuple[int, int]]:

@@ -35,6 +35,7 @@ from treadle.datagen.sft_rows.report import ParentIndex, SftRowsTally, render_re
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.trajectories import Trajectories
+from treadle.environments.rollouts.rows import first_tools, plain_schemas
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ _COPIED = (
     "tools",
     *_DIGESTS,
 )
+_KEPT = ("first_messages", "tool_schemas")
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1024
 
@@ -69,6 +71,8 @@ class _Selected(NamedTuple):
     repaired: bool
     first_messages: str
     """JSON, if only the episode knows them; else empty."""
+    tool_schemas: str
+    """JSON, as the rollout has them."""
     prompt_digest: str
     turns: Turns
 
@@ -90,6 +94,7 @@ class _SftRowsRun:
         tags = self._dialect if isinstance(self._dialect, TagDialect) else None
         self._repaired_tags = tags if self._options.repair else None
         self._tokenizer = _load_tokenizer(settings)
+        self._bound_dialect = self._dialect.bound(self._tokenizer, is_chat=False)
         self._encoder = RowEncoder.of(self._tokenizer, mask_results=self._options.mask_results)
         # Otherwise only the episode knows how it began, and its row says so.
         self._rebuilds_prompts = settings.environment.first_messages(Task("", "")) is not None
@@ -222,7 +227,7 @@ class _SftRowsRun:
         Returns the unique pairs of a question and a bucket that needs it.
         """
         questions, places = array("Q"), array("B")
-        columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), "first_messages", "segments", *IdColumns.NAMES]
+        columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), *_KEPT, "segments", *IdColumns.NAMES]
         start = 0
         for batches in self._trajectories.batches(columns):
             for batch in batches:
@@ -254,9 +259,9 @@ class _SftRowsRun:
             assert repaired_turn is not None
             segments, output, origins = repaired_turn.segments, repaired_turn.ids, bytes(repaired_turn.origins)
         head = {name: row[name] for name in _COPIED}
-        turns = Turns.of(segments, output, origins)
+        turns = Turns.of(segments, output, origins, self._dialect)
         first_messages = "" if self._rebuilds_prompts else row["first_messages"] or ""
-        return _Selected(head, repaired, first_messages, ids.prompt_digest(index), turns)
+        return _Selected(head, repaired, first_messages, row["tool_schemas"], ids.prompt_digest(index), turns)
 
     def _leave_out(self, row: Mapping[str, Any], why: str, ids: IdColumns, index: int) -> None:
         self.tally.left_out[why] += 1
@@ -277,11 +282,11 @@ class _SftRowsRun:
         chunk: list[dict[str, Any]] = []
         for index, lines in enumerate(buckets):
             questions = {row["question_key"]: row for row in map(orjson.loads, asked.lines(index))}
-            prompts: dict[tuple[str, str], Prompt] = {}
+            prompts: dict[tuple[str, str, str], Prompt] = {}
             for line in sorted(lines):
-                head, repaired, first, digest, turns = orjson.loads(line[line.index(b" ") + 1 :])
-                selected = _Selected(head, repaired, first, digest, Turns(**turns))
-                key = (selected.head["question_key"], selected.first_messages)
+                *parts, turns = orjson.loads(line[line.index(b" ") + 1 :])
+                selected = _Selected._make([*parts, Turns(**turns)])
+                key = (selected.head["question_key"], selected.first_messages, selected.tool_schemas)
                 if key not in prompts:
                     prompts[key] = self._prompt(questions.get(key[0]), selected)
                 row = self._finished(selected, prompts[key])
@@ -303,7 +308,9 @@ class _SftRowsRun:
         messages = self._settings.environment.first_messages(Task.from_row(question))
         if messages is None and not selected.first_messages:
             raise ArtifactError(f"trajectory {selected.head['rollout_key']} does not say with which messages it began")
-        return Prompt.of(messages or orjson.loads(selected.first_messages), self._tokenizer)
+        messages = messages or orjson.loads(selected.first_messages)
+        tools = first_tools(selected.tool_schemas)
+        return Prompt.of(messages, tools, self._tokenizer, self._bound_dialect)
 
     def _finished(self, selected: _Selected, prompt: Prompt) -> dict[str, Any]:
         """Return the row; raise StageFailed if the rollout's prompt differs from the environment's."""
@@ -318,6 +325,7 @@ class _SftRowsRun:
             **selected.head,
             "repaired": selected.repaired,
             "messages": orjson.dumps([*prompt.messages, *turns.messages]).decode(),
+            "tool_schemas": plain_schemas(selected.tool_schemas),
             **self._encoder.columns(prompt.ids, turns),
         }
 
@@ -366,7 +374,7 @@ def _line(place: int, selected: _Selected) -> bytes:
 
 SFT_ROWS_STAGE = Stage(
     name="sft_rows",
-    version=2,
+    version=3,
     settings=SftRowsSettings,
     consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
     optional=frozenset({"pools", "rollouts", "scores"}),

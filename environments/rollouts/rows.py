@@ -10,6 +10,7 @@ import orjson
 
 from treadle.agent.contract import HIDDEN_COLUMNS, CallRecord, Ledger, Outcome
 from treadle.agent.dialects.base import Segment
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import Sample, Trajectory, spans_of
 from treadle.core.config import digest_json
 from treadle.core.seeds import derive_seed
@@ -76,6 +77,7 @@ def row_of(
         "truncated": trajectory.truncated,
         "error": None,
         "first_messages": _messages_json(trajectory.first_messages),
+        "tool_schemas": _schemas_json(trajectory),
         "text": trajectory.text,
         "segments": orjson.dumps(trajectory.segments).decode(),
         "samples": [_sample_row(sample, trajectory) for sample in trajectory.samples],
@@ -134,6 +136,7 @@ def calls_of(row: Mapping[str, Any]) -> list[CallRecord]:
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     """Return the trajectory of a stored rollout, to show it or to continue it."""
+    schemas = orjson.loads(row["tool_schemas"])
     return Trajectory(
         status=row["status"],
         text=row["text"],
@@ -145,7 +148,41 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         turn_rewards=list(row["turn_rewards"]),
         outcome=None if row["outcome"] is None else Outcome(**orjson.loads(row["outcome"])),
         first_messages=tuple(orjson.loads(row["first_messages"] or "[]")),
+        tools=tuple(map(_schema, schemas)),
+        num_added_tools=sum(one.get("added", False) for one in schemas),
     )
+
+
+def first_tools(tool_schemas: str) -> list[ToolSchema]:
+    """Return the tools that the model was told of before its first turn, from the column `tool_schemas`."""
+    return [_schema(one) for one in orjson.loads(tool_schemas) if not one.get("added")]
+
+
+def plain_schemas(tool_schemas: str) -> str:
+    """Return the column `tool_schemas` without the marks of tools that were added during the episode."""
+    return _json([_plain_schema(_schema(one)) for one in orjson.loads(tool_schemas)])
+
+
+def _schema(one: Mapping[str, Any]) -> ToolSchema:
+    return ToolSchema(one["name"], one["description"], one["parameters"])
+
+
+def _plain_schema(tool: ToolSchema) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+
+
+def _schemas_json(trajectory: Trajectory) -> str:
+    num_first = len(trajectory.tools) - trajectory.num_added_tools
+    return _json(
+        [
+            {**_plain_schema(tool), **({"added": True} if place >= num_first else {})}
+            for place, tool in enumerate(trajectory.tools)
+        ]
+    )
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
 def _sample_row(sample: Sample, trajectory: Trajectory) -> dict[str, Any]:

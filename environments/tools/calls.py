@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import orjson
@@ -118,7 +118,10 @@ class EpisodeCalls:
         self._question, self._route = task.user_message, task.search
         self._added_tokens = options.added_tokens
         for name, source in self.sources.items():
-            self._tools[name] = await source.episode(task, options.seed)
+            self._tools[name] = source if type(source) is SharedTool else await source.episode(task, options.seed)
+        if not self.dialect.ends_every_turn:  # tags are told by the system message, and each is an entry
+            self._entries = {name: name for name in self._tools}
+            return ()
         if (known := options.cache.get(TOOLS_UNIT)) is not None:
             # A server may have other tools by now, but the model was told of these.
             self._add([ToolSchema(**one) for one in orjson.loads(known)])
@@ -157,28 +160,35 @@ class EpisodeCalls:
 
         The observation ends the rollout with `limit` if a call over a limit does.
         """
-        known = {call.id: self._recorded(call) or self._unreadable(call) for call in turn.calls}
-        refusals = self._refusals([call for call in turn.calls if known[call.id] is None])
-        allowed = [call for call in turn.calls if known[call.id] is None and call.id not in refusals]
-        outcomes = dict(zip([call.id for call in allowed], await self._run_all(allowed, turn, context), strict=True))
+        is_native = self.dialect.ends_every_turn
+        calls = turn.calls
+        outcomes: dict[str, ToolOutcome] = {}
+        if is_native or self.recorded:
+            for call in calls:
+                if (settled := self._recorded(call) or self._unreadable(call)) is not None:
+                    outcomes[call.id] = settled
+            calls = tuple([call for call in calls if call.id not in outcomes])
+        refusals = self._refusals(calls)
+        if refusals:
+            calls = tuple([call for call in calls if call.id not in refusals])
+        for call, outcome in zip(calls, await self._run_all(calls, turn, context), strict=True):
+            outcomes[call.id] = outcome
         records, messages, ends = [], [], False
         for call in turn.calls:
-            outcome = known[call.id] or outcomes.get(call.id)
-            if outcome is None:
+            if call.id in refusals:
                 notice, is_last = refusals[call.id]
                 ends = ends or is_last
-                outcome = ToolOutcome("refused", notice)
-            record = _record(call, turn.number, outcome)
+                outcomes[call.id] = ToolOutcome("refused", notice)
+            record = _record(call, turn.number, outcomes[call.id])
             earlier = self.recorded.get(call.id)
             if earlier is not None and (earlier.status, earlier.text) == (record.status, record.text):
                 record = earlier  # times differ when a call is made again
             records.append(record)
-            if record.executed or record.text or self.dialect.ends_every_turn:
+            self.ledger.add(record)
+            if is_native or record.text or record.executed:
                 messages.append(self._message(record))
-        observation = Observation(tuple(records), tuple(messages), "limit" if ends else None)
-        self.count(records)
-        added = self._new_schemas() if self.dialect.ends_every_turn else ()
-        return replace(observation, tools=added) if added else observation
+        added = self._new_schemas() if is_native else ()
+        return Observation(tuple(records), tuple(messages), "limit" if ends else None, tools=added)
 
     async def _run_all(self, calls: Sequence[Call], turn: ModelTurn, context: StepContext) -> Sequence[ToolOutcome]:
         if not calls:
@@ -222,17 +232,22 @@ class EpisodeCalls:
 
     async def outcome(self) -> Outcome | None:
         """Return what the tools can tell of the ended episode; the first one that knows something decides."""
-        for tools in self._tools.values():
+        for tools in self._own():
             if (outcome := await tools.outcome()) is not None:
                 return outcome
         return None
 
     async def close(self) -> None:
         """Release the tools of the episode."""
-        async with contextlib.AsyncExitStack() as stack:
-            for tools in self._tools.values():
-                stack.push_async_callback(tools.close)
+        if own := self._own():
+            async with contextlib.AsyncExitStack() as stack:
+                for tools in own:
+                    stack.push_async_callback(tools.close)
         self._tools = {}
+
+    def _own(self) -> list[EpisodeTools]:
+        """Return the tools that belong to this episode alone."""
+        return [tools for tools in self._tools.values() if type(tools) is not SharedTool]
 
     def _recorded(self, call: Call) -> ToolOutcome | None:
         record = self.recorded.get(call.id)

@@ -82,9 +82,10 @@ def call_of(start: int, end: int, call: Any, key: str) -> CallText:
     if not isinstance(arguments, dict):
         return CallText(start, end, name, {}, "the arguments are not a JSON object")
     try:
+        # More can be read than can be written again: nesting over 254 levels.
         orjson.dumps(arguments)
-    except TypeError:  # it reads deeper JSON than it writes
-        return CallText(start, end, name, {}, "the arguments are nested too deeply")
+    except TypeError as error:
+        return CallText(start, end, name, {}, f"the arguments are not JSON that can be stored ({error})")
     return CallText(start, end, name, arguments)
 
 

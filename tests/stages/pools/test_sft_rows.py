@@ -334,10 +334,12 @@ def test_rows_use_rollout_ids_and_mask_prompt_and_results(tmp_path: Path, tokeni
         asked = ENVIRONMENT.first_messages(Task.from_row(questions[list(TURNS).index(number)]))
         assert prompt == tokenizer.prompt_ids(asked) == row["input_ids"][: len(prompt)]
         assert row["input_ids"] == [*prompt, *output, *end]
-        assert json.loads(row["messages"]) == [*asked, {"role": "assistant", "content": trajectory.text}]
+        *first, turn = json.loads(row["messages"])
+        assert (first, turn["role"], turn["content"]) == (asked, "assistant", trajectory.text)
 
         results = [segment for segment in trajectory.segments if segment.kind == "result"]
         assert len(results) == number
+        assert [turn["content"][start:end] for start, end in turn.get("results", [])] == [one.text for one in results]
         masked = {place for one in results for place in range(len(prompt) + one.start, len(prompt) + one.end)}
         assert [place for place, label in enumerate(row["labels"]) if label == -100] == sorted(
             {*range(len(prompt)), *masked, len(row["labels"]) - 1}

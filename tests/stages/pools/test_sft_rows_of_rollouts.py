@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rollouts.native_rollouts import SETTINGS, Spoken, play_native, tokenizer_of
 from support.tables.pool_tables import ANSWER, ENVIRONMENT
 from support.tables.rollout_rows import QUESTIONS, Dialogues, make_rows, rows_of, scored
 from support.tables.score_tables import rollout
 from support.tables.sft_tables import contents
 
+from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ArtifactError, StageFailed
+from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.demo.embedded_model import embedded_tokenizer
+from treadle.environments.rollouts.rows import head_of_row, row_of
+from treadle.sft.export_reader import read_export
+from treadle.sft.exporters import export_rows
+from treadle.sft.row_text import RowText
 
 load = cache(ChatTokenizer.load)
 
@@ -125,3 +133,57 @@ def test_other_environment_is_refused_by_the_name_of_the_input(tmp_path: Path, d
     other = Dialogues(dialogues.tokenizer, top=64)
     with pytest.raises(StageFailed, match="run `rollouts` again"):
         make_rows(tmp_path, [row], scored([row], True), other.settings())
+
+
+SCRIPT = [Spoken("", [("search", {"query": "a"}), ("python", {"code": "1"})]), Spoken("It is 1.")]
+
+
+def native_row(route: str, number: int = 1) -> dict[str, Any]:
+    """Return the row of a rollout with native calls on question `number`."""
+    asked, tokenizer = QUESTIONS[number - 1], tokenizer_of(route)
+    made = asyncio.run(play_native(route, SCRIPT, Task.from_row(asked)))
+    digest = tokenizer.digest if tokenizer else ""
+    return row_of(head_of_row(asked, "base", 0, 0), made, SETTINGS.digest(), digest) | {"job": None}
+
+
+def native_settings(tokenizer: ChatTokenizer) -> SftRowsSettings:
+    return SftRowsSettings(environment=SETTINGS, tokenizer=tokenizer.folder, tokenizer_digest=tokenizer.digest)
+
+
+@pytest.mark.parametrize("route", ["qwen", "llama", "smollm2"])
+def test_native_calls_have_their_prompt_and_schemas(tmp_path: Path, route: str) -> None:
+    tokenizer = tokenizer_of(route)
+    assert tokenizer is not None
+    over_ids, over_chat = native_row(route), native_row("chat", 2)
+    run, record = make_rows(
+        tmp_path, [over_ids, over_chat], scored([over_ids, over_chat], True, True), native_settings(tokenizer)
+    )
+    row, text_row = (rows_of(run, record)[one["rollout_key"]] for one in (over_ids, over_chat))
+    (sample,) = over_ids["samples"]
+    assert row["input_ids"][: row["num_prompt_tokens"]] == sample["prompt_ids"]
+    learned = tokenizer.decode([token for token in row["labels"] if token != -100])
+    assert "It is 1." in learned and '"query"' in learned and "found: a" not in learned
+    messages = json.loads(row["messages"])
+    assert [message["role"] for message in messages[-4:]] == ["assistant", "tool", "tool", "assistant"]
+    assert messages[-4:] == json.loads(text_row["messages"])[-4:]
+    assert "<tools>" not in messages[0]["content"]
+    assert [one["name"] for one in json.loads(row["tool_schemas"])] == ["search", "python"]
+    assert (text_row["input_ids"], text_row["tool_schemas"]) == ([], row["tool_schemas"])
+    table = run.rows(record.outputs["sft_rows"])
+    for name in ("openai", "sharegpt"):
+        export_rows(table, name, tmp_path / name, origin={})
+        assert list(read_export(tmp_path / name)) == [RowText.of(one) for one in table.rows()]
+
+
+def test_tools_that_came_later_are_in_no_prompt(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("qwen")
+    assert tokenizer is not None
+    row = native_row("qwen")
+    later = {"name": "later", "description": "", "parameters": {}}
+    added = row | {"tool_schemas": json.dumps([*json.loads(row["tool_schemas"]), later | {"added": True}])}
+    run, record = make_rows(tmp_path / "a", [added], scored([row], True), native_settings(tokenizer))
+    (made,) = rows_of(run, record).values()
+    assert json.loads(made["tool_schemas"])[2] == later
+    told = row | {"tool_schemas": json.dumps([*json.loads(row["tool_schemas"]), later])}
+    with pytest.raises(StageFailed, match="other token ids than that of its question q1"):
+        make_rows(tmp_path / "b", [told], scored([row], True), native_settings(tokenizer))

@@ -97,6 +97,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "text": "".join(text for _, text in segments),
         "segments": json.dumps([{"kind": kind, "text": text, "start": 0, "end": 0} for kind, text in segments]),
         "tool_calls": "[]",
+        "tool_schemas": "[]",
         "samples": [NO_IDS],
         "reward": None,
         "outcome": None,

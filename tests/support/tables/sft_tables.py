@@ -45,6 +45,7 @@ def sft_row(
             ("user", f"question {key}?"),
             ("assistant", f"<think>{key}</think><answer>\\boxed{{1}}</answer>"),
         ),
+        "tool_schemas": "[]",
         "input_ids": ids,
         "labels": labels,
         "num_tokens": len(ids),

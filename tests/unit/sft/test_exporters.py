@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.tables.sft_tables import TEXT_MODE, as_messages, contents, run_with_rows, sft_row, table_of
+from support.tool_templates import load_tool_tokenizer
 
 from treadle.cli.commands.export import ROW_FORMATS
 from treadle.cli.main import cli
@@ -30,6 +31,48 @@ DIALOGUE = as_messages(
     ("user", "Hurry."),
     ("assistant", "I say 62"),
 )
+SCHEMAS = [
+    {
+        "name": "search",
+        "description": "Search.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    }
+]
+NATIVE = {
+    "tool_schemas": json.dumps(SCHEMAS),
+    "messages": json.dumps(
+        [
+            {"role": "user", "content": "Q"},
+            {
+                "role": "assistant",
+                "content": "Look.",
+                "reasoning": "Hm.",
+                "tool_calls": [
+                    {"id": "call00001", "name": "search", "arguments": '{"query":"é <b>"}'},
+                    {"id": "call00002", "name": "search", "arguments": '{"query":"2"}'},
+                ],
+            },
+            {"role": "tool", "content": "found: é", "tool_call_id": "call00001"},
+            {"role": "tool", "content": "", "tool_call_id": "call00002"},
+            {"role": "assistant", "content": "A", "reasoning": "Ah."},
+        ]
+    ),
+}
+OPENAI_MESSAGES = [
+    {"role": "user", "content": "Q"},
+    {
+        "role": "assistant",
+        "content": "Look.",
+        "reasoning_content": "Hm.",
+        "tool_calls": [
+            {"id": "call00001", "type": "function", "function": {"name": "search", "arguments": '{"query":"é <b>"}'}},
+            {"id": "call00002", "type": "function", "function": {"name": "search", "arguments": '{"query":"2"}'}},
+        ],
+    },
+    {"role": "tool", "content": "found: é", "tool_call_id": "call00001"},
+    {"role": "tool", "content": "", "tool_call_id": "call00002"},
+    {"role": "assistant", "content": "A", "reasoning_content": "Ah."},
+]
 ROWS = [
     sft_row("a"),
     sft_row("b", results=5, operator="hint_tail", messages=HOSTILE_TURNS, dataset=HOSTILE),
@@ -47,9 +90,14 @@ def load(folder: Path, kind: str, **arguments: Any) -> list[dict[str, Any]]:
     return list(found)
 
 
-def exported(tmp_path: Path, name: str, rows: list[dict[str, Any]] = ROWS) -> Path:
+def set_keys(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages without the keys that a table fills with null."""
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]
+
+
+def exported(tmp_path: Path, name: str, rows: list[dict[str, Any]] = ROWS, **options: Any) -> Path:
     folder = tmp_path / name
-    export_rows(table_of(tmp_path / f"root-{name}", rows), name, folder, origin={"run": "test"})
+    export_rows(table_of(tmp_path / f"root-{name}", rows), name, folder, origin={"run": "test"}, **options)
     return folder
 
 
@@ -99,7 +147,7 @@ def test_sharegpt_gives_messages_of_tools_the_tag_that_templates_know(tmp_path: 
     few_shot = as_messages(("assistant", "Hi."), ("user", "Q"), ("tool", "1"), ("assistant", "A"))
     folder = exported(tmp_path, "sharegpt", [sft_row("a", messages=turns), sft_row("b", messages=few_shot)])
     tool, mixed = list(llamafactory_rows(folder))
-    assert tool[2:4] == [("assistant", "f()"), ("observation", "1\n\n2")]
+    assert tool[2:4] == [("assistant", "f()"), ("observation", "1\n</tool_response>\n<tool_response>\n2")]
     assert mixed[1:] == [("user", ""), ("assistant", "Hi."), ("user", "Q\n\n1"), ("assistant", "A")]
 
 
@@ -109,7 +157,56 @@ def test_openai_messages_round_trip_and_have_only_roles_that_its_api_takes(tmp_p
     assert lines.pop() == b"" and len(lines) == len(ROWS) + 1
     for line, row in zip(lines, ROWS, strict=False):
         assert json.loads(line) == {"messages": json.loads(row["messages"])}
-    assert [one["role"] for one in json.loads(lines[-1])["messages"]] == ["user", "assistant", "user", "assistant"]
+    sent = json.loads(lines[-1])["messages"]
+    assert [one["role"] for one in sent] == ["user", "assistant", "user", "assistant"]
+    assert sent[2] == {"role": "user", "content": "1", "name": "tool"}
+
+
+def test_native_calls_reach_every_format(tmp_path: Path) -> None:
+    rows = [sft_row("n", **NATIVE)]
+    (line,) = load(tmp_path / "openai", "json", data_files=str(exported(tmp_path, "openai", rows) / "openai.jsonl"))
+    assert set_keys(line["messages"]) == OPENAI_MESSAGES
+    assert line["tools"] == [{"type": "function", "function": SCHEMAS[0]}]
+
+    (found,) = load(tmp_path / "hf", str(exported(tmp_path, "hf", rows)))
+    assert set_keys(found["messages"]) == OPENAI_MESSAGES
+    assert json.loads(found["tools"]) == line["tools"]
+    prompt = load_tool_tokenizer("qwen").render(line["messages"], open_turn=False, tools=line["tools"])
+    assert '"name": "search"' in prompt and "<tool_response>\nfound: é\n</tool_response>\n<tool_response>" in prompt
+
+    (turns,) = llamafactory_rows(exported(tmp_path, "sharegpt", rows))
+    calls = '[{"name": "search", "arguments": {"query":"é \\u003cb>"}}, {"name": "search", "arguments": {"query":"2"}}]'
+    assert turns == [
+        ("system", ""),
+        ("user", "Q"),
+        ("function", f"<think>\nHm.\n</think>\n\nLook.\n<tool_call>\n{calls}\n</tool_call>"),
+        ("observation", "found: é\n</tool_response>\n<tool_response>\n"),
+        ("assistant", "<think>\nAh.\n</think>\n\nA"),
+    ]
+    (turns,) = llamafactory_rows(exported(tmp_path, "alpaca", rows))
+    assert [role for role, _ in turns] == ["system", "user", "assistant", "user", "assistant"]
+    assert turns[2][1].startswith('<think>\nHm.\n</think>\n\nLook.\n<tool_call>\n{"name": "search", ')
+
+
+def test_results_inside_turns_can_become_messages(tmp_path: Path) -> None:
+    text = "<think>a</think><search>q</search><result>found</result><result>more</result><answer>1</answer>"
+    spans = [[text.index("<result>f"), text.index("<result>m")], [text.index("<result>m"), text.index("<answer>")]]
+    turn = {"role": "assistant", "content": text, "results": spans}
+    row = sft_row("t", messages=json.dumps([{"role": "user", "content": "Q"}, turn]))
+    (inside,) = llamafactory_rows(exported(tmp_path / "1", "sharegpt", [row]))
+    assert inside == [("system", ""), ("user", "Q"), ("assistant", text)]
+    folder = exported(tmp_path / "2", "sharegpt", [row], results_apart=True)
+    (apart,) = llamafactory_rows(folder)
+    assert apart[2:] == [
+        ("assistant", "<think>a</think><search>q</search>"),
+        ("observation", "<result>found</result>\n</tool_response>\n<tool_response>\n<result>more</result>"),
+        ("assistant", "<answer>1</answer>"),
+    ]
+    about = json.loads((folder / "export.json").read_text())
+    assert about["results"] == "apart" and not any("inside turns" in one for one in about["limitations"])
+    openai = json.loads((exported(tmp_path / "3", "openai", [row], results_apart=True) / "openai.jsonl").read_bytes())
+    assert [one["role"] for one in openai["messages"]] == ["user", "assistant", "user", "user", "assistant"]
+    assert "".join(one["content"] for one in openai["messages"][1:]) == text
 
 
 def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +215,10 @@ def test_hugging_face_dataset_keeps_ids_and_masks(tmp_path: Path, monkeypatch: p
     assert [row["input_ids"] for row in found] == [row["input_ids"] for row in ROWS]
     assert [row["labels"] for row in found] == [row["labels"] for row in ROWS]
     assert [row["attention_mask"] for row in found] == [[1] * row["num_tokens"] for row in ROWS]
-    assert [row["messages"] for row in found] == [json.loads(row["messages"]) for row in ROWS]
+    assert [set_keys(row["messages"]) for row in found] == [json.loads(row["messages"]) for row in ROWS]
     assert [row["tid"] for row in found] == ["a", "b", "c", "d", "e"]
-    assert [row["calls_by_tool"] for row in found] == [row["tools"] for row in ROWS] and "tools" not in found[0]
+    assert [row["calls_by_tool"] for row in found] == [row["tools"] for row in ROWS]
+    assert {row["tools"] for row in found} == {"[]"}
     assert FORMATS["hf"].limitations == ()
 
 
@@ -202,6 +300,11 @@ def test_export_command_writes_files_and_reports_what_is_lost(tmp_path: Path) ->
     assert (said["num_rows"], said["instance"], said["format"]) == (5, "1/sft_rows", "sharegpt")
     assert "sharegpt has no loss masks" in done.stderr
     assert "1 of 5 rows have no token ids" in done.stderr
+
+    apart = [*common, "--format", "openai", "--out", str(tmp_path / "apart"), "--results", "apart", "--json"]
+    done = CliRunner().invoke(cli, apart)
+    assert done.exit_code == 0 and "inside turns" not in done.stderr
+    assert json.loads((tmp_path / "apart" / "export.json").read_text())["results"] == "apart"
 
     wrong = CliRunner().invoke(
         cli, [*common, "--format", "hf", "--out", str(tmp_path / "x"), "--instance", "2/sft_rows"]

@@ -27,7 +27,8 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import ROLLOUTS
-from treadle.datagen.sft_rows.encoding import NO_LOSS, IdColumns, RowEncoder, Turns, messages_of, system_spans
+from treadle.datagen.sft_rows.encoding import NO_LOSS, IdColumns, RowEncoder, Turns, system_spans
+from treadle.datagen.sft_rows.messages import messages_of
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
@@ -73,7 +74,7 @@ class Stops(Quiet):
 
 def turns_of(trajectory: Trajectory) -> Turns:
     (sample,) = trajectory.samples
-    return Turns.of(trajectory.segments, sample.ids, bytes(sample.origins))
+    return Turns.of(trajectory.segments, sample.ids, bytes(sample.origins), TOOL_DIALECT)
 
 
 def encoded(trajectory: Trajectory, tokenizer: ChatTokenizer, *, mask_results: bool = True) -> dict[str, list[int]]:
@@ -178,7 +179,7 @@ def test_results_inside_a_turn_can_be_learned_but_messages_never() -> None:
     last = r"<think>b</think><answer>\boxed{1}</answer>"
     transcript.append_completion(last, tokenizer.encode(last), 9)
     transcript.append([Message("<result>late</result>", "block")])
-    turns = Turns.of(transcript.segments(), transcript.ids.tolist(), bytes(transcript.origins))
+    turns = Turns.of(transcript.segments(), transcript.ids.tolist(), bytes(transcript.origins), TOOL_DIALECT)
     assert [(message["role"], message["content"]) for message in turns.messages] == [
         ("assistant", said + "<result>found</result>"), ("tool", "Go on."), ("assistant", last),
     ]  # fmt: skip
@@ -207,7 +208,7 @@ def test_what_is_learned_is_what_the_model_wrote(spoken: Sequence[tuple[str, boo
         transcript.append([Message(reply, role) for role, reply in replies])  # type: ignore[arg-type]
     transcript.seal()
     origins = bytes(transcript.origins)
-    turns = Turns.of(transcript.segments(), transcript.ids.tolist(), origins)
+    turns = Turns.of(transcript.segments(), transcript.ids.tolist(), origins, FreeDialect())
     row = RowEncoder.of(tokenizer, mask_results=True).columns([5, 6], turns)
     targets = [label for label in row["labels"] if label != NO_LOSS] if turns.ids else []
     sampled = [token for token, origin in zip(transcript.ids, origins, strict=True) if origin != ORIGIN_SYSTEM]
@@ -227,7 +228,9 @@ def test_turn_without_text_is_an_empty_message() -> None:
     for text in ("a", "", "b"):
         transcript.append_completion(text, [*tokenizer.encode(text), tokenizer.turn_end_ids[0]], 1)
         transcript.append([Message("Say more.")])
-    said = [message["content"] for message in messages_of(transcript.segments(), bytes(transcript.origins))]
+    said = [
+        message["content"] for message in messages_of(transcript.segments(), bytes(transcript.origins), FreeDialect())
+    ]
     assert said == ["a", "Say more.", "", "Say more.", "b"]
 
 

@@ -9,12 +9,22 @@ import pytest
 from support.rollouts.rollout_bench import ANSWER, SEARCH, ScriptedModel, load, play
 
 from treadle.agent.contract import Outcome
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import Sample, Trajectory
 from treadle.core.chat import ChatTokenizer
 from treadle.core.schemas import ROLLOUTS
-from treadle.environments.rollouts.rows import calls_of, failed_row, head_of_row, row_of, trajectory_of
+from treadle.environments.rollouts.rows import (
+    calls_of,
+    failed_row,
+    first_tools,
+    head_of_row,
+    plain_schemas,
+    row_of,
+    trajectory_of,
+)
 
 QUESTION = {"question_key": "k", "dataset": "d", "domain": "qa", "question": "Who?", "choices": []}
+SCHEMA_KEYS = {"name", "description", "parameters"}
 HEAD = head_of_row(QUESTION, "base", 0, 1)
 
 
@@ -53,10 +63,14 @@ def test_rewards_and_outcome_of_the_environment_survive_a_row() -> None:
     samples = [Sample([1], [2], [1], [0]), Sample([1, 3], [2], [1], [0], training_prompt_ids=[1])]
     outcome = Outcome(0.5, True, {"speed": 0.25})
     made = Trajectory("finished", "t", [], samples, [], 2, turn_rewards=[None, 1.0], outcome=outcome, truncated=True)
-    made = dataclasses.replace(made, first_messages=({"role": "user", "content": "Who?"},))
+    schemas = (ToolSchema("a", "A."), ToolSchema("b", "B.", {"type": "object", "properties": {"x": {}}}))
+    first = ({"role": "user", "content": "Who?"},)
+    made = dataclasses.replace(made, first_messages=first, tools=schemas, num_added_tools=1)
     row = row_of(HEAD, made, "e", "t")
     assert (row["reward"], row["truncated"], orjson.loads(row["outcome"])["success"]) == (0.5, True, True)
     assert trajectory_of(row) == made
+    assert first_tools(row["tool_schemas"]) == [schemas[0]]
+    assert [set(one) for one in orjson.loads(plain_schemas(row["tool_schemas"]))] == [SCHEMA_KEYS] * 2
     assert [sample.hinted for sample in trajectory_of(row).samples] == [False, True]
     summed = dataclasses.replace(made, outcome=None, turn_rewards=[0.5, None, 1.0])
     unknown = dataclasses.replace(made, outcome=Outcome(success=False), turn_rewards=[None])
