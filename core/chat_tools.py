@@ -37,11 +37,13 @@ class ToolSupport:
         writes_tools: Whether it writes the schemas of tools.
         call_example: What it writes for a turn that calls `look_up_9f3` with key = "a b"; empty if it drops calls.
         writes_results: Whether it writes messages of role `tool`.
+        opens_reasoning: Whether it begins the model's turn with `<think>`, so that only the end is in its text.
     """
 
     writes_tools: bool
     call_example: str
     writes_results: bool
+    opens_reasoning: bool
 
 
 class ToolTokenizer(Protocol):
@@ -57,15 +59,17 @@ class ToolTokenizer(Protocol):
 def find_tool_support(tokenizer: ToolTokenizer) -> ToolSupport:
     """Try the template with a tool, a call and its result."""
     plain = _rendered(tokenizer, [_QUESTION], ())
+    opens_reasoning = plain.rstrip().endswith("<think>")
     with_tool = _rendered(tokenizer, [_QUESTION], [_TOOL])
     if _NAME not in with_tool or with_tool == plain:
-        return ToolSupport(False, "", _writes_result(tokenizer))
+        return ToolSupport(False, "", _writes_result(tokenizer), opens_reasoning)
     call = {"id": numbered_call_id(1), "type": "function", "function": {"name": _NAME, "arguments": {"key": "a b"}}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     whole = _rendered(tokenizer, [_QUESTION, turn], [_TOOL], open_turn=False)
     before = _rendered(tokenizer, [_QUESTION], [_TOOL], open_turn=False)
-    example = whole.removeprefix(before) if whole.startswith(before) else whole
-    return ToolSupport(True, example if _NAME in example else "", _writes_result(tokenizer))
+    # Schemas may stand behind the question; they are no example of a call.
+    example = whole.removeprefix(before) if before and whole.startswith(before) else ""
+    return ToolSupport(True, example if _NAME in example else "", _writes_result(tokenizer), opens_reasoning)
 
 
 def _writes_result(tokenizer: ToolTokenizer) -> bool:

@@ -35,6 +35,7 @@ class FunctionsDialect(Dialect):
         told_by: Who tells the model of its tools: its `template`, a `message` of ours, or the `service`, to which they
             are sent.
         has_tool_role: Whether results are messages of role `tool`; otherwise they stand in a user message.
+        opens_reasoning: Whether the prompt begins the model's turn with `<think>`; None if that is not known.
     """
 
     ends_every_turn: ClassVar[bool] = True
@@ -42,6 +43,7 @@ class FunctionsDialect(Dialect):
     form: ToolForm = HERMES
     told_by: Literal["template", "message", "service"] = "message"
     has_tool_role: bool = False
+    opens_reasoning: bool | None = None
 
     def bound(self, template: HasToolSupport | None, *, is_chat: bool) -> FunctionsDialect:
         """See `Dialect`."""
@@ -50,10 +52,11 @@ class FunctionsDialect(Dialect):
         if template is None:
             return self
         support = template.tool_support
+        told = replace(self, opens_reasoning=support.opens_reasoning)
         known = [form for form in FORMS if support.writes_tools and form.is_written_in(support.call_example)]
         if not known:
-            return self
-        return replace(self, form=known[0], told_by="template", has_tool_role=support.writes_results)
+            return told
+        return replace(told, form=known[0], told_by="template", has_tool_role=support.writes_results)
 
     def facts(self) -> dict[str, str]:
         """See `Dialect`."""
@@ -126,17 +129,20 @@ class FunctionsDialect(Dialect):
     def _reasoning_end(self, text: str) -> int:
         """Return the offset after the reasoning that begins a turn, and the white space behind it; 0 without any.
 
-        Templates may open the block in the prompt, so that only its end is in the text. An end that an argument of a
-        call spells is none.
+        Templates may open the block in the prompt, so that only its end is in the text. If it is not known whether one
+        did, an end that an argument of a call spells is none.
         """
         place = text.find(_THINK_END)
-        is_opened = text.lstrip().startswith(_THINK)
+        is_opened = self.opens_reasoning or text.lstrip().startswith(_THINK)
         if place < 0:
             return len(text) if is_opened else 0
-        if not is_opened and any(call.start < place < call.end and not call.error for call in self.form.find(text)):
+        if not is_opened and (self.opens_reasoning is False or self._is_argument(text, place)):
             return 0
         end = place + len(_THINK_END)
         return len(text) - len(text[end:].lstrip())
+
+    def _is_argument(self, text: str, place: int) -> bool:
+        return any(call.start < place < call.end and not call.error for call in self.form.find(text))
 
     def is_call(self, segment: Segment) -> bool:
         """See `Dialect`."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import orjson
 import pytest
+from support.chat_templates import write_family
+from support.tool_templates import FAMILIES
 
 from treadle.agent.dialects.forms import hermes as hermes_form
 from treadle.agent.dialects.forms.hermes import HermesForm
 from treadle.agent.dialects.forms.llama import LlamaForm
 from treadle.agent.dialects.functions import FunctionsDialect
+from treadle.core.chat import ChatTokenizer
 
 HERMES = FunctionsDialect()
 LLAMA = FunctionsDialect(form=LlamaForm())
@@ -105,3 +111,39 @@ def test_broken_calls_are_parsed_a_bounded_number_of_times(text: str, monkeypatc
     monkeypatch.setattr(hermes_form.orjson, "loads", counted)
     assert HermesForm().find(text)
     assert sum(parsed) < 4 * len(text)
+
+
+def test_thoughts_that_the_prompt_opened_are_no_answer_if_cut_off() -> None:
+    dialect = FunctionsDialect(opens_reasoning=True)
+    text = "It may be 3, or " + hermes('{"name": "a"}')
+    assert not dialect.read(text, 0, "length").calls
+    assert [segment.kind for segment in dialect.segments(text)] == ["reasoning"]
+    text += "</think> It is 4."
+    assert [segment.kind for segment in dialect.segments(text)] == ["reasoning", "answer"]
+
+
+def test_answer_may_spell_the_end_of_thoughts_if_the_prompt_opens_none() -> None:
+    dialect = FunctionsDialect(opens_reasoning=False)
+    assert [segment.kind for segment in dialect.segments("It is </think>.")] == ["answer"]
+    text = "<think>a</think>It is </think>."
+    assert [segment.text for segment in dialect.segments(text)] == ["<think>a</think>", "It is </think>."]
+
+
+@pytest.mark.parametrize(("end", "expected"), [("<think>\n", True), ("", False)])
+def test_template_that_opens_reasoning_is_recognised(end: str, expected: bool, tmp_path: Path) -> None:
+    family = FAMILIES["qwen"]
+    template = family.template.replace(
+        "{{- '<|im_start|>assistant\\n' }}", f"{{{{- '<|im_start|>assistant\\n{end}' }}}}"
+    )
+    tokenizer = ChatTokenizer.load(write_family(replace(family, template=template), tmp_path / "model"))
+    assert FunctionsDialect().bound(tokenizer, is_chat=False).opens_reasoning is expected
+
+
+def test_schemas_behind_the_question_are_no_calls(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+    )
+    family = replace(FAMILIES["qwen"], template=template)
+    tokenizer = ChatTokenizer.load(write_family(family, tmp_path / "model"))
+    assert FunctionsDialect().bound(tokenizer, is_chat=False).told_by == "message"
