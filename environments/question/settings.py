@@ -235,6 +235,8 @@ class QuestionSettings(EnvironmentSettings):
         if self.call_limit("python"):
             # Programs print far less than they may.
             lengths.append((self.python.max_output_chars or 1_000) // 4)
+        of_others = super().num_result_chars
+        lengths += [of_others for tool in self.tools.values() if tool.max_calls != 0]
         return sum(lengths) / len(lengths) if lengths else 0.0
 
     @property

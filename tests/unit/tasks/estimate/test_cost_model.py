@@ -11,6 +11,7 @@ from typing import Any, cast
 from rich.console import Console
 from support.rollouts.rollouts_bench import Bench
 
+from treadle.agent.tools.settings import ToolSettings
 from treadle.cli.views.figures import estimate_view
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
@@ -19,6 +20,7 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
 from treadle.tasks.estimate.cost_model import (
+    ExpectedRollout,
     PhaseSize,
     phase_size,
     pool_cost,
@@ -70,6 +72,13 @@ def test_every_further_turn_resends_its_context() -> None:
     alone = rollout_cost(no_tools).roles["policy"]
     assert (one["calls"], alone["calls"]) == (3.0, 1.0)
     assert one["prompt_tokens"] > 3 * alone["prompt_tokens"]
+
+
+def test_tools_of_ones_own_take_turns_and_have_results() -> None:
+    none = QuestionSettings.model_validate({"python": {"enabled": False}, "search": {"enabled": False}})
+    own = none.model_copy(update={"tools": {"weather": ToolSettings(type="weather")}})
+    assert ExpectedRollout(none).turns == 1
+    assert ExpectedRollout(own).turns == 3 and result_tokens(own) > 0
 
 
 def test_web_pages_are_longer_than_corpus_documents() -> None:
