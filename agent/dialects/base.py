@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from treadle.core.answers.extraction import ANSWER, REASONING
+from treadle.core.answers.extraction import ANSWER, REASONING, TOOL_CALL
 
 if TYPE_CHECKING:
     from typing import Self
@@ -25,9 +25,6 @@ TEXT = "text"
 
 RESULT = "result"
 """Kind of the segments with the result of a call inside the assistant's turn, which only the system writes."""
-
-TOOL_CALL = "tool_call"
-"""Kind of a segment that is one native tool call."""
 
 FRAME = "frame"
 """Kind of the segments with the control tokens that a chat template puts between messages."""

@@ -15,6 +15,8 @@ SYSTEM_KINDS = frozenset({"result", "frame", "user", "tool", "system"})
 """Kinds of the segments that the model did not write; only the end-of-turn ids in a frame are sampled."""
 REASONING = "reasoning"
 """Kind of the segments with reasoning that a service or template keeps apart from the answer."""
+TOOL_CALL = "tool_call"
+"""Kind of a segment that is one native tool call."""
 ANSWER = "answer"
 """Kind of the segments with an answer."""
 
@@ -28,14 +30,14 @@ def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
     It is in the last answer block: the last balanced `\boxed{…}` or `\fbox{…}`, else the block as a whole. Without a
     block, it is the last box anywhere. A box that never closes is no answer. One `\text{…}` around a boxed answer is
     removed. Without a block or a box, it is the text of the last answer without markers. The result has no outer white
-    space. The text between two results, messages or pieces of reasoning is searched as one piece; no block or box can
-    span one.
+    space. The text between two results, messages, native calls or pieces of reasoning is searched as one piece; no
+    block or box can span one. Native calls and reasoning have no answer.
     """
     pieces: list[list[str]] = [[]]
     plain = ""
     for segment in segments:
         kind, text = segment["kind"], segment["text"]
-        if kind in SYSTEM_KINDS or kind == REASONING:
+        if kind in SYSTEM_KINDS or kind in (REASONING, TOOL_CALL):
             pieces.append([])
             continue
         pieces[-1].append(text)

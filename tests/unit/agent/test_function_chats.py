@@ -181,3 +181,10 @@ async def test_results_are_sent_before_other_messages_and_to_their_calls() -> No
         ("tool", "c", "(no output)"),
         ("user", None, "Hurry up."),
     ]
+
+
+async def test_box_in_an_argument_is_no_answer() -> None:
+    call = ToolCall("c1", "python", '{"code": "print(\\"\\\\\\\\boxed{9}\\")"}')
+    trajectory, _ = await play(answer("", call), answer("It is 4."))
+    assert "boxed{9}" in trajectory.calls[0].argument
+    assert extract_prediction(orjson.loads(orjson.dumps(trajectory.segments))) == "It is 4."
