@@ -38,12 +38,14 @@ class ToolSupport:
         call_example: What it writes for a turn that calls `look_up_9f3` with key = "a b"; empty if it drops calls.
         writes_results: Whether it writes messages of role `tool`.
         opens_reasoning: Whether it begins the model's turn with `<think>`, so that only the end is in its text.
+        writes_system: Whether it writes a system message.
     """
 
     writes_tools: bool
     call_example: str
     writes_results: bool
     opens_reasoning: bool
+    writes_system: bool
 
 
 class ToolTokenizer(Protocol):
@@ -60,16 +62,20 @@ def find_tool_support(tokenizer: ToolTokenizer) -> ToolSupport:
     """Try the template with a tool, a call and its result."""
     plain = _rendered(tokenizer, [_QUESTION], ())
     opens_reasoning = plain.rstrip().endswith("<think>")
+    writes_system = _RESULT in _rendered(tokenizer, [{"role": "system", "content": _RESULT}, _QUESTION], ())
+    writes_results = _writes_result(tokenizer)
     with_tool = _rendered(tokenizer, [_QUESTION], [_TOOL])
     if _NAME not in with_tool or with_tool == plain:
-        return ToolSupport(False, "", _writes_result(tokenizer), opens_reasoning)
+        return ToolSupport(False, "", writes_results, opens_reasoning, writes_system)
     call = {"id": numbered_call_id(1), "type": "function", "function": {"name": _NAME, "arguments": {"key": "a b"}}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     whole = _rendered(tokenizer, [_QUESTION, turn], [_TOOL], open_turn=False)
     before = _rendered(tokenizer, [_QUESTION], [_TOOL], open_turn=False)
     # Schemas may stand behind the question; they are no example of a call.
     example = whole.removeprefix(before) if before and whole.startswith(before) else ""
-    return ToolSupport(True, example if _NAME in example else "", _writes_result(tokenizer), opens_reasoning)
+    return ToolSupport(
+        True, example if _NAME in example else "", _writes_result(tokenizer), opens_reasoning, writes_system
+    )
 
 
 def _writes_result(tokenizer: ToolTokenizer) -> bool:

@@ -36,6 +36,8 @@ class FunctionsDialect(Dialect):
             are sent.
         has_tool_role: Whether results are messages of role `tool`; otherwise they stand in a user message.
         opens_reasoning: Whether the prompt begins the model's turn with `<think>`; None if that is not known.
+        has_system_role: Whether the template takes system messages; otherwise a `message` is the beginning of the first
+            one of the user.
     """
 
     ends_every_turn: ClassVar[bool] = True
@@ -44,6 +46,7 @@ class FunctionsDialect(Dialect):
     told_by: Literal["template", "message", "service"] = "message"
     has_tool_role: bool = False
     opens_reasoning: bool | None = None
+    has_system_role: bool = True
 
     def bound(self, template: HasToolSupport | None, *, is_chat: bool) -> FunctionsDialect:
         """See `Dialect`."""
@@ -52,7 +55,7 @@ class FunctionsDialect(Dialect):
         if template is None:
             return self
         support = template.tool_support
-        told = replace(self, opens_reasoning=support.opens_reasoning)
+        told = replace(self, opens_reasoning=support.opens_reasoning, has_system_role=support.writes_system)
         known = [form for form in FORMS if support.writes_tools and form.is_written_in(support.call_example)]
         if not known:
             return told
@@ -62,7 +65,8 @@ class FunctionsDialect(Dialect):
         """See `Dialect`."""
         if self.told_by == "service":
             return {"tool_calls": "by the chat service; results are messages of role tool"}
-        place = "chat template" if self.told_by == "template" else "system message"
+        message = "system message" if self.has_system_role else "first message"
+        place = "chat template" if self.told_by == "template" else message
         results = "messages of role tool" if self.has_tool_role else "a user message"
         return {
             "tool_calls": f"form {self.form.name}, schemas in the {place}, results in {results}; tools that are added "
@@ -168,7 +172,10 @@ class FunctionsDialect(Dialect):
         if messages and messages[0]["role"] == "system":
             first, *others = messages
             return [{**first, "content": f"{first['content']}\n\n{told}".lstrip()}, *others], []
-        return [{"role": "system", "content": told}, *messages], []
+        if self.has_system_role or not messages:
+            return [{"role": "system", "content": told}, *messages], []
+        first, *others = messages
+        return [{**first, "content": f"{told}\n\n{first['content']}"}, *others], []
 
     def replies(self, messages: Sequence[Message]) -> Sequence[Message]:
         """See `Dialect`; without a role for results, those of a turn are one user message."""

@@ -14,6 +14,7 @@ from treadle.agent.dialects.forms import hermes as hermes_form
 from treadle.agent.dialects.forms.hermes import HermesForm
 from treadle.agent.dialects.forms.llama import LlamaForm
 from treadle.agent.dialects.functions import FunctionsDialect
+from treadle.agent.tools.schema import ToolSchema
 from treadle.core.chat import ChatTokenizer
 
 HERMES = FunctionsDialect()
@@ -147,3 +148,17 @@ def test_schemas_behind_the_question_are_no_calls(tmp_path: Path) -> None:
     family = replace(FAMILIES["qwen"], template=template)
     tokenizer = ChatTokenizer.load(write_family(family, tmp_path / "model"))
     assert FunctionsDialect().bound(tokenizer, is_chat=False).told_by == "message"
+
+
+def test_template_without_system_role_gets_the_tools_in_the_first_message(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    tokenizer = ChatTokenizer.load(write_family(replace(FAMILIES["qwen"], template=template), tmp_path / "model"))
+    dialect = FunctionsDialect().bound(tokenizer, is_chat=False)
+    messages, given = dialect.tool_prompt([{"role": "user", "content": "What?"}], [ToolSchema("look", "")])
+    assert not given and [message["role"] for message in messages] == ["user"]
+    prompt = tokenizer.render(messages)
+    assert '"name":"look"' in prompt and prompt.index("look") < prompt.index("What?")
+    assert "schemas in the first message" in dialect.facts()["tool_calls"]
