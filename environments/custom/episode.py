@@ -107,12 +107,13 @@ class CustomEpisode:
                 raise EpisodeDiverged("the environment reacted to a recorded turn in another way")
 
     async def outcome(self) -> Outcome | None:
-        """Return what the instance says about its state; raise ToolError if it takes too long."""
+        """Return what the instance says about its state, else its tools; raise ToolError if it takes too long."""
         source = f"{type(self._environment).__name__}.outcome"
         async with self._limit("outcome"):
             outcome = as_outcome(await self._environment.outcome(), source)
-        if outcome is not None:
-            require_finite(outcome.reward, f"{source} returned a reward of")
+        if outcome is None:
+            return await self._calls.outcome()
+        require_finite(outcome.reward, f"{source} returned a reward of")
         return outcome
 
     async def close(self) -> None:
