@@ -129,7 +129,7 @@ class IndexSettings(Section):
             )
         if not self.corpus:
             raise ConfigError(
-                "the search tool has no corpus: set environment.search.corpus to a .jsonl or .parquet file of documents, "
+                "the search tool has no corpus: set environment.search.corpus to a .jsonl or .parquet file, "
                 "or environment.search.enabled = false"
             )
         check_first_rows(self.corpus)

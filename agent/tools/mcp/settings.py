@@ -152,6 +152,11 @@ class McpServerSettings(ToolSettings):
                 )
         return self
 
+    @property
+    def gives_outcome(self) -> bool:
+        """See `ToolSettings`."""
+        return False
+
     def started_command(self) -> tuple[str, ...]:
         """Return the command with absolute paths in place of those that `read` lists."""
         return tuple(str(file_of(word, self.read) or word) for word in self.command)
