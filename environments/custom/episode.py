@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -186,6 +187,9 @@ def _observation(reaction: Any, name: str) -> Observation:
         return reaction
     if isinstance(reaction, Sequence) and reaction and all(isinstance(one, Message) for one in reaction):
         return Observation(messages=tuple(_checked(one, name) for one in reaction))
+    if inspect.iscoroutine(reaction):
+        reaction.close()
+        raise TypeError(f"{name}.step returned a coroutine; await it, as in `return await self.run_calls(turn)`")
     given = "None" if reaction is None else f"a value of type {type(reaction).__name__}"
     raise TypeError(f"{name}.step returned {given}; return text, Message, a list of Message, or Done")
 
