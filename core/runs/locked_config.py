@@ -89,8 +89,9 @@ def _refusal(run: Run, differences: Sequence[str]) -> RunError:
     more = len(differences) - _SHOWN_DIFFERENCES
     edited = [place for place, key, _ in (one.partition(_CODE) for one in differences) if key]
     if len(edited) == len(differences):
+        places = " and ".join(edited)
         return RunError(
-            f"the code of {' and '.join(edited)} was edited since run {run.run_id} began; choose a new run id, or undo it"
+            f"the code of {places} was edited since run {run.run_id} began; choose a new run id, or undo it"
         )
     shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
     return RunError(
