@@ -9,7 +9,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.registry import traits_of
-from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 
 
 def check_pools(address: Address, environment: EnvironmentSettings, operators: Sequence[str]) -> None:
@@ -22,8 +22,8 @@ def check_pools(address: Address, environment: EnvironmentSettings, operators: S
         )
     if not traits.forks and (editing := [operator for operator in operators if operator != "rerollout"]):
         raise ConfigError(
-            f"{address}: an episode of {name} cannot be continued from a prefix, which {', '.join(editing)} need; set "
-            'pools.operators = ["rerollout"]'
+            f"{address}: {_episode(environment)} cannot be continued from a prefix, which {', '.join(editing)} need; "
+            'set pools.operators = ["rerollout"]'
         )
 
 
@@ -44,12 +44,19 @@ def check_scorers(address: Address, environment: EnvironmentSettings, questions:
         )
 
 
+def _episode(environment: EnvironmentSettings) -> str:
+    """Return what cannot be continued, in words of the configuration."""
+    if environment.type == DEFAULT_TYPE:
+        return "a rollout with native tool calls (environment.tools, or dialect = functions)"
+    return f"an episode of {environment.type}"
+
+
 def check_rl(address: Address, environment: EnvironmentSettings, *, branches: bool) -> None:
     """Raise ConfigError if the environment cannot be used in reinforcement."""
     traits, name = traits_of(environment), environment.type
     if branches and not traits.forks:
         raise ConfigError(
-            f"{address}: an episode of {name} cannot be continued from a prefix, which branching needs; leave out "
+            f"{address}: {_episode(environment)} cannot be continued from a prefix, which branching needs; leave out "
             "rl.initial_rollouts"
         )
     if traits.roles:

@@ -127,3 +127,8 @@ def test_scorer_of_outcomes_needs_a_tool_that_gives_them(
         return
     with pytest.raises(ConfigError, match=f"scorer = '{scorer}' of bugs.jsonl needs {missing} in environment.tools"):
         at("1/scores@large", **settings)
+
+
+def test_operators_of_rollouts_with_native_calls_are_refused_in_words_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"1/pools: a rollout with native tool calls \(environment.tools, or dialect"):
+        at("1/pools", environment={**QUESTION, "dialect": "functions"}, pools={"roles": {"policy": {"model": "large"}}})
