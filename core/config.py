@@ -238,6 +238,12 @@ def validate(
         raise ConfigError("; ".join(dict.fromkeys(problems))) from None
 
 
+def unknown_keys(schema: type[BaseModel], error: ValidationError) -> str:
+    """Return one sentence per unknown key; empty if the error has another cause."""
+    details = error.errors(include_url=False)
+    return "; ".join(_explain(schema, detail, "") for detail in details if detail["type"] == "extra_forbidden")
+
+
 def _origin(place: Sequence[int | str], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Return the label of the source that a wrong key comes from; empty if several sources contribute to its table."""
     reached = [(*_walk(part, place), label) for label, part in parts]

@@ -29,7 +29,7 @@ def find_code_file(name: str, known: object, section: str) -> Path | None:
     if not colon or not place.endswith(".py"):
         return None
     folders = (Path.cwd(), *config_folders.get())
-    candidates = [Path(str(known))] if known else [folder / place for folder in folders]
+    candidates = [Path(str(known))] if known else list(dict.fromkeys(folder / place for folder in folders))
     for path in candidates:
         if path.is_file():
             return path.resolve()

@@ -79,7 +79,7 @@ QUESTIONS = Table(
             _field(
                 "scorer",
                 pa.string(),
-                "math, qa, qa_characters or choice, instead of the domain's; null for none",
+                "math, qa, qa_characters, choice, workspace_tests or outcome, instead of the domain's; null for none",
                 nullable=True,
             ),
             _field(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from treadle.agent.contract import Outcome, Task
-from treadle.core.answers.score import ENVIRONMENT, WORKSPACE_TESTS, Score
+from treadle.core.answers.score import ENVIRONMENT, OUTCOME, WORKSPACE_TESTS, Score
 from treadle.environments.registry import environment_type
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 SUCCESS_REWARD = 0.5
 """Reward above which a rollout is right, if its environment does not say."""
+
+_WITHOUT_OUTCOME = {
+    WORKSPACE_TESTS: "no hidden tests ran at the end of the rollout; its environment needs a tool of type workspace",
+    OUTCOME: "no tool gave an outcome at the end of the rollout; its environment needs a class with a method `outcome`",
+}
 
 _LARGEST_REWARD = 1e9
 """Largest absolute reward: sums of squares of larger ones are not exact enough to compare."""
@@ -29,13 +34,9 @@ async def environment_score(settings: EnvironmentSettings, task: Task, rollout: 
     )
 
 
-def tests_score(outcome: Outcome | None) -> Score:
-    """Return the verdict of hidden tests, which the outcome of a rollout holds; an error if no tests ran."""
-    return _verdict(
-        outcome,
-        WORKSPACE_TESTS,
-        "no hidden tests ran at the end of the rollout; its environment needs a tool of type workspace",
-    )
+def outcome_score(outcome: Outcome | None, rule: str) -> Score:
+    """Return the verdict that the outcome of a rollout holds, by a rule of `BY_OUTCOME`; an error if it has none."""
+    return _verdict(outcome, rule, _WITHOUT_OUTCOME[rule])
 
 
 def _verdict(outcome: Outcome | None, scorer: str, missing: str) -> Score:

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.agent.tools.settings import ToolSettings
 from treadle.core.config import Operational, Section, digest_json, semantic_dump
+from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
-from treadle.environments.tools.registry import AnyTool
+from treadle.environments.tools.registry import AnyTool, check_names
 
 SectionType = type[Section]
 
@@ -78,6 +80,15 @@ class EnvironmentSettings(Section):
     rollout_time_s: float = Field(default=1200.0, gt=0)
     """Time limit of one rollout in seconds, without delays caused by infrastructure; past it the rollout ends with
     `timeout`. In reinforcement learning only the time of programs counts."""
+
+    @field_validator("tools")
+    @classmethod
+    def _check_tool_names(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
+        try:
+            check_names({name: tool.known_schemas(name) for name, tool in tools.items() if tool.max_calls != 0})
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return tools
 
     @classmethod
     def variants(cls) -> Sequence[SectionType]:

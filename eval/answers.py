@@ -15,11 +15,11 @@ from treadle.agent.contract import Outcome, Task
 from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import GRADED, WORKSPACE_TESTS, Score, score_answer
+from treadle.core.answers.score import BY_OUTCOME, GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
-from treadle.environments.scoring import environment_score, no_verdict, tests_score
+from treadle.environments.scoring import environment_score, no_verdict, outcome_score
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
 from treadle.eval.config import ScoresOptions
@@ -171,10 +171,10 @@ def _rows(table: Rows, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> Score:
-    """Score an answer by rule. A rollout that did not end with an answer is wrong, unless hidden tests decide."""
-    if answer.gold.rule == WORKSPACE_TESTS and answer.row["status"] != FAILED:
+    """Score an answer by rule. A rollout that did not end with an answer is wrong, unless its outcome decides."""
+    if answer.gold.rule in BY_OUTCOME and answer.row["status"] != FAILED:
         outcome = answer.row["outcome"]
-        return tests_score(None if outcome is None else Outcome(**orjson.loads(outcome)))
+        return outcome_score(None if outcome is None else Outcome(**orjson.loads(outcome)), answer.gold.rule)
     if not answer.is_answered:
         return _UNFINISHED
     gold = answer.gold

@@ -128,6 +128,9 @@ class IndexSettings(Section):
                 update={"corpus_sha256": tuple(manifest.get("identity", {}).get("corpus_sha256") or ())}
             )
         if not self.corpus:
-            raise ConfigError("the search tool has no corpus; set its corpus to a .jsonl or .parquet file of documents")
+            raise ConfigError(
+                "the search tool has no corpus: set environment.search.corpus to a .jsonl or .parquet file, "
+                "or environment.search.enabled = false"
+            )
         check_first_rows(self.corpus)
         return self.model_copy(update={"corpus_sha256": tuple(file_sha256(path) for path in self.corpus)})

@@ -43,7 +43,7 @@ from treadle.rl.training.stage import RL
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
-from treadle.tasks.planning.environment_checks import check_pools
+from treadle.tasks.planning.environment_checks import check_pools, check_scorers
 from treadle.tasks.planning.iterations import at_iteration, pool_checkpoints, pool_roles
 from treadle.tasks.planning.models import (
     check_named_checkpoint,
@@ -319,6 +319,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     judges = {judge: _role(judge, config.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges)
     environment = config.environment
+    check_scorers(address, environment, config.questions)
     has_answers = traits_of(environment).has_answers
     keys = ["scores.judges.models"] if judges else []
     keys += ["scores.redundancy.model"] if options.redundancy.model is not None else []

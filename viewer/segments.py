@@ -12,6 +12,7 @@ import numpy as np
 
 from treadle.agent.dialects.base import FRAME, REASONING, RESULT, TEXT, TOOL_CALL
 from treadle.agent.dialects.tag_table import Tag
+from treadle.core.answers.extraction import ANSWER
 from treadle.viewer.turns import SPEAKERS, has_markers
 from treadle.web.record.run_entries import shown_sources
 
@@ -136,8 +137,8 @@ def without_markers(segment: SegmentRow) -> tuple[str, bool]:
     kind: str = segment["kind"]
     tag, text = Tag(_MARKERS.get(kind, kind)), segment["text"].strip()
     inner = text.removeprefix(tag.opening)
-    # A server sends native calls and reasoning without the markers of the template.
-    is_closed = inner.endswith(tag.closing) or (kind in (TOOL_CALL, REASONING) and inner == text)
+    # With native calls, calls, reasoning and answers may have no markers.
+    is_closed = inner.endswith(tag.closing) or (kind in (TOOL_CALL, REASONING, ANSWER) and inner == text)
     return inner.removesuffix(tag.closing).strip("\n"), not is_closed
 
 

@@ -47,6 +47,11 @@ class ClassSettings(UserToolSettings):
         """See `ToolSettings`."""
         return int(getattr(self.user_class, "version", 1))
 
+    @property
+    def gives_outcome(self) -> bool:
+        """See `ToolSettings`."""
+        return hasattr(self.user_class, "outcome")
+
     def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
         """See `ToolSettings`."""
         return tuple(user_schema(own or name, signature) for own, signature in self.methods.values())

@@ -37,6 +37,11 @@ class FunctionSettings(UserToolSettings):
         mark = mark_of(type(self).function)
         return 1 if mark is None else mark.version
 
+    @property
+    def gives_outcome(self) -> bool:
+        """See `ToolSettings`."""
+        return False
+
     def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
         """See `ToolSettings`."""
         return (user_schema(name, type(self).signature),)

@@ -121,6 +121,11 @@ class HttpToolSettings(ToolSettings):
     def _check_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
         return _checked_schema(value)
 
+    @property
+    def gives_outcome(self) -> bool:
+        """See `ToolSettings`."""
+        return False
+
     def known_schemas(self, name: str) -> tuple[ToolSchema, ...]:
         """See `ToolSettings`."""
         try:

@@ -46,6 +46,11 @@ class ToolSettings(Section):
         """Version of the type; increment it if its outcomes become different."""
         return 1
 
+    @property
+    def gives_outcome(self) -> bool:
+        """Whether its sources may tell how an episode went."""
+        return True
+
     def with_interpreter(self, interpreter: Path) -> Self:
         """Return the settings with another Python for programs, unless one is set; engines have other packages."""
         return self

@@ -23,6 +23,12 @@ ENVIRONMENT = "environment"
 WORKSPACE_TESTS = "workspace_tests"
 """Name of the rule by which hidden tests decide, which ran on the workspace at the end of the episode."""
 
+OUTCOME = "outcome"
+"""Name of the rule by which the `outcome` of the episode's tools decides."""
+
+BY_OUTCOME = frozenset({WORKSPACE_TESTS, OUTCOME})
+"""Rules that read a rollout's outcome, not its answer."""
+
 DEFAULT_F1_THRESHOLD = 0.8
 """Token F1 above which a qa answer is right."""
 

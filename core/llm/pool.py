@@ -164,7 +164,7 @@ class ModelPool:
         body = chat_body(
             self.settings.model, messages, sampling, seed, stop, tools=tools, chat_only=chat_only, refused=refused
         )
-        if tools:
+        if tools or any("tool_calls" in message for message in messages):
             num_bytes = len(body)
         else:
             num_bytes = sum(len((message["content"] or "").encode("utf-8", "replace")) for message in messages)

@@ -261,7 +261,7 @@ class _Inspection:
         if failure.kind == "refused":
             raise ConfigError(
                 f"{self._where} refuses tools: {failure}; if it is vLLM, start it with --enable-auto-tool-choice and "
-                '--tool-call-parser, or set environment.dialect = "tags" to call tools without them'
+                '--tool-call-parser, or set environment.dialect = "tags", which suffices for search and python'
             )
         if failure.kind != "context":
             raise failure

@@ -15,6 +15,7 @@ from treadle.core.runs.run import Run, checked_id
 from treadle.core.store.roots import open_storage
 
 _SHOWN_DIFFERENCES = 20
+_CODE = ".code_sha256:"
 
 
 def create_or_open_run(
@@ -86,6 +87,12 @@ def _refuse_while_running(run: Run, semantic: Mapping[str, Any]) -> None:
 
 def _refusal(run: Run, differences: Sequence[str]) -> RunError:
     more = len(differences) - _SHOWN_DIFFERENCES
+    edited = [place for place, key, _ in (one.partition(_CODE) for one in differences) if key]
+    if len(edited) == len(differences):
+        places = " and ".join(edited)
+        return RunError(
+            f"the code of {places} was edited since run {run.run_id} began; choose a new run id, or undo it"
+        )
     shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
     return RunError(
         f"run {run.run_id} was made with another configuration ({shown}); "

@@ -27,7 +27,7 @@ from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api,
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
 from treadle.core import schemas, steady_loop
-from treadle.core.answers.score import WORKSPACE_TESTS
+from treadle.core.answers.score import BY_OUTCOME
 from treadle.core.errors import StageFailed
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
@@ -277,9 +277,9 @@ def pool_jobs(settings: PoolsSettings, inputs: Mapping[str, Sequence[Rows]]) -> 
     """
     shared, environment = shared_digest(settings, inputs), settings.environment.digests()
     for question in selected_questions(settings.options, inputs["questions"], _COLUMNS):
-        if question["scorer"] == WORKSPACE_TESTS:
+        if question["scorer"] in BY_OUTCOME:
             raise StageFailed(
-                f"pools judges answers, but hidden tests decide about the tasks of {question['dataset']}; leave it out "
+                f"pools judges answers, but outcomes decide about the tasks of {question['dataset']}; leave it out "
                 "of pools.datasets, or make rows from rollouts: sft_rows.trajectories = 'rollouts'"
             )
         asked = [question[name] for name in _DEPENDS_ON]

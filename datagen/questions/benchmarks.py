@@ -25,8 +25,8 @@ Scorer = Literal["math", "qa", "qa_characters", "choice"]
 """Comparison of answers. `qa_characters` is `qa` with exact match and F1 over characters instead of words for
 scripts that are written without spaces (Chinese, Japanese, Thai, ...) or with particles on words (Korean); words and
 numbers of other scripts stay whole."""
-TestedBy = Literal["workspace_tests"]
-"""Scorer of tasks without gold answers: hidden tests in their payload."""
+OutcomeScorer = Literal["workspace_tests", "outcome"]
+"""Scorer of tasks without gold answers: hidden tests in their payload, or the `outcome` of the tools."""
 AnswerForm = Literal[
     "plain", "gsm8k", "boxed_solution", "last_box", "first_item", "before_parenthesis", "choice_index", "json_list"
 ]

@@ -21,9 +21,10 @@ import orjson
 from treadle.agent.prompts import Format
 from treadle.agent.tools.search_config import SearchRoute
 from treadle.agent.tools.workspace.files import BadTask, check_payload
+from treadle.core.answers.score import WORKSPACE_TESTS
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.input_files import InputRow
-from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, Scorer, TestedBy
+from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, OutcomeScorer, Scorer
 from treadle.datagen.questions.layouts import RowRejected, check_is_text
 from treadle.datagen.questions.payload import EMPTY, canonical, masked, payload_of
 from treadle.datagen.questions.row_reader import NO_GOLD, Gold, Options, RowReader, answers_of
@@ -70,7 +71,7 @@ class ParsedQuestion:
     source_row: int
     meta: str
     format: Format | None = None
-    scorer: Scorer | TestedBy | None = None
+    scorer: Scorer | OutcomeScorer | None = None
     search: SearchRoute | None = None
     payload: str = EMPTY
     """Hidden JSON object with sorted keys."""
@@ -177,7 +178,7 @@ def _payload(row: Mapping[str, Any], source: SourceSettings, settings: Questions
         payload = canonical({} if given is None else given, settings.max_payload_chars)
     else:
         payload = payload_of(row, source.payload, settings.max_payload_chars) if source.payload else EMPTY
-    if source.scorer is not None:
+    if source.scorer == WORKSPACE_TESTS:
         try:
             check_payload(orjson.loads(payload))
         except BadTask as error:

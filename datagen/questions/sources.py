@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, create_model, field_validator, model_validator
 
 from treadle.agent.tools.search_config import SearchRoute
+from treadle.core.answers.score import WORKSPACE_TESTS
 from treadle.core.config import Operational, Section
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
-from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, TestedBy, rule_for
+from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, OutcomeScorer, rule_for
 from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
@@ -97,8 +98,9 @@ class SourceSettings(_Origin):
     """Form of the answer in its field."""
     choices_field: str | None = None
     """Field with the list of options."""
-    scorer: TestedBy | None = None
-    """`workspace_tests` if the hidden tests in the payload decide; its questions then need no gold answers."""
+    scorer: OutcomeScorer | None = None
+    """`workspace_tests` if the hidden tests in the payload decide, `outcome` if the tools' method `outcome` does; its
+    questions then need no gold answers."""
     search: SearchRoute | None = None
     """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
     benchmark."""
@@ -127,7 +129,7 @@ class SourceSettings(_Origin):
 
     @model_validator(mode="after")
     def _check_tests_are_hidden(self) -> Self:
-        if self.scorer is not None and not self.is_environment and "tests" not in self.payload:
+        if self.scorer == WORKSPACE_TESTS and not self.is_environment and "tests" not in self.payload:
             raise ValueError(f'scorer = {self.scorer!r} reads hidden tests; set payload = ["files", "tests"]')
         return self
 
@@ -223,7 +225,7 @@ class QuestionsSettings(Section):
             if self.domain_of(name, source) is None:
                 raise ConfigError(
                     f"config key 'questions': the domain of data set {name!r} is not known; set domain of the source "
-                    "to math, qa or choice"
+                    'to math, qa or choice, or scorer = "outcome" if its tools tell how a rollout went'
                 )
 
     @field_validator("benchmarks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -107,12 +108,13 @@ class CustomEpisode:
                 raise EpisodeDiverged("the environment reacted to a recorded turn in another way")
 
     async def outcome(self) -> Outcome | None:
-        """Return what the instance says about its state; raise ToolError if it takes too long."""
+        """Return what the instance says about its state, else its tools; raise ToolError if it takes too long."""
         source = f"{type(self._environment).__name__}.outcome"
         async with self._limit("outcome"):
             outcome = as_outcome(await self._environment.outcome(), source)
-        if outcome is not None:
-            require_finite(outcome.reward, f"{source} returned a reward of")
+        if outcome is None:
+            return await self._calls.outcome()
+        require_finite(outcome.reward, f"{source} returned a reward of")
         return outcome
 
     async def close(self) -> None:
@@ -185,6 +187,9 @@ def _observation(reaction: Any, name: str) -> Observation:
         return reaction
     if isinstance(reaction, Sequence) and reaction and all(isinstance(one, Message) for one in reaction):
         return Observation(messages=tuple(_checked(one, name) for one in reaction))
+    if inspect.iscoroutine(reaction):
+        reaction.close()
+        raise TypeError(f"{name}.step returned a coroutine; await it, as in `return await self.run_calls(turn)`")
     given = "None" if reaction is None else f"a value of type {type(reaction).__name__}"
     raise TypeError(f"{name}.step returned {given}; return text, Message, a list of Message, or Done")
 

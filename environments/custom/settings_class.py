@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import ConfigDict, create_model
+from pydantic import ConfigDict, create_model, model_validator
 
 from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.free import FreeDialect
 from treadle.core.class_settings import attribute_fields
 from treadle.environments.custom.base import Environment
 from treadle.environments.settings import EnvironmentSettings
@@ -29,6 +30,15 @@ class _CustomSettings(EnvironmentSettings):
     # Docstrings of attributes are read from the user's class.
     model_config = ConfigDict(use_attribute_docstrings=False)
     environment: ClassVar[type[Environment]]
+
+    @model_validator(mode="after")
+    def _check_calls_can_be_read(self) -> Self:
+        if self.tools and isinstance(self.environment.dialect, FreeDialect):
+            raise ValueError(
+                f"{self.environment.__name__} reads no calls, so its tools would never run: set dialect = "
+                "FunctionsDialect() in the class, or remove environment.tools"
+            )
+        return self
 
     @property
     def turn_dialect(self) -> Dialect:

@@ -6,7 +6,7 @@ does not know the tags, or a wrong chat template. In these cases no model output
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from treadle.core.llm.oddities import odd_sentences
@@ -52,7 +52,24 @@ def unreadable_output_warnings(
     ]
 
 
-def rollout_warnings(metrics: Mapping[str, Any], environment: str = DEFAULT_TYPE) -> list[str]:
-    """Return warnings about the stage `rollouts` in a type of environment; nothing if there are none."""
+def _unused_tools(metrics: Mapping[str, Any], tools: Collection[str]) -> list[str]:
+    """Return a sentence if no rollout called any of the tools, which costs a whole run if the server reads no calls."""
+    num_rollouts = metrics["num_rollouts"] - metrics.get(f"{_STATUS}failed", 0)
+    if not tools or metrics["calls_requested"] or num_rollouts < _FEW:
+        return []
+    return [
+        f"No tool ({', '.join(tools)}) was called in {num_rollouts:,} rollouts. The server may not read calls "
+        "(vLLM: --enable-auto-tool-choice and --tool-call-parser); look at one with treadle show."
+    ]
+
+
+def rollout_warnings(
+    metrics: Mapping[str, Any], environment: str = DEFAULT_TYPE, tools: Collection[str] = ()
+) -> list[str]:
+    """Return warnings about the stage `rollouts` in a type of environment; nothing if there are none.
+
+    `tools` are the enabled entries of `environment.tools`.
+    """
     odd = {name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)}
-    return [*unreadable_output_warnings(metrics, environment=environment), *odd_sentences(odd)]
+    unreadable = unreadable_output_warnings(metrics, environment=environment)
+    return [*(unreadable or _unused_tools(metrics, tools)), *odd_sentences(odd)]

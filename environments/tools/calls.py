@@ -31,6 +31,7 @@ from treadle.agent.tools.source import EpisodeTools, SharedTool, ToolSource
 from treadle.core.chat_turns import well_formed
 from treadle.core.errors import ConfigError
 from treadle.core.gather import gather_or_cancel
+from treadle.environments.tools.registry import check_names
 from treadle.web.pages.control_tokens import without_tokens
 
 OnLimit = Literal["notice", "silent", "stop"]
@@ -69,24 +70,16 @@ async def open_sources(
         for name, entry in settings.items():
             if entry.max_calls != 0:
                 sources[name] = await stack.enter_async_context(entry.source(name, resources))
-        _check_names(sources, taken)
+        try:
+            check_names({name: source.schemas for name, source in sources.items()}, taken)
+        except ValueError as error:
+            raise ConfigError(f"environment.tools: {error}") from None
         yield sources
 
 
 def source_facts(sources: Mapping[str, ToolSource]) -> dict[str, str]:
     """Return the facts of open sources for the record of a stage."""
     return {f"{name}_{fact}": value for name, source in sources.items() for fact, value in source.facts().items()}
-
-
-def _check_names(sources: Mapping[str, ToolSource], taken: Iterable[str]) -> None:
-    """Raise ConfigError if two tools have one name."""
-    owners = {name: f"environment.{name}" for name in taken}
-    for entry, source in sources.items():
-        for schema in source.schemas:
-            if (other := owners.setdefault(schema.name, entry)) != entry:
-                raise ConfigError(
-                    f"environment.tools: {other} and {entry} both have a tool named {schema.name!r}; rename one of them"
-                )
 
 
 @dataclass(slots=True)

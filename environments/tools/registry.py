@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import GetJsonSchemaHandler, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from treadle.agent.tools.functions import settings_of
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.settings import ToolSettings
+from treadle.core.config import unknown_keys
 from treadle.core.errors import ConfigError
 from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module
 from treadle.core.untrusted.input_files import file_sha256
@@ -53,8 +61,23 @@ def parse_tool(data: Any) -> ToolSettings:
             found = from_module(module, attribute, "environment.tools")
         settings = _settings_of(found)
     except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return settings.model_validate(given)
+        raise ValueError(str(error).removeprefix("environment.tools: ")) from None
+    try:
+        return settings.model_validate(given)
+    except ValidationError as error:
+        # Only here the type, and so its keys, are known.
+        if unknown := unknown_keys(settings, error):
+            raise ValueError(unknown) from None
+        raise
+
+
+def check_names(schemas: Mapping[str, Sequence[ToolSchema]], taken: Iterable[str] = ()) -> None:
+    """Raise ValueError if two tools have one name. `schemas` has the tools of each entry, `taken` names of others."""
+    owners = {name: f"environment.{name}" for name in taken}
+    for entry, tools in schemas.items():
+        for schema in tools:
+            if (other := owners.setdefault(schema.name, entry)) != entry:
+                raise ValueError(f"{other} and {entry} both have a tool named {schema.name!r}; rename one of them")
 
 
 def shipped_tools() -> list[type[ToolSettings]]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from treadle.agent.contract import Task
 from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import WORKSPACE_TESTS, Score
+from treadle.core.answers.score import BY_OUTCOME, Score
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ConfigError, EngineError, ToolError
 from treadle.environments.registry import traits_of
-from treadle.environments.scoring import environment_score, no_verdict, tests_score
+from treadle.environments.scoring import environment_score, no_verdict, outcome_score
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 from treadle.rl.groups.rollout import Group, GroupTrajectory
@@ -38,12 +38,12 @@ class GroupScorer:
     def rewards(self, group: Group, task: Task, sigmas: tuple[float, float]) -> list[Reward]:
         """Return the rewards of all trajectories of a task, which has its gold answers and payload.
 
-        If tasks have no gold answers, they are the rewards of hidden tests or those that the environment gives. Raises
+        If tasks have no gold answers, they are those of the outcomes or of the environment. Raises
         EngineError if algebra gave no verdict, or if the environment's own scoring fails. Call it outside event loops.
         """
         options = self._plan.options.reward
-        if task.rule == WORKSPACE_TESTS:
-            scores = [tests_score(made.trajectory.outcome) for made in group.trajectories]
+        if task.rule in BY_OUTCOME:
+            scores = [outcome_score(made.trajectory.outcome, task.rule) for made in group.trajectories]
             return outcome_rewards(group.items, scores, options)
         if not self._has_answers:
             return outcome_rewards(group.items, asyncio.run(self._environment_scores(group, task)), options)

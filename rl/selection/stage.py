@@ -25,7 +25,6 @@ from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.environments.opening import shown_messages
-from treadle.environments.registry import traits_of
 from treadle.rl.rewards import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.selection.dispersion import DispersionSums
@@ -137,10 +136,8 @@ class _SelectionRun:
         return sums
 
     def _range(self) -> tuple[float, float]:
-        """Return the range of correctness: [0, 1], or that of the rewards of an environment if it is wider."""
+        """Return the range of correctness: [0, 1], or that of the rewards if it is wider."""
         low, high = 0.0, 1.0
-        if traits_of(self._settings.environment).has_answers:
-            return low, high
         for table in self._context.inputs["scores"]:
             for batch in table.batches(["score"]):
                 found = pc.min_max(batch["score"])

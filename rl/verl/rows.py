@@ -23,6 +23,7 @@ DATA_SOURCES: Mapping[str, str] = {
     "choice": "choice_effi_rl",
     "task": "treadle_task",
     "workspace_tests": "treadle_workspace_tests",
+    "outcome": "treadle_outcome",
 }
 """Answer rule -> `data_source`, from which a verl reward function chooses the rule."""
 VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")

@@ -72,7 +72,9 @@ def stage_report(record: StageRecord, run: Run) -> StageReport | None:
 
 
 def _rollouts(record: StageRecord, run: Run) -> StageReport | None:
-    sentences = rollout_warnings(record.metrics, environment_name(record.settings))
+    entries = record.settings["environment"].get("tools", {})
+    tools = [name for name, entry in entries.items() if entry.get("max_calls") != 0]
+    sentences = rollout_warnings(record.metrics, environment_name(record.settings), tools)
     return StageReport(sentences, []) if sentences else None
 
 

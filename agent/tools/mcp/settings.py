@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,6 +140,22 @@ class McpServerSettings(ToolSettings):
             if getattr(self, key) != type(self).model_fields[key].get_default():
                 raise ValueError(f"{key} is for servers with {'a url' if self.command else 'a command'} only")
         return self
+
+    @model_validator(mode="after")
+    def _check_files_are_readable(self) -> Self:
+        folders = (Path.cwd(), *config_folders.get())
+        for word in self.command[1:] if self.sandbox == "bubblewrap" else ():
+            hidden = not Path(word).is_absolute() and file_of(word, self.read) is None
+            if hidden and any((folder / word).is_file() for folder in folders):
+                raise ValueError(
+                    f"the server cannot see the file {word!r} of its command; set read = [{json.dumps(word)}]"
+                )
+        return self
+
+    @property
+    def gives_outcome(self) -> bool:
+        """See `ToolSettings`."""
+        return False
 
     def started_command(self) -> tuple[str, ...]:
         """Return the command with absolute paths in place of those that `read` lists."""

@@ -81,7 +81,7 @@ def test_edited_file_is_another_environment(tmp_path: Path) -> None:
         source = desk.folder / "my_tools.py"
         source.write_text(source.read_text().replace("4.0", "5.0"))
         told = desk.treadle("run", "weather.toml", "--run", "weather")
-    assert told.failed("environment.tools.weather.code_sha256")
+    assert told.failed("the code of environment.tools.weather was edited since run weather began")
 
 
 def test_what_cannot_be_a_tool_is_refused_before_the_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from treadle.core.config import config_folders
 from treadle.core.errors import ConfigError
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import (
@@ -24,6 +25,8 @@ from treadle.environments.registry import (
 from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.rows import settings_of
+
+HTTP = {"type": "http", "url": "http://a/", "description": "Get.", "parameters": {"properties": {}}}
 
 CODE = """
 from treadle.environments.settings import EnvironmentSettings
@@ -187,3 +190,32 @@ def test_tasks_that_are_no_async_generator_are_refused(tmp_path: Path) -> None:
     kind = find_type("lists.py:Lists", file)
     with pytest.raises(ConfigError, match="Lists.tasks returned a list: write `async def` with `yield`"):
         kind.tasks(kind.settings(), "train", 0)
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ({"a b": HTTP}, "a tool cannot be named 'a b'"),
+        (
+            {"one": {"type": "shop.py:Shop"}, "two": {"type": "shop.py:Shop"}},
+            "one and two both have a tool named 'sell'",
+        ),
+        ({"sell": HTTP, "two": {"type": "shop.py:Shop"}}, "sell and two both have a tool named 'sell'"),
+        ({"one": {"type": "shop.py:Shp"}}, r"Value error, there is no Shp in .*shop.py; there: Shop"),
+        ({"one": {"type": "shp.py:Shop"}}, r"there is no file \S*shp.py \["),
+    ],
+)
+def test_tools_that_cannot_be_named_or_found_are_refused_when_the_configuration_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: dict[str, object], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(
+        "from treadle.api import tool\n\n\nclass Shop:\n    @tool\n    def sell(self) -> int:\n"
+        '        """Sell."""\n        return 1\n'
+    )
+    token = config_folders.set((tmp_path,))
+    try:
+        with pytest.raises(ValidationError, match=said):
+            parse_environment({"tools": tools})
+    finally:
+        config_folders.reset(token)

@@ -120,7 +120,21 @@ def test_hidden_tests_decide_whatever_the_rollout_ended_with(tmp_path: Path) -> 
     ]
 
 
-def test_rollout_without_hidden_tests_has_no_verdict(tmp_path: Path) -> None:
-    questions = [question("q1", [], "task") | {"scorer": "workspace_tests"}]
-    with pytest.raises(StageFailed, match="no hidden tests ran at the end of the rollout"):
+def test_outcome_of_a_tool_decides_whatever_the_answer_is(tmp_path: Path) -> None:
+    questions = [question("q1", ["Paris"]) | {"scorer": "outcome"}]
+    outcome = '{"reward": 0.25, "success": null, "parts": {}}'
+    (row,), _ = score_rows(tmp_path, questions, [rollout("r1", "q1", PARIS, outcome=outcome)])
+    assert (row["score"], row["correct"], row["scorer"]) == (0.25, False, "outcome")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "match"),
+    [
+        ("workspace_tests", "no hidden tests ran at the end of the rollout"),
+        ("outcome", "no tool gave an outcome at the end of the rollout"),
+    ],
+)
+def test_rollout_without_the_outcome_that_decides_has_no_verdict(tmp_path: Path, scorer: str, match: str) -> None:
+    questions = [question("q1", [], "task") | {"scorer": scorer}]
+    with pytest.raises(StageFailed, match=match):
         score_rows(tmp_path, questions, [rollout("r1", "q1", PARIS)])

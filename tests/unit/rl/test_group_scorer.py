@@ -44,13 +44,14 @@ def test_answers_that_need_algebra_are_unequal_without_it() -> None:
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
 
 
+@pytest.mark.parametrize("rule", ["workspace_tests", "outcome"])
 @pytest.mark.parametrize(("outcome", "reward"), [(Outcome(1.0, True), 1.0), (Outcome(0.0, False), 0.0), (None, None)])
-def test_hidden_tests_give_the_reward(outcome: Outcome | None, reward: float | None) -> None:
+def test_outcome_gives_the_reward(outcome: Outcome | None, reward: float | None, rule: str) -> None:
     made = SimpleNamespace(trajectory=SimpleNamespace(outcome=outcome))
     group = cast(Group, SimpleNamespace(items=[SUM], trajectories=[made]))
     with open_scorer(verl_plan(), QuestionSettings()) as scorer:
-        (found,) = scorer.rewards(group, Task("q", "?", domain="task", scorer="workspace_tests"), (0.0, 0.0))
-    assert found.scored == (reward is not None) and found.scorer == "workspace_tests"
+        (found,) = scorer.rewards(group, Task("q", "?", domain="task", scorer=rule), (0.0, 0.0))
+    assert found.scored == (reward is not None) and found.scorer == rule
     assert found.reward == (reward or 0.0)
 
 

@@ -91,13 +91,14 @@ def kinds_and_styles(*given: tuple[str, str], tools: tuple[str, ...] = ()) -> li
 def test_native_calls_are_shown_under_the_name_of_their_tool() -> None:
     hermes = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
     given = [("reasoning", "Let me look."), ("tool_call", hermes), ("tool", "a.txt"), ("tool_call", '{"name": "wiki"}')]
+    given.append(("answer", "It is a."))
     assert kinds_and_styles(*given, tools=("shell", "wiki")) == [
         ("reasoning", "think", "", ""), ("tool_call", "call-1", "shell", "ok"), ("tool", "tool", "", ""),
-        ("tool_call", "call-2", "wiki", "ok"),
+        ("tool_call", "call-2", "wiki", "ok"), ("answer", "answer", "", ""),
     ]  # fmt: skip
     parts = [{"kind": kind, "text": text, "start": 0, "end": 0} for kind, text in given]
-    reasoning, call, _, other = pieces_of(parts)
-    assert [piece.is_unclosed for piece in (reasoning, call, other)] == [False] * 3
+    reasoning, call, _, other, answer = pieces_of(parts)
+    assert [piece.is_unclosed for piece in (reasoning, call, other, answer)] == [False] * 4
     assert call.text.startswith('{"name"') and other.text == '{"name": "wiki"}' and call.tool == ""
     cut_off = [{"kind": kind, "text": f"<{tag}>x", "start": 0, "end": 0} for kind, tag in MARKED]
     assert [(piece.text, piece.is_unclosed) for piece in pieces_of(cut_off)] == [("x", True)] * 2

@@ -367,7 +367,9 @@ def test_file_is_read_when_the_configuration_is(tmp_path: Path, monkeypatch: pyt
     for data, said in (
         ({"type": "my_tools.py:bare"}, "bare has no docstring"),
         ({"type": "my_tools.py:sub"}, "there: add, bare"),
-        ({"type": "my_tools.py:add", "timeout": 3}, "timeout"),
+        ({"type": "my_tools.py:add", "timeout": 3}, "unknown config key 'timeout'; did you mean 'time_limit_s'"),
+        ({"type": "http", "url": "http://a/", "methd": "GET"}, "unknown config key 'methd'; did you mean 'method'"),
+        ({"type": "workspace", "sandbox": {"packges": []}}, "'sandbox.packges'; did you mean 'packages'"),
     ):
         with pytest.raises(ValueError, match=said):
             parse_tool(data)

@@ -60,6 +60,18 @@ def test_a_file_next_to_the_configuration_is_read_and_counts(tmp_path: Path) -> 
     assert validate(McpSettings, second.model_dump()).started_command() == second.started_command()
 
 
+def test_a_file_that_the_server_cannot_see_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my_server.py").write_text("one")
+    token = config_folders.set((tmp_path,))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot see the file 'my_server.py' of its command; set read = \["):
+            settings(command=[sys.executable, "my_server.py"])
+        settings(command=[sys.executable, "my_server.py"], sandbox="none")
+        settings(command=[sys.executable, "-m", "my_server"])
+    finally:
+        config_folders.reset(token)
+
+
 def test_tools_are_named_after_the_entry_or_as_configured() -> None:
     listed = [Tool(name="add", input_schema=OBJECT), Tool(name="say it", input_schema=OBJECT)]
     tools, problems = tool_list("desk", listed, settings(names={"say it": "say"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from typing import Any
 
 import pytest
 from support.rollouts.model_pool import SAMPLING, ask, ask_sessions, endless, request, settings, until
@@ -62,6 +63,23 @@ async def test_chat_request_contains_its_own_block() -> None:
     sent = {key: body[key] for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")}
     assert sent == judge.model_dump() and body["seed"] == 3
     assert completion.text == "Correct" and completion.token_ids is None
+
+
+async def test_calls_that_were_made_without_tools_are_sent_back() -> None:
+    """A model may call tools that it was not given; its message then has no content."""
+    call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Which?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "There is no tool.", "tool_call_id": "c1"},
+    ]
+    async with (
+        ScriptedServer([Reply("It is here.", without_ids=True)]) as server,
+        ModelPool("agent", settings(server)) as pool,
+    ):
+        deadline = asyncio.get_running_loop().time() + 10
+        completion = await pool.chat(messages, Sampling(max_tokens=4), seed=3, session="", deadline=deadline)
+    assert completion.text == "It is here." and server.requests[0].body["messages"] == messages
 
 
 async def test_text_prompts_request_no_ids() -> None:

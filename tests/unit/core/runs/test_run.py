@@ -64,6 +64,13 @@ def test_different_semantic_config_is_refused_with_its_keys(tmp_path: Path) -> N
         create_or_open_run(tmp_path, "r1", {}, {"rollouts": {"seed": 3, "k": 2}, "x": (1, 2), "y": 4})
 
 
+def test_edited_code_is_named_without_its_digests(tmp_path: Path) -> None:
+    tools = [{"tools": {"shop": {"code_sha256": digest}}, "code_sha256": "0"} for digest in ("12", "34")]
+    create_or_open_run(tmp_path, "r1", {}, {"environment": tools[0]}).write_record(record_of("1/scores"))
+    with pytest.raises(RunError, match=r"^the code of environment.tools.shop was edited since run r1 began; choose a"):
+        create_or_open_run(tmp_path, "r1", {}, {"environment": tools[1]})
+
+
 @pytest.mark.parametrize("made", ["nothing", "a failed attempt", "a journal", "a record", "a living attempt"])
 def test_empty_run_accepts_another_config(tmp_path: Path, made: str) -> None:
     run = Run.create(tmp_path, "r1", {"a": 1}, {"a": 1}, "first", seed=1)

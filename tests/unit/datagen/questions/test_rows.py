@@ -302,6 +302,13 @@ def test_task_whose_tests_cannot_run_is_quarantined_without_a_quote(bench: Bench
     assert "secret" not in json.dumps(result.quarantine, default=str)
 
 
+def test_tasks_that_the_outcome_of_tools_decides_need_no_answer_and_no_domain(bench: Bench) -> None:
+    (taken,) = bench.take_rows(
+        [{"question": "Sell.", "stock": 3}], payload=["stock"], scorer="outcome", domain=None
+    ).questions
+    assert (taken["domain"], taken["scorer"], taken["answers"]) == ("task", "outcome", [])
+
+
 def test_scorer_of_hidden_tests_needs_them_in_the_payload(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="scorer = 'workspace_tests' reads hidden tests; set payload"):
         bench.take_rows([TESTED], scorer="workspace_tests")

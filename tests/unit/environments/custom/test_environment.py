@@ -301,6 +301,22 @@ async def test_rewards_and_messages_that_cannot_be_stored_are_refused(wrong: Mes
         await play(Wrong, Halving(None), None, TASK)
 
 
+async def test_reaction_that_was_not_awaited_says_so() -> None:
+    class Wrong(Environment):
+        async def step(self, turn: ModelTurn) -> Any:
+            return self.run_calls(turn)
+
+    with pytest.raises(TypeError, match=r"Wrong\.step returned a coroutine; await it"):
+        await play(Wrong, Halving(None), None, TASK)
+
+
+def test_tools_of_a_class_that_reads_no_calls_are_refused() -> None:
+    tools = {"desk": {"type": "mcp", "command": ["server"]}}
+    with pytest.raises(ValueError, match="Guess reads no calls, so its tools would never run: set dialect"):
+        parse_environment({"type": "support.rollouts.dialogues:Guess", "tools": tools})
+    parse_environment({"type": "support.rollouts.dialogues:Guess", "tools": {}})
+
+
 async def test_numbers_of_other_libraries_are_rewards() -> None:
     class Counted(Environment):
         async def step(self, turn: ModelTurn) -> Done:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.tool_templates import call_text
 
-from treadle.agent.contract import EpisodeDiverged, EpisodeOptions, StepContext, Task
+from treadle.agent.contract import EpisodeDiverged, EpisodeOptions, Outcome, StepContext, Task
 from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.schema import ToolSchema
@@ -61,7 +61,7 @@ class Counter:
         self.made += 1
         return ToolOutcome("ok", str(self.made), seconds=self.made / 10)
 
-    async def outcome(self) -> None:
+    async def outcome(self) -> Outcome | None:
         return None
 
     async def close(self) -> None: ...
@@ -95,6 +95,20 @@ async def test_calls_are_in_the_ledger_with_their_times() -> None:
     ]
     done = await episode.step(turn_of(1, "finish"), CONTEXT)
     assert (done.status, done.reward, [call.tool for call in done.calls]) == ("finished", 1.0, ["finish"])
+
+
+class Selling(Counter):
+    """Source that knows how good its state is."""
+
+    async def outcome(self) -> Outcome | None:
+        return Outcome(float(self.made))
+
+
+async def test_outcome_of_the_tools_is_that_of_a_class_without_one() -> None:
+    episode = episode_of(Selling("stateless"))
+    await episode.reset(Task("q", "Count."), EpisodeOptions())
+    await episode.step(turn_of(0, "count"), CONTEXT)
+    assert await episode.outcome() == Outcome(1.0)
 
 
 async def test_calls_over_a_limit_are_refused() -> None:

@@ -104,3 +104,31 @@ def test_models_that_episodes_ask_are_not_rolled_out() -> None:
     environment = {"type": "support.rollouts.dialogues:Asking"}
     models = {"human": MODELS["large"], **MODELS}
     assert flow_models(config(models=models, environment=environment, flow={})) == ("base", "tuned", "large")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "tools", "missing"),
+    [
+        ("workspace_tests", {}, 'a tool with type = "workspace"'),
+        ("workspace_tests", {"w": {"type": "workspace", "max_calls": 0}}, 'a tool with type = "workspace"'),
+        ("workspace_tests", {"w": {"type": "workspace"}}, None),
+        ("outcome", {"f": {"type": "mcp", "command": ["server"]}}, "a class with a method `outcome`"),
+        ("outcome", {"w": {"type": "workspace"}}, None),
+    ],
+)
+def test_scorer_of_outcomes_needs_a_tool_that_gives_them(
+    tmp_path: Path, scorer: str, tools: dict[str, Any], missing: str | None
+) -> None:
+    (tmp_path / "bugs.jsonl").write_text('{"question": "Fix it.", "files": {}, "tests": {}}\n')
+    source = {"path": str(tmp_path / "bugs.jsonl"), "payload": ["files", "tests"], "scorer": scorer}
+    settings = {"questions": {"sources": [source]}, "environment": {**QUESTION, "tools": tools}}
+    if missing is None:
+        at("1/scores@large", **settings)
+        return
+    with pytest.raises(ConfigError, match=f"scorer = '{scorer}' of bugs.jsonl needs {missing} in environment.tools"):
+        at("1/scores@large", **settings)
+
+
+def test_operators_of_rollouts_with_native_calls_are_refused_in_words_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"1/pools: a rollout with native tool calls \(environment.tools, or dialect"):
+        at("1/pools", environment={**QUESTION, "dialect": "functions"}, pools={"roles": {"policy": {"model": "large"}}})
