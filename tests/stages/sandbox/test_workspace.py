@@ -305,6 +305,38 @@ async def test_faked_success_of_a_program_is_none(source: WorkspaceSource, fake:
     assert outcome is not None and (outcome.reward, outcome.success) == (0.0, False)
 
 
+PASS_ALL = "import _pytest.python; _pytest.python.Function.runtest = lambda self: None"
+"""Makes every test pass, if it runs in pytest's process."""
+IN_PLACE_OF_IMPORTS = (
+    *("__init__.py", "tests/__init__.py", "tests.py", "msvcrt.py", "nt.py", "org.py", "org/__init__.py"),
+    *("test_program.py", "test_program/__init__.py", "tests/test_program/__init__.py", "helper.py"),
+    *("tests/helper/__init__.py", "tests/helper.so", "tests/test_a.txt", "test_a.txt"),
+)
+
+
+@pytest.mark.parametrize("path", IN_PLACE_OF_IMPORTS)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tests_of_a_program_import_nothing_of_the_agent(source: WorkspaceSource, path: str) -> None:
+    program = OF_PROGRAM["files"]["test_program.py"]
+    files = {"tests/test_program.py": f"import pickle, helper\n{program}", "tests/helper.py": ""}
+    folder, text = os.path.dirname(path), f">>> {PASS_ALL}" if path.endswith(".txt") else PASS_ALL
+    commands = f"mkdir -p ./{folder}; echo '{text}' > {path}"
+    task = _task({}, {"files": files, "command": "pytest -q"})
+    assert await _outcome(source, task, commands, "echo 'print(4)' > calc.py") == Outcome(0.0, False, {"test_1": 0.0})
+    assert await _outcome(source, task, commands, "echo 'print(5)' > calc.py") == Outcome(1.0, True, {"test_1": 1.0})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_packages_of_the_agents_code_stay(source: WorkspaceSource) -> None:
+    test = "from calc import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+    tests = {"files": {"calc/tests/test_add.py": test}, "command": "pytest -q"}
+    package = "echo 'def add(a, b): return a + b' > calc/__init__.py"
+    assert await _outcome(source, _task({"calc/__init__.py": ""}, tests), package) == Outcome(1.0, True, {"test_1": 1.0})
+    files = {"calc/__init__.py": "", "calc/code.py": ""}
+    tests = {"files": {"calc/test_add.py": test}, "command": "pytest -q"}
+    assert await _outcome(source, _task(files, tests), package) == Outcome(1.0, True, {"test_1": 1.0})
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_tested_program_finds_modules_next_to_it(source: WorkspaceSource) -> None:
     commands = "echo 'value = 5' > other.py; echo 'import other; print(other.value)' > calc.py"
