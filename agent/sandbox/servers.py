@@ -58,6 +58,7 @@ _NETWORK_FILES = (
 )
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SCRATCH_MB = 256
+_SHARED_MB = 64
 _MAX_PROCESSES = 256
 
 
@@ -156,6 +157,9 @@ class ServerLauncher:
         size = str(_SCRATCH_MB * 1024 * 1024)
         for folder in ("/tmp", SCRATCH):
             arguments += ["--perms", "1777", "--size", size, "--tmpfs", folder]
+        # The memory of files here is not counted with the scratch directory's.
+        arguments += ["--perms", "1777", "--size", str(_SHARED_MB * 1024 * 1024), "--tmpfs", "/dev/shm"]
+        arguments += ["--remount-ro", "/dev"]
         files = (*_SYSTEM_FILES, *(_NETWORK_FILES if self._settings.network else ()))
         inside = [
             *((place, place) for place in files if os.path.exists(place)),

@@ -362,7 +362,9 @@ def test_the_sandbox_holds_for_each_user(user: str) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["uid"] == 0) == (user == "root")
-    assert "network connected" not in report["seen"]
-    assert "seen []" in report["seen"]
-    assert "usr read-only" in report["seen"]
-    assert "uid 0 " not in report["seen"]
+    seen, spread = report["said"]
+    assert "network connected" not in seen
+    assert "seen []" in seen
+    assert "usr read-only" in seen
+    assert "uid 0 " not in seen
+    assert spread == "processes refused, /dev/shm full, /dev refused"
