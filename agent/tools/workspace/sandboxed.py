@@ -184,7 +184,7 @@ class SandboxedWorkspace:
         """Raise ToolError if the disk is full: whatever a command reports then is not the agent's fault."""
         if is_disk_full(self._folder.path):
             error = ToolError(
-                f"the disk with the workspaces ({self._folder.path.parents[2]}) is full or gone; free some space, or set "
+                f"the disk with the workspaces ({self._folder.path.parents[2]}) is full or gone; free space, or set "
                 "`folder` of the workspace"
             )
             error.retryable = True

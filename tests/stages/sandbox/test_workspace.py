@@ -186,7 +186,7 @@ async def test_full_workspace_is_the_agents_fault_and_can_be_emptied(source: Wor
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_removed_files_that_are_open_count(source: WorkspaceSource) -> None:
-    fill = "for n in 3 4 5 6; do eval \"exec $n>f\"; rm f; yes | head -c 15000000 >&$n; done; exec sleep 100"
+    fill = 'for n in 3 4 5 6; do eval "exec $n>f"; rm f; yes | head -c 15000000 >&$n; done; exec sleep 100'
     (answer,) = await _shell(source, fill)
     assert answer == ("error", "[killed: the workspace is larger than its limit; delete files]")
 
@@ -363,7 +363,9 @@ async def test_packages_of_the_agents_code_stay(source: WorkspaceSource) -> None
     test = "from calc import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"
     tests = {"files": {"calc/tests/test_add.py": test}, "command": "pytest -q"}
     package = "echo 'def add(a, b): return a + b' > calc/__init__.py"
-    assert await _outcome(source, _task({"calc/__init__.py": ""}, tests), package) == Outcome(1.0, True, {"test_1": 1.0})
+    assert await _outcome(source, _task({"calc/__init__.py": ""}, tests), package) == Outcome(
+        1.0, True, {"test_1": 1.0}
+    )
     files = {"calc/__init__.py": "", "calc/code.py": ""}
     tests = {"files": {"calc/test_add.py": test}, "command": "pytest -q"}
     assert await _outcome(source, _task(files, tests), package) == Outcome(1.0, True, {"test_1": 1.0})

@@ -1,4 +1,4 @@
-"""Call the tools `look` and `spread` of an MCP server in the sandbox as one of the users; print their results as JSON."""
+"""Call the tools `look` and `spread` of an MCP server in the sandbox as a user; print their results as JSON."""
 
 from __future__ import annotations
 
