@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.free import FreeDialect
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.settings import ToolSettings
 from treadle.core.config import Operational, Section, digest_json, semantic_dump
@@ -100,6 +101,11 @@ class EnvironmentSettings(Section):
     def turn_dialect(self) -> Dialect:
         """How the model's turns are read and written."""
         return FreeDialect()
+
+    @property
+    def known_tools(self) -> tuple[ToolSchema, ...]:
+        """Tools of which the model is told by their schemas, without those that only an open server knows."""
+        return tuple(schema for name, tool in self.tools.items() for schema in tool.known_schemas(name))
 
     def first_messages(self, task: Task) -> list[dict[str, str]] | None:
         """Return the messages before the first turn, if they depend on nothing but the task; else None."""

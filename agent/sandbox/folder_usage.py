@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from treadle.agent.sandbox.usage import INTERVAL_S, MAX_FILES, Excess, UsageWatch
+from treadle.agent.sandbox.usage import INTERVAL_S, MAX_FILES, Excess, UsageWatch, descendants
 
 MAX_DEPTH = 64
 _BLOCK_BYTES = 512
+_RESERVE_FILES = 1024
+RESERVE_BYTES = 64 * 1024 * 1024
+"""Free space of the host's disk below which programs are ended."""
 _LOAD_SHARE = 0.1
 """Most of the time that sampling one folder takes: large folders are sampled less often."""
 FolderExcess = Literal["folder", "files"]
@@ -44,17 +48,45 @@ def folder_limit(num_bytes: int, used: FolderUsage) -> FolderUsage:
     return FolderUsage(max(num_bytes, used.num_bytes), max(MAX_FILES, used.num_files))
 
 
-def usage_of_folder(folder: Path) -> FolderUsage:
-    """Return the usage of a folder; what vanishes or cannot be read meanwhile is left out."""
+def usage_of_folder(folder: Path, first: int | None = None) -> FolderUsage:
+    """Return the usage of a folder; what vanishes meanwhile is left out.
+
+    Files without a name that the process `first` or its descendants hold open are included.
+    """
     found = [0, 0, 0]
     with contextlib.suppress(OSError):
-        _add(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC), 1, found)
+        _add(os.fspath(folder), None, 1, found)
+    if first is not None:
+        with contextlib.suppress(OSError):
+            found[0] += _nameless_bytes(first, os.stat(folder).st_dev)
     return FolderUsage(found[0], found[1], found[2] > MAX_DEPTH)
 
 
-def _add(folder: int, depth: int, found: list[int]) -> None:
-    """Add what is in an open folder to bytes, entries and depth; close the folder."""
+def _nameless_bytes(first: int, device: int) -> int:
+    """Return the size of the removed files on a device that the process `first` or its descendants hold open."""
+    sizes = {}
+    for pid in descendants(first):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    file = os.stat(f"/proc/{pid}/fd/{name}")
+                    if file.st_dev == device and not file.st_nlink:
+                        sizes[file.st_ino] = file.st_blocks * _BLOCK_BYTES
+    return sum(sizes.values())
+
+
+def _add(name: str, parent: int | None, depth: int, found: list[int]) -> None:
+    """Add what is in a folder to bytes, entries and depth."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    place, folder, closed = os.open(name, os.O_PATH | flags, dir_fd=parent), -1, None
+    path = f"/proc/self/fd/{place}"
     try:
+        mode = stat.S_IMODE(os.fstat(place).st_mode)
+        if os.geteuid() != 0 and mode & 0o500 != 0o500:
+            # Its programs, the same user's, have closed it.
+            os.chmod(path, mode | 0o500)
+            closed = mode
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         found[2] = max(found[2], depth)
         if depth > MAX_DEPTH:
             return
@@ -64,10 +96,22 @@ def _add(folder: int, depth: int, found: list[int]) -> None:
                 with contextlib.suppress(OSError):
                     found[0] += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
                     if entry.is_dir(follow_symlinks=False):
-                        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                        _add(os.open(entry.name, flags, dir_fd=folder), depth + 1, found)
+                        _add(entry.name, folder, depth + 1, found)
     finally:
-        os.close(folder)
+        if closed is not None:
+            os.chmod(path, closed)
+        os.close(place)
+        if folder >= 0:
+            os.close(folder)
+
+
+def is_disk_full(folder: Path) -> bool:
+    """Return whether the disk of a folder has less than `RESERVE_BYTES`, or too few files, left; True if it is gone."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return True
+    return disk.f_bavail * disk.f_frsize < RESERVE_BYTES or disk.f_files > 0 and disk.f_favail < _RESERVE_FILES
 
 
 class FolderWatch:
@@ -82,18 +126,20 @@ class FolderWatch:
     def watching(self, first: int, memory_bytes: int) -> Iterator[asyncio.Future[Excess]]:
         """Watch one sandbox; the future gets the resource whose limit it exceeds."""
         with self._usage.watching(first, memory_bytes) as excess:
-            sampling = asyncio.ensure_future(self._sample(excess))
+            sampling = asyncio.ensure_future(self._sample(excess, first))
             try:
                 yield excess
             finally:
                 sampling.cancel()
 
-    async def _sample(self, excess: asyncio.Future[Excess]) -> None:
+    async def _sample(self, excess: asyncio.Future[Excess], first: int) -> None:
         pause_s = INTERVAL_S
         while True:
             await asyncio.sleep(pause_s)
             started = time.monotonic()
-            found = (await asyncio.to_thread(usage_of_folder, self._folder)).excess(self._limit)
+            found = (await asyncio.to_thread(usage_of_folder, self._folder, first)).excess(self._limit)
+            if found is None and is_disk_full(self._folder):
+                found = "folder"
             if found is not None and not excess.done():
                 excess.set_result(found)
                 return

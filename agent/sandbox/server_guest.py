@@ -26,7 +26,8 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     drop_root(spec["uid"])
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_MSGQUEUE: 0, resource.RLIMIT_NOFILE: MAX_DESCRIPTORS}
-    if spec["uid"] is not None:  # An ordinary user's other processes would count, too.
+    # Before Linux 5.14 an ordinary user's other processes would count, too.
+    if spec["uid"] is not None or kernel() >= (5, 14):
         limits[resource.RLIMIT_NPROC] = spec["max_processes"]
     for name, value in limits.items():
         with contextlib.suppress(ValueError):  # A hard limit is lower.
@@ -37,6 +38,11 @@ def main() -> None:
     if not server:
         start(spec["command"])
     wait_for_end(server)
+
+
+def kernel() -> tuple[int, ...]:
+    """Return major and minor version of the kernel."""
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
 
 
 def start(command: list[str]) -> None:

@@ -42,9 +42,10 @@ def _identity(protocol: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
 
 
 class _Input(asyncio.Protocol):
-    """Protocol of standard input: whether more can be written."""
+    """Protocol of standard input: whether more can be written, and whether it has ended."""
 
     def __init__(self) -> None:
+        self.has_ended = False
         self.writable = asyncio.Event()
         self.writable.set()
 
@@ -55,6 +56,7 @@ class _Input(asyncio.Protocol):
         self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.has_ended = True
         self.writable.set()
 
 
@@ -196,7 +198,7 @@ class ServerProcess:
         elif grace:
             self._input.close()
         else:
-            self._input.abort()
+            self._abort_input()
         try:
             if not grace or not await self._has_ended_within(_GRACE_S):
                 self.kill()
@@ -207,14 +209,20 @@ class ServerProcess:
                     self._guardian.abandon()
                     await self._has_ended_within(_FORCED_S)
         finally:
-            for transport in (*self._transports, *([self._input] if self._input is not None else [])):
-                transport.abort() if isinstance(transport, asyncio.WriteTransport) else transport.close()
+            for transport in self._transports:
+                transport.close()
+            self._abort_input()
             if self._pidfd is not None:
                 os.close(self._pidfd)
                 self._pidfd = None
         if not self.has_ended:
             pid = ProcessStatus.read(self._status.text()).pid
             raise SandboxError(f"process {pid} was killed and is still there; see `ps -o stat {pid}`")
+
+    def _abort_input(self) -> None:
+        # A pipe that has ended cannot be aborted.
+        if self._input is not None and not self._input_state.has_ended:
+            self._input.abort()
 
     async def _has_ended_within(self, seconds: float) -> bool:
         ends = [self._status.ended, *([self._lifeline.ended] if self._lifeline is not None else [])]

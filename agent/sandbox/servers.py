@@ -58,6 +58,7 @@ _NETWORK_FILES = (
 )
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SCRATCH_MB = 256
+_SHARED_MB = 64
 _MAX_PROCESSES = 256
 
 
@@ -101,7 +102,7 @@ class ServerLauncher:
                 self._launcher = make_launcher(limits)
             except SandboxError as error:
                 raise SandboxError(f'{error}; for a server, the key is `sandbox = "none"`') from error
-            self._binds = _binds(self._command[0], settings)
+            self._binds, self._links = _binds(self._command[0], settings)
 
     @property
     def memory_bytes(self) -> int:
@@ -156,6 +157,9 @@ class ServerLauncher:
         size = str(_SCRATCH_MB * 1024 * 1024)
         for folder in ("/tmp", SCRATCH):
             arguments += ["--perms", "1777", "--size", size, "--tmpfs", folder]
+        # The memory of files here is not counted with the scratch directory's.
+        arguments += ["--perms", "1777", "--size", str(_SHARED_MB * 1024 * 1024), "--tmpfs", "/dev/shm"]
+        arguments += ["--remount-ro", "/dev"]
         files = (*_SYSTEM_FILES, *(_NETWORK_FILES if self._settings.network else ()))
         inside = [
             *((place, place) for place in files if os.path.exists(place)),
@@ -164,44 +168,64 @@ class ServerLauncher:
             *((str(path), str(path)) for path in self._binds),
         ]
         # bubblewrap makes missing folders readable for its own user only.
-        folders = {str(parent) for place, _ in inside for parent in Path(place).parents} - {"/", "/tmp", SCRATCH}
+        places = (*(place for place, _ in inside), *map(str, self._links))
+        folders = {str(parent) for place in places for parent in Path(place).parents} - {"/", "/tmp", SCRATCH}
         for folder in sorted(folders):
             if not any(Path(folder).is_relative_to(other) for other in _SYSTEM_FOLDERS):
                 arguments += ["--perms", "0755", "--dir", folder]
         for place, source in sorted(inside, key=lambda bind: len(Path(bind[0]).parts)):
             arguments += ["--ro-bind", source, place]
+        for link in self._links:
+            arguments += ["--symlink", os.readlink(link), str(link)]
         return [*arguments, "--chdir", SCRATCH, "--remount-ro", "/"]
 
 
-def _binds(program: str, settings: ServerSettings) -> list[Path]:
-    """Return the paths outside of the system's folders that a server sees; raise SandboxError if one is missing."""
+def _binds(program: str, settings: ServerSettings) -> tuple[list[Path], list[Path]]:
+    """Return what a server sees outside of the system's folders: paths with their content, and links to them.
+
+    Raises SandboxError if one is missing.
+    """
     for path in settings.read:
         if not path.exists():
             raise SandboxError(f"read: there is no {path}")
         if path == Path("/"):
             raise SandboxError("read: / would open all files of this machine; name folders")
-    found = [*settings.read, *_python_folders(Path(program))]
-    place = Path(program)
-    for _ in range(40):  # as many links as the kernel follows
-        if not any(place.is_relative_to(path) for path in (*found, *map(Path, _SYSTEM_FOLDERS))):
-            raise SandboxError(f"command: {place} is not visible in the sandbox; add its folder to `read`")
-        if not place.is_symlink():
-            break
-        place = Path(os.path.normpath(place.parent / os.readlink(place)))
-    return [path for path in found if not any(path != other and path.is_relative_to(other) for other in found)]
+    found, links = [*settings.read], list[Path]()
+    for start in (Path(program), *_python_places(Path(program), found)):
+        place = start
+        for _ in range(40):  # as many links as the kernel follows
+            if not any(place.is_relative_to(path) for path in (*found, *map(Path, _SYSTEM_FOLDERS))):
+                if _is_python(place.parent.parent):
+                    found.append(place.parent.parent)
+                elif place.is_symlink() and place != Path(program):
+                    # In a folder such as ~/.local/bin, of which the server sees nothing else.
+                    links.append(place)
+                else:
+                    raise SandboxError(f"command: {place} is not visible in the sandbox; add its folder to `read`")
+            if not place.is_symlink():
+                break
+            place = Path(os.path.normpath(place.parent / os.readlink(place)))
+    kept = [path for path in found if not any(path != other and path.is_relative_to(other) for other in found)]
+    return kept, [link for link in dict.fromkeys(links) if not any(link.is_relative_to(path) for path in kept)]
 
 
-def _python_folders(program: Path) -> list[Path]:
-    """Return the virtual environment that a Python belongs to, and the installation it was made from."""
+def _python_places(program: Path, found: list[Path]) -> list[Path]:
+    """Return interpreters that a virtual environment needs, and add its folder to the found ones."""
     folder = program.parent.parent
     try:
         lines = (folder / "pyvenv.cfg").read_text().splitlines()
     except OSError:
         return []
+    found.append(folder)
     facts = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
-    base = Path(os.path.realpath(program)).parent.parent
-    home = Path(facts.get("home", base / "bin")).parent
-    return [path for path in (folder, *{home, base}) if not path.is_relative_to("/usr") and path != Path("/")]
+    real = Path(os.path.realpath(program))
+    names = (real.name, program.name, "python3")
+    return [real, *[path for name in names if "home" in facts and (path := Path(facts["home"], name)).exists()][:1]]
+
+
+def _is_python(folder: Path) -> bool:
+    """Return whether a folder is an installation of Python."""
+    return folder != Path("/") and any(folder.glob("lib*/python3*/os.py"))
 
 
 @functools.cache

@@ -17,6 +17,8 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """Names of tools; chat services take no others."""
 
 _ERROR_CHARS = 300
+MAX_ARGUMENT_DEPTH = 100
+"""Deepest nesting of arguments: the check of deeper ones exceeds Python's recursion limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class ToolSchema:
         A schema that cannot be evaluated, such as one that refers to itself without end, checks nothing: servers send
         schemas, and their errors are not the model's.
         """
+        if _is_deeper(arguments, MAX_ARGUMENT_DEPTH):
+            return f"they are nested more than {MAX_ARGUMENT_DEPTH} levels deep"
         try:
             error = next(iter(_validator(orjson.dumps(self.parameters)).iter_errors(dict(arguments))), None)
         except Exception:  # noqa: BLE001 - validators raise any error for a schema that is none
@@ -57,6 +61,13 @@ class ToolSchema:
         place = ".".join(map(str, error.absolute_path))
         said = error.message if len(error.message) <= _ERROR_CHARS else f"{error.message[:_ERROR_CHARS]}..."
         return f"{place}: {said}" if place else said
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    if not isinstance(value, (Mapping, list)):
+        return False
+    parts = value.values() if isinstance(value, Mapping) else value
+    return depth == 0 or any(_is_deeper(part, depth - 1) for part in parts)
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from treadle.agent.contract import EpisodeOptions, InitialState, ModelTurn, Observation, Outcome, StepContext, Task
 from treadle.agent.tools.outcome import Tool
 from treadle.agent.tools.source import SharedTool, ToolSource
+from treadle.environments.question.schemas import schema_of
 from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.question.tools import schema_of
 from treadle.environments.tools.calls import CallLimits, EpisodeCalls
 
 

@@ -12,10 +12,12 @@ from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.dialects.tags import SPACED_TOOL_DIALECT, TOOL_DIALECT, TagDialect
 from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
 from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
 from treadle.core.config import Operational, Section, with_preset
 from treadle.core.llm.config import Sampling
+from treadle.environments.question.schemas import schema_of
 from treadle.environments.settings import Digests, EnvironmentSettings
 from treadle.web.config import WEB_VERSION, WebSettings
 from treadle.web.pages.rendering import AGENT_WINDOW_CHARS
@@ -142,6 +144,13 @@ class QuestionSettings(EnvironmentSettings):
     def version(self) -> int:
         """See `EnvironmentSettings`."""
         return 1
+
+    @property
+    def known_tools(self) -> tuple[ToolSchema, ...]:
+        """See `EnvironmentSettings`; tags are described by the system message."""
+        if not self.uses_functions:
+            return ()
+        return (*map(schema_of, self.enabled_tools), *super().known_tools)
 
     def first_messages(self, task: Task) -> list[dict[str, str]]:
         """Return the system message, if there is one, and the question."""

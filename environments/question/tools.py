@@ -6,43 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.agent.tools.outcome import Tool
-from treadle.agent.tools.schema import ToolSchema
 from treadle.environments.question.settings import QuestionSettings
 
 if TYPE_CHECKING:
     from treadle.agent.tools.search import WebSearcher
     from treadle.agent.tools.summarizer import Summarizer
     from treadle.core.store.keyed_store import KeyedStore
-
-
-SCHEMAS = {
-    "python": ToolSchema(
-        "python",
-        "Run a complete Python program and return what it prints. Nothing is kept between calls.",
-        {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The program; print what you want to see."}},
-            "required": ["code"],
-        },
-    ),
-    "search": ToolSchema(
-        "search",
-        "Search documents and return the best matches.",
-        {
-            "type": "object",
-            "properties": {"query": {"type": "string", "description": "One query in plain words."}},
-            "required": ["query"],
-        },
-    ),
-}
-"""Schemas of the tools whose only argument is a text."""
-
-
-def schema_of(name: str) -> ToolSchema:
-    """Return the schema of a tool whose only argument is a text."""
-    return SCHEMAS.get(name) or ToolSchema(
-        name, "", {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    )
 
 
 def make_tools(

@@ -49,12 +49,17 @@ def rows_to_train_on(tables: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
 
 
 def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_tokens: int) -> Fits:
-    """Return a function that checks whether a row's prompt, as the policy gets it, has at most `max_tokens` tokens."""
+    """Return a function that checks whether a row's prompt, as the policy gets it, has at most `max_tokens` tokens.
+
+    Tools that only an open server knows are not counted; engines check the whole prompt.
+    """
+    dialect = environment.turn_dialect.bound(tokenizer, is_chat=False)
+    tools = environment.known_tools
 
     def fits(row: Mapping[str, Any]) -> bool:
         messages = environment.first_messages(Task.from_row(row))
         # Messages that only an episode knows are checked when it begins.
-        return messages is None or len(tokenizer.prompt_ids(messages)) <= max_tokens
+        return messages is None or len(tokenizer.prompt_ids(*dialect.tool_prompt(messages, tools))) <= max_tokens
 
     return fits
 

@@ -64,7 +64,10 @@ class HttpTransport:
             if is_final:
                 lose("failed", may_pass=may_pass)
 
-        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        # A small compressed answer could fill the memory.
+        headers = {"Accept-Encoding": "identity"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
         guard = _guarded_transport(self._url, tuple(self._settings.allowed_networks), fail)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(
@@ -113,6 +116,11 @@ def _guarded_transport(url: str, networks: tuple[str, ...], fail: Callable[..., 
                 fail(_words(error), is_final=request.method == "POST")
                 raise
             status = response.status_code
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                await response.aclose()
+                said = "the answer is compressed, though identity was asked for"
+                fail(said, is_final=True, may_pass=False)
+                raise httpx2.ReadError(said)
             is_json = response.headers.get("content-type", "").lower().startswith("application/json")
             if status in (401, 403):
                 is_final = request.method == "POST"

@@ -31,6 +31,10 @@ class CommandResult:
     seconds: float = 0.0
 
 
+class UnusableWorkspace(Exception):
+    """Workspace that the agent left in a state in which no tests can run on it."""
+
+
 class Workspace(Protocol):
     """Files of one episode, and commands on them. Commands run one at a time."""
 
@@ -42,7 +46,10 @@ class Workspace(Protocol):
         ...
 
     async def fresh(self) -> Workspace:
-        """Return a workspace with the same files and more room, in which nothing else that commands left is seen."""
+        """Return a workspace with the same files and more room, in which nothing else that commands left is seen.
+
+        Raises UnusableWorkspace if the agent made that impossible, and ToolError.
+        """
         ...
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.process import Capture
-from treadle.agent.tools.workspace.backend import FOLDER, SCRATCH, CommandResult, Ending
+from treadle.agent.tools.workspace.backend import FOLDER, SCRATCH, CommandResult, Ending, UnusableWorkspace
 from treadle.agent.tools.workspace.lease import Lease, is_held
 from treadle.core.errors import ToolError
 from treadle.core.steady_loop import wait_for_first
@@ -32,6 +32,8 @@ _OWNER, _HOST = "treadle.workspace.owner", "treadle.workspace.host"
 _ENGINE_S = 120.0
 """Time limit of one command of the engine itself."""
 _END_S = 15.0
+_OVERHEAD_MB = 32
+"""Room for names in an archive."""
 _ENVIRONMENT = {
     "HOME": FOLDER,
     "LC_ALL": "C.UTF-8",
@@ -273,17 +275,29 @@ class ContainerWorkspace:
         return any(line.split()[:1] == [b"oom_kill"] and line.split()[1:] != [b"0"] for line in output.splitlines())
 
     async def fresh(self) -> ContainerWorkspace:
-        """Return another container of the same image with a copy of the workspace and twice its size."""
-        code, archive = await self._owner.engine("exec", self._container, "tar", "-cf", "-", "-C", FOLDER, ".")
-        if code != 0:
-            raise _unavailable(f"a workspace cannot be copied: {_last_line(archive)}")
-        copy = await self._owner.start(2 * self._owner.options.size_mb)
-        code, output = await self._owner.engine(
-            "exec", "--interactive", copy._container, "tar", "-xof", "-", "-C", FOLDER, stdin=archive
-        )
-        if code != 0:
-            await copy.close()
-            raise _unavailable(f"a workspace cannot be copied: {_last_line(output)}")
+        """Return another container of the same image with a copy of the workspace and twice its size.
+
+        What the agent left, such as closed folders, holes in files or processes without end, never is a ToolError,
+        which would keep the rollout pending.
+        """
+        size_mb = 2 * self._owner.options.size_mb
+        limit = (size_mb + _OVERHEAD_MB) * 1024 * 1024
+        pack = f"chmod -R u+rwX . 2>/dev/null; tar -cf - . | head -c {limit}"
+        code, archive = await self._owner.engine("exec", "--workdir", FOLDER, self._container, "sh", "-c", pack)
+        if code != 0 or len(archive) >= limit:
+            await self._check_alive()
+            raise UnusableWorkspace(f"it cannot be packed in {limit} bytes")
+        copy = await self._owner.start(size_mb)
+        try:
+            code, _ = await self._owner.engine(
+                "exec", "--interactive", copy._container, "tar", "-xof", "-", "-C", FOLDER, stdin=archive
+            )
+            if code != 0:
+                await copy._check_alive()
+                raise UnusableWorkspace("its copy does not fit")
+        except BaseException:
+            await asyncio.shield(copy.close())
+            raise
         return copy
 
     async def close(self) -> None:

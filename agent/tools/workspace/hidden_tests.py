@@ -26,12 +26,32 @@ STEERING_FILES = (
     *("test_*.py", "*_test.py"),
 )
 """Names of files that change which tests run or what they mean: as the task has them, or not at all."""
+_TEST_FOLDERS = frozenset({"test", "tests"})
 _SITE = """
 import os, sys
 if os.environ.get("PYTHONSAFEPATH"):
-    sys.path.append(os.getcwd())
+    import pickle  # it tries a package of Jython, which a workspace may have
+    from importlib.machinery import PathFinder
+
+    class Standard:
+        own = list(sys.path)
+
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if path is not None or name not in sys.stdlib_module_names:
+                return None
+            spec = PathFinder.find_spec(name, cls.own)
+            if spec is None:
+                raise ModuleNotFoundError("No module named " + repr(name), name=name)
+            return spec
+
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), Standard)
+    sys.path += [*{folders!r}, os.getcwd()]
 """
-"""`sitecustomize` of the tests: modules of the workspace are found, but never instead of others."""
+"""`sitecustomize` of the tests: modules of the workspace are found, but never instead of others.
+
+The standard library also tries modules that only other systems have, such as `msvcrt`.
+"""
 _ADDOPTS = f"-p {_PLUGIN} -p no:cacheprovider --import-mode=append"
 _PYTEST = re.compile(r"\bpytest\b")
 _FAILED = Outcome(0.0, False)
@@ -42,22 +62,58 @@ async def run_tests(workspace: Workspace, tests: HiddenTests, given: Mapping[str
 
     `given` are the task's own files. Raises ToolError if the tests cannot be run.
     """
-    number, restored = secrets.token_hex(16), _restored(tests, given)
+    folders = _test_folders(tests, given)
+    number, restored = secrets.token_hex(16), _restored(tests, given, folders)
     archive = {
-        "site/sitecustomize.py": _SITE.encode(),
+        "site/sitecustomize.py": _SITE.format(folders=_import_roots(tests, restored)).encode(),
         f"site/{_PLUGIN}.py": Path(__file__).with_name("pytest_report.py").read_bytes(),
         "site/number": number.encode(),
         "number": number.encode(),
-        "prepare.sh": _preparation(list(restored)).encode(),
+        "prepare.sh": _preparation(tests, given, folders, list(restored)).encode(),
         "files.tar": packed(restored),
     }
-    result = await workspace.run(_command(tests), stdin=packed(archive), time_limit_s=tests.timeout_s)
+    result = await workspace.run(_command(tests, restored), stdin=packed(archive), time_limit_s=tests.timeout_s)
     return _outcome(tests, number, result)
 
 
-def _restored(tests: HiddenTests, given: Mapping[str, bytes]) -> dict[str, bytes]:
+def _modules(tests: HiddenTests) -> list[str]:
+    return [path for path in tests.files if path.endswith(".py")]
+
+
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _test_folders(tests: HiddenTests, given: Mapping[str, bytes]) -> list[str]:
+    """Return the folders that hold tests rather than code; an `__init__.py` in them runs before the tests.
+
+    The workspace itself, "", is one: it is no package.
+    """
+    code = {_folder_of(path) for path in given if path.endswith(".py") and not _steers(Path(path).name)}
+    direct = {_folder_of(path) for path in _modules(tests)} - code
+    above = dict.fromkeys(folder for path in _modules(tests) for folder in parents_of(path))
+    return ["", *(folder for folder in above if folder in direct or not _TEST_FOLDERS.isdisjoint(folder.split("/")))]
+
+
+def _import_roots(tests: HiddenTests, restored: Mapping[str, bytes]) -> list[str]:
+    """Return the folders from which pytest imports the tests, so that modules next to them come before others."""
+    roots = []
+    for path in _modules(tests):
+        folder = _folder_of(path)
+        while folder and f"{folder}/__init__.py" in restored:
+            folder = _folder_of(folder)
+        if folder:
+            roots.append(f"{FOLDER}/{folder}")
+    return list(dict.fromkeys(roots))
+
+
+def _restored(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str]) -> dict[str, bytes]:
     """Return the files to write: the tests, and those of the task's own that steer tests."""
-    steering = {path: content for path, content in given.items() if _steers(Path(path).name)}
+    steering = {
+        path: content
+        for path, content in given.items()
+        if _steers(Path(path).name) or Path(path).name == "__init__.py" and _folder_of(path) in folders
+    }
     below = {parent for path in tests.files for parent in parents_of(path)}
     kept = {
         path: content
@@ -71,23 +127,36 @@ def _steers(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in STEERING_FILES)
 
 
-def _preparation(paths: list[str]) -> str:
+def _shadows(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str]) -> list[str]:
+    """Return patterns of the shell for what Python would import instead of a test module or its folders."""
+    theirs = {parent for path in (*given, *tests.files) for parent in parents_of(path)}
+    stems = {path.removesuffix(".py") for path in _modules(tests)}
+    inits = [f"{folder}/__init__".lstrip("/") for folder in folders]
+    files = [f"{name}.py" for name in (*inits, *filter(None, folders)) if name in inits or f"{name}.py" not in given]
+    libraries = [f"{shlex.quote(f'./{name}.')}*so" for name in sorted({*stems, *inits, *filter(None, folders)})]
+    return [*(shlex.quote(f"./{path}") for path in (*files, *sorted(stems - theirs))), *libraries]
+
+
+def _preparation(tests: HiddenTests, given: Mapping[str, bytes], folders: list[str], paths: list[str]) -> str:
     """Return a script that removes what steers tests, and whatever stands in the way of the files to write."""
     names = " -o ".join(f"-name {shlex.quote(name)}" for name in STEERING_FILES)
     lines = ["set -e", f"cd {FOLDER}", "chmod -R u+rwX .", f"find . -depth \\( {names} \\) -exec rm -rf {{}} +"]
     for folder in dict.fromkeys(parent for path in paths for parent in parents_of(path)):
         quoted = shlex.quote(f"./{folder}")
         lines.append(f"if [ -L {quoted} ] || [ ! -d {quoted} ]; then rm -rf {quoted}; fi")
+    lines += [f"rm -rf {pattern}" for pattern in _shadows(tests, given, folders)]
     lines += [f"rm -rf {shlex.quote(f'./{path}')}" for path in paths]
     lines.append(f"tar -xof {_HARNESS}/files.tar")
     return "\n".join(lines) + "\n"
 
 
-def _command(tests: HiddenTests) -> str:
+def _command(tests: HiddenTests, restored: Mapping[str, bytes]) -> str:
     """Return the shell command. It is parsed as a whole before any file of the workspace runs.
 
     The number is in a variable of the shell that is not exported, and its output goes past the tests.
     """
+    # Texts called test*.txt would be run as doctests.
+    uses_doctest = any(b"doctest" in text for text in (tests.command.encode("utf-8", "replace"), *restored.values()))
     environment = {
         "HOME": SCRATCH,
         "TREADLE_PYTHONPATH": "$PYTHONPATH",
@@ -96,7 +165,7 @@ def _command(tests: HiddenTests) -> str:
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTEST_ADDOPTS": _ADDOPTS,
+        "PYTEST_ADDOPTS": _ADDOPTS if uses_doctest else f"{_ADDOPTS} -p no:doctest",
     }
     variables = " ".join(f'{name}="{value}"' for name, value in environment.items())
     return (

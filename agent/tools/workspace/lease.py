@@ -72,8 +72,10 @@ def is_held(lock_file: Path) -> bool:
     """Return whether a running process holds a lock file; a missing one is held by none."""
     try:
         lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True  # Too many open files, for example, tell nothing about its owner.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

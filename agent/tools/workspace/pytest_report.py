@@ -13,11 +13,6 @@ from typing import Any
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def pytest_configure(config: Any) -> None:
-    """Register the recorder."""
-    config.pluginmanager.register(_recorder(), "treadle_recorder")
-
-
 def _take_number() -> str:
     path = os.path.join(_FOLDER, "number")
     with open(path) as file:
@@ -56,3 +51,17 @@ def _recorder() -> Any:
             rename(f"{path}.new", path)
 
     return Recorder()
+
+
+def _configure() -> Any:
+    # Now, because pytest imports conftest files before it is configured.
+    recorder = _recorder()
+
+    def pytest_configure(config: Any) -> None:
+        config.pluginmanager.register(recorder, "treadle_recorder")
+
+    return pytest_configure
+
+
+pytest_configure = _configure()
+"""Hook that registers the recorder."""

@@ -25,7 +25,7 @@ from treadle.agent.sandbox.bubblewrap import (
     uid_for,
 )
 from treadle.agent.sandbox.config import SandboxSettings
-from treadle.agent.sandbox.folder_usage import FolderUsage, FolderWatch, folder_limit, usage_of_folder
+from treadle.agent.sandbox.folder_usage import FolderUsage, FolderWatch, folder_limit, is_disk_full, usage_of_folder
 from treadle.agent.sandbox.guardian import Guardian
 from treadle.agent.sandbox.leftovers import end_leftovers
 from treadle.agent.sandbox.process import ProgramResult, SandboxProcess
@@ -38,9 +38,6 @@ from treadle.core.work_clock import work_clock
 
 _log = logging.getLogger(__name__)
 
-RESERVE_BYTES = 64 * 1024 * 1024
-_RESERVE_FILES = 1024
-"""Free space of the host's disk below which a command's result is not trusted."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 ENVIRONMENT = {
     "PATH": f"{PREFIX}/bin:{PROGRAMS}:/usr/bin:/bin",
@@ -185,10 +182,9 @@ class SandboxedWorkspace:
 
     def _check_disk(self) -> None:
         """Raise ToolError if the disk is full: whatever a command reports then is not the agent's fault."""
-        disk = os.statvfs(self._folder.path)
-        if disk.f_bavail * disk.f_frsize < RESERVE_BYTES or disk.f_files > 0 and disk.f_favail < _RESERVE_FILES:
+        if is_disk_full(self._folder.path):
             error = ToolError(
-                f"the disk with the workspaces ({self._folder.path.parents[2]}) is full; free some space, or set "
+                f"the disk with the workspaces ({self._folder.path.parents[2]}) is full or gone; free space, or set "
                 "`folder` of the workspace"
             )
             error.retryable = True

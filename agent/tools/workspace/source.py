@@ -10,7 +10,7 @@ from treadle.agent.contract import Outcome, Task
 from treadle.agent.tools.outcome import CallContext, ToolOutcome, clip
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.source import ToolResume
-from treadle.agent.tools.workspace.backend import FOLDER, CommandResult, Workspace, Workspaces
+from treadle.agent.tools.workspace.backend import FOLDER, CommandResult, UnusableWorkspace, Workspace, Workspaces
 from treadle.agent.tools.workspace.files import BadTask, HiddenTests, files_of, hidden_tests_of, packed
 from treadle.agent.tools.workspace.hidden_tests import run_tests
 from treadle.agent.tools.workspace.tools import SCHEMAS, ToolName, answer
@@ -119,7 +119,10 @@ class WorkspaceTools:
             return None
         async with self._turn:
             self._has_ended = True
-            fresh = await self._workspace.fresh()
+            try:
+                fresh = await self._workspace.fresh()
+            except UnusableWorkspace:
+                return Outcome(0.0, False)
             try:
                 return await run_tests(fresh, self._tests, self._files)
             finally:

@@ -19,6 +19,7 @@ from treadle.agent.tools.workspace.backend import FOLDER, CommandResult, Ending
 ToolName = Literal["shell", "read_file", "write_file", "edit_file", "list_files"]
 
 MAX_COMMAND_BYTES = 100_000
+MAX_PATH_BYTES = 4096
 MAX_EDITED_BYTES = 512 * 1024
 _MISSING, _FOLDER, _TOO_LARGE = 70, 71, 72
 """Exit codes of the commands that tools for files run."""
@@ -90,6 +91,8 @@ async def answer(name: str, arguments: Mapping[str, Any], run: Run) -> Answer:
         return "invalid", "invalid arguments: a text has a NUL character"
     if sum(len(value.encode("utf-8", "replace")) for value in _words(name, arguments)) > MAX_COMMAND_BYTES:
         return "invalid", f"invalid arguments: longer than {MAX_COMMAND_BYTES} bytes"
+    if len(str(arguments.get("path", "")).encode("utf-8", "replace")) > MAX_PATH_BYTES:
+        return "invalid", f"invalid arguments: the path is longer than {MAX_PATH_BYTES} bytes"
     return await _TOOLS[name](arguments, run)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 import pytest_asyncio
 
 from treadle.agent.contract import Outcome, Task
+from treadle.agent.sandbox import folder_usage
+from treadle.agent.sandbox.folder_usage import usage_of_folder
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
 from treadle.agent.tools.source import EpisodeTools
-from treadle.agent.tools.workspace import sandboxed
 from treadle.agent.tools.workspace.settings import WorkspaceSettings
 from treadle.agent.tools.workspace.source import WorkspaceSource
 from treadle.core.errors import ToolError
@@ -183,6 +185,36 @@ async def test_full_workspace_is_the_agents_fault_and_can_be_emptied(source: Wor
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_removed_files_that_are_open_count(source: WorkspaceSource) -> None:
+    fill = 'for n in 3 4 5 6; do eval "exec $n>f"; rm f; yes | head -c 15000000 >&$n; done; exec sleep 100'
+    (answer,) = await _shell(source, fill)
+    assert answer == ("error", "[killed: the workspace is larger than its limit; delete files]")
+
+
+def test_closed_folders_count_for_an_ordinary_user() -> None:
+    is_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as top:
+        if is_root:
+            os.chown(top, 65534, -1)
+            os.seteuid(65534)
+        try:
+            outer, inner = Path(top, "a"), Path(top, "a/b")
+            inner.mkdir(parents=True)
+            (inner / "file").write_bytes(bytes(1 << 20))
+            for mode in (0o000, 0o200, 0o400):
+                inner.chmod(mode)
+                outer.chmod(mode)
+                used = usage_of_folder(Path(top))
+                assert used.num_bytes >= 1 << 20 and used.num_files == 3
+                assert outer.stat().st_mode & 0o777 == mode
+                outer.chmod(0o700)
+                assert inner.stat().st_mode & 0o777 == mode
+                inner.chmod(0o700)
+        finally:
+            os.seteuid(os.getuid())
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_folders_nested_without_end_are_an_outcome_and_deleted(source: WorkspaceSource, base: Path) -> None:
     script = "import os\nfor _ in range(3000):\n    os.mkdir('d'); os.chdir('d')"
     ((status, text),) = await _shell(source, f'python -c "{script}"')
@@ -196,7 +228,7 @@ async def test_folders_nested_without_end_are_an_outcome_and_deleted(source: Wor
 @pytest.mark.asyncio(loop_scope="module")
 async def test_full_disk_of_the_host_is_no_outcome(source: WorkspaceSource, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = await source.episode(_task({}), 1)
-    monkeypatch.setattr(sandboxed, "RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(folder_usage, "RESERVE_BYTES", 1 << 60)
     with pytest.raises(ToolError, match="the disk with the workspaces .* is full") as raised:
         await _call(tools, "shell", command="echo 1")
     assert raised.value.retryable
@@ -303,6 +335,40 @@ FAKES_OF_PROGRAMS = {
 async def test_faked_success_of_a_program_is_none(source: WorkspaceSource, fake: str) -> None:
     outcome = await _outcome(source, _task({}, OF_PROGRAM), FAKES_OF_PROGRAMS[fake])
     assert outcome is not None and (outcome.reward, outcome.success) == (0.0, False)
+
+
+PASS_ALL = "import _pytest.python; _pytest.python.Function.runtest = lambda self: None"
+"""Makes every test pass, if it runs in pytest's process."""
+IN_PLACE_OF_IMPORTS = (
+    *("__init__.py", "tests/__init__.py", "tests.py", "msvcrt.py", "nt.py", "org.py", "org/__init__.py"),
+    *("test_program.py", "test_program/__init__.py", "tests/test_program/__init__.py", "helper.py"),
+    *("tests/helper/__init__.py", "tests/helper.so", "tests/test_a.txt", "test_a.txt"),
+)
+
+
+@pytest.mark.parametrize("path", IN_PLACE_OF_IMPORTS)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tests_of_a_program_import_nothing_of_the_agent(source: WorkspaceSource, path: str) -> None:
+    program = OF_PROGRAM["files"]["test_program.py"]
+    files = {"tests/test_program.py": f"import pickle, helper\n{program}", "tests/helper.py": ""}
+    folder, text = os.path.dirname(path), f">>> {PASS_ALL}" if path.endswith(".txt") else PASS_ALL
+    commands = f"mkdir -p ./{folder}; echo '{text}' > {path}"
+    task = _task({}, {"files": files, "command": "pytest -q"})
+    assert await _outcome(source, task, commands, "echo 'print(4)' > calc.py") == Outcome(0.0, False, {"test_1": 0.0})
+    assert await _outcome(source, task, commands, "echo 'print(5)' > calc.py") == Outcome(1.0, True, {"test_1": 1.0})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_packages_of_the_agents_code_stay(source: WorkspaceSource) -> None:
+    test = "from calc import add\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+    tests = {"files": {"calc/tests/test_add.py": test}, "command": "pytest -q"}
+    package = "echo 'def add(a, b): return a + b' > calc/__init__.py"
+    assert await _outcome(source, _task({"calc/__init__.py": ""}, tests), package) == Outcome(
+        1.0, True, {"test_1": 1.0}
+    )
+    files = {"calc/__init__.py": "", "calc/code.py": ""}
+    tests = {"files": {"calc/test_add.py": test}, "command": "pytest -q"}
+    assert await _outcome(source, _task(files, tests), package) == Outcome(1.0, True, {"test_1": 1.0})
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -18,8 +18,11 @@ from treadle.agent.contract import Outcome, Task
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources
+from treadle.agent.tools.workspace.backend import UnusableWorkspace
 from treadle.agent.tools.workspace.container import ContainerOptions, ContainerWorkspaces, find_engine
+from treadle.agent.tools.workspace.files import HiddenTests
 from treadle.agent.tools.workspace.settings import WorkspaceSettings
+from treadle.agent.tools.workspace.source import WorkspaceTools
 from treadle.core.errors import ToolError
 from treadle.core.work_clock import work_clock
 
@@ -83,6 +86,18 @@ async def test_commands_end_with_all_their_processes(engine: Path, tmp_path: Pat
     assert (slow.ending, slow.exit_code, slow.output) == ("timeout", None, "a\n")
     assert flood.ending == "output"
     assert sum(words[-1] == "kill -9 -1" for words in _calls(engine)) == 3
+
+
+async def test_workspace_that_cannot_be_copied_is_the_agents_fault(engine: Path, tmp_path: Path) -> None:
+    with (engine / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+    async with _workspaces(tmp_path) as workspaces:
+        workspace = await workspaces.open(1)
+        with pytest.raises(UnusableWorkspace):
+            await workspace.fresh()
+        tests = HiddenTests({}, "true")
+        tools = WorkspaceTools(workspace, (), {}, tests, time_limit_s=1, max_chars=1000)
+        assert await tools.outcome() == Outcome(0.0, False)
 
 
 async def test_containers_of_a_dead_process_are_removed_and_others_kept(engine: Path, tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ def _initialized_then(then: Answer) -> Answer:
         (reply("302 Found", extra="Location: http://127.0.0.1:1/mcp\r\n"), "redirects to elsewhere are not followed"),
         (reply("307 Found", extra="Location: http://example.org/mcp\r\n"), "redirects to elsewhere are not followed"),
         (reply("200 OK", b"hello", "text/plain"), "neither JSON nor an event stream"),
+        (reply("200 OK", b"{}", extra="Content-Encoding: gzip\r\n"), "the answer is compressed"),
         (reply("200 OK", b"x" * 70_000), "a response has more than 65536 bytes"),
         (lambda writer, request: writer.close(), "failed"),
     ],

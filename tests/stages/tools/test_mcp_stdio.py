@@ -244,6 +244,19 @@ async def test_calls_in_progress_fail_with_the_server() -> None:
             await hanging
 
 
+async def test_no_descriptor_is_left_of_a_server_that_died() -> None:
+    numbers = []
+    async with opened() as source:
+        for _ in range(3):
+            tools = await source.episode(TASK, 0)
+            with pytest.raises(ToolError):
+                await call(tools, "die")
+            assert (await call(tools, "add", a=1, b=1)).text == "2"
+            links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+            numbers.append([os.readlink(link) for link in links if os.path.lexists(link)].count("anon_inode:[pidfd]"))
+    assert numbers == numbers[:1] * 3
+
+
 async def test_no_process_is_left_at_the_end() -> None:
     async with episode() as tools:
         hanging = asyncio.create_task(call(tools, "hang"))
@@ -362,7 +375,9 @@ def test_the_sandbox_holds_for_each_user(user: str) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["uid"] == 0) == (user == "root")
-    assert "network connected" not in report["seen"]
-    assert "seen []" in report["seen"]
-    assert "usr read-only" in report["seen"]
-    assert "uid 0 " not in report["seen"]
+    seen, spread = report["said"]
+    assert "network connected" not in seen
+    assert "seen []" in seen
+    assert "usr read-only" in seen
+    assert "uid 0 " not in seen
+    assert spread == "processes refused, /dev/shm full, /dev refused"

@@ -1,4 +1,4 @@
-"""Call the tool `look` of an MCP server in the sandbox as one of the users; print its result as JSON."""
+"""Call the tools `look` and `spread` of an MCP server in the sandbox as a user; print their results as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from treadle.agent.tools.settings import ToolResources
 from treadle.environments.tools.registry import parse_tool
 
 
-async def look() -> str:
-    """Return what the server sees."""
+async def look() -> list[str]:
+    """Return what the server sees, and how far it can spread."""
     entry = {"type": "mcp", "command": [sys.executable, mcp_desk.__file__], "read": [mcp_desk.__file__]}
     async with parse_tool(entry).source("desk", ToolResources()) as source:
         task: Any = None
         tools = await source.episode(task, 0)
-        return (await tools.call("desk_look", {}, deadline=1e12, context=CallContext("?", (), 0))).text
+        context = CallContext("?", (), 0)
+        names = ("desk_look", "desk_spread")
+        return [(await tools.call(name, {}, deadline=1e12, context=context)).text for name in names]
 
 
 if __name__ == "__main__":
@@ -30,4 +32,4 @@ if __name__ == "__main__":
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-    print(json.dumps({"uid": os.getuid(), "seen": asyncio.run(look())}))
+    print(json.dumps({"uid": os.getuid(), "said": asyncio.run(look())}))

@@ -65,6 +65,36 @@ def fail() -> str:
 
 
 @server.tool()
+def spread() -> str:
+    """Start processes and fill memory by files, as far as that is possible within reason."""
+    children: list[int] = []
+    said = "processes started"
+    try:
+        while len(children) < 400:
+            if not (pid := os.fork()):
+                signal.pause()
+            children.append(pid)
+    except OSError:
+        said = "processes refused"
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    try:
+        with open("/dev/shm/file", "wb") as file:
+            for _ in range(80):
+                file.write(bytes(1 << 20))
+        said += ", /dev/shm written"
+    except OSError:
+        said += ", /dev/shm full"
+    try:
+        Path("/dev/file").touch()
+        said += ", /dev written"
+    except OSError:
+        said += ", /dev refused"
+    return said
+
+
+@server.tool()
 async def hang() -> str:
     """Never answer, while other requests are answered."""
     await asyncio.Event().wait()

@@ -58,6 +58,16 @@ def test_a_schema_that_cannot_be_evaluated_checks_nothing(parameters: dict[str, 
     assert ToolSchema("a", "", parameters).argument_error({"x": 1}) == ""
 
 
+@pytest.mark.parametrize("depth", [100, 101, 1000, 100_000])
+def test_deep_arguments_do_not_escape_the_check(depth: int) -> None:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    schema = ToolSchema("a", "", {"properties": {"x": {"type": "string"}}})
+    assert schema.argument_error({"x": value}) == "they are nested more than 100 levels deep"
+    assert schema.argument_error({"y": value})
+
+
 def test_the_place_of_a_wrong_argument_is_named() -> None:
     schema = ToolSchema("a", "", {"properties": {"x": {"properties": {"y": {"type": "integer"}}}}})
     assert schema.argument_error({"x": {"y": "z"}}) == "x.y: 'z' is not of type 'integer'"

@@ -15,6 +15,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.environments.registry import parse_environment
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, read_tasks
+from treadle.rl.training.stored_rows import prompt_fits
 from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 SETTINGS = parse_environment(
@@ -67,3 +68,15 @@ def test_groups_call_tools_and_are_rewarded_by_their_answers(tmp_path: Path) -> 
     written = CODEC.decode([one for one, mask in pairs if not mask])
     assert "<tool_call>" in sampled and "tool_response" not in sampled
     assert "<tool_response>\n1812\n</tool_response>" in written
+
+
+def test_length_of_a_prompt_counts_the_schemas_of_tools() -> None:
+    row = {"question_key": "a", "question": "How many?", "choices": [], "dataset": "towns", "domain": "math"}
+    messages = SETTINGS.first_messages(Task.from_row(row))
+    assert messages is not None
+    without = len(CODEC.prompt_ids(messages))
+    whole = len(CODEC.prompt_ids(messages, [tool.as_openai() for tool in SETTINGS.known_tools]))
+    assert whole > without + 20
+    assert not prompt_fits(SETTINGS, CODEC, without)(row)
+    assert not prompt_fits(SETTINGS, CODEC, whole - 1)(row)
+    assert prompt_fits(SETTINGS, CODEC, whole)(row)
