@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -25,7 +26,7 @@ from treadle.agent.contract import (
 from treadle.agent.outcome_values import as_number, as_outcome, require_finite
 from treadle.agent.role import RoleModel
 from treadle.core.chat_turns import well_formed
-from treadle.core.errors import DeadlineExceeded, ToolError
+from treadle.core.errors import ConfigError, DeadlineExceeded, ToolError
 from treadle.core.untrusted.concealment import user_code
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.base import Done, Environment
@@ -61,12 +62,17 @@ class CustomEpisode:
         self._payload = task.payload
         async with self._limit("reset"):
             first = await environment.reset(task)
+        tools = (*schemas, *environment.schemas)
+        if twice := [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]:
+            raise ConfigError(
+                f"{type(environment).__name__}.schemas and environment.tools both have a tool named {twice[0]!r}; "
+                "rename one of them"
+            )
         if not isinstance(first, str):
-            messages = _first_messages(first, type(environment).__name__)
-            return InitialState(messages, (*schemas, *environment.schemas))
+            return InitialState(_first_messages(first, type(environment).__name__), tools)
         system = [{"role": "system", "content": environment.system}] if environment.system else []
         messages = [*system, {"role": "user", "content": well_formed(first)}]
-        return InitialState(messages, (*schemas, *environment.schemas))
+        return InitialState(messages, tools)
 
     async def step(self, turn: ModelTurn, context: StepContext) -> Observation:
         """Let the instance react; a turn that the server withheld ends the rollout.

@@ -110,12 +110,17 @@ def write_call(name: str, arguments: str) -> str:
 
 def system_text(tools: Sequence[ToolSchema]) -> str:
     """Return the part of a system message that tells a model of its tools."""
-    return _SYSTEM.format(tools=schemas_text(tools))
+    return _SYSTEM.format(tools=_told(tools))
 
 
 def added_text(tools: Sequence[ToolSchema]) -> str:
     """Return the message that tells a model of tools that were added during an episode."""
-    return _ADDED.format(tools=schemas_text(tools))
+    return _ADDED.format(tools=_told(tools))
+
+
+def _told(tools: Sequence[ToolSchema]) -> str:
+    """Return schemas as JSON whose strings, which servers may have written, spell no marker."""
+    return _MARKERS.sub(lambda found: found[0].replace("<", "\\u003c"), schemas_text(tools))
 
 
 def response_text(text: str) -> str:

@@ -17,6 +17,7 @@ from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.settings import ToolSettings
 from treadle.agent.tools.source import ToolResume
 from treadle.api import Done, Environment, Message, ModelTurn
+from treadle.core.errors import ConfigError
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.tools.calls import EpisodeCalls
@@ -154,3 +155,15 @@ async def test_tool_whose_state_is_gone_begins_again() -> None:
     await again.reset(Task("q", "Count."), EpisodeOptions())
     with pytest.raises(EpisodeDiverged, match="state of count is gone"):
         await again.replay(turn_of(0, "count"), observation, CONTEXT)
+
+
+async def test_two_tools_of_one_name_are_refused() -> None:
+    class Twice(Desk):
+        schemas = (ToolSchema("count", "Count otherwise."),)
+
+    kind = CustomType(Twice)
+    settings = kind.settings.model_validate({"type": "x:Twice"})
+    calls = EpisodeCalls({"count": Counter("stateless")}, Desk.dialect)
+    episode = CustomEpisode(Twice(), settings, None, {}, calls)
+    with pytest.raises(ConfigError, match="both have a tool named 'count'"):
+        await episode.reset(Task("q", "Count."), EpisodeOptions())
