@@ -63,6 +63,7 @@ class ToolUnavailable(ToolError):
 class HttpToolSettings(ToolSettings):
     """HTTP endpoint that is called as a tool."""
 
+    type: Literal["http"] = "http"
     url: str
     """Address of the endpoint, `http` or `https`, without credentials."""
     method: Literal["POST", "GET"] = "POST"

@@ -21,8 +21,7 @@ _ALL: tuple[ToolName, ...] = ("shell", "read_file", "write_file", "edit_file", "
 class WorkspaceSettings(ToolSettings):
     """A workspace per rollout, with a shell and tools for files."""
 
-    type: str = "workspace"
-    """`workspace`."""
+    type: Literal["workspace"] = "workspace"
     tools: tuple[ToolName, ...] = Field(default=_ALL, min_length=1)
     """The tools that the model gets."""
     time_limit_s: float = Field(default=60.0, gt=0)
