@@ -47,6 +47,10 @@ def parse_tool(data: Any) -> ToolSettings:
     file = find_code_file(name, given.get("code_file"), "environment.tools.*")
     if file is not None:
         given |= {"code_file": file, "code_sha256": file_sha256(file)}
+    else:
+        if given.get("code_file"):
+            raise ValueError(f"code_file belongs to a type in a file, and type = {name!r} is none; leave it out")
+        given.pop("code_sha256", None)  # of a dump; types that read files fill it in again
     try:
         if file is not None:
             found = from_file(file, name.rpartition(":")[2], "environment.tools")

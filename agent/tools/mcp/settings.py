@@ -77,7 +77,8 @@ class McpServerSettings(ToolSettings):
         for file in named:
             digest.update(file_sha256(file).encode())
         found = {"code_sha256": digest.hexdigest()} if named else {}
-        return {**data, "read": read, **found} if read else data
+        given = {name: value for name, value in data.items() if name != "code_sha256"}
+        return {**given, "read": read, **found} if read else given
 
     @field_validator("url")
     @classmethod

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
+from treadle.agent.tools.settings import ToolSettings
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.execute import fingerprint_of
@@ -25,6 +26,7 @@ from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import shipped_settings
 from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.tools.registry import shipped_tools
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import open_run
@@ -75,14 +77,23 @@ TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.to
 VllmServer.compile VllmServer.devices VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port
 VllmServer.startup_timeout_s VllmServer.threads VllmServer.variant
 WebSettings.cache_mb WebSettings.recorded_in
+HttpToolSettings.api_key_env HttpToolSettings.headers_env HttpToolSettings.retry_limit HttpToolSettings.schema_file
+HttpToolSettings.timeout_s
+McpSettings.allowed_networks McpSettings.api_key_env McpSettings.read McpSettings.start_timeout_s McpSettings.url
+WorkspaceSettings.engine WorkspaceSettings.folder
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
 FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",
     "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
+    "HttpToolSettings.type", "HttpToolSettings.code_file", "HttpToolSettings.code_sha256",
+    "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
+    "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
+    "WorkspaceSettings.backend",
 }  # fmt: skip
-"""Keys with one possible value. The type of a server or an environment changes with the whole of it."""
+"""Keys with one possible value. The type of a server, tool or environment, and the back end of a
+workspace, change with others."""
 
 PROVIDER = {"type": "bright_data", "api_key_envs": ["ONE_KEY", "OTHER_KEY"], "zone": "z", "url": "http://127.0.0.1:9"}
 FAR = {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
@@ -92,6 +103,15 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
     "QuestionSettings.preset": ("et-agent-rl",),
     "QuestionSettings.roles": ({},),
+    "QuestionSettings.tools": ({},),
+    "HttpToolSettings.parameters": ({"properties": {"a": {"type": "string"}}},),
+    "HttpToolSettings.headers_env": ({"X-Key": "KEY"},),
+    "HttpToolSettings.api_key_env": ("KEY",),
+    "McpSettings.api_key_env": ("KEY",),
+    "McpSettings.allowed_networks": (["10.0.0.0/8"],),
+    "McpSettings.names": ({"a": "b"},),
+    "McpSettings.command": (["python3"],),
+    "McpSettings.url": ("http://127.0.0.1:10/mcp",),
     "EnvironmentRole.model": ("near",),
     "QuestionsSettings.environment": ({"max_turns": 3},),
     "QuestionSettings.format_prompts": ({"assertion": "Yes or no?"},),
@@ -268,7 +288,22 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {"search": {"web": web}},
         "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near", "vllm", "tutor"]},
     }
-    return [load_config(TreadleConfig, data=data) for data in (tree, apart, abroad)]
+    # Tools in branches of their own, since keys of containers and servers exclude each other.
+    (tmp_path / "copies" / "corpus.jsonl").touch()
+    http = {"type": "http", "url": "http://127.0.0.1:9/x", "description": "Look it up."}
+    tools = {
+        "desk": http,
+        "shop": {"type": "mcp", "url": "http://127.0.0.1:9/mcp"},
+        "local": {"type": "mcp", "command": ["python"], "read": [f"{tmp_path}/corpus.jsonl"]},
+        "box": {"type": "workspace"},
+        "ship": {"type": "workspace", "backend": "container", "image": "x"},
+    }
+    with_tools = {
+        **tree,
+        "environment": {**tree["environment"], "tools": tools},
+        "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near", "vllm", "tutor"]},
+    }
+    return [load_config(TreadleConfig, data=data) for data in (tree, apart, abroad, with_tools)]
 
 
 def fingerprints(config: TreadleConfig) -> dict[str, str]:
@@ -283,7 +318,7 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
         try_keys(tmp_path, f"r{number}", base, tried)
     every = {
         f"{kind.__name__}.{name}"
-        for kind in sections_below(TreadleConfig)
+        for kind in sections_below(TreadleConfig) - {ToolSettings} | set(shipped_tools())
         if not issubclass(kind, EnvironmentSettings) or kind in shipped_settings()
         for name, field in kind.model_fields.items()
         if not is_table(field)
