@@ -33,6 +33,7 @@ from treadle.agent.prompt_strategy import (
 from treadle.agent.tools.schema import NAME_PATTERN, ToolSchema
 from treadle.agent.transcript import Transcript
 from treadle.core.answers.extraction import SYSTEM_KINDS
+from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, ToolCall
 
 CONTINUE_MESSAGE = "Go on."
@@ -90,23 +91,30 @@ class ChatPrompts:
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
-        sampling = self._engine.sampling
         return await self._model.chat(
             conversation(self._first_messages, self._transcript.segments()),
-            sampling if max_tokens == sampling.max_tokens else sampling.model_copy(update={"max_tokens": max_tokens}),
+            self._sampling(max_tokens),
             seed=seed,
             session=session,
             deadline=deadline,
             stop=self._engine.dialect.stops,
         )
 
-    def add_completion(self, completion: Completion) -> bool:
-        """See `PromptStrategy`."""
+    def _sampling(self, max_tokens: int) -> Sampling:
+        sampling = self._engine.sampling
+        return sampling if max_tokens == sampling.max_tokens else sampling.model_copy(update={"max_tokens": max_tokens})
+
+    def _add_reasoning(self, completion: Completion) -> None:
+        """Keep reasoning that the service returned outside the text; note the tokens of the first prompt."""
         if self._first_prompt_tokens is None:
             self._first_prompt_tokens = completion.prompt_tokens
         if completion.reasoning:
             self._transcript.append_reasoning(completion.reasoning)
             self._reasoning_chars += len(completion.reasoning)
+
+    def add_completion(self, completion: Completion) -> bool:
+        """See `PromptStrategy`."""
+        self._add_reasoning(completion)
         before = self._num_chars()
         marker = dropped_stop(self._transcript.open_text, completion, self._engine.dialect)
         was_added = self._transcript.append_completion(completion.text, None, completion.completion_tokens, marker)
@@ -153,13 +161,12 @@ class FunctionChatPrompts(ChatPrompts):
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
-        sampling = self._engine.sampling
         messages = self._messages
         if messages[-1]["role"] == "assistant":
             messages = [*messages, _CONTINUE]
         return await self._model.chat(
             messages,
-            sampling if max_tokens == sampling.max_tokens else sampling.model_copy(update={"max_tokens": max_tokens}),
+            self._sampling(max_tokens),
             seed=seed,
             session=session,
             deadline=deadline,
@@ -168,11 +175,7 @@ class FunctionChatPrompts(ChatPrompts):
 
     def add_completion(self, completion: Completion) -> bool:
         """See `PromptStrategy`; calls that a server left in the text are calls, too."""
-        if self._first_prompt_tokens is None:
-            self._first_prompt_tokens = completion.prompt_tokens
-        if completion.reasoning:
-            self._transcript.append_reasoning(completion.reasoning)
-            self._reasoning_chars += len(completion.reasoning)
+        self._add_reasoning(completion)
         before = self._num_chars()
         content, calls = completion.text, completion.tool_calls
         if calls:
@@ -183,7 +186,7 @@ class FunctionChatPrompts(ChatPrompts):
             text = content
             content, calls = self._calls_in_text(content)
             if calls:
-                self._transcript.notes["calls_in_text"] += 1
+                self._transcript.note("calls_in_text")
         was_added = self._transcript.append_completion(text, None, completion.completion_tokens)
         if content or calls:
             self._add_turn(content, calls)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,7 +62,7 @@ class Transcript:
         self.origins = bytearray(prefix.origins if prefix else ())
         self.turn_starts = array("i", prefix.turn_starts if prefix else ())
         self.wasted_tokens = 0
-        self.notes: Counter[str] = Counter()
+        self.notes: dict[str, int] = {}
         if prefix:
             self._adopt(prefix.segments, prefix.pending)
 
@@ -131,12 +130,16 @@ class Transcript:
             self._turn_end = ()
         return True
 
+    def note(self, oddity: str) -> None:
+        """Count something odd in an answer."""
+        self.notes[oddity] = self.notes.get(oddity, 0) + 1
+
     def append_reasoning(self, text: str) -> None:
         """Append reasoning that a service returned outside the text; it is a span of its own (text mode only)."""
         self._spans.append(_Span(REASONING, text, len(self.ids), len(self.ids)))
 
     def _restore_marker(self, marker: str) -> None:
-        self.notes["marker_restored"] += 1
+        self.note("marker_restored")
         self.insert(marker)
 
     def _replace(self, start: int, ids: list[int], num_sampled: int, kept: str) -> None:

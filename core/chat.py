@@ -276,7 +276,10 @@ class ChatTokenizer:
                 return {hidden_in(key): hidden_in(item) for key, item in value.items()}
             return [hidden_in(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-        hidden = [{key: hidden_in(value) for key, value in message.items()} for message in messages]
+        hidden = [
+            {key: self._special_pattern.sub(hide, well_formed(value)) for key, value in message.items()}
+            for message in messages
+        ]
         rendered = self.render(hidden, tools=hidden_in(tools)) if tools else render(hidden)
         marker = re.compile(f"{re.escape(nonce)}(\\d+){re.escape(nonce)}")
         return self._ids_by_pieces(rendered, lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))

@@ -63,5 +63,5 @@ class ToolSettings(Section):
         return ()
 
     def source(self, name: str, resources: ToolResources) -> ToolSource:
-        """Return the source of the entry called `name`, not opened yet."""
-        raise NotImplementedError
+        """Return the source of the entry called `name`, not opened yet. Every type has its own."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method source(name, resources)")

@@ -15,6 +15,11 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.tools.calls import CallLimits, EpisodeCalls
 
 
+def shared_tools(tools: Mapping[str, Tool]) -> dict[str, SharedTool]:
+    """Return the sources of tools whose only argument is a text."""
+    return {name: SharedTool(tool, schema_of(name)) for name, tool in tools.items()}
+
+
 class QuestionEpisode:
     """Episode with tools and limits. All episodes share the sources of tools; each has a ledger of its own."""
 
@@ -23,9 +28,10 @@ class QuestionEpisode:
     ) -> None:
         """Prepare an episode; `tools` are those whose only argument is a text, `sources` are of `environment.tools`."""
         self._settings = settings
-        shared: dict[str, ToolSource] = {name: SharedTool(tool, schema_of(name)) for name, tool in tools.items()}
         self._dialect = settings.turn_dialect
-        self._calls = EpisodeCalls({**shared, **(sources or {})}, self._dialect)
+        self._calls = EpisodeCalls(
+            {**shared_tools(tools), **(sources or {})} if tools else sources or {}, self._dialect
+        )
 
     async def reset(self, task: Task, options: EpisodeOptions) -> InitialState:
         """Load the calls of a prefix; return the system message (if any), the question, and the tools."""

@@ -16,7 +16,7 @@ from treadle.agent.tools.settings import ToolResources
 from treadle.agent.tools.source import ToolSource
 from treadle.agent.tools.summarizer import Summarizer
 from treadle.core.errors import ConfigError
-from treadle.environments.question.episode import QuestionEpisode
+from treadle.environments.question.episode import QuestionEpisode, shared_tools
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.question.tools import make_tools, sandbox_facts
 from treadle.environments.stored_rollout import StoredRollout
@@ -31,6 +31,10 @@ class QuestionRuntime:
     settings: QuestionSettings
     tools: Mapping[str, Tool]
     sources: Mapping[str, ToolSource] = field(default_factory=dict)
+    _all: Mapping[str, ToolSource] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_all", {**shared_tools(self.tools), **self.sources})
 
     def facts(self) -> dict[str, str]:
         """See `EnvironmentRuntime`."""
@@ -38,7 +42,7 @@ class QuestionRuntime:
 
     def episode(self) -> QuestionEpisode:
         """Return the episode of one rollout."""
-        return QuestionEpisode(self.settings, self.tools, self.sources)
+        return QuestionEpisode(self.settings, {}, self._all)
 
     async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
         """Treat all rollouts of a group alike."""

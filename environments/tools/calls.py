@@ -94,7 +94,7 @@ class EpisodeCalls:
     sources: Mapping[str, ToolSource]
     dialect: Dialect
     limits: CallLimits = CallLimits(lambda entry: None)
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = field(init=False)
     recorded: Mapping[str, CallRecord] = field(default_factory=dict)
     """Recorded calls by id that stand for calls of stateless tools, when a turn is acted again."""
     _tools: dict[str, EpisodeTools] = field(default_factory=dict)

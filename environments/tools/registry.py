@@ -92,6 +92,8 @@ def shipped_tools() -> list[type[ToolSettings]]:
 def _settings_of(found: Any) -> type[ToolSettings]:
     """Return the settings class that was found, or the one for a function or class of a user."""
     if isinstance(found, type) and issubclass(found, ToolSettings):
+        if found.source is ToolSettings.source:
+            raise ConfigError(f"environment.tools: {found.__name__} has no method source(name, resources)")
         settings: type[ToolSettings] = found
         return settings
     return settings_of(found)

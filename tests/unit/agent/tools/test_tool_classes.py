@@ -164,7 +164,7 @@ def test_payload_is_concealed_in_errors() -> None:
 
 
 class Failing:
-    """Fails where it is told to."""
+    """Fails if it is told to."""
 
     place: str = ""
     kind: str = "value"
@@ -348,3 +348,8 @@ def test_resumed_episode_makes_the_recorded_calls_again() -> None:
     restarting = type("Restarting", (Shop,), {"resume": "restart"})
     with pytest.raises(EpisodeDiverged, match="the state of sell is gone"):
         asyncio.run(play(first, second, recorded=whole[:1], found=restarting))
+
+
+def test_type_without_a_source_is_refused_when_the_configuration_is_read() -> None:
+    with pytest.raises(ValueError, match=r"ToolSettings has no method source\(name, resources\)"):
+        parse_tool({"type": "treadle.agent.tools.settings:ToolSettings"})
