@@ -30,6 +30,7 @@ from treadle.agent.tools.source import EpisodeTools, ToolSource
 from treadle.agent.tools.user_tool import tool
 from treadle.core.errors import ConfigError, ToolError
 from treadle.environments.tools.calls import CallLimits, EpisodeCalls
+from treadle.environments.tools.registry import parse_tool
 
 CONTEXT = CallContext("q", (), seed=7)
 SECRET = "canary-5518ab"
