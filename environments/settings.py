@@ -6,7 +6,7 @@ trained in. All keys are semantic unless marked operational: they affect results
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +19,11 @@ from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.settings import ToolSettings
-from treadle.core.config import Operational, Section, digest_json, semantic_dump
+from treadle.core.config import Section, digest_json, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
+from treadle.core.registry import Entry
 from treadle.environments.tools.registry import AnyTool, check_names
-
-SectionType = type[Section]
 
 ENVIRONMENT_VERSION = 5
 """Version in the environment's digest; increment it if the meaning of a setting or of a rollout's row changes. Earlier
@@ -60,16 +59,12 @@ class EnvironmentRole(Section):
     """Sampling parameters of its answers."""
 
 
-class EnvironmentSettings(Section):
+class EnvironmentSettings(Entry):
     """Type and limits of the environment of every rollout."""
 
     type: str = DEFAULT_TYPE
     """Type of the environment: a shipped one, `my_envs.py:Guess` for a class in a file next to the configuration,
     `package.module:Guess`, or the name of an entry point in the group `treadle.environments`."""
-    code_file: Operational[Path | None] = None
-    """File with the class, for a type that is in a file; filled in when the configuration is read."""
-    code_sha256: str = ""
-    """Digest of that file; filled in when the configuration is read, so that an edited file makes new rollouts."""
     tools: dict[str, AnyTool] = {}
     """Tools by name, in addition to those that the type has; see docs/guides/tools.md."""
     roles: dict[str, EnvironmentRole] = {}
@@ -90,12 +85,6 @@ class EnvironmentSettings(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return tools
-
-    @classmethod
-    def variants(cls) -> Sequence[SectionType]:
-        """Return the settings of the types that are loaded."""
-        below = cls.__subclasses__()
-        return [*below, *(variant for one in below for variant in one.variants())]
 
     @property
     def turn_dialect(self) -> Dialect:

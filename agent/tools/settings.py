@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
 
-from treadle.core.config import Operational, Section
+from treadle.core.registry import Entry
 
 if TYPE_CHECKING:
     from treadle.agent.tools.schema import ToolSchema
@@ -28,16 +28,12 @@ class ToolResources:
     store: Callable[[str], KeyedStore] | None = None
 
 
-class ToolSettings(Section):
+class ToolSettings(Entry):
     """Type and limits of one entry of `environment.tools`."""
 
     type: str
     """Type of the tool: a shipped one (`http`, `mcp`, `workspace`), `my_tools.py:weather` for a function or class in a
     file next to the configuration, `package.module:weather`, or an entry point in the group `treadle.tools`."""
-    code_file: Operational[Path | None] = None
-    """File with the function or class, for a type that is in a file; filled in when the configuration is read."""
-    code_sha256: str = ""
-    """Digest of that file; filled in when the configuration is read, so that an edited file makes new rollouts."""
     max_calls: int | None = Field(default=None, ge=0)
     """Most executed calls of each of its tools per rollout; none means no limit, 0 disables them."""
 

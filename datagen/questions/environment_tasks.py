@@ -15,7 +15,7 @@ from treadle.core.errors import DataError
 from treadle.core.steady_loop import SteadyLoop
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, no_tasks
-from treadle.environments.registry import environment_type, parse_environment, traits_of
+from treadle.environments.registry import ENVIRONMENTS, environment_type, traits_of
 from treadle.environments.settings import EnvironmentSettings
 
 Task = Mapping[str, Any]
@@ -39,7 +39,7 @@ def find_tasks(settings: QuestionsSettings) -> TaskProvider | None:
     """Return the tasks that the type of the run's environment brings."""
     if settings.environment is None:
         return None
-    environment = parse_environment(settings.environment)
+    environment = ENVIRONMENTS.parse(settings.environment)
     if not traits_of(environment).brings_tasks:
         return None
     return partial(_tasks_of, environment)

@@ -17,7 +17,7 @@ from treadle.core.runs.run import Run
 from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
 from treadle.core.store.exported import new_folder, write_facts
 from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import parse_environment, require_question
+from treadle.environments.registry import ENVIRONMENTS, require_question
 from treadle.formats.et_agent.records import ImportKind
 
 _ASKED = ("question_key", "dataset", "question", "answers", "format")
@@ -153,7 +153,7 @@ def _by_question(
 
 def _environment(record: StageRecord) -> QuestionSettings:
     try:
-        environment = parse_environment(record.settings["environment"])
+        environment = ENVIRONMENTS.parse(record.settings["environment"])
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{record.address} was made by another version, whose environment is not understood"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.environments.opening import shown_messages
-from treadle.environments.registry import parse_environment
+from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.training.plan import RlPlan
@@ -31,7 +31,7 @@ def settings_of(job: Mapping[str, Any]) -> EnvironmentSettings:
     if folder and folder not in sys.path:
         # Last, so that no package of the engine is replaced.
         sys.path.append(folder)
-    return parse_environment(job["environment"])
+    return ENVIRONMENTS.parse(job["environment"])
 
 
 def environment_of(job: Mapping[str, Any]) -> EnvironmentSettings:

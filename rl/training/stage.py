@@ -27,7 +27,7 @@ from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
-from treadle.environments.registry import import_folder, traits_of
+from treadle.environments.registry import ENVIRONMENTS, traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.groups.dump import read_steps
@@ -116,7 +116,7 @@ class RlRun:
                 model=str(start),
                 environment=environment,
                 interpreter=sys.executable,
-                import_folder=import_folder(self._settings.environment),
+                import_folder=ENVIRONMENTS.import_folder(self._settings.environment),
             ),
             EngineOptions(
                 variant=plan.machine.variant,

@@ -14,7 +14,7 @@ from support.servers.scripted_server import RecordedRequest, Reply, served
 from treadle.agent.contract import Outcome, Task
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 GUIDE = ROOT / "docs/guides/tools.md"
 
@@ -101,7 +101,7 @@ def test_class_of_the_guide_sells_and_tells_its_outcome(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (code,) = [block.text for block in blocks(GUIDE) if "class Shop" in block.text]
     Path("my_tools.py").write_text(code)
-    settings = parse_tool({"type": "my_tools.py:Shop", "price": 3})
+    settings = TOOLS.parse({"type": "my_tools.py:Shop", "price": 3})
 
     async def play() -> tuple[str, Outcome | None]:
         async with settings.source("shop", ToolResources()) as source:

@@ -21,7 +21,7 @@ from treadle.agent.tools.mcp.source import McpSource, McpTools
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
 from treadle.core.errors import ConfigError, ToolError
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 CONTEXT = CallContext("?", (), 0)
 TASK: Any = None
@@ -45,7 +45,7 @@ def served(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 @asynccontextmanager
 async def opened(url: str, **keys: Any) -> AsyncIterator[McpTools]:
-    source = parse_tool({"type": "mcp", "url": url, **keys}).source("desk", ToolResources())
+    source = TOOLS.parse({"type": "mcp", "url": url, **keys}).source("desk", ToolResources())
     assert isinstance(source, McpSource)
     async with source:
         tools = await source.episode(TASK, 0)

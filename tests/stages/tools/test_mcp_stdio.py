@@ -30,7 +30,7 @@ from treadle.agent.tools.settings import ToolResources
 from treadle.core.errors import ToolError
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.storage import LocalStorage
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 SERVER = Path(tempfile.gettempdir()) / f"mcp_desk_{os.getpid()}.py"
 """Own copy, by whose name this process's servers are found."""
@@ -49,7 +49,7 @@ def own_copy() -> Iterator[None]:
 
 def settings_for(**keys: Any) -> Any:
     command = [sys.executable, SERVER.name]
-    return parse_tool({"type": "mcp", "command": command, "read": [str(SERVER)], **keys})
+    return TOOLS.parse({"type": "mcp", "command": command, "read": [str(SERVER)], **keys})
 
 
 @asynccontextmanager
@@ -286,11 +286,11 @@ _USER = """
 import asyncio, os, sys
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 async def main():
     entry = {"type": "mcp", "command": [sys.executable, sys.argv[1]], "read": [sys.argv[1]]}
-    async with parse_tool(entry).source("desk", ToolResources()) as source:
+    async with TOOLS.parse(entry).source("desk", ToolResources()) as source:
         tools = await source.episode(None, 0)
         print("ready", flush=True)
         await tools.call("desk_hang", {}, deadline=1e12, context=CallContext("?", (), 0))

@@ -14,7 +14,7 @@ from support.tables.selection_tables import ENVIRONMENT, Asked, example, questio
 from treadle.core.errors import ArtifactError, DataError, StageFailed
 from treadle.core.schemas import RL_ROWS
 from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import parse_environment
+from treadle.environments.registry import ENVIRONMENTS
 from treadle.rl.selection import stage as selection
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.rl.verl.rows import VERL_COLUMNS
@@ -255,7 +255,7 @@ def test_rows_have_the_environment_prompt_and_verl_types(tmp_path: Path) -> None
 
 def test_tasks_are_selected_by_rewards_that_differ(tmp_path: Path) -> None:
     """Rewards may have any range; equal ones teach nothing, whatever their value."""
-    settings = parse_environment({"type": "support.rollouts.dialogues:Guess"})
+    settings = ENVIRONMENTS.parse({"type": "support.rollouts.dialogues:Guess"})
     asked = [
         Asked("near", (2.0, 2.0, 1.5, 2.0), (0,) * 4, "task"),
         Asked("far", (-3.0, 2.0, 2.0, -3.0), (0,) * 4, "task"),

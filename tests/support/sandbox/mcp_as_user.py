@@ -12,13 +12,13 @@ from support.servers import mcp_desk
 
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.settings import ToolResources
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 
 async def look() -> list[str]:
     """Return what the server sees, and how far it can spread."""
     entry = {"type": "mcp", "command": [sys.executable, mcp_desk.__file__], "read": [mcp_desk.__file__]}
-    async with parse_tool(entry).source("desk", ToolResources()) as source:
+    async with TOOLS.parse(entry).source("desk", ToolResources()) as source:
         task: Any = None
         tools = await source.episode(task, 0)
         context = CallContext("?", (), 0)

@@ -24,9 +24,9 @@ from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.environments.registry import shipped_settings
+from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.settings import EnvironmentSettings
-from treadle.environments.tools.registry import shipped_tools
+from treadle.environments.tools.registry import TOOLS
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import open_run
@@ -318,8 +318,8 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
         try_keys(tmp_path, f"r{number}", base, tried)
     every = {
         f"{kind.__name__}.{name}"
-        for kind in sections_below(TreadleConfig) - {ToolSettings} | set(shipped_tools())
-        if not issubclass(kind, EnvironmentSettings) or kind in shipped_settings()
+        for kind in sections_below(TreadleConfig) - {ToolSettings} | set(TOOLS.shipped_settings())
+        if not issubclass(kind, EnvironmentSettings) or kind in ENVIRONMENTS.shipped_settings()
         for name, field in kind.model_fields.items()
         if not is_table(field)
     }

@@ -15,10 +15,9 @@ from treadle.core.config import config_folders
 from treadle.core.errors import ConfigError
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import (
+    ENVIRONMENTS,
     environment_type,
     find_type,
-    import_folder,
-    parse_environment,
     require_question,
     traits_of,
 )
@@ -59,16 +58,16 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_environment_without_a_type_is_question() -> None:
-    assert type(parse_environment({})) is QuestionSettings
+    assert type(ENVIRONMENTS.parse({})) is QuestionSettings
     assert traits_of(QuestionSettings()).forks and environment_type(QuestionSettings()).name == "question"
 
 
 def test_class_in_a_file_validates_its_own_settings(file: Path) -> None:
-    given = parse_environment({"type": "guess.py:Guess", "low": 3})
+    given = ENVIRONMENTS.parse({"type": "guess.py:Guess", "low": 3})
     assert (type(given).__name__, given.code_file, traits_of(given).resume) == ("GuessSettings", file, "restart")
     assert given.model_dump()["low"] == 3
     with pytest.raises(ValidationError, match="lo"):
-        parse_environment({"type": "guess.py:Guess", "lo": 3})
+        ENVIRONMENTS.parse({"type": "guess.py:Guess", "lo": 3})
     with pytest.raises(ConfigError, match=r'needs environment.type = "question", not .guess.py:Guess.'):
         require_question(given, "the stage")
 
@@ -82,9 +81,9 @@ def test_stage_reads_back_the_settings_that_it_dumped(file: Path) -> None:
 
 
 def test_edited_file_has_another_digest(file: Path) -> None:
-    before = parse_environment({"type": "guess.py:Guess"})
+    before = ENVIRONMENTS.parse({"type": "guess.py:Guess"})
     file.write_text(CODE.replace("low: int = 1", "low: int = 2"))
-    after = parse_environment({"type": "guess.py:Guess"})
+    after = ENVIRONMENTS.parse({"type": "guess.py:Guess"})
     assert (before.model_dump()["low"], after.model_dump()["low"]) == (1, 2)
     assert before.digest() != after.digest()
 
@@ -104,22 +103,22 @@ def test_unknown_type_is_refused_with_what_to_do(name: str, message: str) -> Non
 
 def test_broken_or_missing_file_is_named(file: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
-        parse_environment({"type": "other.py:Guess"})
+        ENVIRONMENTS.parse({"type": "other.py:Guess"})
     gone = {"type": "guess.py:Guess", "code_file": str(file.with_name("gone.py"))}
     with pytest.raises(ValueError, match=r"no file .*gone.py; if it was moved, set environment.code_file to its place"):
-        parse_environment(gone)
+        ENVIRONMENTS.parse(gone)
     with pytest.raises(ValueError, match=r"guess.py:Half is no environment, it has no traits"):
-        parse_environment({"type": "guess.py:Half"})
+        ENVIRONMENTS.parse({"type": "guess.py:Half"})
     file.write_text("1 / 0")
     with pytest.raises(ValueError, match="cannot be loaded: ZeroDivisionError"):
-        parse_environment({"type": "guess.py:Guess"})
+        ENVIRONMENTS.parse({"type": "guess.py:Guess"})
 
 
 def test_file_that_imports_its_neighbour_is_told_what_to_do(file: Path) -> None:
     file.with_name("words.py").write_text("WORDS = 3")
     file.write_text("import words" + CODE)
     with pytest.raises(ValueError, match=r"No module named 'words'; .* set type = \"guess:Guess\""):
-        parse_environment({"type": "guess.py:Guess"})
+        ENVIRONMENTS.parse({"type": "guess.py:Guess"})
 
 
 def test_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None:
@@ -130,22 +129,23 @@ def test_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None
     (package / "guess.py").write_text(CODE)
     environ = {**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     program = (
-        "import json, sys; from treadle.environments.registry import import_folder, parse_environment; "
-        "found = parse_environment({'type': 'games.guess:Guess'}); "
-        "print(json.dumps({'environment': found.model_dump(mode='json'), 'import_folder': str(import_folder(found))}))"
+        "import json, sys; from treadle.environments.registry import ENVIRONMENTS; "
+        "found = ENVIRONMENTS.parse({'type': 'games.guess:Guess'}); "
+        "folder = str(ENVIRONMENTS.import_folder(found)); "
+        "print(json.dumps({'environment': found.model_dump(mode='json'), 'import_folder': folder}))"
     )
     dumped = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     job = json.loads(dumped.stdout)
     assert job["import_folder"] == str(package.parent)
     with pytest.raises(ValueError, match="games"):
-        parse_environment(job["environment"])
+        ENVIRONMENTS.parse(job["environment"])
     assert type(settings_of(job)).__name__ == "GuessSettings"
     assert sys.path.pop() == job["import_folder"]
-    assert import_folder(QuestionSettings()) is None
+    assert ENVIRONMENTS.import_folder(QuestionSettings()) is None
 
 
 def test_types_share_limits_but_not_digests(file: Path) -> None:
-    given = parse_environment({"type": "guess.py:Guess"})
+    given = ENVIRONMENTS.parse({"type": "guess.py:Guess"})
     assert isinstance(given, EnvironmentSettings) and given.turn_limit() == 10
     assert given.digest() != EnvironmentSettings(code_sha256=given.code_sha256).digest()
 
@@ -216,6 +216,6 @@ def test_tools_that_cannot_be_named_or_found_are_refused_when_the_configuration_
     token = config_folders.set((tmp_path,))
     try:
         with pytest.raises(ValidationError, match=said):
-            parse_environment({"tools": tools})
+            ENVIRONMENTS.parse({"tools": tools})
     finally:
         config_folders.reset(token)

@@ -23,7 +23,7 @@ from treadle.agent.tools.source import ToolSource
 from treadle.agent.tools.user_tool import tool
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.work_clock import timed_work, work_clock
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 CONTEXT = CallContext("q", (), seed=7)
 TASK = Task("k", "q")
@@ -360,9 +360,9 @@ def test_file_is_read_when_the_configuration_is(tmp_path: Path, monkeypatch: pyt
         "from __future__ import annotations\n\n\ndef add(a: int, b: int = 1) -> int:\n"
         '    """Add."""\n    return a + b\n\n\ndef bare(a: int): ...\n'
     )
-    settings = parse_tool({"type": "my_tools.py:add", "max_calls": 2, "time_limit_s": 5})
+    settings = TOOLS.parse({"type": "my_tools.py:add", "max_calls": 2, "time_limit_s": 5})
     assert settings.code_file == tmp_path / "my_tools.py" and len(settings.code_sha256) == 64
-    assert parse_tool(settings.model_dump()) == settings
+    assert TOOLS.parse(settings.model_dump()) == settings
     assert settings.source("add", ToolResources()).schemas[0].parameters["required"] == ["a"]
     for data, said in (
         ({"type": "my_tools.py:bare"}, "bare has no docstring"),
@@ -372,7 +372,7 @@ def test_file_is_read_when_the_configuration_is(tmp_path: Path, monkeypatch: pyt
         ({"type": "workspace", "sandbox": {"packges": []}}, "'sandbox.packges'; did you mean 'packages'"),
     ):
         with pytest.raises(ValueError, match=said):
-            parse_tool(data)
+            TOOLS.parse(data)
 
 
 def test_version_of_a_function_is_its_marks() -> None:

@@ -20,7 +20,7 @@ from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.work_clock import timed_work, work_clock
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 CONTEXT = CallContext("q", (), seed=0)
 KEY = "key-9f2c71d4e8"
@@ -51,7 +51,7 @@ class Endpoint:
 
 def settings(**keys: Any) -> HttpToolSettings:
     given = {"type": "http", "url": "http://127.0.0.1:1/x", "description": "Look up.", **keys}
-    parsed = parse_tool(given)
+    parsed = TOOLS.parse(given)
     assert isinstance(parsed, HttpToolSettings)
     return parsed
 
@@ -233,7 +233,7 @@ def test_schema_is_in_the_table_or_in_a_file(tmp_path: Path, monkeypatch: pytest
     schema = {"properties": {"id": {"type": "string"}}, "required": ["id"]}
     Path("s.json").write_text(json.dumps(schema))
     for made in (settings(parameters=schema), settings(schema_file="s.json")):
-        assert parse_tool(made.model_dump()) == made
+        assert TOOLS.parse(made.model_dump()) == made
         (shown,) = made.source("t", ToolResources()).schemas
         assert shown.parameters["type"] == "object" and shown.description == "Look up."
         assert shown.argument_error({"id": "a"}) == "" and "admin" in shown.argument_error({"id": "a", "admin": True})

@@ -30,7 +30,7 @@ from treadle.agent.tools.source import EpisodeTools, ToolSource
 from treadle.agent.tools.user_tool import tool
 from treadle.core.errors import ConfigError, ToolError
 from treadle.environments.tools.calls import CallLimits, EpisodeCalls
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 CONTEXT = CallContext("q", (), seed=7)
 SECRET = "canary-5518ab"
@@ -353,4 +353,4 @@ def test_resumed_episode_makes_the_recorded_calls_again() -> None:
 
 def test_type_without_a_source_is_refused_when_the_configuration_is_read() -> None:
     with pytest.raises(ValueError, match=r"ToolSettings has no method source\(name, resources\)"):
-        parse_tool({"type": "treadle.agent.tools.settings:ToolSettings"})
+        TOOLS.parse({"type": "treadle.agent.tools.settings:ToolSettings"})

@@ -24,7 +24,7 @@ from treadle.agent.tools.workspace.files import (
 )
 from treadle.agent.tools.workspace.hidden_tests import run_tests
 from treadle.agent.tools.workspace.settings import WorkspaceSettings
-from treadle.environments.tools.registry import parse_tool
+from treadle.environments.tools.registry import TOOLS
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_any_payload_is_read_or_refused(value: Any) -> None:
 
 
 def test_settings_are_those_of_the_shipped_type() -> None:
-    settings = parse_tool({"type": "workspace", "tools": ["shell"], "max_calls": 3})
+    settings = TOOLS.parse({"type": "workspace", "tools": ["shell"], "max_calls": 3})
     assert isinstance(settings, WorkspaceSettings) and settings.tools == ("shell",)
 
 

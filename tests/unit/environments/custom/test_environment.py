@@ -26,7 +26,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.work_clock import work_clock
 from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
-from treadle.environments.registry import parse_environment
+from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
 from treadle.environments.scoring import environment_score
 from treadle.environments.tools.calls import EpisodeCalls
@@ -313,8 +313,8 @@ async def test_reaction_that_was_not_awaited_says_so() -> None:
 def test_tools_of_a_class_that_reads_no_calls_are_refused() -> None:
     tools = {"desk": {"type": "mcp", "command": ["server"]}}
     with pytest.raises(ValueError, match="Guess reads no calls, so its tools would never run: set dialect"):
-        parse_environment({"type": "support.rollouts.dialogues:Guess", "tools": tools})
-    parse_environment({"type": "support.rollouts.dialogues:Guess", "tools": {}})
+        ENVIRONMENTS.parse({"type": "support.rollouts.dialogues:Guess", "tools": tools})
+    ENVIRONMENTS.parse({"type": "support.rollouts.dialogues:Guess", "tools": {}})
 
 
 async def test_numbers_of_other_libraries_are_rewards() -> None:
@@ -433,7 +433,7 @@ class Silent(Environment):
 
 
 async def test_rollout_without_a_reward_says_what_gives_one() -> None:
-    settings = parse_environment({"type": f"{__name__}:Silent"})
+    settings = ENVIRONMENTS.parse({"type": f"{__name__}:Silent"})
     found = await environment_score(settings, TASK, StoredRollout("max_turns", True, (), (), (), None, None))
     assert found.score is None and found.error == (
         "the environment gave no reward; let `score` return one for every rollout"

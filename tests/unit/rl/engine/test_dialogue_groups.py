@@ -22,7 +22,7 @@ from treadle.core.errors import EngineError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.custom.kind import CustomType
-from treadle.environments.registry import parse_environment
+from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.types import Resources
 from treadle.rl.engine.errors import BadPlan
 from treadle.rl.engine.group_source import open_source
@@ -36,7 +36,7 @@ from treadle.rl.training.stored_rows import PAYLOAD_SCHEMA
 from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 TYPE = "support.rollouts.dialogues:Guess"
-SETTINGS = parse_environment({"type": TYPE, "top": 15, "max_turns": 5})
+SETTINGS = ENVIRONMENTS.parse({"type": TYPE, "top": 15, "max_turns": 5})
 SECRETS = {"a": 8, "b": 11, "c": 3}
 
 
@@ -160,7 +160,7 @@ def test_verl_sessions_get_the_same_rewards(tmp_path: Path, codec: ChatTokenizer
 
 
 def test_unknown_reward_is_left_out_and_never_zero(tmp_path: Path, codec: ChatTokenizer) -> None:
-    settings = parse_environment({"type": f"{__name__}:Unknown", "top": 15, "max_turns": 5})
+    settings = ENVIRONMENTS.parse({"type": f"{__name__}:Unknown", "top": 15, "max_turns": 5})
     groups, _ = rolled_out(tmp_path, codec, settings)
     assert [(reward.reward, reward.scored, reward.correctness) for reward in groups[0].rewards] == [
         (-2.5, True, 0.0)
@@ -169,13 +169,13 @@ def test_unknown_reward_is_left_out_and_never_zero(tmp_path: Path, codec: ChatTo
 
 
 def test_score_that_does_not_end_leaves_its_rollouts_out(tmp_path: Path, codec: ChatTokenizer) -> None:
-    settings = parse_environment({"type": f"{__name__}:Slow", "top": 15, "max_turns": 5, "rollout_time_s": 0.2})
+    settings = ENVIRONMENTS.parse({"type": f"{__name__}:Slow", "top": 15, "max_turns": 5, "rollout_time_s": 0.2})
     groups, _ = rolled_out(tmp_path, codec, settings)
     assert [[reward.scored for reward in one.rewards] for one in groups] == [[True] * 2, [False] * 2, [False] * 2]
 
 
 def test_error_of_a_score_is_named(tmp_path: Path, codec: ChatTokenizer) -> None:
-    settings = parse_environment({"type": f"{__name__}:Scoreless", "top": 15, "max_turns": 5})
+    settings = ENVIRONMENTS.parse({"type": f"{__name__}:Scoreless", "top": 15, "max_turns": 5})
     with pytest.raises(EngineError, match=r"rollouts of task a could not be scored: .*Scoreless.score raised KeyError"):
         rolled_out(tmp_path, codec, settings)
 

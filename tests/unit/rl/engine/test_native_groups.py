@@ -12,13 +12,13 @@ from support.training.verl_plans import verl_plan
 
 from treadle.agent.contract import Task
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.environments.registry import parse_environment
+from treadle.environments.registry import ENVIRONMENTS
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, read_tasks
 from treadle.rl.training.stored_rows import prompt_fits
 from treadle.rl.verl.rows import TRAINING_SCHEMA
 
-SETTINGS = parse_environment(
+SETTINGS = ENVIRONMENTS.parse(
     {
         "dialect": "functions",
         "python": {"enabled": False},

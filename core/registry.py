@@ -1,0 +1,175 @@
+"""Find the entries of a registry by name, with typed settings.
+
+An entry is a class of settings with the method that does its work. Shipped entries have a name; those of users are a
+class in a file next to the configuration, in a module, or behind an entry point. Documented in docs/guides/own.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import GetJsonSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from treadle.core.config import Operational, Section, unknown_keys
+from treadle.core.errors import ConfigError
+from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module, import_folder_of
+from treadle.core.untrusted.input_files import file_sha256
+
+_log = logging.getLogger(__name__)
+
+SectionType = type[Section]
+
+
+class Entry(Section):
+    """Settings of an entry of a registry: its type, and the file of its code."""
+
+    type: str
+    """Type of the entry: a shipped one, `my_file.py:Class` for a class in a file next to the configuration,
+    `package.module:Class`, or the name of an entry point."""
+    code_file: Operational[Path | None] = None
+    """File with the class, for a type that is in a file; filled in when the configuration is read."""
+    code_sha256: str = ""
+    """Digest of that file; filled in when the configuration is read, so that results follow its edits."""
+
+    @classmethod
+    def variants(cls) -> Sequence[SectionType]:
+        """Return the settings of the types that are loaded."""
+        below = cls.__subclasses__()
+        return [*below, *(variant for one in below for variant in one.variants())]
+
+
+T_Entry = TypeVar("T_Entry", bound=Entry)
+
+
+@dataclass(frozen=True, eq=False)
+class Registry(Generic[T_Entry]):
+    """The entries of one kind. As metadata of an annotation it gives forms and the reference the keys of each type.
+
+    Attributes:
+        base: Class that the settings of all entries derive from.
+        key: Configuration key whose `type` names an entry, for errors.
+        group: Group of entry points; the name of an entry point is the name of the type.
+        example: Type of a user, such as `my_tools.py:weather`, for errors.
+        shipped: Name -> `module:Class`.
+        settings_of: Function from what a name stands for, and its place, to the class of its settings. Raises
+            ConfigError. None: the class itself.
+    """
+
+    base: type[T_Entry]
+    key: str
+    group: str
+    example: str
+    shipped: Mapping[str, str]
+    settings_of: Callable[[Any, str], type[T_Entry]] | None = None
+
+    def known(self) -> list[str]:
+        """Return the names of shipped types and entry points."""
+        return list(dict.fromkeys([*self.shipped, *entry_point_places(self.group)]))
+
+    def find(self, name: str, file: Path | None = None) -> tuple[Any, str]:
+        """Return what a type's name stands for, and its place; `file` is that of a class in a file.
+
+        Raises ConfigError, listing what there is.
+        """
+        if file is not None:
+            attribute = name.rpartition(":")[2]
+            return from_file(file, attribute, f"{self.key}.type"), f"{file.name}:{attribute}"
+        place = self.shipped.get(name) or entry_point_places(self.group).get(name) or name
+        module, colon, attribute = place.partition(":")
+        if not colon:
+            raise ConfigError(
+                f"{self.key}.type = {name!r} is unknown; known: {', '.join(self.known())}; or name your own as "
+                f"{self.example} or package.module:{self.example.rpartition(':')[2]}"
+            )
+        return from_module(module, attribute, f"{self.key}.type"), place
+
+    def settings(self, name: str, file: Path | None = None) -> type[T_Entry]:
+        """Return the class of a type's settings. Raises ConfigError."""
+        found, place = self.find(name, file)
+        if self.settings_of is not None:
+            return self.settings_of(found, place)
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise ConfigError(f"{self.key}.type: {place} is not derived from treadle.api.{self.base.__name__}")
+        own: type[T_Entry] = found
+        return own
+
+    def shipped_settings(self) -> list[type[T_Entry]]:
+        """Return the settings of all shipped types, for the reference."""
+        return [self.settings(name) for name in self.shipped]
+
+    def parse(self, data: Any) -> T_Entry:
+        """Return settings from the data of a configuration, or of a dump; a string is the type. Raises ValueError."""
+        if isinstance(data, self.base):
+            return data
+        if isinstance(data, str):
+            data = {"type": data}
+        default = self.base.model_fields["type"].default
+        name = data.get("type", default) if isinstance(data, Mapping) else None
+        if not isinstance(name, str):
+            raise ValueError(
+                f'a key `type` is needed, such as {{ type = "{self.example}" }}; known: {", ".join(self.known())}'
+            )
+        given = {**data, "type": name}
+        file = find_code_file(name, given.get("code_file"), self.key)
+        if file is not None:
+            given |= {"code_file": file, "code_sha256": file_sha256(file)}
+        elif given.get("code_file"):
+            raise ValueError(f"code_file belongs to a type in a file, and type = {name!r} is none; leave it out")
+        try:
+            settings = self.settings(name, file)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix(f"{self.key}.type: ")) from None
+        try:
+            return settings.model_validate(given)
+        except ValidationError as error:
+            # Without a default type, only here the type, and so its keys, are known.
+            if not isinstance(default, str) and (unknown := unknown_keys(settings, error)):
+                raise ValueError(unknown) from None
+            raise
+
+    def validate(self, data: Any, handler: ValidatorFunctionWrapHandler) -> T_Entry:
+        """Validate a field; for `pydantic.WrapValidator`."""
+        return self.parse(data)
+
+    def import_folder(self, settings: Entry) -> Path | None:
+        """Return the folder that an import of a type's module needs on the path; None if it has none of its own.
+
+        Engines have other packages, and do not see the `PYTHONPATH` of this process.
+        """
+        if settings.code_file is not None or settings.type in self.shipped:
+            return None
+        return import_folder_of(entry_point_places(self.group).get(settings.type, settings.type).partition(":")[0])
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the keys of every named type, and any keys for a class named by its place; Prefect's form shows it.
+
+        No class is loaded that only a configuration names.
+        """
+        default = self.base.model_fields["type"].default
+        variants = []
+        for name in self.known():
+            try:
+                settings = self.settings(name)
+            except ConfigError as error:
+                _log.warning("the keys of %s are left out: %s", self.key, error)
+                continue
+            variant = _own_schema(settings, handler)
+            variant["properties"]["type"] |= {"const": name, "default": name}
+            variants.append(variant | {"title": name, "required": [] if name == default else ["type"]})
+        of_place = _own_schema(self.base, handler)
+        of_place["properties"]["type"].pop("default", None)
+        of_place["properties"]["type"]["pattern"] = ":"
+        more = {"title": "class in a file or module", "required": ["type"], "additionalProperties": True}
+        return {"anyOf": [*variants, of_place | more]}
+
+
+def _own_schema(settings: type[Section], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    """Return the schema of a section that may be changed."""
+    return copy.deepcopy(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
