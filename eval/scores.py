@@ -299,7 +299,7 @@ def _f1_legacy(prediction: str, gold: Gold) -> float:
     return legacy_match_text(prediction, gold.answers).f1
 
 
-SCORES = Stage(
+SCORES_STAGE = Stage(
     name="scores",
     version=5,
     settings=ScoresSettings,

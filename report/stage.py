@@ -124,7 +124,7 @@ def _csv_cell(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
-REPORT = Stage(
+REPORT_STAGE = Stage(
     name="report",
     version=6,
     settings=ReportSettings,

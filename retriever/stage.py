@@ -46,4 +46,4 @@ class IndexProgress:
         self._done[what] = done
 
 
-INDEX = Stage(name="index", version=1, settings=IndexSettings, produces=(INDEXES,), run=run_index)
+INDEX_STAGE = Stage(name="index", version=1, settings=IndexSettings, produces=(INDEXES,), run=run_index)

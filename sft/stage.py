@@ -218,7 +218,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
     return SftRun(context).run()
 
 
-SFT = Stage(
+SFT_STAGE = Stage(
     name="sft",
     version=1,
     settings=SftSettings,

@@ -30,18 +30,18 @@ from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.environments.registry import traits_of
 from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
-from treadle.environments.rollouts.stage import ROLLOUTS
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
 from treadle.eval.judge_queue import check_judges
-from treadle.eval.scores import SCORES
-from treadle.report.stage import REPORT
+from treadle.eval.scores import SCORES_STAGE
+from treadle.report.stage import REPORT_STAGE
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.stage import INDEX
+from treadle.retriever.stage import INDEX_STAGE
 from treadle.rl.curriculum import phase_name, phase_of
-from treadle.rl.selection.stage import SELECTION
-from treadle.rl.training.stage import RL
+from treadle.rl.selection.stage import SELECTION_STAGE
+from treadle.rl.training.stage import RL_STAGE
 from treadle.sft.config import SftSettings
-from treadle.sft.stage import SFT
+from treadle.sft.stage import SFT_STAGE
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
 from treadle.tasks.planning.environment_checks import check_pools, check_scorers
 from treadle.tasks.planning.iterations import at_iteration, pool_checkpoints, pool_roles
@@ -71,7 +71,18 @@ from treadle.tasks.summaries.report_settings import report_settings
 
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
-    for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, SFT, ROLLOUTS, SCORES, SELECTION, RL, REPORT)
+    for stage in (
+        QUESTIONS_STAGE,
+        INDEX_STAGE,
+        POOLS_STAGE,
+        SFT_ROWS_STAGE,
+        SFT_STAGE,
+        ROLLOUTS_STAGE,
+        SCORES_STAGE,
+        SELECTION_STAGE,
+        RL_STAGE,
+        REPORT_STAGE,
+    )
 }
 """All stages by name. All but `index` are part of the flow; `index` is run by itself to build an index in advance."""
 

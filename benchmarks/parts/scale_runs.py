@@ -19,7 +19,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import QUESTIONS
 from treadle.demo.world_files import write_world
-from treadle.environments.rollouts.stage import ROLLOUTS, RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsSettings
 
 SAMPLES = 8
 ROLLOUTS_ADDRESS = Address(1, "rollouts", "base")
@@ -89,7 +89,7 @@ def rollouts_instance(tokenizer: Path, url: str, model: str, environment: dict[s
     }
     settings = load_config(RolloutsSettings, data=data)
     return Instance(
-        address=ROLLOUTS_ADDRESS, stage=ROLLOUTS, settings=settings, inputs={"questions": (QUESTIONS_ADDRESS,)}
+        address=ROLLOUTS_ADDRESS, stage=ROLLOUTS_STAGE, settings=settings, inputs={"questions": (QUESTIONS_ADDRESS,)}
     )
 
 

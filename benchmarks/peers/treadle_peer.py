@@ -18,7 +18,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.environments.rollouts.stage import ROLLOUTS, RolloutOptions, RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutOptions, RolloutsSettings
 
 _QUESTIONS, _ROLLOUTS = Address(1, "questions"), Address(1, "rollouts")
 
@@ -78,7 +78,7 @@ def main() -> None:
     given = questions_stage(kind, num_items)
     execute(Instance(address=_QUESTIONS, stage=given, settings=RolloutOptions()), run)
     settings = settings_of(kind, url, in_flight, folder)
-    made = Instance(address=_ROLLOUTS, stage=ROLLOUTS, settings=settings, inputs={"questions": (_QUESTIONS,)})
+    made = Instance(address=_ROLLOUTS, stage=ROLLOUTS_STAGE, settings=settings, inputs={"questions": (_QUESTIONS,)})
     record = execute(made, run)
     assert record.metrics["status_answered"] == num_items, record.metrics
     table = run.rows(record.outputs["rollouts"])

@@ -45,7 +45,7 @@ from treadle.demo.tutor.faults import choose_fault
 from treadle.demo.tutor.settings import FaultKind, parse_faults
 from treadle.demo.world_files import write_world
 from treadle.environments.rollouts.settings import RolloutsSettings
-from treadle.environments.rollouts.stage import ROLLOUTS
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 
 FAULTS = "500=0.05,429=0.05,reset=0.02,hang=0.01,malformed=0.01"
 FREEZE_AFTER, KILL_AFTER = 0.1, 0.5
@@ -235,7 +235,7 @@ def make(folder: Path, servers: list[Tutor], options: argparse.Namespace, schedu
     }  # fmt: skip
     instance = Instance(
         address=_ROLLOUTS,
-        stage=ROLLOUTS,
+        stage=ROLLOUTS_STAGE,
         settings=load_config(RolloutsSettings, data=settings),
         inputs={"questions": (_QUESTIONS,)},
     )

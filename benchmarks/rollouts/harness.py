@@ -150,9 +150,9 @@ def run_engine(
     from treadle.core.runs.run import Run
     from treadle.core.runs.stage import Instance, Stage, StageContext
     from treadle.core.schemas import QUESTIONS
-    from treadle.environments.rollouts.stage import ROLLOUTS, RolloutsSettings
+    from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsSettings
     from treadle.eval.config import ScoresSettings
-    from treadle.eval.scores import SCORES
+    from treadle.eval.scores import SCORES_STAGE
 
     def write_questions(context: StageContext) -> dict[str, Any]:
         blank = {
@@ -196,7 +196,7 @@ def run_engine(
             "options": {"max_concurrent": in_flight},
         },
     )
-    instance = Instance(address=made, stage=ROLLOUTS, settings=settings, inputs={"questions": (questions,)})
+    instance = Instance(address=made, stage=ROLLOUTS_STAGE, settings=settings, inputs={"questions": (questions,)})
     times, meter = LoopTimes(), CpuMeter()
     record = execute(instance, run, progress=times)
     whole_cpu, whole_wall = meter.read()
@@ -206,7 +206,7 @@ def run_engine(
     meter.start()
     inputs = {"questions": (questions,), "rollouts": (made,)}
     scores = load_config(ScoresSettings, data={"environment": environment} if dialogue else {})
-    execute(Instance(address=scored, stage=SCORES, settings=scores, inputs=inputs), run)
+    execute(Instance(address=scored, stage=SCORES_STAGE, settings=scores, inputs=inputs), run)
     return {
         "cpu": times.cpu,
         "wall": times.wall,

@@ -34,7 +34,7 @@ from treadle.rl.selection.choice import choose
 from treadle.rl.selection.dispersion import DispersionSums
 from treadle.rl.selection.pareto import rank_questions
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
-from treadle.rl.selection.stage import SELECTION
+from treadle.rl.selection.stage import SELECTION_STAGE
 
 BATCH_ROLLOUTS = 1_024
 F1 = np.round(np.linspace(0, 1, 12), 6)
@@ -126,7 +126,7 @@ def run_stage(folder: str, options: dict[str, Any]) -> tuple[float, float]:
     """Run the stage in this process, as in `measure_stage`."""
     instance = Instance(
         address=Address.parse("1/selection"),
-        stage=SELECTION,
+        stage=SELECTION_STAGE,
         settings=SelectionSettings(options=SelectionOptions(**options)),
         inputs={kind: (Address(1, kind),) for kind in ("questions", "rollouts", "scores")},
     )

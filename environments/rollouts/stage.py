@@ -51,12 +51,10 @@ from treadle.environments.rollouts.rows import (
     row_of,
     telemetry_of,
 )
-from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings, job_columns, selected_questions
+from treadle.environments.rollouts.settings import RolloutsSettings, job_columns, selected_questions
 from treadle.environments.rollouts.tool_counts import ToolTotals
 from treadle.environments.settings import ENVIRONMENT_VERSION
 from treadle.environments.types import EnvironmentRuntime, Resources
-
-__all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -377,7 +375,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
         return RolloutsRun(context).write()
 
 
-ROLLOUTS = Stage(
+ROLLOUTS_STAGE = Stage(
     name="rollouts",
     version=ENVIRONMENT_VERSION,
     settings=RolloutsSettings,

@@ -331,7 +331,7 @@ def run_selection(context: StageContext) -> Mapping[str, Any]:
     return _SelectionRun(context).run()
 
 
-SELECTION = Stage(
+SELECTION_STAGE = Stage(
     name="selection",
     version=2,
     settings=SelectionSettings,

@@ -357,7 +357,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
     return RlRun(context).run()
 
 
-RL = Stage(
+RL_STAGE = Stage(
     name="rl",
     version=3,
     settings=RlSettings,

@@ -15,7 +15,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
-from treadle.rl.training.stage import RL
+from treadle.rl.training.stage import RL_STAGE
 
 OPTIONS = {
     "group_size": 4, "prompts_per_step": 2, "mini_batch_prompts": 2, "max_prompt_tokens": 200,
@@ -41,7 +41,9 @@ def test_a_phase_is_trained_checked_and_exported(trl_environment: Path, tmp_path
     environment = trl_jobs.ENVIRONMENT.model_dump(mode="json")
     data = {"options": {**OPTIONS, "start": str(start)}, "environment": environment, "seed": 3}
     inputs = {"rl_rows": (selected,), "questions": (questions,)}
-    phase = Instance(address=Address.parse(PLACE), stage=RL, settings=load_config(RlSettings, data=data), inputs=inputs)
+    phase = Instance(
+        address=Address.parse(PLACE), stage=RL_STAGE, settings=load_config(RlSettings, data=data), inputs=inputs
+    )
     watched = Watched()
     record = execute(phase, run, progress=watched)
 

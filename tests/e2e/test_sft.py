@@ -24,7 +24,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.sft.config import SftSettings
-from treadle.sft.stage import SFT
+from treadle.sft.stage import SFT_STAGE
 
 NUM_ROWS = 12
 
@@ -42,7 +42,7 @@ def trained(serve_environment: Path, tmp_path_factory: pytest.TempPathFactory) -
     options = {"model": "embedded", "batch_size": 4, "finetuning_type": "lora", "learning_rate": 5e-3, "save_steps": 2}
     settings = load_config(SftSettings, data={"options": options})
     inputs = {"sft_rows": (Address.parse("1/sft_rows"),)}
-    yield run, execute(Instance(address=Address.parse("1/sft"), stage=SFT, settings=settings, inputs=inputs), run)
+    yield run, execute(Instance(address=Address.parse("1/sft"), stage=SFT_STAGE, settings=settings, inputs=inputs), run)
 
 
 def _counts(row: dict[str, Any]) -> dict[str, Any]:

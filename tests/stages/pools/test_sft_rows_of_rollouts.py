@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.rollouts.native_rollouts import SETTINGS, Spoken, play_native, tokenizer_of
 from support.tables.pool_tables import ANSWER, ENVIRONMENT
-from support.tables.rollout_rows import QUESTIONS, Dialogues, make_rows, rows_of, scored
+from support.tables.rollout_rows import FIVE_QUESTIONS, Dialogues, make_rows, rows_of, scored
 from support.tables.score_tables import rollout
 from support.tables.sft_tables import contents
 
@@ -40,7 +40,7 @@ def dialogues(monkeypatch: pytest.MonkeyPatch) -> Dialogues:
 
 
 def test_only_rollouts_that_succeeded_on_training_questions_become_rows(tmp_path: Path) -> None:
-    questions = [*QUESTIONS[:4], QUESTIONS[4] | {"split": "heldout"}]
+    questions = [*FIVE_QUESTIONS[:4], FIVE_QUESTIONS[4] | {"split": "heldout"}]
     rollouts = [
         answered("right", said="h m"),
         answered("twice", said="h  m"),
@@ -140,7 +140,7 @@ SCRIPT = [Spoken("", [("search", {"query": "a"}), ("python", {"code": "1"})]), S
 
 def native_row(route: str, number: int = 1) -> dict[str, Any]:
     """Return the row of a rollout with native calls on question `number`."""
-    asked, tokenizer = QUESTIONS[number - 1], tokenizer_of(route)
+    asked, tokenizer = FIVE_QUESTIONS[number - 1], tokenizer_of(route)
     made = asyncio.run(play_native(route, SCRIPT, Task.from_row(asked)))
     digest = tokenizer.digest if tokenizer else ""
     return row_of(head_of_row(asked, "base", 0, 0), made, SETTINGS.digest(), digest) | {"job": None}

@@ -21,7 +21,7 @@ from treadle.core.errors import (
 from treadle.core.journal.journal import Journal
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Outputs, Progress, StageContext
-from treadle.environments.rollouts.stage import ROLLOUTS, RolloutsRun
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsRun
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ async def test_cancelled_stage_leaves_a_consistent_journal_and_no_running_task(b
                 scratch=tmp_path,
                 workspace=tmp_path / "workspace",
                 store=bench.run.store,
-                outputs=Outputs(bench.run.storage, ROLLOUTS, "0" * 64, "attempt"),
+                outputs=Outputs(bench.run.storage, ROLLOUTS_STAGE, "0" * 64, "attempt"),
             )
             stage = asyncio.create_task(RolloutsRun(context).work())
             await stuck.wait()

@@ -30,9 +30,9 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
 from treadle.core.schemas import TABLES
 from treadle.eval.config import ReportSettings
-from treadle.report.stage import REPORT
+from treadle.report.stage import REPORT_STAGE
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.stage import INDEX
+from treadle.retriever.stage import INDEX_STAGE
 
 UNEQUAL = "<think>I know.</think><answer>\\boxed{{{}}}</answer>"
 
@@ -173,11 +173,13 @@ def test_index_of_a_corpus_without_words_fails(tmp_path: Path, monkeypatch: pyte
     corpus.write_text('{"id": "1", "contents": "..."}\n')
     address, settings = Address(1, "index"), IndexSettings(corpus=(corpus,)).with_digests()
     with pytest.raises(DataError, match="no document of the corpus has an indexable word"):
-        execute(Instance(address=address, stage=INDEX, settings=settings), new_run(tmp_path / "root"))
+        execute(Instance(address=address, stage=INDEX_STAGE, settings=settings), new_run(tmp_path / "root"))
 
 
 def test_report_without_scores_fails(tmp_path: Path) -> None:
-    instance = Instance(address=Address(1, "report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": ()})
+    instance = Instance(
+        address=Address(1, "report"), stage=REPORT_STAGE, settings=ReportSettings(), inputs={"scores": ()}
+    )
     with pytest.raises(StageFailed, match="1/report: there are no scores to report"):
         execute(instance, new_run(tmp_path))
 

@@ -36,7 +36,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.sft import launch
 from treadle.sft.config import SftSettings
-from treadle.sft.stage import SFT
+from treadle.sft.stage import SFT_STAGE
 
 KILLS = max(1, int(os.environ.get("TREADLE_KILL_POINTS", "1")) // 10)
 KILLS_PER_RUN = 4
@@ -63,7 +63,9 @@ def sft(folder: Path) -> Training:
     write_python(folder / "python", scripted_engine)
     address = Address.parse("1/sft")
     settings = load_config(SftSettings, data={"options": {"model": str(model), "variant": "cpu"}})
-    work = Instance(address=address, stage=SFT, settings=settings, inputs={"sft_rows": (Address.parse("1/sft_rows"),)})
+    work = Instance(
+        address=address, stage=SFT_STAGE, settings=settings, inputs={"sft_rows": (Address.parse("1/sft_rows"),)}
+    )
 
     def train(run: Run, trace: Path) -> None:
         training_run.python_of = lambda engine, variant: folder / "python"
@@ -76,7 +78,7 @@ def sft(folder: Path) -> Training:
             (training.path / "script.json").write_text(json.dumps(script))
             return number
 
-        SFT.run.__globals__["store_rows"] = stored
+        SFT_STAGE.run.__globals__["store_rows"] = stored
         execute(work, run)
 
     return Training(address, folder / "rows", train)

@@ -37,9 +37,9 @@ from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, require_groups
 from treadle.rl.rewards import group_rewards
 from treadle.rl.selection.settings import SelectionSettings
-from treadle.rl.selection.stage import SELECTION
+from treadle.rl.selection.stage import SELECTION_STAGE
 from treadle.rl.training.figures import step_figures
-from treadle.rl.training.stage import RL
+from treadle.rl.training.stage import RL_STAGE
 from treadle.web.record.folder import open_record
 from treadle.web.record.stored_entries import WEB_STORE, packed
 
@@ -71,7 +71,7 @@ def select(bench: Bench, record: StageRecord, environment: QuestionSettings) -> 
         "scores": (put_rows(bench.run, "1/scores@phase-1", schemas.SCORES, scores),),
     }
     settings = load_config(SelectionSettings, data={"phase": 1, "environment": environment.model_dump(mode="json")})
-    return execute(Instance(address=SELECTED, stage=SELECTION, settings=settings, inputs=inputs), bench.run)
+    return execute(Instance(address=SELECTED, stage=SELECTION_STAGE, settings=settings, inputs=inputs), bench.run)
 
 
 def train(bench: Bench, start: Path, environment: dict[str, Any], **script: Any) -> StageRecord:
@@ -80,7 +80,7 @@ def train(bench: Bench, start: Path, environment: dict[str, Any], **script: Any)
     data = {"options": options, "environment": environment, "seed": 3}
     instance = Instance(
         address=Address.parse("1/rl@phase-1"),
-        stage=RL,
+        stage=RL_STAGE,
         settings=load_config(RlSettings, data=data),
         inputs={"rl_rows": (SELECTED,), "questions": (QUESTIONS,)},
     )

@@ -17,7 +17,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.environments.rollouts.settings import RolloutsSettings
-from treadle.environments.rollouts.stage import ROLLOUTS
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 
 ANSWER = "<think>t</think><answer>\\boxed{1}</answer>"
 FAST = {"retry_limit": 1, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}
@@ -55,7 +55,7 @@ class Bench:
         }
         return Instance(
             address=Address.parse("1/rollouts@base"),
-            stage=ROLLOUTS,
+            stage=ROLLOUTS_STAGE,
             settings=load_config(RolloutsSettings, data=merge(base, changes)),
             inputs={"questions": (GIVEN,)},
         )

@@ -21,9 +21,9 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ScoresSettings
-from treadle.eval.scores import SCORES
+from treadle.eval.scores import SCORES_STAGE
 
-QUESTIONS, ROLLOUTS = Address.parse("1/questions"), Address.parse("1/rollouts@base")
+QUESTIONS_AT, ROLLOUTS_AT = Address.parse("1/questions"), Address.parse("1/rollouts@base")
 
 
 class ScoresBench:
@@ -33,8 +33,8 @@ class ScoresBench:
         self, root: Path, questions: Sequence[Mapping[str, Any]], rollouts: Sequence[Mapping[str, Any]]
     ) -> None:
         self.run = new_run(root)
-        put_rows(self.run, str(QUESTIONS), schemas.QUESTIONS, questions)
-        put_rows(self.run, str(ROLLOUTS), schemas.ROLLOUTS, rollouts)
+        put_rows(self.run, str(QUESTIONS_AT), schemas.QUESTIONS, questions)
+        put_rows(self.run, str(ROLLOUTS_AT), schemas.ROLLOUTS, rollouts)
 
     async def score(
         self, settings: Mapping[str, Any], *, force: bool = False, accept_failures: bool = False
@@ -56,9 +56,9 @@ def rows_of(run: Run, record: StageRecord, kind: str = "scores") -> list[dict[st
 def instance_of(settings: Mapping[str, Any]) -> Instance:
     return Instance(
         address=Address.parse("1/scores@base"),
-        stage=SCORES,
+        stage=SCORES_STAGE,
         settings=load_config(ScoresSettings, data=settings),
-        inputs={"rollouts": (ROLLOUTS,), "questions": (QUESTIONS,)},
+        inputs={"rollouts": (ROLLOUTS_AT,), "questions": (QUESTIONS_AT,)},
     )
 
 

@@ -22,7 +22,7 @@ from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
 from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.config import ReportSettings
-from treadle.report.stage import REPORT
+from treadle.report.stage import REPORT_STAGE
 
 NUM_QUESTIONS = 12
 PRICED = {"prompt_price_per_million": 1_000.0, "completion_price_per_million": 2_000.0}
@@ -166,7 +166,7 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
         inputs.append(scored)
     report = Instance(
         address=Address.parse("1/report"),
-        stage=REPORT,
+        stage=REPORT_STAGE,
         settings=ReportSettings(bootstrap_samples=100, headline=headline),
         inputs={"scores": tuple(inputs)},
     )

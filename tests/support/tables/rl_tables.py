@@ -28,7 +28,7 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import traits_of
 from treadle.rl.config import RlSettings
-from treadle.rl.training.stage import RL
+from treadle.rl.training.stage import RL_STAGE
 from treadle.rl.verl.rows import verl_row
 
 ENVIRONMENT = {"system_prompt": "Answer."}
@@ -148,7 +148,7 @@ def instance(start: Path | str, **options: Any) -> Instance:
     inputs: dict[str, tuple[Address, ...]] = {"rl_rows": (Address.parse("1/selection@phase-1"),)}
     if settings.options.validation_questions or traits_of(settings.environment).reads_payload:
         inputs["questions"] = (Address.parse("1/questions"),)
-    return Instance(address=Address.parse(PLACE), stage=RL, settings=settings, inputs=inputs)
+    return Instance(address=Address.parse(PLACE), stage=RL_STAGE, settings=settings, inputs=inputs)
 
 
 def train(

@@ -28,7 +28,7 @@ from treadle.environments.rollouts.rows import head_of_row, row_of
 from treadle.environments.settings import EnvironmentSettings
 
 GUESS = "support.rollouts.dialogues:Guess"
-QUESTIONS = [question(f"q{number}", []) | {"split": "train"} for number in range(1, 6)]
+FIVE_QUESTIONS = [question(f"q{number}", []) | {"split": "train"} for number in range(1, 6)]
 
 
 class Dialogues:
@@ -40,7 +40,7 @@ class Dialogues:
 
     def row(self, number: int, *, secret: int, hint: str = "") -> dict[str, Any]:
         """Return the row of a rollout on question `number`."""
-        asked = QUESTIONS[number - 1] | {"payload": json.dumps({"secret": secret})}
+        asked = FIVE_QUESTIONS[number - 1] | {"payload": json.dumps({"secret": secret})}
         options = EpisodeOptions(hint=hint)
         made = asyncio.run(play(Guess, Halving(self.tokenizer), self.tokenizer, Task.from_row(asked), options=options))
         head = head_of_row(asked, "base", 0, 0)
@@ -68,7 +68,7 @@ def make_rows(
     rollouts: Sequence[dict[str, Any]],
     scores: Sequence[dict[str, Any]],
     settings: Section | None = None,
-    questions: Sequence[dict[str, Any]] = QUESTIONS,
+    questions: Sequence[dict[str, Any]] = FIVE_QUESTIONS,
 ) -> tuple[Run, StageRecord]:
     """Run the stage over these rollouts and scores; raises what the stage raises."""
     run = new_run(tmp_path)

@@ -15,7 +15,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
 from treadle.eval.config import ScoresOptions, ScoresSettings
-from treadle.eval.scores import SCORES
+from treadle.eval.scores import SCORES_STAGE
 
 _EMPTY = {"string": "", "bool": False, "int32": 0, "int64": 0}
 WITHOUT_ALGEBRA = ScoresOptions(symbolic=False)
@@ -184,7 +184,7 @@ def score_rows(
     record = execute(
         Instance(
             address=Address.parse("1/scores@base"),
-            stage=SCORES,
+            stage=SCORES_STAGE,
             settings=settings,
             inputs={"rollouts": (made,), "questions": (asked,)},
         ),

@@ -15,7 +15,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
-from treadle.rl.selection.stage import SELECTION
+from treadle.rl.selection.stage import SELECTION_STAGE
 
 ENVIRONMENT = QuestionSettings()
 
@@ -128,7 +128,7 @@ def select(
     record = execute(
         Instance(
             address=Address.parse(f"1/selection@phase-{phase}"),
-            stage=SELECTION,
+            stage=SELECTION_STAGE,
             settings=SelectionSettings(**made),
             inputs={
                 **{name: (address,) for name, address in bound.items()},

@@ -27,7 +27,7 @@ MODELS = {
     "other": {"model": "o", "endpoints": AT, **PRICES},
 }
 BOTH = {"judges": {"models": ["large", "other"]}, "redundancy": {"model": "large", "votes": 4}}
-ROLLOUTS, SCORES = Address.parse("1/rollouts@base"), Address.parse("1/scores@base")
+ROLLOUTS_AT, SCORES_AT = Address.parse("1/rollouts@base"), Address.parse("1/scores@base")
 
 
 def config(scores: Any = BOTH, **more: Any) -> TreadleConfig:
@@ -35,7 +35,7 @@ def config(scores: Any = BOTH, **more: Any) -> TreadleConfig:
     return load_config(TreadleConfig, data={"models": MODELS, "scores": scores, **alone, **more})
 
 
-def scores_of(made: TreadleConfig, address: Address = SCORES) -> Instance:
+def scores_of(made: TreadleConfig, address: Address = SCORES_AT) -> Instance:
     return instance(made, address)
 
 
@@ -102,11 +102,11 @@ def test_same_model_under_two_names_is_refused() -> None:
 
 
 def test_override_may_name_other_judges_but_only_configured_models() -> None:
-    changed = config(overrides={str(SCORES): {"judges": {"models": ["other"]}}})
+    changed = config(overrides={str(SCORES_AT): {"judges": {"models": ["other"]}}})
     settings: Any = scores_of(changed).settings
     assert list(settings.judges) == ["other"]
     with pytest.raises(ConfigError, match="'nobody', which is not under"):
-        scores_of(config(overrides={str(SCORES): {"redundancy": {"model": "nobody"}}}))
+        scores_of(config(overrides={str(SCORES_AT): {"redundancy": {"model": "nobody"}}}))
 
 
 def test_judge_may_be_a_checkpoint_of_the_run() -> None:
@@ -120,8 +120,8 @@ def test_judge_may_be_a_checkpoint_of_the_run() -> None:
 
 
 def estimate(made: TreadleConfig, run: Any = None) -> Estimate | None:
-    instances = [instance(made, ROLLOUTS), instance(made, SCORES)]
-    return next(iter(estimates(instances, run, [str(SCORES)], force=False)), None)
+    instances = [instance(made, ROLLOUTS_AT), instance(made, SCORES_AT)]
+    return next(iter(estimates(instances, run, [str(SCORES_AT)], force=False)), None)
 
 
 def test_judges_are_estimated_in_calls_and_cost_before_any_request() -> None:
@@ -155,7 +155,7 @@ def test_unused_role_of_another_model_is_estimated(tmp_path: Any) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math")])
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [rollout(f"r{n}", "q1", [], sample_index=n) for n in range(6)])
-    rollouts = run.record(ROLLOUTS)
+    rollouts = run.record(ROLLOUTS_AT)
     assert rollouts is not None
     # It had no calls to vote on.
     usage = {"correctness:large": {"calls": 9, "prompt_tokens": 900, "completion_tokens": 9}}

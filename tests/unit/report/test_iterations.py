@@ -17,7 +17,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.demo.results import differences, outcome
 from treadle.eval.config import ReportSettings
-from treadle.report.stage import REPORT
+from treadle.report.stage import REPORT_STAGE
 from treadle.report.summary import label_prefixes
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.models import evaluated_models
@@ -72,7 +72,7 @@ def made(run: Run, last: int, joins: Mapping[str, int] = MappingProxyType({})) -
 def report_of(run: Run, last: int, inputs: Sequence[Address]) -> None:
     item = Instance(
         address=Address(last, "report"),
-        stage=REPORT,
+        stage=REPORT_STAGE,
         settings=ReportSettings(bootstrap_samples=100),
         inputs={"scores": tuple(inputs)},
     )

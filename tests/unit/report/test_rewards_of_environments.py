@@ -19,7 +19,7 @@ from treadle.eval.metrics import FIGURES
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.report.comparison_rows import comparison_rows
 from treadle.report.markdown import render_report
-from treadle.report.stage import REPORT
+from treadle.report.stage import REPORT_STAGE
 from treadle.report.summary import model_rows, shown_averages
 from treadle.tasks.page.build import report_page
 
@@ -104,7 +104,9 @@ def report_run(root: Path) -> Run:
         ]
         inputs.append(put_rows(run, f"1/scores@{model}", schemas.SCORES, rows))
     execute(
-        Instance(address=Address.parse("1/report"), stage=REPORT, settings=SETTINGS, inputs={"scores": tuple(inputs)}),
+        Instance(
+            address=Address.parse("1/report"), stage=REPORT_STAGE, settings=SETTINGS, inputs={"scores": tuple(inputs)}
+        ),
         run,
     )
     return run

@@ -25,7 +25,7 @@ from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
-from treadle.report.stage import REPORT, as_csv
+from treadle.report.stage import REPORT_STAGE, as_csv
 from treadle.report.terminal import comparison_table, judges_table, summary_table
 
 
@@ -41,7 +41,10 @@ def _made(
     run = new_run(tmp_path)
     inputs = tuple(put_rows(run, f"1/scores@model{index}", schemas.SCORES, rows) for index, rows in enumerate(tables))
     instance = Instance(
-        address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(**settings), inputs={"scores": inputs}
+        address=Address.parse("1/report"),
+        stage=REPORT_STAGE,
+        settings=ReportSettings(**settings),
+        inputs={"scores": inputs},
     )
     record = execute(instance, run)
     return run.rows(record.outputs["summary"]), list(run.rows(record.outputs["comparisons"]).rows())
@@ -450,7 +453,10 @@ def test_report_exports_in_every_format(tmp_path: Path) -> None:
     scores = put_rows(run, "1/scores@base", schemas.SCORES, _many("base", "world", [True, False]))
     record = execute(
         Instance(
-            address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": (scores,)}
+            address=Address.parse("1/report"),
+            stage=REPORT_STAGE,
+            settings=ReportSettings(),
+            inputs={"scores": (scores,)},
         ),
         run,
     )

@@ -27,7 +27,7 @@ from treadle.retriever.dense.encoders import Encoder, HashingEncoder
 from treadle.retriever.hybrid import reciprocal_ranks
 from treadle.retriever.index import Index
 from treadle.retriever.open_index import open_index
-from treadle.retriever.stage import INDEX
+from treadle.retriever.stage import INDEX_STAGE
 
 HASHING = {"type": "hashing", "dimension": 64}
 ENGINES = ("bm25", "dense", "hybrid")
@@ -228,7 +228,7 @@ def test_stage_describes_its_index_and_reruns_only_for_another(tmp_path: Path) -
     run = Run.create(tmp_path / "root", "r", {}, {})
 
     def made(settings: IndexSettings) -> StageRecord:
-        return execute(Instance(address=Address(1, "index"), stage=INDEX, settings=settings.with_digests()), run)
+        return execute(Instance(address=Address(1, "index"), stage=INDEX_STAGE, settings=settings.with_digests()), run)
 
     settings = settings_for(tmp_path, engine="dense")
     record = made(settings)

@@ -22,7 +22,7 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.sft import stage
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import EngineOptions, Listener, Training, TrainingFolder, TrainingStep
-from treadle.sft.stage import SFT
+from treadle.sft.stage import SFT_STAGE
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def base(tmp_path: Path) -> Path:
 def train(run: Run, model: Path | str, checkpoint: tuple[Address, ...] = (), **options: Any) -> None:
     settings = load_config(SftSettings, data={"options": {"model": str(model), **options}})
     inputs = {"sft_rows": (Address.parse("1/sft_rows"),), "checkpoint": checkpoint}
-    execute(Instance(address=Address.parse("1/sft"), stage=SFT, settings=settings, inputs=inputs), run)
+    execute(Instance(address=Address.parse("1/sft"), stage=SFT_STAGE, settings=settings, inputs=inputs), run)
 
 
 def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, base: Path) -> None:

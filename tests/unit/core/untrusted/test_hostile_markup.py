@@ -24,7 +24,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
-from treadle.report.stage import REPORT
+from treadle.report.stage import REPORT_STAGE
 from treadle.report.terminal import summary_table
 from treadle.tasks.prefect.stage_card import stage_card
 
@@ -89,7 +89,7 @@ def reported(tmp_path: Path) -> tuple[Run, Any]:
     scores = put_rows(run, "1/scores@m", schemas.SCORES, rows)
     settings = ReportSettings(title=" ".join(PARTS), bootstrap_samples=100)
     place = Address.parse("1/report")
-    record = execute(Instance(address=place, stage=REPORT, settings=settings, inputs={"scores": (scores,)}), run)
+    record = execute(Instance(address=place, stage=REPORT_STAGE, settings=settings, inputs={"scores": (scores,)}), run)
     return run, record
 
 

@@ -17,15 +17,15 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
-from treadle.eval.scores import SCORES
-from treadle.report.stage import REPORT
+from treadle.eval.scores import SCORES_STAGE
+from treadle.report.stage import REPORT_STAGE
 
 SCORES_AT = Address.parse("1/scores@base")
 
 
 def score_again(run: Run, settings: ScoresSettings) -> None:
     asked = {name: (Address.parse(at),) for name, at in (("rollouts", "1/rollouts@base"), ("questions", "1/questions"))}
-    execute(Instance(address=SCORES_AT, stage=SCORES, settings=settings, inputs=asked), run, force=True)
+    execute(Instance(address=SCORES_AT, stage=SCORES_STAGE, settings=settings, inputs=asked), run, force=True)
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def run(tmp_path: Path) -> Run:
     put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, made)
     score_again(run, ScoresSettings(options=ScoresOptions(symbolic=False)))
     report = Address.parse("1/report")
-    execute(Instance(address=report, stage=REPORT, settings=ReportSettings(), inputs={"scores": (SCORES_AT,)}), run)
+    execute(
+        Instance(address=report, stage=REPORT_STAGE, settings=ReportSettings(), inputs={"scores": (SCORES_AT,)}), run
+    )
     return run
 
 

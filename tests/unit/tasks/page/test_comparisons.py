@@ -22,7 +22,7 @@ from treadle.eval.dataset_figures import by_dataset
 from treadle.eval.judging_differences import Scoring
 from treadle.eval.metrics import FIGURES, title_of
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.report.stage import REPORT
+from treadle.report.stage import REPORT_STAGE
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.models import evaluated_models
@@ -111,7 +111,7 @@ def reported(root: Path, models: Sequence[tuple[Sequence[Mapping[str, Any]], Sco
         execute(Instance(address=scored[-1], stage=stage, settings=settings, inputs=inputs), run)
     settings = ReportSettings(bootstrap_samples=100, **given)
     report = Instance(
-        address=Address.parse("1/report"), stage=REPORT, settings=settings, inputs={"scores": tuple(scored)}
+        address=Address.parse("1/report"), stage=REPORT_STAGE, settings=settings, inputs={"scores": tuple(scored)}
     )
     execute(report, run)
     return run

@@ -17,7 +17,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
-from treadle.report.stage import REPORT
+from treadle.report.stage import REPORT_STAGE
 from treadle.tasks.page.build import report_page
 
 HALF = [number % 2 == 0 for number in range(NUM_QUESTIONS)]
@@ -139,7 +139,9 @@ def test_pass_at_k_is_shown_if_any_dataset_has_it(tmp_path: Path) -> None:
     other = Run.create(tmp_path, "other", {}, {})
     inputs = (put_rows(other, "1/scores@m", schemas.SCORES, rows),)
     execute(
-        Instance(address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": inputs}),
+        Instance(
+            address=Address.parse("1/report"), stage=REPORT_STAGE, settings=ReportSettings(), inputs={"scores": inputs}
+        ),
         other,
     )
     text = text_of(report_page([other]))
