@@ -31,12 +31,12 @@ from treadle.core.answers.score import Score
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, ContextTooLong
 from treadle.core.runs.stage import StageContext, WorkResult
-from treadle.core.schemas import JUDGEMENTS
 from treadle.core.work_clock import timed_work
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.judge_queue import CORRECTNESS, REDUNDANCY, Judgement, JudgeQueue
 from treadle.eval.lengths import load_tokenizer
+from treadle.eval.tables import JUDGEMENTS
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import FALLBACK_RULE, PARSED, JudgeVerdict
 

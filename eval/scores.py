@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from treadle.core import schemas
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
@@ -37,6 +36,7 @@ from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
 from treadle.eval.lengths import agent_text, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
+from treadle.eval.tables import JUDGEMENTS, SCORES
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
@@ -108,8 +108,8 @@ class _ScoresRun:
             score, judged = self._judge(answer, rule, answer_judgements, call_judgements)
             rows.append(scored_row(answer, score, judged, self._encoder))
             judgements += self._new_rows([*answer_judgements, *call_judgements])
-        self._context.write(schemas.SCORES.kind, rows)
-        self._context.write(schemas.JUDGEMENTS.kind, judgements)
+        self._context.write(SCORES.kind, rows)
+        self._context.write(JUDGEMENTS.kind, judgements)
         self._score_counts.count(rows)
         self._context.progress.advance(len(rows), **self._score_counts.progress())
 
@@ -305,7 +305,7 @@ SCORES_STAGE = Stage(
     settings=ScoresSettings,
     consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),
-    produces=(schemas.SCORES, schemas.JUDGEMENTS),
+    produces=(SCORES, JUDGEMENTS),
     run=run_scores,
     work=work,
     keeps_journal=True,

@@ -12,7 +12,6 @@ import orjson
 
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.runs.stage import Rows, Stage, StageContext
-from treadle.core.schemas import COMPARISONS, SUMMARY
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
@@ -22,6 +21,7 @@ from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
 from treadle.report.radar import draw_radar, radar_axes
 from treadle.report.summary import check_names, label_prefixes, model_rows
+from treadle.report.tables import COMPARISONS, SUMMARY
 
 _log = logging.getLogger(__name__)
 

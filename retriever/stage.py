@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from treadle.core.runs.stage import Progress, Stage, StageContext
-from treadle.core.schemas import INDEXES
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.open_index import open_index
+from treadle.retriever.tables import INDEXES
 
 
 def run_index(context: StageContext) -> Mapping[str, Any]:

@@ -16,8 +16,8 @@ import orjson
 import pyarrow as pa
 
 from treadle.core.runs.stage import Rows
-from treadle.core.schemas import SFT_ROWS
 from treadle.core.store.exported import new_folder, write_facts
+from treadle.environments.rollouts.tables import TOOL_COUNTS
 from treadle.sft.llamafactory_rows import TAGS, alpaca_record, sharegpt_record
 from treadle.sft.openai_rows import openai_message, openai_record, tool_of
 from treadle.sft.row_text import COLUMNS, RowText
@@ -207,7 +207,7 @@ _HF_SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("id", "tid", "operator", "source")),
         *((name, pa.int32()) for name in _CALLS),
         # Trainers read a column `tools` as schemas for the chat template.
-        ("calls_by_tool", SFT_ROWS.schema.field("tools").type),
+        ("calls_by_tool", TOOL_COUNTS),
     ]
 )
 _CARD = """---

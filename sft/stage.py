@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.base_model import base_model
+from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.training import find_machine
 from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, TRAINING_LOG
 from treadle.core.store.storage import storage_errors
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import (
@@ -40,6 +40,7 @@ from treadle.sft.llamafactory_config import (
     plan_training,
     torchrun_arguments,
 )
+from treadle.sft.tables import TRAINING_LOG
 from treadle.sft.trained_rows import COLUMNS, RowSelection, RowStatistics, draw_rows, metrics_of, render_statistics
 
 _log = logging.getLogger(__name__)

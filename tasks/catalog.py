@@ -22,26 +22,17 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Instance, Stage
 from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools.settings import PoolsSettings
-from treadle.datagen.pools.stage import POOLS_STAGE
 from treadle.datagen.prompts import PromptSet
 from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.sft_rows.settings import SftRowsSettings
-from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.environments.registry import traits_of
 from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
-from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
 from treadle.eval.judge_queue import check_judges
-from treadle.eval.scores import SCORES_STAGE
-from treadle.report.stage import REPORT_STAGE
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.stage import INDEX_STAGE
 from treadle.rl.curriculum import phase_name, phase_of
-from treadle.rl.selection.stage import SELECTION_STAGE
-from treadle.rl.training.stage import RL_STAGE
 from treadle.sft.config import SftSettings
-from treadle.sft.stage import SFT_STAGE
+from treadle.stages.registry import all_stages
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
 from treadle.tasks.planning.environment_checks import check_pools, check_scorers
 from treadle.tasks.planning.iterations import at_iteration, pool_checkpoints, pool_roles
@@ -69,21 +60,7 @@ from treadle.tasks.planning.phases import (
 from treadle.tasks.planning.row_sources import rolled_out_policy, rollout_model, row_inputs, row_policy, row_source
 from treadle.tasks.summaries.report_settings import report_settings
 
-STAGES: Mapping[str, Stage] = {
-    stage.name: stage
-    for stage in (
-        QUESTIONS_STAGE,
-        INDEX_STAGE,
-        POOLS_STAGE,
-        SFT_ROWS_STAGE,
-        SFT_STAGE,
-        ROLLOUTS_STAGE,
-        SCORES_STAGE,
-        SELECTION_STAGE,
-        RL_STAGE,
-        REPORT_STAGE,
-    )
-}
+STAGES: Mapping[str, Stage] = all_stages()
 """All stages by name. All but `index` are part of the flow; `index` is run by itself to build an index in advance."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from treadle.core.schemas import SCORES
+from treadle.eval.tables import SCORES
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.tables import collect_problem
 from treadle.viewer.trajectories import InstancePart

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treadle.core.errors import ArtifactError, StorageError
-from treadle.core.schemas import TABLES
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.tables import TABLES
 
 _MAX_CACHED_BYTES = 256 * 1024 * 1024
 

@@ -17,7 +17,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import QUESTIONS
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.world_files import write_world
 from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsSettings
 

@@ -16,7 +16,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import QUESTIONS
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutOptions, RolloutsSettings
 

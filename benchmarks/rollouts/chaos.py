@@ -39,7 +39,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import QUESTIONS
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.faults import choose_fault
 from treadle.demo.tutor.settings import FaultKind, parse_faults

@@ -149,7 +149,7 @@ def run_engine(
     from treadle.core.runs.execute import execute
     from treadle.core.runs.run import Run
     from treadle.core.runs.stage import Instance, Stage, StageContext
-    from treadle.core.schemas import QUESTIONS
+    from treadle.datagen.questions.tables import QUESTIONS
     from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsSettings
     from treadle.eval.config import ScoresSettings
     from treadle.eval.scores import SCORES_STAGE

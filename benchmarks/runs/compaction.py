@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from treadle.core.schemas import ROLLOUTS
 from treadle.core.store.artifacts import ArtifactWriter
 from treadle.core.store.storage import LocalStorage
+from treadle.environments.rollouts.tables import ROLLOUTS
 
 
 def rows(num_rollouts: int) -> Iterator[dict[str, Any]]:

@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
-from treadle.core import schemas
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.core.tables import Table
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 from treadle.tasks.inspection.lineage import trace_back
 from treadle.viewer.app import make_app
 
@@ -49,7 +52,7 @@ def texts(number: int, length: int, generator: random.Random) -> list[str]:
     return [" ".join(generator.choices(words, k=length // 6)) for _ in range(number)]
 
 
-def rows_of(table: schemas.Table, number: int) -> Iterator[dict[str, Any]]:
+def rows_of(table: Table, number: int) -> Iterator[dict[str, Any]]:
     """Yield rows of `questions`, `rollouts` or `scores`, the same in every call."""
     empty: dict[str, Any] = {"string": "", "double": 0.0, "bool": False}
     base = {
@@ -101,7 +104,7 @@ def _rollout(generator: random.Random, thoughts: Sequence[str], results: Sequenc
     }  # fmt: skip
 
 
-def put(run: Run, address: str, table: schemas.Table, number: int, inputs: dict[str, str]) -> None:
+def put(run: Run, address: str, table: Table, number: int, inputs: dict[str, str]) -> None:
     """Run a stage that writes the rows as the output of an instance."""
 
     def write(context: StageContext) -> dict[str, Any]:
@@ -189,9 +192,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder), "benchmark", {}, {})
-        put(run, "1/questions", schemas.QUESTIONS, options.trajectories, {})
-        put(run, "1/rollouts@base", schemas.ROLLOUTS, options.trajectories, {})
-        put(run, "1/scores@base", schemas.SCORES, options.trajectories, {"rollouts": "1/rollouts@base"})
+        put(run, "1/questions", QUESTIONS, options.trajectories, {})
+        put(run, "1/rollouts@base", ROLLOUTS, options.trajectories, {})
+        put(run, "1/scores@base", SCORES, options.trajectories, {"rollouts": "1/rollouts@base"})
         publish(measure(run, options.trajectories), options.json)
 
 

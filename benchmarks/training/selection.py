@@ -23,13 +23,16 @@ import pyarrow as pa
 
 from benchmarks.parts.figures import Figure, add_json_option, publish
 from tests.parity.et_agent.selection import Record, quadratic_fronts
-from treadle.core import schemas
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.core.tables import Table
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 from treadle.rl.selection.choice import choose
 from treadle.rl.selection.dispersion import DispersionSums
 from treadle.rl.selection.pareto import rank_questions
@@ -93,7 +96,7 @@ def measure_pairs(made: RolloutArrays, num_questions: int) -> tuple[float, float
     return sweeping, comparing, ranks == [record.rank for record in records]
 
 
-def rows_of(table: schemas.Table, made: RolloutArrays, num_rollouts: int) -> Iterator[dict[str, Any]]:
+def rows_of(table: Table, made: RolloutArrays, num_rollouts: int) -> Iterator[dict[str, Any]]:
     """Yield rows of `questions`, `rollouts` or `scores`. Rollout texts are short; selection does not read them."""
     empty: dict[pa.DataType, Any] = {pa.string(): "", pa.bool_(): True, pa.float64(): 0.0}
     base = {field.name: [] if pa.types.is_list(field.type) else empty.get(field.type, 0) for field in table.schema}
@@ -116,7 +119,7 @@ def measure_stage(made: RolloutArrays, num_rollouts: int, options: SelectionOpti
     """Return seconds of the stage on artifacts in a process of its own, and its peak memory in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder), "benchmark", {}, {})
-        for table in (schemas.QUESTIONS, schemas.ROLLOUTS, schemas.SCORES):
+        for table in (QUESTIONS, ROLLOUTS, SCORES):
             _put(run, table, made, num_rollouts)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             return pool.submit(run_stage, folder, options.model_dump()).result()
@@ -138,7 +141,7 @@ def run_stage(folder: str, options: dict[str, Any]) -> tuple[float, float]:
     return seconds, int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def _put(run: Run, table: schemas.Table, made: RolloutArrays, num_rollouts: int) -> None:
+def _put(run: Run, table: Table, made: RolloutArrays, num_rollouts: int) -> None:
     def write(context: StageContext) -> dict[str, Any]:
         for row in rows_of(table, made, num_rollouts):
             context.write(table.kind, [row])

@@ -191,8 +191,8 @@ def format_by_name(file: Path) -> str:
 
 def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
     """Return the file content in one of `REPORT_FORMATS`."""
-    from treadle.core.schemas import COMPARISONS, SUMMARY
     from treadle.report.stage import as_csv, as_json
+    from treadle.report.tables import COMPARISONS, SUMMARY
 
     summary = run.rows(record.outputs[SUMMARY.kind])
     if format_name == "md":

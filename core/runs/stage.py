@@ -17,13 +17,13 @@ from treadle.core.config import Section
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
-from treadle.core.schemas import Table
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.parquet import TableWriter
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
+from treadle.core.tables import TABLES, Table
 
 _log = logging.getLogger(__name__)
 
@@ -319,6 +319,7 @@ class Stage:
     def __post_init__(self) -> None:
         if self.keeps_journal and self.num_shards is not _one_shard:
             raise ValueError(f"stage {self.name} keeps its journal, so its jobs are not divided into shards")
+        TABLES.update({table.kind: table for table in (*self.produces, *self.telemetry)})
 
     @property
     def journal_prefix(self) -> str:

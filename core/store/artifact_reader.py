@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from treadle.core.errors import ArtifactError
-from treadle.core.schemas import TABLES
 from treadle.core.store.artifacts import ArtifactRef, FileEntry, read_manifest
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
+from treadle.core.tables import TABLES
 
 _BATCH_ROWS = 1024
 
@@ -23,7 +23,7 @@ class ArtifactReader:
     """A reader of a committed table."""
 
     def __init__(self, storage: Storage, ref: ArtifactRef) -> None:
-        """Read the manifest; raise ArtifactError if it is missing, damaged or of an unsupported schema version."""
+        """Read the manifest; raise ArtifactError if it is missing, damaged, or of an unknown table or version."""
         self._storage = storage
         self._ref = ref
         self._sound: set[str] = set()
@@ -32,12 +32,17 @@ class ArtifactReader:
         self.digest = ref.digest
         self.num_rows = self.manifest.num_rows
         table, version = TABLES.get(ref.kind), self.manifest.schema_version
-        self._default_columns = table.visible if table is not None and table.hidden else None
-        if table is not None and version != table.version:
+        if table is None:
+            raise ArtifactError(
+                f"{ref.folder} holds table {ref.kind}, which no stage that is loaded produces: install the package of "
+                "its stage"
+            )
+        if version != table.version:
             raise ArtifactError(
                 f"{ref.folder} holds table {ref.kind} in version {version}; "
                 f"this Treadle reads version {table.version}: rerun the stage that produces it"
             )
+        self._default_columns = table.visible if table.hidden else None
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield record batches of up to 1,024 rows in the stored order, holding one row group in memory at a time.

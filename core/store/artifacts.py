@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import ArtifactError
-from treadle.core.schemas import Table
 from treadle.core.store.parquet import TableWriter
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
+from treadle.core.tables import Table
 
 _MANIFEST = "artifact.json"
 _CARD = "README.md"

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from treadle.core.errors import ArtifactError
-from treadle.core.schemas import NULL_ITEMS, Table
 from treadle.core.store.storage import storage_errors
+from treadle.core.tables import NULL_ITEMS, Table
 
 ROW_GROUP_ROWS = 4096
 ROW_GROUP_BYTES = 32 * 1024 * 1024

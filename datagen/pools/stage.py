@@ -26,7 +26,7 @@ from treadle.agent.metering import Meter
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
-from treadle.core import schemas, steady_loop
+from treadle.core import steady_loop
 from treadle.core.answers.score import BY_OUTCOME
 from treadle.core.errors import StageFailed
 from treadle.core.llm.pool import ModelPool
@@ -39,11 +39,13 @@ from treadle.datagen.pools.exit_check import PoolExitCheck
 from treadle.datagen.pools.report import PoolReport, pool_warnings
 from treadle.datagen.pools.rows import event_rows, failed_question_row, pool_rows, question_row
 from treadle.datagen.pools.settings import PoolsSettings
+from treadle.datagen.pools.tables import POOL_EVENTS, POOL_QUESTIONS, POOLS
 from treadle.datagen.prompts import PromptSet
 from treadle.environments.opening import engine_of, open_runtime
 from treadle.environments.registry import environment_type
 from treadle.environments.rollouts.rows import telemetry_of
 from treadle.environments.rollouts.settings import JOB_COLUMNS, selected_questions
+from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
 from treadle.environments.settings import ENVIRONMENT_VERSION
 from treadle.environments.types import EnvironmentRuntime, Resources
 
@@ -235,7 +237,7 @@ class PoolsRun(JobStage[QuestionJob]):
         self._flush(tables)
         if not self._context.accept_failures:
             exit_check.check(self._context.address)
-        self._context.add_file(schemas.POOLS.kind, "report.md", report.markdown().encode())
+        self._context.add_file(POOLS.kind, "report.md", report.markdown().encode())
         metrics = report.metrics()
         for sentence in pool_warnings(metrics):
             _log.warning("%s: %s", self._context.address, sentence)
@@ -249,10 +251,10 @@ class PoolsRun(JobStage[QuestionJob]):
         return stored
 
     def _flush(self, tables: dict[str, list[dict[str, Any]]]) -> None:
-        self._context.write(schemas.POOLS.kind, tables["pool"])
-        self._context.write(schemas.POOL_EVENTS.kind, tables["events"])
-        self._context.write(schemas.POOL_QUESTIONS.kind, tables["question"])
-        self._context.write_telemetry(schemas.ROLLOUT_TELEMETRY.kind, tables["telemetry"])
+        self._context.write(POOLS.kind, tables["pool"])
+        self._context.write(POOL_EVENTS.kind, tables["events"])
+        self._context.write(POOL_QUESTIONS.kind, tables["question"])
+        self._context.write_telemetry(ROLLOUT_TELEMETRY.kind, tables["telemetry"])
         for rows in tables.values():
             rows.clear()
 
@@ -291,7 +293,7 @@ _DEPENDS_ON = ("question_key", "question", "choices", "answers", "domain", "scor
 
 
 def _owners(result: EarlierResult) -> Iterator[str]:
-    return (row["job"] for row in result.rows(schemas.POOL_QUESTIONS.kind, ("job",)) if row["job"] is not None)
+    return (row["job"] for row in result.rows(POOL_QUESTIONS.kind, ("job",)) if row["job"] is not None)
 
 
 def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
@@ -299,11 +301,11 @@ def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
 
     All tables of a result are in the order of its questions.
     """
-    pools = groupby(result.rows(schemas.POOLS.kind), itemgetter("question_key"))
-    events = groupby(result.rows(schemas.POOL_EVENTS.kind), itemgetter("question_key"))
-    measured = result.telemetry(schemas.ROLLOUT_TELEMETRY.kind)
+    pools = groupby(result.rows(POOLS.kind), itemgetter("question_key"))
+    events = groupby(result.rows(POOL_EVENTS.kind), itemgetter("question_key"))
+    measured = result.telemetry(ROLLOUT_TELEMETRY.kind)
     of_pools, of_events, next_measured = next(pools, None), next(events, None), next(measured, None)
-    for question in result.rows(schemas.POOL_QUESTIONS.kind):
+    for question in result.rows(POOL_QUESTIONS.kind):
         key, parts = question.pop("job"), {"pool": list[Any](), "events": list[Any](), "telemetry": list[Any]()}
         if of_pools is not None and of_pools[0] == question["question_key"]:
             parts["pool"] = list(of_pools[1])
@@ -337,8 +339,8 @@ POOLS_STAGE = Stage(
     settings=PoolsSettings,
     consumes={"questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),
-    produces=(schemas.POOLS, schemas.POOL_QUESTIONS, schemas.POOL_EVENTS),
-    telemetry=(schemas.ROLLOUT_TELEMETRY,),
+    produces=(POOLS, POOL_QUESTIONS, POOL_EVENTS),
+    telemetry=(ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
     journal_format=2,

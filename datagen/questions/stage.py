@@ -17,7 +17,6 @@ from typing import Any
 
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.core.schemas import QUARANTINE, QUESTIONS
 from treadle.core.store.storage import storage_errors
 from treadle.core.untrusted.input_files import InputRow
 from treadle.core.untrusted.sanitize import one_line
@@ -28,6 +27,7 @@ from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.payload import EMPTY, masked, texts_in
 from treadle.datagen.questions.rows import ParsedQuestion, benchmark_questions, parse_row, with_split_warning
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, source_rows
+from treadle.datagen.questions.tables import QUARANTINE, QUESTIONS
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ArtifactError, ConfigError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.core.schemas import SFT_REJECTIONS, SFT_ROWS
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.datagen.pools.quality import Candidate, reasons_against
 from treadle.datagen.pools.repairs import repair_turn
@@ -34,6 +33,7 @@ from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, RowEncoder, Tur
 from treadle.datagen.sft_rows.report import ParentIndex, SftRowsTally, render_report
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
+from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
 from treadle.datagen.sft_rows.trajectories import Trajectories
 from treadle.environments.rollouts.rows import first_tools, plain_schemas
 

@@ -34,8 +34,6 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.llm.types import Completion
 from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, WorkResult
-from treadle.core.schemas import ROLLOUT_TELEMETRY
-from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.work_clock import timed_work
 from treadle.environments.opening import engine_of, open_runtime
 from treadle.environments.registry import environment_type, traits_of
@@ -52,6 +50,7 @@ from treadle.environments.rollouts.rows import (
     telemetry_of,
 )
 from treadle.environments.rollouts.settings import RolloutsSettings, job_columns, selected_questions
+from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY, ROLLOUTS
 from treadle.environments.rollouts.tool_counts import ToolTotals
 from treadle.environments.settings import ENVIRONMENT_VERSION
 from treadle.environments.types import EnvironmentRuntime, Resources
@@ -280,7 +279,7 @@ class RolloutsRun(JobStage[RolloutJob]):
         raise StageFailed(f"{self._context.address}: no rollout fits the window of model {name}; {remedy}")
 
     def _flush(self, rows: list[dict[str, Any]], telemetry: list[dict[str, Any]]) -> None:
-        self._context.write(ROLLOUTS_TABLE.kind, rows)
+        self._context.write(ROLLOUTS.kind, rows)
         self._context.write_telemetry(ROLLOUT_TELEMETRY.kind, telemetry)
         rows.clear()
         telemetry.clear()
@@ -334,16 +333,16 @@ def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]
 
 
 def _owners(result: EarlierResult) -> Iterator[str]:
-    return (row["job"] for row in result.rows(ROLLOUTS_TABLE.kind, ("job",)) if row["job"] is not None)
+    return (row["job"] for row in result.rows(ROLLOUTS.kind, ("job",)) if row["job"] is not None)
 
 
 def _owners_by_status(result: EarlierResult, statuses: Set[str]) -> Iterator[str]:
-    rows = result.rows(ROLLOUTS_TABLE.kind, ("job", "status"))
+    rows = result.rows(ROLLOUTS.kind, ("job", "status"))
     return (row["job"] for row in rows if row["job"] is not None and row["status"] in statuses)
 
 
 def _gaps(result: EarlierResult) -> Iterator[tuple[int, str, bytes]]:
-    for position, row in enumerate(result.rows(ROLLOUTS_TABLE.kind)):
+    for position, row in enumerate(result.rows(ROLLOUTS.kind)):
         if row.pop("job") is None:
             yield position, row["status"], orjson.dumps({"row": row, "telemetry": None})
 
@@ -355,7 +354,7 @@ def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
     """
     row_telemetry = result.telemetry(ROLLOUT_TELEMETRY.kind)
     next_measured = next(row_telemetry, None)
-    for row in result.rows(ROLLOUTS_TABLE.kind):
+    for row in result.rows(ROLLOUTS.kind):
         telemetry = None
         if next_measured is not None and next_measured["rollout_key"] == row["rollout_key"]:
             telemetry, next_measured = next_measured, next(row_telemetry, None)
@@ -381,7 +380,7 @@ ROLLOUTS_STAGE = Stage(
     settings=RolloutsSettings,
     consumes={"questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),
-    produces=(ROLLOUTS_TABLE,),
+    produces=(ROLLOUTS,),
     telemetry=(ROLLOUT_TELEMETRY,),
     run=run,
     work=work,

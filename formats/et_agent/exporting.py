@@ -14,10 +14,13 @@ from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.core.schemas import POOL_EVENTS, POOLS, QUESTIONS, ROLLOUTS, SCORES
 from treadle.core.store.exported import new_folder, write_facts
+from treadle.datagen.pools.tables import POOL_EVENTS, POOLS
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import ENVIRONMENTS, require_question
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 from treadle.formats.et_agent.records import ImportKind
 
 _ASKED = ("question_key", "dataset", "question", "answers", "format")

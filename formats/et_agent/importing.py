@@ -24,17 +24,18 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, StageContext
-from treadle.core.schemas import POOL_EVENTS, POOL_QUESTIONS, POOLS, ROLLOUTS
 from treadle.core.store.exported import new_folder, write_facts
 from treadle.core.store.leases import holder_of
 from treadle.core.untrusted.input_files import InputRow, file_sha256
 from treadle.datagen.pools.report import PoolReport
 from treadle.datagen.pools.settings import PoolsSettings
+from treadle.datagen.pools.tables import POOL_EVENTS, POOL_QUESTIONS, POOLS
 from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.rows import ParsedQuestion, parse_row
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 from treadle.environments.registry import require_question
 from treadle.environments.rollouts.settings import RolloutsSettings, selected_questions
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.formats.et_agent.records import INITIAL, ImportKind, ImportRecord, RejectedRow, read_records
 from treadle.formats.et_agent.rows import ImportRows
 from treadle.tasks.catalog import instance

@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from treadle.agent.contract import TASK_COLUMNS, Task
 from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.environments.opening import shown_messages
 from treadle.rl.rewards import FAILED
@@ -37,6 +36,7 @@ from treadle.rl.selection.report import (
     render_report,
 )
 from treadle.rl.selection.settings import SelectionSettings
+from treadle.rl.selection.tables import RL_REJECTIONS, RL_ROWS
 from treadle.rl.verl.rows import check_domain, verl_row
 
 _log = logging.getLogger(__name__)

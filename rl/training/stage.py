@@ -20,11 +20,11 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, is_operational
 from treadle.core.engines.base_model import base_model
 from treadle.core.engines.model_hub import fetch_model
+from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.training import EngineOptions, find_machine, write_rows
 from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed, TreadleError
 from treadle.core.runs.stage import Progress, Stage, StageContext
-from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
 from treadle.environments.registry import ENVIRONMENTS, traits_of
@@ -47,6 +47,7 @@ from treadle.rl.training.stored_rows import (
     rows_to_train_on,
     validation_questions,
 )
+from treadle.rl.training.tables import RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.rl.verl.rows import TRAINING_SCHEMA, validation_rows
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from treadle.core.errors import DataError
-from treadle.core.schemas import RL_ROWS
+from treadle.rl.selection.tables import RL_ROWS
 
 DOMAINS = ("math", "qa", "choice", "task")
 DATA_SOURCES: Mapping[str, str] = {

@@ -12,12 +12,13 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.core.schemas import CHECKPOINTS, TABLES
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.exported import new_folder, write_facts
+from treadle.core.tables import TABLES
 from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_paths
 
 CARD = "README.md"

@@ -10,12 +10,12 @@ from typing import Any
 
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED
+from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.errors import RunError, TreadleError
 from treadle.core.figures import Figures, escape, render_figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.core.store.exported import new_folder, write_facts
 from treadle.eval.config import ReportSettings

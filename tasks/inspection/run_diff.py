@@ -12,7 +12,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
-from treadle.core.schemas import SUMMARY
+from treadle.report.tables import SUMMARY
 from treadle.rl.curriculum import phase_of
 from treadle.tasks.catalog import STAGES
 from treadle.tasks.config import TreadleConfig

@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
-from treadle.core.schemas import ROLLOUT_TELEMETRY
+from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
 from treadle.environments.rollouts.tool_counts import MAX_TOOLS, OTHERS
 from treadle.report.page.charts import format_number, parts_chart
 from treadle.report.page.document import Fold, Part, Section

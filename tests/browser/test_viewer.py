@@ -16,7 +16,8 @@ from support.runs.command_line import TREADLE, environment
 from support.tables.score_tables import new_run, put_rows
 from support.tables.viewer_run import agent_row, dialogue_row, example_run, question_row, served
 
-from treadle.core import schemas
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src='https://pages.example/x.png' onerror=\"document.title='owned'\">"
@@ -36,11 +37,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield a run whose question, data set, model and texts are hostile, one of them ten megabytes long."""
     run = new_run(tmp_path_factory.mktemp("hostile"))
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", HOSTILE, [HOSTILE], dataset=HOSTILE)])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", HOSTILE, [HOSTILE], dataset=HOSTILE)])
     huge = HOSTILE * 20_000
     parts = [("think", HOSTILE), ("search", HOSTILE), ("result", HOSTILE), ("think", huge), ("answer", HOSTILE)]
     names = {"dataset": HOSTILE, "model": HOSTILE, "operator": HOSTILE}
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "h1", "q1", *parts, **names)])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "h1", "q1", *parts, **names)])
     with served(run) as url:
         yield url
 
@@ -116,9 +117,9 @@ def test_results_unfold_individually_and_all_at_once(page: Page, url: str, shots
 
 def test_dialogue_reads_as_turns(page: Page, plain_page: Page, tmp_path: Path, shots: Path) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Guess my number.", [])])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Guess my number.", [])])
     row = dialogue_row("d1", "q1", ("text", "I say 32"), ("user", HOSTILE), ("text", "I say 8"), turn_rewards=[0.5, -1])
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [row])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [row])
     with served(run) as url:
         for browsed in (page, plain_page):
             browsed.goto(url + "/trajectory/1/rollouts@base/d1")

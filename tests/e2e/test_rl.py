@@ -9,12 +9,13 @@ from support.tables.rl_tables import PLACE, Watched, rl_row
 from support.tables.score_tables import new_run, put_rows, question
 from support.training import trl_jobs
 
-from treadle.core import schemas
 from treadle.core.config import load_config
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.rl.config import RlSettings
+from treadle.rl.selection.tables import RL_ROWS
 from treadle.rl.training.stage import RL_STAGE
 
 OPTIONS = {
@@ -36,8 +37,8 @@ def test_a_phase_is_trained_checked_and_exported(trl_environment: Path, tmp_path
         reward_model = {"ground_truth": row["answers"], "style": "rule"}
         rows.append(rl_row(row["question_key"], **asked, reward_model=reward_model))
         held_out.append(question(f"h{row['question_key']}", row["answers"]) | asked)
-    selected = put_rows(run, "1/selection@phase-1", schemas.RL_ROWS, rows)
-    questions = put_rows(run, "1/questions", schemas.QUESTIONS, held_out)
+    selected = put_rows(run, "1/selection@phase-1", RL_ROWS, rows)
+    questions = put_rows(run, "1/questions", QUESTIONS, held_out)
     environment = trl_jobs.ENVIRONMENT.model_dump(mode="json")
     data = {"options": {**OPTIONS, "start": str(start)}, "environment": environment, "seed": 3}
     inputs = {"rl_rows": (selected,), "questions": (questions,)}

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 from treadle.core.cache_folders import fill_folder
 from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError
-from treadle.core.schemas import WEB_RECORD
 from treadle.core.store.artifacts import Manifest, parse_manifest
 from treadle.core.store.roots import Storage, is_object_store, open_storage
 from treadle.core.store.storage import storage_errors
 from treadle.core.untrusted.confined_rows import MAX_UNPACKED_BYTES, UnreadableInput, UnreadableRow, read_parquet
 from treadle.web.record.stored_entries import packed, unpacked
 from treadle.web.record.table import entry_of
+from treadle.web.record.tables import WEB_RECORD
 from treadle.web.types import MAX_TEXT_CHARS, Entry, SearchEntry
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 
 from treadle.core.errors import ArtifactError
-from treadle.core.schemas import WEB_RECORD
 from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.store.roots import Storage
 from treadle.web.record.stored_entries import bounded
+from treadle.web.record.tables import WEB_RECORD
 from treadle.web.types import Entry, SearchEntry, entry_from_json
 
 _ROWS_AT_ONCE = 64

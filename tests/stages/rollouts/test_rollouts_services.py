@@ -17,7 +17,7 @@ from support.servers.served_index import served
 from support.tables.given_questions import GIVEN, TOKENIZER
 from support.tables.score_tables import score_rows
 
-from treadle.core.schemas import QUESTIONS
+from treadle.datagen.questions.tables import QUESTIONS
 
 SEARCH = "<think>t</think><search>red</search>"
 RESULT = "<result>Title 0\nred fox</result>"

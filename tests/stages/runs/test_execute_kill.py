@@ -18,7 +18,7 @@ import pyarrow as pa
 from treadle.core.config import Section
 from treadle.core.runs.execute import execute
 from treadle.core.runs.locked_config import create_or_open_run
-from treadle.core.schemas import Table
+from treadle.core.tables import Table
 from treadle.core.runs.stage import Instance, Stage
 from treadle.core.runs.address import Address
 

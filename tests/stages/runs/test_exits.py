@@ -28,7 +28,7 @@ from treadle.core.errors import DataError, EngineError, StageFailed
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
-from treadle.core.schemas import TABLES
+from treadle.core.tables import TABLES
 from treadle.eval.config import ReportSettings
 from treadle.report.stage import REPORT_STAGE
 from treadle.retriever.config import IndexSettings

@@ -29,7 +29,7 @@ from treadle.core.runs.execute import execute, fingerprint_of
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import FINGERPRINT_DIGITS, Run, list_runs
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import Table
+from treadle.core.tables import Table
 
 NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
 SQUARES = Table("squares", 1, ("number",), NUMBERS.schema, "Squares.")

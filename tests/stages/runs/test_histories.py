@@ -27,7 +27,7 @@ from treadle.core.runs.execute import execute, fingerprint_of
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import Table
+from treadle.core.tables import Table
 
 HISTORIES = int(os.environ.get("TREADLE_HISTORIES", "40"))
 PARTS = 2

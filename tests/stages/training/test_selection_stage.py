@@ -12,11 +12,11 @@ from support.tables.score_tables import new_run
 from support.tables.selection_tables import ENVIRONMENT, Asked, example, question_rows, rollout_rows, score_rows, select
 
 from treadle.core.errors import ArtifactError, DataError, StageFailed
-from treadle.core.schemas import RL_ROWS
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.rl.selection import stage as selection
 from treadle.rl.selection.settings import SelectionOptions
+from treadle.rl.selection.tables import RL_ROWS
 from treadle.rl.verl.rows import VERL_COLUMNS
 
 MIXED = (1.0, 0.0, 1.0, 0.0)

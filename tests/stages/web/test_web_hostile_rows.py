@@ -17,10 +17,10 @@ from support.tables.pool_tables import make_rows, pool_row
 from support.tables.viewer_run import client
 from support.web.web_rollouts import Everywhere, SmallWeb
 
-from treadle.core import schemas
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.runs.run import Run
+from treadle.datagen.pools.tables import POOLS
 from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.roles import judge
@@ -151,7 +151,7 @@ def test_page_text_is_masked_from_training(line: Line, tmp_path: Path) -> None:
     codec = ChatTokenizer.load(line.desk.folder / "tokenizer")
     (right,) = (row for row in rollouts(line) if row["text"].endswith("\\boxed{5}</answer>"))
     questions = line.desk.rows("r", "1/questions", "questions")
-    made = {name: value for name, value in right.items() if name in schemas.POOLS.schema.names}
+    made = {name: value for name, value in right.items() if name in POOLS.schema.names}
     web = {"mode": "replay", "recorded_in": "nowhere", "top_n": 4}
     environment = load_config(QuestionSettings, data={"python": {"enabled": False}, "search": {"web": web}})
     chosen = {"environment": environment, "tokenizer": codec.folder, "tokenizer_digest": codec.digest}

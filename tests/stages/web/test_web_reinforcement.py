@@ -21,7 +21,6 @@ from support.web.web_rollouts import SmallWeb, recorded, said, searching
 
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.agent.tools.outcome import NOT_ON_RECORD
-from treadle.core import schemas
 from treadle.core.config import load_config
 from treadle.core.errors import EngineError
 from treadle.core.llm.config import Sampling
@@ -30,6 +29,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.stage import Instance
 from treadle.environments.question.settings import QuestionSettings
+from treadle.eval.tables import SCORES
 from treadle.rl.config import RlSettings
 from treadle.rl.environment import ResidentEnvironment
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
@@ -68,7 +68,7 @@ def select(bench: Bench, record: StageRecord, environment: QuestionSettings) -> 
     inputs = {
         "questions": (QUESTIONS,),
         "rollouts": (Address.parse(record.address),),
-        "scores": (put_rows(bench.run, "1/scores@phase-1", schemas.SCORES, scores),),
+        "scores": (put_rows(bench.run, "1/scores@phase-1", SCORES, scores),),
     }
     settings = load_config(SelectionSettings, data={"phase": 1, "environment": environment.model_dump(mode="json")})
     return execute(Instance(address=SELECTED, stage=SELECTION_STAGE, settings=settings, inputs=inputs), bench.run)

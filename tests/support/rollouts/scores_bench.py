@@ -13,13 +13,14 @@ from support.rollouts.pools_bench import FAST
 from support.servers.scripted_server import Item, RecordedRequest, ScriptedServer
 from support.tables.score_tables import new_run, put_rows
 
-from treadle.core import schemas
 from treadle.core.config import load_config, merge
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ScoresSettings
 from treadle.eval.scores import SCORES_STAGE
 
@@ -33,8 +34,8 @@ class ScoresBench:
         self, root: Path, questions: Sequence[Mapping[str, Any]], rollouts: Sequence[Mapping[str, Any]]
     ) -> None:
         self.run = new_run(root)
-        put_rows(self.run, str(QUESTIONS_AT), schemas.QUESTIONS, questions)
-        put_rows(self.run, str(ROLLOUTS_AT), schemas.ROLLOUTS, rollouts)
+        put_rows(self.run, str(QUESTIONS_AT), QUESTIONS, questions)
+        put_rows(self.run, str(ROLLOUTS_AT), ROLLOUTS, rollouts)
 
     async def score(
         self, settings: Mapping[str, Any], *, force: bool = False, accept_failures: bool = False

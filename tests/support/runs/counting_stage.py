@@ -12,7 +12,7 @@ from treadle.core.config import Operational, Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import Table
+from treadle.core.tables import Table
 
 NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
 TIMES = Table("times", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Times.")

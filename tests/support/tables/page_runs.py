@@ -12,17 +12,22 @@ from typing import Any
 
 from support.tables.score_tables import called, put_rows, question, rollout, score
 
-from treadle.core import schemas
 from treadle.core.config import Section
+from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.plots import draw_svg
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import Table
+from treadle.core.tables import Table
 from treadle.core.untrusted.sanitize import one_line
+from treadle.datagen.pools.tables import POOL_EVENTS
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY, ROLLOUTS
 from treadle.eval.config import ReportSettings
+from treadle.eval.tables import SCORES
 from treadle.report.stage import REPORT_STAGE
+from treadle.sft.tables import TRAINING_LOG
 
 NUM_QUESTIONS = 12
 PRICED = {"prompt_price_per_million": 1_000.0, "completion_price_per_million": 2_000.0}
@@ -141,7 +146,7 @@ def counted_run(root: Path, name: str, models: Sequence[Scored], *, headline: tu
 
 def _ask(run: Run, keys: Sequence[str], text: str = "") -> None:
     asked = [{**question(key, [f"answer {key} {text}"]), "question": f"what is {key}? {text}"} for key in keys]
-    put_rows(run, "1/questions", schemas.QUESTIONS, asked)
+    put_rows(run, "1/questions", QUESTIONS, asked)
 
 
 def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> None:
@@ -158,7 +163,7 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
         scored = put_stage(
             run,
             f"1/scores@model{place}",
-            {schemas.SCORES: model.rows},
+            {SCORES: model.rows},
             metrics=model.metrics or _judged(place),
             judges=model.judges,
             inputs={"rollouts": (made,)},
@@ -177,9 +182,9 @@ def add_rollouts(
     run: Run, place: int, rows: Sequence[Mapping[str, Any]], times: Sequence[tuple[float, float, float] | None]
 ) -> Address:
     """Rollouts of a model, in place of earlier ones."""
-    log = {schemas.ROLLOUT_TELEMETRY: list(_timed(rows, times))}
+    log = {ROLLOUT_TELEMETRY: list(_timed(rows, times))}
     digest = hashlib.sha256(repr(rows).encode()).hexdigest()
-    return put_stage(run, f"1/rollouts@model{place}", {schemas.ROLLOUTS: rows}, metrics={"rows": digest}, log=log)
+    return put_stage(run, f"1/rollouts@model{place}", {ROLLOUTS: rows}, metrics={"rows": digest}, log=log)
 
 
 def _timed(
@@ -234,7 +239,7 @@ def add_flywheel(run: Run, text: str = "") -> None:
     put_stage(
         run,
         "1/pools",
-        {schemas.POOL_EVENTS: []},
+        {POOL_EVENTS: []},
         metrics={
             "num_questions": 9, "num_questions_correct_initially": 4, "num_questions_correct_finally": 7,
             "num_trajectories": 17, "num_correct": 10, "num_unknown_verdicts": 0, "calls_initial": 1.5,
@@ -247,15 +252,15 @@ def add_flywheel(run: Run, text: str = "") -> None:
     put_stage(
         run,
         "1/sft",
-        {schemas.CHECKPOINTS: [_checkpoint("1/sft", text)]},
+        {CHECKPOINTS: [_checkpoint("1/sft", text)]},
         metrics={"steps": 4, "rows": 8, "first_loss": 2.0, "last_loss": 0.5},
-        log={schemas.TRAINING_LOG: [_logged(step, 2.0 / step) for step in (1, 2, 3, 4)]},
+        log={TRAINING_LOG: [_logged(step, 2.0 / step) for step in (1, 2, 3, 4)]},
         pictures={"rows.svg": _picture(f"rows {text}")},
     )
     put_stage(
         run,
         "1/rl@phase-1",
-        {schemas.CHECKPOINTS: [_checkpoint("1/rl@phase-1", text)]},
+        {CHECKPOINTS: [_checkpoint("1/rl@phase-1", text)]},
         metrics={
             "steps": 3, "rows": 8, "engine": f"trl{text}", "rollouts": 24, "sigma_tool": 0.1, "sigma_length": 0.1,
             "equal_groups": 1, "groups": 6, "chosen_step": 3,
@@ -282,6 +287,6 @@ def _checkpoint(name: str, text: str) -> dict[str, Any]:
         "engine": f"engine{text}",
         "versions": '{"torch":"2"}',
     }
-    for column in schemas.CHECKPOINTS.schema:
+    for column in CHECKPOINTS.schema:
         row.setdefault(column.name, None if column.nullable else "" if str(column.type) == "string" else 1)
     return row

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from support.tables.score_tables import new_run, put_rows, rollout
 
-from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.pools.tables import POOLS
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.environments.question.settings import QuestionSettings
@@ -58,11 +59,11 @@ def pool_row(
         "score": 1.0,
         "edit_step": None,
     }
-    for column in schemas.POOLS.schema:
+    for column in POOLS.schema:
         if column.name not in made:
             made[column.name] = "{}" if str(column.type) == "string" else 0
     made |= columns
-    return {name: made[name] for name in schemas.POOLS.schema.names}
+    return {name: made[name] for name in POOLS.schema.names}
 
 
 class Made(NamedTuple):
@@ -85,8 +86,8 @@ def make_rows(
 ) -> Made:
     """Run the stage over these rows of `pools`; raises what the stage raises."""
     run = run or new_run(tmp_path)
-    asked = put_rows(run, "1/questions", schemas.QUESTIONS, questions)
-    made = put_rows(run, "1/pools", schemas.POOLS, pools)
+    asked = put_rows(run, "1/questions", QUESTIONS, questions)
+    made = put_rows(run, "1/pools", POOLS, pools)
     settings = {"environment": ENVIRONMENT, "options": options or SftRowsOptions(), **settings}
     record = execute(
         Instance(

@@ -16,7 +16,6 @@ from support.tables.score_tables import new_run, put_rows, question
 from support.training import scripted_rl_engine
 from support.training.scripted_rl_engine import SCRIPT
 
-from treadle.core import schemas
 from treadle.core.config import load_config
 from treadle.core.engines import training_run
 from treadle.core.runs.address import Address
@@ -24,10 +23,12 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import traits_of
 from treadle.rl.config import RlSettings
+from treadle.rl.selection.tables import RL_ROWS
 from treadle.rl.training.stage import RL_STAGE
 from treadle.rl.verl.rows import verl_row
 
@@ -80,9 +81,9 @@ def run_with_rows(
 ) -> Run:
     """Return a run whose `1/selection@phase-1` holds these rows, and `1/questions` these questions."""
     run = new_run(root)
-    put_rows(run, "1/selection@phase-1", schemas.RL_ROWS, example_rows() if rows is None else rows)
+    put_rows(run, "1/selection@phase-1", RL_ROWS, example_rows() if rows is None else rows)
     if questions:
-        put_rows(run, "1/questions", schemas.QUESTIONS, questions)
+        put_rows(run, "1/questions", QUESTIONS, questions)
     return run
 
 

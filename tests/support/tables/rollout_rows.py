@@ -13,7 +13,6 @@ from support.tables.pool_tables import ENVIRONMENT
 from support.tables.score_tables import new_run, put_rows, question, score
 
 from treadle.agent.contract import EpisodeOptions, Task
-from treadle.core import schemas
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
@@ -21,11 +20,14 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.rollouts.rows import head_of_row, row_of
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.environments.settings import EnvironmentSettings
+from treadle.eval.tables import SCORES
 
 GUESS = "support.rollouts.dialogues:Guess"
 FIVE_QUESTIONS = [question(f"q{number}", []) | {"split": "train"} for number in range(1, 6)]
@@ -73,9 +75,9 @@ def make_rows(
     """Run the stage over these rollouts and scores; raises what the stage raises."""
     run = new_run(tmp_path)
     inputs = {
-        "questions": (put_rows(run, "1/questions", schemas.QUESTIONS, questions),),
-        "rollouts": (put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rollouts),),
-        "scores": (put_rows(run, "1/scores@base", schemas.SCORES, scores),),
+        "questions": (put_rows(run, "1/questions", QUESTIONS, questions),),
+        "rollouts": (put_rows(run, "1/rollouts@base", ROLLOUTS, rollouts),),
+        "scores": (put_rows(run, "1/scores@base", SCORES, scores),),
     }
     chosen = settings or SftRowsSettings(environment=ENVIRONMENT)
     made = Instance(address=Address.parse("1/sft_rows"), stage=SFT_ROWS_STAGE, settings=chosen, inputs=inputs)

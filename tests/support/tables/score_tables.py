@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treadle.core import schemas
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import Table
+from treadle.core.tables import TABLES, Table
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES_STAGE
+from treadle.stages.registry import all_stages
 
 _EMPTY = {"string": "", "bool": False, "int32": 0, "int64": 0}
 WITHOUT_ALGEBRA = ScoresOptions(symbolic=False)
+
+all_stages()
 
 
 class GivenRows(Section):
@@ -47,7 +51,7 @@ def put_tables(run: Run, address: str, rows: Mapping[str, Sequence[Mapping[str, 
             context.write(kind, given)
         return {}
 
-    produced = tuple(schemas.TABLES[kind] for kind in rows)
+    produced = tuple(TABLES[kind] for kind in rows)
     stage = Stage(name=place.stage, version=1, settings=GivenRows, produces=produced, run=write)
     settings = GivenRows(rows=json.dumps({kind: list(given) for kind, given in rows.items()}))
     execute(Instance(address=place, stage=stage, settings=settings), run)
@@ -102,7 +106,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "reward": None,
         "outcome": None,
     }
-    for column in schemas.ROLLOUTS.schema:
+    for column in ROLLOUTS.schema:
         if column.name not in row:
             row[column.name] = None if column.nullable else _EMPTY.get(str(column.type), [])
     return {**row, **columns}
@@ -179,8 +183,8 @@ def score_rows(
     if isinstance(settings, ScoresOptions):
         settings = ScoresSettings(options=settings)
     run = new_run(tmp_path)
-    asked = put_rows(run, "1/questions", schemas.QUESTIONS, questions)
-    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rollouts)
+    asked = put_rows(run, "1/questions", QUESTIONS, questions)
+    made = put_rows(run, "1/rollouts@base", ROLLOUTS, rollouts)
     record = execute(
         Instance(
             address=Address.parse("1/scores@base"),

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from support.tables.score_tables import new_run, put_rows, question, rollout, score
 
-from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
 from treadle.rl.selection.stage import SELECTION_STAGE
 
@@ -114,15 +116,11 @@ def select(
     """Run the stage; raises what the stage raises. `previous`: addresses of earlier selections of the run."""
     run = run or new_run(tmp_path)
     bound = {
-        "questions": put_rows(
-            run, "1/questions", schemas.QUESTIONS, question_rows(asked) if questions is None else questions
-        ),
+        "questions": put_rows(run, "1/questions", QUESTIONS, question_rows(asked) if questions is None else questions),
         "rollouts": put_rows(
-            run, f"1/rollouts@phase-{phase}", schemas.ROLLOUTS, rollout_rows(asked) if rollouts is None else rollouts
+            run, f"1/rollouts@phase-{phase}", ROLLOUTS, rollout_rows(asked) if rollouts is None else rollouts
         ),
-        "scores": put_rows(
-            run, f"1/scores@phase-{phase}", schemas.SCORES, score_rows(asked) if scores is None else scores
-        ),
+        "scores": put_rows(run, f"1/scores@phase-{phase}", SCORES, score_rows(asked) if scores is None else scores),
     }
     made = {"environment": ENVIRONMENT, "options": options or SelectionOptions(), "phase": phase, **settings}
     record = execute(

@@ -9,9 +9,9 @@ from typing import Any
 
 from support.tables.score_tables import new_run, put_rows
 
-from treadle.core import schemas
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.datagen.sft_rows.tables import SFT_ROWS
 
 
 def as_messages(*pairs: tuple[str, str]) -> str:
@@ -72,7 +72,7 @@ TEXT_MODE: dict[str, Any] = {
 def run_with_rows(root: Path, rows: Sequence[dict[str, Any]]) -> Run:
     """Return a run `test` whose `1/sft_rows` holds these rows."""
     run = new_run(root)
-    put_rows(run, "1/sft_rows", schemas.SFT_ROWS, rows)
+    put_rows(run, "1/sft_rows", SFT_ROWS, rows)
     return run
 
 

@@ -14,13 +14,22 @@ from support.tables.score_tables import GivenRows, new_run, put_rows, put_tables
 
 from treadle.agent.contract import CallRecord, Ledger
 from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
-from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.core.tables import TABLES, Table
+from treadle.datagen.pools.tables import POOL_EVENTS, POOL_QUESTIONS, POOLS
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.environments.rollouts.tool_counts import tool_counts
+from treadle.eval.tables import JUDGEMENTS, SCORES
+from treadle.rl.training.tables import RL_ROLLOUTS
+from treadle.stages.registry import all_stages
 from treadle.tasks.inspection.lineage import trace_back
+
+all_stages()
 
 
 def traced(run: Run, key: str) -> list[dict[str, Any]]:
@@ -31,7 +40,7 @@ def traced(run: Run, key: str) -> list[dict[str, Any]]:
 _EMPTY: dict[str, Any] = {"string": "", "bool": False, "double": 0.0}
 
 
-def filled(table: schemas.Table, **columns: Any) -> dict[str, Any]:
+def filled(table: Table, **columns: Any) -> dict[str, Any]:
     """Return a row with these columns; the others are empty, or null where they may be."""
     row = {}
     for field in table.schema:
@@ -59,7 +68,7 @@ def put_from(
 
     stage = Stage(
         name=place.stage, version=1, settings=GivenRows, consumes={kind: kind for kind in inputs},
-        produces=tuple(schemas.TABLES[kind] for kind in rows), run=write,
+        produces=tuple(TABLES[kind] for kind in rows), run=write,
     )  # fmt: skip
     given = json.dumps({kind: list(of_kind) for kind, of_kind in rows.items()})
     settings = GivenRows(rows=given, environment={"type": environment})
@@ -78,7 +87,7 @@ def segments(*parts: tuple[str, str], with_ids: bool = False) -> str:
     return json.dumps(found)
 
 
-def agent_row(table: schemas.Table, key: str, question: str, *parts: tuple[str, str], **columns: Any) -> dict[str, Any]:
+def agent_row(table: Table, key: str, question: str, *parts: tuple[str, str], **columns: Any) -> dict[str, Any]:
     """Return a row of `rollouts` or `pools`: answered, its ledger after its segments, all calls well."""
     outcomes = columns.pop("outcomes", {})
     with_ids = columns.pop("with_ids", False)
@@ -104,16 +113,14 @@ def agent_row(table: schemas.Table, key: str, question: str, *parts: tuple[str, 
 def judgement_row(kind: str, key: str, question: str, replies: Sequence[str], **columns: Any) -> dict[str, Any]:
     """Return a row of `judgements` by the judge `tutor`."""
     fixed = {"judgement_key": f"{kind}-{key}", "kind": kind, "judge": "tutor", "status": "parsed"}
-    return filled(
-        schemas.JUDGEMENTS, rollout_key=key, question_key=question, replies=list(replies), **{**fixed, **columns}
-    )
+    return filled(JUDGEMENTS, rollout_key=key, question_key=question, replies=list(replies), **{**fixed, **columns})
 
 
 def question_row(key: str, text: str, answers: Sequence[str] = ("Ilme",), **columns: Any) -> dict[str, Any]:
     """Return a row of `questions`."""
     fixed = {"dataset": "world", "domain": "qa", "split": "heldout", "source_file": "world.jsonl", "source_row": 1}
     return filled(
-        schemas.QUESTIONS,
+        QUESTIONS,
         question_key=key,
         question=text,
         answers=list(answers),
@@ -143,7 +150,7 @@ def example_run(root: Path | str) -> Run:
         question_row("q2", "How many bridges cross the Arn?", ["3", "three"], dataset="sums", domain="math"),
         question_row("q3", "Which hill is highest?", ["B"], choices=["Tesk", "Arn", "Oreb"], domain="choice"),
     ]
-    put_rows(run, "1/questions", schemas.QUESTIONS, questions)
+    put_rows(run, "1/questions", QUESTIONS, questions)
     _put_rollouts(run)
     _put_pools(run)
     _put_training(run)
@@ -151,7 +158,7 @@ def example_run(root: Path | str) -> Run:
 
 
 def _put_rollouts(run: Run) -> None:
-    table = schemas.ROLLOUTS
+    table = ROLLOUTS
     rows = [
         agent_row(table, "r1", "q1", THINK, SEARCH, RESULT, SURE, ANSWER),
         agent_row(table, "r2", "q1", THINK, PYTHON, FAILURE, ANSWER, outcomes={0: "error"}, sample_index=1),
@@ -167,7 +174,7 @@ def _put_rollouts(run: Run) -> None:
     said = {"verdict": True, "status": "parsed", "raw": ["It names the Ilme.\nVERDICT: right"]}
     scores = [
         filled(
-            schemas.SCORES, rollout_key=key, question_key=row["question_key"], dataset=row["dataset"],
+            SCORES, rollout_key=key, question_key=row["question_key"], dataset=row["dataset"],
             domain=row["domain"], model="base", status=row["status"], prediction="Ilme" if correct else "",
             correct=correct, score=None if correct is None else float(correct), f1=float(bool(correct)),
             scorer="qa_f1", error="the checker ended early" if correct is None else None,
@@ -187,7 +194,7 @@ def _put_rollouts(run: Run) -> None:
 
 
 def _put_pools(run: Run) -> None:
-    table = schemas.POOLS
+    table = POOLS
     right = {"correct": True, "score": 1.0, "prediction": "Ilme"}
     wrong = {"correct": False, "score": 0.0, "prediction": "Arn"}
     said = json.dumps({"method": "model", "raw": ["The Arn is another river.\nVERDICT: wrong"], "error": None})
@@ -212,17 +219,17 @@ def _put_pools(run: Run) -> None:
     outcome = {"status": "ok", "num_rounds": 2, "num_trajectories": 3, "num_correct": 2, "usage": "{}"}
     tables = {
         "pools": rows,
-        "pool_questions": [filled(schemas.POOL_QUESTIONS, question_key="q1", dataset="world", domain="qa", **outcome)],
-        "pool_events": [filled(schemas.POOL_EVENTS, question_key="q1", usage="{}", **event) for event in events],
+        "pool_questions": [filled(POOL_QUESTIONS, question_key="q1", dataset="world", domain="qa", **outcome)],
+        "pool_events": [filled(POOL_EVENTS, question_key="q1", usage="{}", **event) for event in events],
     }
     made = put_tables(run, "1/pools", tables)
     labels = [*[-100] * 5, *range(20), *[-100] * 10, *range(20), 7]
     taken = filled(
-        schemas.SFT_ROWS, rollout_key="p2", question_key="q1", input_ids=list(range(len(labels))), labels=labels,
+        SFT_ROWS, rollout_key="p2", question_key="q1", input_ids=list(range(len(labels))), labels=labels,
         num_tokens=len(labels), num_prompt_tokens=5, num_result_tokens=10, num_target_tokens=41,
     )  # fmt: skip
     rejected = [
-        filled(schemas.SFT_REJECTIONS, rollout_key=key, question_key="q1", reason=reason, reasons=[reason])
+        filled(SFT_REJECTIONS, rollout_key=key, question_key="q1", reason=reason, reasons=[reason])
         for key, reason in (("p1", "not_correct"), ("p3", "over_limit"))
     ]
     put_from(run, "1/sft_rows", {"sft_rows": [taken], "sft_rejections": rejected}, {"pools": made})
@@ -244,9 +251,7 @@ def _put_training(run: Run) -> None:
     }  # fmt: skip
     for row in rows:
         row["segments"] = json.dumps([asdict(one) for one in tokenise(str(row["output"]), TOOL_DIALECT)])
-    put_rows(
-        run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [filled(schemas.RL_ROLLOUTS, **{**fixed, **row}) for row in rows]
-    )
+    put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, [filled(RL_ROLLOUTS, **{**fixed, **row}) for row in rows])
 
 
 def client(run: Run, **options: Any) -> TestClient:
@@ -297,4 +302,4 @@ def dialogue_row(key: str, question: str, *messages: tuple[str, str], **columns:
         "text": "".join(text for _, text in parts), "tool_calls": "[]", "completion_tokens": 10 * len(starts),
         "num_turns": len(starts), "samples": [sample | {"turn_starts": starts}],
     }  # fmt: skip
-    return filled(schemas.ROLLOUTS, **{**defaults, **columns})
+    return filled(ROLLOUTS, **{**defaults, **columns})

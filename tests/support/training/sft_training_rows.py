@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
-from treadle.core.schemas import SFT_ROWS
 from treadle.datagen.sft_rows.encoding import RowEncoder, Turns
+from treadle.datagen.sft_rows.tables import SFT_ROWS
 
 SYSTEM = "Think, use the tools, answer."
 TOWNS = ("Arlen", "Bovik", "Casta", "Dorrin", "Elmet", "Farrow", "Gisel", "Hadow")

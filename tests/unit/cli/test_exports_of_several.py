@@ -13,14 +13,18 @@ from support.tables.score_tables import put_rows
 from support.tables.viewer_run import agent_row, filled, put_from, question_row
 
 from treadle.cli.commands.export import export
-from treadle.core import schemas
 from treadle.core.config import Section
+from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.datagen.sft_rows.tables import SFT_ROWS
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 
 
 class Sampled(Section):
@@ -33,14 +37,14 @@ def sample(run: Run, address: str, checkpoint: str | None = None, imported_from:
     place = Address.parse(address)
 
     def write(context: StageContext) -> Mapping[str, Any]:
-        context.write("rollouts", [agent_row(schemas.ROLLOUTS, "k1", "q1", ("answer", "x"))])
+        context.write("rollouts", [agent_row(ROLLOUTS, "k1", "q1", ("answer", "x"))])
         return {"imported_from": imported_from} if imported_from else {}
 
     read = {"questions": (Address(1, "questions"),)}
     read |= {"checkpoint": (Address.parse(checkpoint),)} if checkpoint else {}
     stage = Stage(
         name="rollouts", version=1, settings=Sampled, consumes={kind: kind for kind in read},
-        produces=(schemas.ROLLOUTS,), run=write,
+        produces=(ROLLOUTS,), run=write,
     )  # fmt: skip
     execute(Instance(address=place, stage=stage, settings=Sampled(), inputs=read), run)
 
@@ -49,7 +53,7 @@ def score(run: Run, address: str, right: bool) -> None:
     """Write the verdict on it."""
     place = Address.parse(address)
     row = filled(
-        schemas.SCORES, rollout_key="k1", question_key="q1", dataset="world", domain="qa", model=place.qualifier,
+        SCORES, rollout_key="k1", question_key="q1", dataset="world", domain="qa", model=place.qualifier,
         status="answered", correct=right, score=float(right), prediction="x", judges="{}", scorer="qa_f1",
     )  # fmt: skip
     rollouts = Address(place.iteration, "rollouts", place.qualifier)
@@ -59,7 +63,7 @@ def score(run: Run, address: str, right: bool) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     run = Run.create(tmp_path / "outputs", "first", {}, {})
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Which river?")])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Which river?")])
     return run
 
 
@@ -104,9 +108,9 @@ def test_rollouts_have_the_verdicts_of_their_own_iteration(run: Run, tmp_path: P
 
 def checkpoint(run: Run) -> None:
     """Make 1/sft hold one."""
-    put_from(run, "1/sft_rows", {"sft_rows": [filled(schemas.SFT_ROWS, rollout_key="p1")]}, {})
+    put_from(run, "1/sft_rows", {"sft_rows": [filled(SFT_ROWS, rollout_key="p1")]}, {})
     facts = {"name": "1/sft", "base_model": "embedded", "versions": "{}"}
-    put_from(run, "1/sft", {"checkpoint": [filled(schemas.CHECKPOINTS, **facts)]}, {})
+    put_from(run, "1/sft", {"checkpoint": [filled(CHECKPOINTS, **facts)]}, {})
 
 
 def test_reused_scores_appear_on_a_card_once(run: Run, tmp_path: Path) -> None:

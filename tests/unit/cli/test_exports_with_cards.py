@@ -16,14 +16,18 @@ from support.tables.score_tables import put_rows
 from support.tables.viewer_run import agent_row, filled, put_from, question_row
 
 from treadle.cli.commands.export import export
-from treadle.core import schemas
 from treadle.core.config import Section
 from treadle.core.engines.base_model import folder_digest
+from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.datagen.sft_rows.tables import SFT_ROWS
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 
 HOSTILE = "\x1b]0;owned\x07\u202e|# [x](javascript:1)`"
 WEIGHTS = b"weights" * 1000
@@ -43,7 +47,7 @@ def train(run: Run, address: str, base: str, digest: str = "", after: str | None
         settings = context.settings
         facts = {"name": address, "base_model": settings.base, "base_digest": settings.digest, "num_steps": 40}
         losses = {"first_loss": 2.0, "last_loss": 0.25, "engine": f"engine{HOSTILE}", "versions": "{}"}
-        context.write("checkpoint", [filled(schemas.CHECKPOINTS, **facts, **losses)])
+        context.write("checkpoint", [filled(CHECKPOINTS, **facts, **losses)])
         folder = context.scratch / "model"
         (folder / "nested").mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"made": address}))
@@ -55,9 +59,7 @@ def train(run: Run, address: str, base: str, digest: str = "", after: str | None
 
     place = Address.parse(address)
     source = {"checkpoint": "checkpoint"} if after else {"sft_rows": "sft_rows"}
-    stage = Stage(
-        name=place.stage, version=1, settings=Trained, consumes=source, produces=(schemas.CHECKPOINTS,), run=body
-    )
+    stage = Stage(name=place.stage, version=1, settings=Trained, consumes=source, produces=(CHECKPOINTS,), run=body)
     inputs = {next(iter(source)): (Address.parse(after or "1/sft_rows"),)}
     execute(Instance(address=place, stage=stage, settings=Trained(base=base, digest=digest), inputs=inputs), run)
 
@@ -69,7 +71,7 @@ class Sampled(Section):
 def sample(run: Run, address: str, checkpoint: str, server: str | None, right: int) -> None:
     """Ten rollouts and their scores; `server`: the model that the agent's server loaded."""
     place = Address.parse(address)
-    rows = [agent_row(schemas.ROLLOUTS, f"{place.qualifier}-{n}", f"q{n}", ("answer", "x")) for n in range(10)]
+    rows = [agent_row(ROLLOUTS, f"{place.qualifier}-{n}", f"q{n}", ("answer", "x")) for n in range(10)]
 
     def write(context: StageContext) -> Mapping[str, Any]:
         context.write("rollouts", rows)
@@ -77,14 +79,14 @@ def sample(run: Run, address: str, checkpoint: str, server: str | None, right: i
 
     stage = Stage(
         name="rollouts", version=1, settings=Sampled, consumes={"checkpoint": "checkpoint"},
-        produces=(schemas.ROLLOUTS,), run=write,
+        produces=(ROLLOUTS,), run=write,
     )  # fmt: skip
     settings = Sampled(model={"server": {"type": "vllm", "model": server} if server else None})
     inputs = {"checkpoint": (Address.parse(checkpoint),)}
     execute(Instance(address=place, stage=stage, settings=settings, inputs=inputs), run)
     scores = [
         filled(
-            schemas.SCORES, rollout_key=row["rollout_key"], question_key=row["question_key"], dataset=f"world{HOSTILE}",
+            SCORES, rollout_key=row["rollout_key"], question_key=row["question_key"], dataset=f"world{HOSTILE}",
             domain="qa", model=place.qualifier, status="answered", correct=place_ < right, score=float(place_ < right),
             judges="{}", scorer="qa_f1",
         )
@@ -96,8 +98,8 @@ def sample(run: Run, address: str, checkpoint: str, server: str | None, right: i
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     run = Run.create(tmp_path / "outputs", "first", {}, {})
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Which river?")])
-    put_from(run, "1/sft_rows", {"sft_rows": [filled(schemas.SFT_ROWS, rollout_key="p1")]},
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Which river?")])
+    put_from(run, "1/sft_rows", {"sft_rows": [filled(SFT_ROWS, rollout_key="p1")]},
              {"questions": Address(1, "questions")})  # fmt: skip
     train(run, "1/sft", "embedded")
     train(run, "1/rl@phase-1", "1/sft", after="1/sft")

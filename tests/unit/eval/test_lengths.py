@@ -14,9 +14,9 @@ from treadle.agent.dialects.base import Segment
 from treadle.agent.trajectory import Trajectory
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
-from treadle.core.schemas import ROLLOUTS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.rollouts.rows import row_of
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.lengths import count_agent_ids
 

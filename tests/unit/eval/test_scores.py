@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from support.tables.score_tables import question, rollout, score_rows
 
-from treadle.core import schemas
 from treadle.core.errors import ArtifactError, StageFailed
 from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.config import ScoresOptions
 from treadle.eval.scores import scored_row
+from treadle.eval.tables import SCORES
 
 PARIS = [("think", "<think>hm</think>"), ("answer", "<answer>Paris</answer>")]
 
@@ -100,7 +100,7 @@ def test_verdict_does_not_depend_on_rollout_order(tmp_path: Path) -> None:
 
 def test_all_columns_of_the_schema_are_filled() -> None:
     answer = Answer.of(rollout("r1", "q1", PARIS) | {"num_agent_ids": 0}, Gold(("Paris",), (), "qa"))
-    assert set(scored_row(answer, rule_score(answer, None, 0.8))) == set(schemas.SCORES.schema.names)
+    assert set(scored_row(answer, rule_score(answer, None, 0.8))) == set(SCORES.schema.names)
 
 
 def test_hidden_tests_decide_whatever_the_rollout_ended_with(tmp_path: Path) -> None:

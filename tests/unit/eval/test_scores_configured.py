@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from support.tables.score_tables import new_run, put_rows, question, rollout
 
-from treadle.core import schemas
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.tasks.catalog import flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
@@ -143,9 +144,9 @@ def test_judges_are_estimated_in_calls_and_cost_before_any_request() -> None:
 
 def test_existing_rollouts_are_counted(tmp_path: Any) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math"), question("q2", ["x"])])
+    put_rows(run, "1/questions", QUESTIONS, [question("q1", ["7"], "math"), question("q2", ["x"])])
     rows = [rollout(f"r{number}", "q1", [], sample_index=number) for number in range(6)]
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
     found = estimate(config(rollouts={"max_questions": 50}), run)
     assert found is not None and (found.num_units, found.num_units_source) == (6, "6 rollouts in 1/rollouts@base")
     assert {role.calls for role in found.roles} == {2, 24}
@@ -153,8 +154,8 @@ def test_existing_rollouts_are_counted(tmp_path: Any) -> None:
 
 def test_unused_role_of_another_model_is_estimated(tmp_path: Any) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math")])
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [rollout(f"r{n}", "q1", [], sample_index=n) for n in range(6)])
+    put_rows(run, "1/questions", QUESTIONS, [question("q1", ["7"], "math")])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [rollout(f"r{n}", "q1", [], sample_index=n) for n in range(6)])
     rollouts = run.record(ROLLOUTS_AT)
     assert rollouts is not None
     # It had no calls to vote on.

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from support.tables.score_tables import new_run, put_rows, question, rollout, score
 
-from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.results import differences, outcome
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ReportSettings
+from treadle.eval.tables import SCORES
 from treadle.report.stage import REPORT_STAGE
 from treadle.report.summary import label_prefixes
 from treadle.tasks.page.build import report_page
@@ -62,10 +64,10 @@ def made(run: Run, last: int, joins: Mapping[str, int] = MappingProxyType({})) -
                 continue
             rows = rows_of(model, list(verdicts[iteration - 1]))
             asked = [question(row["question_key"], ["x"]) for row in rows]
-            put_rows(run, f"{iteration}/questions", schemas.QUESTIONS, asked)
+            put_rows(run, f"{iteration}/questions", QUESTIONS, asked)
             given = [rollout(row["rollout_key"], row["question_key"], []) for row in rows]
-            put_rows(run, f"{iteration}/rollouts@{model}", schemas.ROLLOUTS, given)
-            inputs.append(put_rows(run, f"{iteration}/scores@{model}", schemas.SCORES, rows))
+            put_rows(run, f"{iteration}/rollouts@{model}", ROLLOUTS, given)
+            inputs.append(put_rows(run, f"{iteration}/scores@{model}", SCORES, rows))
     report_of(run, last, inputs)
 
 
@@ -132,7 +134,7 @@ def test_report_is_not_reused_for_the_same_scores_of_other_iterations(tmp_path: 
     run = new_run(tmp_path)
     for last in (2, 4):
         rows = [(last - 1 + place, rows_of("tuned", list(VERDICTS["tuned"][place]))) for place in (0, 1)]
-        report_of(run, last, [put_rows(run, f"{number}/scores@tuned", schemas.SCORES, own) for number, own in rows])
+        report_of(run, last, [put_rows(run, f"{number}/scores@tuned", SCORES, own) for number, own in rows])
     assert (models_of(run, 2), models_of(run, 4)) == ({"1/tuned", "2/tuned"}, {"3/tuned", "4/tuned"})
 
 
@@ -167,7 +169,7 @@ def test_change_is_distinguished_from_chance_by_its_interval(tmp_path: Path) -> 
     run = new_run(tmp_path)
     told = {"base": [False] * 20, "tuned": [True] * 15 + [False] * 5, "reinforced": [False] + [True] * 17 + [False] * 2}
     for model, verdicts in told.items():
-        put_rows(run, f"1/scores@{model}", schemas.SCORES, rows_of(model, verdicts))
+        put_rows(run, f"1/scores@{model}", SCORES, rows_of(model, verdicts))
     tuned, reinforced = differences(run, told).rows
     assert tuned[1:] == ("+75 (+47 to +89)", 15, 0, "< 0.001")
     assert reinforced[1:] == ("+10 (-12 to +33)", 3, 1, "0.625")

@@ -8,15 +8,16 @@ from typing import Any
 from support.tables.score_tables import new_run, put_rows, question, score
 from support.tables.scored_rollouts import scored
 
-from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.metrics import FIGURES
 from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.tables import SCORES
 from treadle.report.comparison_rows import comparison_rows
 from treadle.report.markdown import render_report
 from treadle.report.stage import REPORT_STAGE
@@ -93,7 +94,7 @@ def test_tasks_are_in_no_area() -> None:
 
 def report_run(root: Path) -> Run:
     run = new_run(root)
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question(f"q{number}", []) for number in range(4)])
+    put_rows(run, "1/questions", QUESTIONS, [question(f"q{number}", []) for number in range(4)])
     given = {"scorer": "environment", "status": "finished", "num_turns": 5}
     inputs = []
     for model, first in (("base", 0), ("tuned", 2)):
@@ -102,7 +103,7 @@ def report_run(root: Path) -> Run:
             | {"score": (first + number) / 4}
             for number in range(4)
         ]
-        inputs.append(put_rows(run, f"1/scores@{model}", schemas.SCORES, rows))
+        inputs.append(put_rows(run, f"1/scores@{model}", SCORES, rows))
     execute(
         Instance(
             address=Address.parse("1/report"), stage=REPORT_STAGE, settings=SETTINGS, inputs={"scores": tuple(inputs)}

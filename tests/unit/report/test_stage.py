@@ -13,7 +13,6 @@ import pytest
 from support.tables.score_tables import new_run, put_rows, score
 
 from treadle.cli.commands.export import REPORT_FORMATS, format_by_name, report_content
-from treadle.core import schemas
 from treadle.core.errors import ConfigError
 from treadle.core.figures import escape
 from treadle.core.runs.address import Address
@@ -23,9 +22,11 @@ from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.exported import write_file
 from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
+from treadle.eval.tables import SCORES
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
 from treadle.report.stage import REPORT_STAGE, as_csv
+from treadle.report.tables import COMPARISONS
 from treadle.report.terminal import comparison_table, judges_table, summary_table
 
 
@@ -39,7 +40,7 @@ def _made(
 ) -> tuple[ArtifactReader, list[dict[str, Any]]]:
     """Return the summary with its files, and the comparisons."""
     run = new_run(tmp_path)
-    inputs = tuple(put_rows(run, f"1/scores@model{index}", schemas.SCORES, rows) for index, rows in enumerate(tables))
+    inputs = tuple(put_rows(run, f"1/scores@model{index}", SCORES, rows) for index, rows in enumerate(tables))
     instance = Instance(
         address=Address.parse("1/report"),
         stage=REPORT_STAGE,
@@ -291,7 +292,7 @@ def test_names_cannot_become_spreadsheet_formulas(tmp_path: Path) -> None:
     reader, comparisons = _made(tmp_path, *rows)
     lines = list(csv.DictReader(io.StringIO(reader.read_file("summary.csv").decode())))
     assert {(line["model"], line["dataset"]) for line in lines} == {("'@m", f"'{name}"), ("'-n", f"'{name}")}
-    compared = list(csv.DictReader(io.StringIO(as_csv(comparisons, schemas.COMPARISONS.schema.names).decode())))
+    compared = list(csv.DictReader(io.StringIO(as_csv(comparisons, COMPARISONS.schema.names).decode())))
     assert {(line["first"], line["second"], line["dataset"]) for line in compared} == {("'@m", "'-n", f"'{name}")}
     assert {line["figure"] for line in compared} <= set(COMPARED_FIGURES)
     assert float(compared[0]["low"]) < 0, "numbers stay numbers"
@@ -450,7 +451,7 @@ def test_differences_have_as_many_digits_as_needed() -> None:
 
 def test_report_exports_in_every_format(tmp_path: Path) -> None:
     run = new_run(tmp_path / "root")
-    scores = put_rows(run, "1/scores@base", schemas.SCORES, _many("base", "world", [True, False]))
+    scores = put_rows(run, "1/scores@base", SCORES, _many("base", "world", [True, False]))
     record = execute(
         Instance(
             address=Address.parse("1/report"),

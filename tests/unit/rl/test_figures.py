@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from treadle.agent.dialects.tags import TOOL_DIALECT
-from treadle.core.schemas import RL_LOG, RL_VALIDATION
 from treadle.rl.rewards import GroupItem, Reward, group_rewards
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.figures import step_figures, validation_figures
 from treadle.rl.training.report import num_validation_misses
+from treadle.rl.training.tables import RL_LOG, RL_VALIDATION
 
 TURN = r"<think>a</think><answer>\boxed{%s}</answer>"
 

@@ -18,7 +18,6 @@ from treadle.agent.trajectory import Sample, Trajectory
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.training import Greedy
 from treadle.core.errors import StageFailed
-from treadle.core.schemas import RL_ROLLOUTS
 from treadle.core.store.parquet import TableWriter
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.groups.dump import read_steps, rollout_row, write_step
@@ -30,6 +29,7 @@ from treadle.rl.training.events import RlEvents, RlStep, Validation, ValidationF
 from treadle.rl.training.launch import RlFolder, choose_step, saved_step, superseded
 from treadle.rl.training.stage import local_environment
 from treadle.rl.training.stored_rows import validation_questions
+from treadle.rl.training.tables import RL_ROLLOUTS
 
 WELL = "<think>I know.</think><answer>\\boxed{Oreb}</answer>"
 

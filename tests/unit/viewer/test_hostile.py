@@ -11,8 +11,11 @@ import pytest
 from support.tables.score_tables import new_run, put_rows, put_tables
 from support.tables.viewer_run import agent_row, client, dialogue_row, filled, judgement_row, put_from, question_row
 
-from treadle.core import schemas
 from treadle.core.runs.run import Run
+from treadle.datagen.pools.tables import POOL_EVENTS, POOL_QUESTIONS, POOLS
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 
 UNSHOWABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]"
@@ -68,17 +71,17 @@ def hostile_run(root: Path, payload: str) -> Run:
         turn_rewards=[0.5, None], outcome=json.dumps({"reward": None, "success": None, "parts": {payload: 1.0}}),
         **columns,
     )  # fmt: skip
-    put_rows(run, "1/questions", schemas.QUESTIONS, [asked])
+    put_rows(run, "1/questions", QUESTIONS, [asked])
     parts = [("think", payload), ("search", payload), ("result", payload), ("answer", payload)]
     called = {
         "tools": [{"tool": payload, "requested": 1, "executed": 0, "failed": 0}],
         "tool_calls": json.dumps([{"tool": payload, "argument": payload, "status": "refused", "turn": 0}]),
     }
-    rows = [agent_row(schemas.ROLLOUTS, "r1", "q1", *parts, error=payload, **columns, **called), dialogue]
+    rows = [agent_row(ROLLOUTS, "r1", "q1", *parts, error=payload, **columns, **called), dialogue]
     made = put_from(run, "1/rollouts@base", {"rollouts": rows}, {}, environment=payload)
     said = json.dumps({payload: {"verdict": True, "status": payload, "raw": [payload]}})
     score = filled(
-        schemas.SCORES, rollout_key="r1", question_key="q1", prediction=payload, correct=True, score=1.0,
+        SCORES, rollout_key="r1", question_key="q1", prediction=payload, correct=True, score=1.0,
         scorer=payload, error=payload, judges=said, votes_yes=1, votes_no=1, votes_abstained=1,
     )  # fmt: skip
     judgements = [
@@ -91,16 +94,14 @@ def hostile_run(root: Path, payload: str) -> Run:
     pool = {"judge": judge, "prediction": payload, "edit_text": payload, "error": payload, "correct": True,
             "models": json.dumps({"policy": payload}), "usage": json.dumps(usage), **columns}  # fmt: skip
     pools = [
-        agent_row(schemas.POOLS, "p1", "q1", *parts, ("text", "other"), **pool),
-        agent_row(schemas.POOLS, "p2", "q1", *parts, **{**pool, "parents": ["p1"], "sample_index": 1, "round": 1}),
+        agent_row(POOLS, "p1", "q1", *parts, ("text", "other"), **pool),
+        agent_row(POOLS, "p2", "q1", *parts, **{**pool, "parents": ["p1"], "sample_index": 1, "round": 1}),
     ]
     event = {"operator": payload, "outcome": "rejected", "reason": payload, "reply": payload, "error": payload}
     tables = {
         "pools": pools,
-        "pool_questions": [
-            filled(schemas.POOL_QUESTIONS, question_key="q1", status=payload, error=payload, usage="{}")
-        ],
-        "pool_events": [filled(schemas.POOL_EVENTS, question_key="q1", parent="p1", usage="{}", **event)],
+        "pool_questions": [filled(POOL_QUESTIONS, question_key="q1", status=payload, error=payload, usage="{}")],
+        "pool_events": [filled(POOL_EVENTS, question_key="q1", parent="p1", usage="{}", **event)],
     }
     put_tables(run, "1/pools", tables)
     return run

@@ -13,10 +13,14 @@ import pytest
 from support.tables.score_tables import new_run, put_rows, put_tables, score
 from support.tables.viewer_run import agent_row, example_run, filled, put_from, question_row
 
-from treadle.core import schemas
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.datagen.pools.tables import POOLS
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.datagen.sft_rows.tables import SFT_ROWS
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.rl.training.tables import RL_ROLLOUTS
 from treadle.viewer import tables
 from treadle.viewer.catalogue import Catalogue, Snapshot
 from treadle.viewer.index import neighbours
@@ -105,8 +109,8 @@ def test_filter_names_the_tools_that_most_trajectories_call(tmp_path: Path) -> N
     for number in range(300):
         names = ["calc", f"made-up-{number:03}", *(["wiki"] if number % 2 else [])]
         tools = [{"tool": name, "requested": 1, "executed": 1, "failed": 0} for name in names]
-        rows.append(agent_row(schemas.ROLLOUTS, f"k{number:03}", "q1", tools=tools))
-    put_tables(run, "1/rollouts@base", {"rollouts": [*rows, agent_row(schemas.ROLLOUTS, "idle", "q1")]})
+        rows.append(agent_row(ROLLOUTS, f"k{number:03}", "q1", tools=tools))
+    put_tables(run, "1/rollouts@base", {"rollouts": [*rows, agent_row(ROLLOUTS, "idle", "q1")]})
     found = Catalogue(run, refresh_s=0).snapshot()
     assert counts(found, "tool") == {
         "calc": 300, "wiki": 150, **{f"made-up-{number:03}": 1 for number in range(6)}, "(others)": 294,
@@ -154,12 +158,12 @@ def test_later_results_appear(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     catalogue = Catalogue(run, refresh_s=0)
     assert len(catalogue.snapshot().index) == 0
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "What?")])
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "What?")])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1")])
     assert keys(catalogue.snapshot()) == ["a"]
     before = catalogue.snapshot()
     assert catalogue.snapshot() is before
-    put_rows(run, "1/rollouts@tuned", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1", model="tuned")])
+    put_rows(run, "1/rollouts@tuned", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1", model="tuned")])
     after = catalogue.snapshot()
     assert [row["model"] for row in after.index.rows([0, 1])] == ["base", "tuned"]
     # What was read before is not read again.
@@ -168,8 +172,8 @@ def test_later_results_appear(tmp_path: Path) -> None:
 
 def test_replaced_results_are_released(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "What?")])
-    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "What?")])
+    made = put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1")])
     catalogue = Catalogue(run, refresh_s=0)
     seen: list[weakref.ref[Any]] = []
     for value in range(4):
@@ -188,9 +192,9 @@ def test_replaced_results_are_released(tmp_path: Path) -> None:
 
 def test_started_instance_is_named_without_showing_its_rows(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    rows = [agent_row(schemas.ROLLOUTS, "a", "q1"), agent_row(schemas.ROLLOUTS, "a", "q1")]
+    rows = [agent_row(ROLLOUTS, "a", "q1"), agent_row(ROLLOUTS, "a", "q1")]
     with pytest.raises(ArtifactError, match="written before"):
-        put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+        put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
     run.storage.put(run.key("attempts/notes.txt"), b"of another origin")
     snapshot = Catalogue(run, refresh_s=0).snapshot()
     assert snapshot.unfinished == [("1/rollouts@base", "failed")] and len(snapshot.index) == 0
@@ -198,8 +202,8 @@ def test_started_instance_is_named_without_showing_its_rows(tmp_path: Path) -> N
 
 def test_missing_table_is_reported_and_the_others_are_shown(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
-    put_rows(run, "1/rollouts@tuned", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "b", "q1")])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1")])
+    put_rows(run, "1/rollouts@tuned", ROLLOUTS, [agent_row(ROLLOUTS, "b", "q1")])
     ref = run.records()[0].outputs["rollouts"]
     (tmp_path / ref.folder / "artifact.json").unlink()
     snapshot = Catalogue(run, refresh_s=0).snapshot()
@@ -231,10 +235,10 @@ def test_unreadable_file_is_reported_and_retried(tmp_path: Path, kind: str) -> N
 
 def test_table_finished_while_unreadable_appears_once_readable(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1")])
     catalogue = Catalogue(run, refresh_s=0)
     assert keys(catalogue.snapshot()) == ["a"]
-    put_rows(run, "1/rollouts@tuned", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "b", "q1")])
+    put_rows(run, "1/rollouts@tuned", ROLLOUTS, [agent_row(ROLLOUTS, "b", "q1")])
     file = data_file(tmp_path, run, "rollouts")
     file.rename(tmp_path / "away")
     damaged = catalogue.snapshot()
@@ -245,8 +249,8 @@ def test_table_finished_while_unreadable_appears_once_readable(tmp_path: Path) -
 
 def test_scores_of_other_rollouts_are_ignored(tmp_path: Path) -> None:
     run = example_run(tmp_path)
-    again = [agent_row(schemas.ROLLOUTS, "r1", "q1", status="length")]
-    put_rows(run, "2/rollouts@base", schemas.ROLLOUTS, again)
+    again = [agent_row(ROLLOUTS, "r1", "q1", status="length")]
+    put_rows(run, "2/rollouts@base", ROLLOUTS, again)
     found = keys(Catalogue(run, refresh_s=0).snapshot(), ("verdict", "not judged"))
     assert found == ["r5", "r1"]
 
@@ -257,8 +261,8 @@ def test_rows_are_found_across_row_groups_and_files(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(parquet, "PART_ROW_GROUPS", 2)
     run = new_run(tmp_path)
-    rows = [agent_row(schemas.ROLLOUTS, f"k{n:02}", "q1", ("text", f"text number {n:02}")) for n in range(20)]
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    rows = [agent_row(ROLLOUTS, f"k{n:02}", "q1", ("text", f"text number {n:02}")) for n in range(20)]
+    put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
     snapshot = Catalogue(run, refresh_s=0).snapshot()
     part = snapshot.parts["1/rollouts@base"]
     assert len(part.table.reader.file_names()) > 3
@@ -270,8 +274,8 @@ def test_rows_are_found_across_row_groups_and_files(tmp_path: Path, monkeypatch:
 def test_search_over_many_instances_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path)
     for n in range(20):
-        rows = [agent_row(schemas.ROLLOUTS, f"k{n}", "q1", ("text", f"number {n:02} of all"))]
-        put_rows(run, f"1/rollouts@m{n:02}", schemas.ROLLOUTS, rows)
+        rows = [agent_row(ROLLOUTS, f"k{n}", "q1", ("text", f"number {n:02} of all"))]
+        put_rows(run, f"1/rollouts@m{n:02}", ROLLOUTS, rows)
     snapshot = Catalogue(run, refresh_s=0).snapshot()
     assert len(keys(snapshot, ("q", "of all"))) == 20
     monkeypatch.setattr(ArtifactReader, "row_groups", None)  # Looking again would fail.
@@ -284,8 +288,8 @@ def test_few_row_groups_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
     monkeypatch.setattr(tables, "_MAX_CACHED_BYTES", 1)
     run = new_run(tmp_path)
-    rows = [agent_row(schemas.ROLLOUTS, f"k{n}", "q1", ("text", "x" * 1000)) for n in range(5)]
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    rows = [agent_row(ROLLOUTS, f"k{n}", "q1", ("text", "x" * 1000)) for n in range(5)]
+    put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
     catalogue = Catalogue(run, refresh_s=0)
     part = catalogue.snapshot().parts["1/rollouts@base"]
     for n in range(5):
@@ -295,7 +299,7 @@ def test_few_row_groups_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_changed_file_is_not_shown(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1", ("text", "x" * 300))])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1", ("text", "x" * 300))])
     part = Catalogue(run, refresh_s=0).snapshot().parts["1/rollouts@base"]
     (file,) = (tmp_path / run.records()[0].outputs["rollouts"].folder).glob("*.parquet")
     content = bytearray(file.read_bytes())
@@ -314,7 +318,7 @@ def test_empty_index_has_no_values(tmp_path: Path) -> None:
 
 def test_pages_contain_fifty_rows(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    rows = [agent_row(schemas.ROLLOUTS, f"k{n:03}", "q1", completion_tokens=n) for n in range(2 * PAGE_ROWS + 1)]
+    rows = [agent_row(ROLLOUTS, f"k{n:03}", "q1", completion_tokens=n) for n in range(2 * PAGE_ROWS + 1)]
     put_tables(run, "1/rollouts@base", {"rollouts": rows})
     index = Catalogue(run, refresh_s=0).snapshot().index
     found = index.find(asked(("sort", "-tokens")))
@@ -327,12 +331,12 @@ def test_pages_contain_fifty_rows(tmp_path: Path) -> None:
 
 def test_tables_without_rows_are_accepted(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
+    made = put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "q1")])
     put_from(run, "1/scores@base", {"scores": [score("a", "q1", True)], "judgements": []}, {"rollouts": made})
-    pool = put_rows(run, "1/pools", schemas.POOLS, [agent_row(schemas.POOLS, "p", "q1", correct=True)])
-    row = filled(schemas.SFT_ROWS, rollout_key="p", question_key="q1", labels=[1], input_ids=[1])
+    pool = put_rows(run, "1/pools", POOLS, [agent_row(POOLS, "p", "q1", correct=True)])
+    row = filled(SFT_ROWS, rollout_key="p", question_key="q1", labels=[1], input_ids=[1])
     put_from(run, "1/sft_rows", {"sft_rows": [row], "sft_rejections": []}, {"pools": pool})
-    put_rows(run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [])
+    put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, [])
     snapshot = Catalogue(run, refresh_s=0).snapshot()
     assert snapshot.problems == [] and keys(snapshot) == ["p", "a"]
     assert keys(snapshot, ("sft_outcome", "row")) == ["p"] and keys(snapshot, ("q", "no such text")) == []

@@ -28,7 +28,9 @@ from support.tables.viewer_run import (
 from support.web.web_entries import page_of, search_of
 
 from treadle.cli.warnings import show_warnings
-from treadle.core import schemas
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 from treadle.viewer import app as app_module
 from treadle.web.record.stored_entries import WEB_STORE, packed
 
@@ -75,9 +77,9 @@ def test_page_shows_which_web_pages_a_call_returned(tmp_path: Path) -> None:
         run.store(WEB_STORE).add(entry.key, packed(entry))
     fixed = {"tool": "search", "argument": "x", "status": "ok", "turn": 0, "result_chars": 1}
     calls = [{**fixed, "sources": [search.key, page.key]}, {**fixed, "sources": [unknown]}]
-    row = agent_row(schemas.ROLLOUTS, "r", "q1", SEARCH, RESULT, SEARCH, RESULT, ANSWER, tool_calls=json.dumps(calls))
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Who?")])
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [row])
+    row = agent_row(ROLLOUTS, "r", "q1", SEARCH, RESULT, SEARCH, RESULT, ANSWER, tool_calls=json.dumps(calls))
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Who?")])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [row])
     shown = client(run).get("/trajectory/1/rollouts@base/r").text
     assert "http://site.test/&lt;b&gt;" in shown and f"web entry {unknown}" in shown
     assert "\u202e" not in shown and search.key not in text_of(shown)
@@ -87,14 +89,13 @@ def test_shared_verdict_is_shown_for_every_equal_answer(tmp_path: Path) -> None:
     run, parts = new_run(tmp_path), (THINK, SEARCH, RESULT, ANSWER)
     other = (THINK, SEARCH, RESULT, SEARCH, RESULT, ANSWER)
     rows = [
-        agent_row(schemas.ROLLOUTS, key, "q1", *segments)
-        for key, segments in (("a", parts), ("same", parts), ("other", other))
+        agent_row(ROLLOUTS, key, "q1", *segments) for key, segments in (("a", parts), ("same", parts), ("other", other))
     ]
-    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    made = put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
     raw = {"verdict": None, "status": "failed", "raw": []}
     fixed = {"question_key": "q1", "prediction": "Ilme", "scorer": "judge", "judges": json.dumps({"tutor": raw})}
     votes = {"votes_yes": 1, "votes_no": 0, "votes_abstained": 1}
-    scores = [filled(schemas.SCORES, rollout_key=row["rollout_key"], **fixed, **votes) for row in rows]
+    scores = [filled(SCORES, rollout_key=row["rollout_key"], **fixed, **votes) for row in rows]
     judgements = [
         judgement_row("correctness", "a", "q1", [], prediction="Ilme", error="the prompt is too long"),
         judgement_row("correctness", "x", "q1", [], judgement_key="x", prediction="Arn", error="about another answer"),
@@ -220,12 +221,12 @@ def test_data_is_available_as_json_and_text(viewer: TestClient) -> None:
 
 def test_ten_megabytes_of_text_are_shown_in_part_and_downloadable_in_full(tmp_path: Path) -> None:
     run, huge = new_run(tmp_path), "<b>" * 3_400_000
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", huge, [huge])])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", huge, [huge])])
     rows = [
-        agent_row(schemas.ROLLOUTS, "a", "q1", ("think", huge), ("answer", "no")),
-        agent_row(schemas.ROLLOUTS, "b", "q1", *[THINK, SEARCH] * 2000, ANSWER),
+        agent_row(ROLLOUTS, "a", "q1", ("think", huge), ("answer", "no")),
+        agent_row(ROLLOUTS, "b", "q1", *[THINK, SEARCH] * 2000, ANSWER),
     ]
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
     viewer = client(run)
     page = viewer.get("/trajectory/1/rollouts@base/a").text
     assert len(page) < 200_000 and "show all 10,200,000" in page
@@ -236,8 +237,8 @@ def test_ten_megabytes_of_text_are_shown_in_part_and_downloadable_in_full(tmp_pa
 
 def test_page_with_very_many_segments_is_bounded_and_reports_omissions(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    rows = [agent_row(schemas.ROLLOUTS, "a", "q1", *[("think", "")] * 6_234)]
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    rows = [agent_row(ROLLOUTS, "a", "q1", *[("think", "")] * 6_234)]
+    put_rows(run, "1/rollouts@base", ROLLOUTS, rows)
     viewer = client(run)
     page = viewer.get("/trajectory/1/rollouts@base/a").text
     assert page.count('class="segment kind-') == 5_000
@@ -294,7 +295,7 @@ def test_unreadable_lineage_is_reported_with_the_trajectory(tmp_path: Path) -> N
 
 def test_lineage_with_a_missing_question_is_reported(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "gone")])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [agent_row(ROLLOUTS, "a", "gone")])
     answer = client(run).get("/lineage/1/rollouts@base/a")
     assert answer.status_code == 200 and "The lineage cannot be shown: question gone is in no table" in text_of(
         answer.text

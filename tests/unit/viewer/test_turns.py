@@ -10,7 +10,10 @@ from starlette.testclient import TestClient
 from support.tables.score_tables import new_run, put_rows
 from support.tables.viewer_run import agent_row, client, dialogue_row, filled, put_from, question_row
 
-from treadle.core import schemas
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
+from treadle.rl.training.tables import RL_ROLLOUTS
 from treadle.viewer.difference import difference
 from treadle.viewer.segments import pieces_of
 from treadle.viewer.turns import turn_heads
@@ -128,10 +131,10 @@ def test_tool_named_like_a_kind_keeps_the_style_of_the_kind() -> None:
 
 def viewed(root: Path, *rows: dict[str, Any], environment: str = "question", **score: Any) -> TestClient:
     run = new_run(root)
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Guess my number.", [])])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Guess my number.", [])])
     made = put_from(run, "1/rollouts@base", {"rollouts": rows}, {}, environment=environment)
     fixed = {"question_key": "q1", "scorer": "environment", "judges": "{}", **score}
-    scores = [filled(schemas.SCORES, rollout_key=row["rollout_key"], **fixed) for row in rows]
+    scores = [filled(SCORES, rollout_key=row["rollout_key"], **fixed) for row in rows]
     put_from(run, "1/scores@base", {"scores": scores, "judgements": []}, {"rollouts": made})
     return client(run)
 
@@ -164,7 +167,7 @@ def test_list_of_dialogues_has_no_column_of_calls(tmp_path: Path) -> None:
 
 
 def test_tool_rollout_has_no_speakers(tmp_path: Path) -> None:
-    row = agent_row(schemas.ROLLOUTS, "r", "q1", ("search", "a"), ("result", "b"), ("answer", "c"))
+    row = agent_row(ROLLOUTS, "r", "q1", ("search", "a"), ("result", "b"), ("answer", "c"))
     page = viewed(tmp_path, row).get("/trajectory/1/rollouts@base/r").text
     assert (
         'class="speaker"' not in page
@@ -175,10 +178,10 @@ def test_tool_rollout_has_no_speakers(tmp_path: Path) -> None:
 
 def test_reward_of_a_task_in_a_training_is_the_environments(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Guess my number.", [])])
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Guess my number.", [])])
     said = json.dumps([{"kind": "text", "text": "I say 8", "start": 0, "end": 4}])
     fixed = {"step": 3, "group": "g", "question_key": "q1", "domain": "task", "finish": "finished", "segments": said}
     made = {"reward": -2.5, "correctness": 0.0, "f_tool": 1.0, "f_len": 1.0, "f_format": 0.0, "tool_mean": 0.0}
-    put_rows(run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [filled(schemas.RL_ROLLOUTS, **fixed, **made, length_mean=3.0)])
+    put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, [filled(RL_ROLLOUTS, **fixed, **made, length_mean=3.0)])
     page = client(run).get("/trajectory/1/rl@phase-1/3.0.g").text
     assert "from the environment" in page and "−2.500" in page and "correctness × calls" not in page

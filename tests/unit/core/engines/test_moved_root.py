@@ -20,9 +20,9 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import Table
 from treadle.core.store.locks import FileLease
 from treadle.core.store.storage import LocalStorage
+from treadle.core.tables import Table
 
 NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
 COUNTING = Address(1, "count")

@@ -14,8 +14,8 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import TRAINING_LOG
 from treadle.core.store.artifacts import verify_artifact
+from treadle.sft.tables import TRAINING_LOG
 
 ROW = {
     "step": 1,

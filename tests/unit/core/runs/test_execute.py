@@ -28,7 +28,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import TABLES, Table
+from treadle.core.tables import TABLES, Table
 
 
 @pytest.fixture

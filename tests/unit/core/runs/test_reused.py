@@ -17,7 +17,6 @@ from support.tables.viewer_run import agent_row
 from unit.core.runs.test_equal_results import at
 
 from treadle.cli.views.tables import status_table
-from treadle.core import schemas
 from treadle.core.figures import Figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -25,6 +24,8 @@ from treadle.core.runs.records import InstanceStatus, StageRecord, as_json
 from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.demo.results import counts_by_model
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
 from treadle.tasks.inspection.rows import tables
 from treadle.tasks.page.cost import cost_section
 from treadle.tasks.page.sources import PageRun
@@ -103,7 +104,7 @@ def test_damaged_origin_hides_nothing(run: Run) -> None:
 
 def test_viewer_and_totals_include_reused_results(run: Run) -> None:
     def put(address: str, key: str) -> None:
-        put_rows(run, address, schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, key, "q1")])
+        put_rows(run, address, ROLLOUTS, [agent_row(ROLLOUTS, key, "q1")])
         made = record(run, address)
         tokens = {"num_turns": 1, "prompt_tokens": 10, "completion_tokens": 5}
         run.write_record(made.model_copy(update={"metrics": tokens, "settings": {"model": {"model": "m"}}}))
@@ -126,5 +127,5 @@ def test_viewer_and_totals_include_reused_results(run: Run) -> None:
 
 def test_demo_counts_scores_missing_at_their_origin(run: Run) -> None:
     for address, right in (("1/scores@base", True), ("2/scores@base", True), ("1/scores@base", False)):
-        put_rows(run, address, schemas.SCORES, [score("r1", "q1", right)])
+        put_rows(run, address, SCORES, [score("r1", "q1", right)])
     assert counts_by_model(run, ["base"], iteration=2)["base"].num_right == 1

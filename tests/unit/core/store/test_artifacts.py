@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle.core.errors import ArtifactError
-from treadle.core.schemas import QUESTIONS, ROLLOUTS, TABLES, Table
 from treadle.core.store import parquet
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter, verify_artifact
 from treadle.core.store.roots import open_storage
 from treadle.core.store.storage import LocalStorage
+from treadle.core.tables import TABLES, Table
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
 
 THINGS = Table(
     "things",

@@ -23,7 +23,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run, list_runs
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.schemas import Table
+from treadle.core.tables import Table
 
 TIMES = Table(
     "times", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Times.", required=False

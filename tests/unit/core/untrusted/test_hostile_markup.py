@@ -16,7 +16,6 @@ from markdown_it.token import Token
 from support.tables.score_tables import new_run, put_rows, score
 
 from treadle.cli.terminal import TerminalProgress
-from treadle.core import schemas
 from treadle.core.errors import RunError, TreadleError
 from treadle.core.figures import escape, plain
 from treadle.core.runs.address import Address
@@ -24,6 +23,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
+from treadle.eval.tables import SCORES
 from treadle.report.stage import REPORT_STAGE
 from treadle.report.terminal import summary_table
 from treadle.tasks.prefect.stage_card import stage_card
@@ -86,7 +86,7 @@ def reported(tmp_path: Path) -> tuple[Run, Any]:
         for place, name in enumerate(names)
     ]
     run = new_run(tmp_path / "<b>x</b>|`[red]`*x*")
-    scores = put_rows(run, "1/scores@m", schemas.SCORES, rows)
+    scores = put_rows(run, "1/scores@m", SCORES, rows)
     settings = ReportSettings(title=" ".join(PARTS), bootstrap_samples=100)
     place = Address.parse("1/report")
     record = execute(Instance(address=place, stage=REPORT_STAGE, settings=settings, inputs={"scores": (scores,)}), run)

@@ -26,13 +26,13 @@ from treadle.api import Done, Environment, ModelTurn
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.core.schemas import ROLLOUTS
 from treadle.datagen.sft_rows.encoding import NO_LOSS, IdColumns, RowEncoder, Turns, system_spans
 from treadle.datagen.sft_rows.messages import messages_of
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.rows import row_of
+from treadle.environments.rollouts.tables import ROLLOUTS
 
 SECRET = Task("k", "Guess.", payload={"secret": 37})
 load = cache(ChatTokenizer.load)

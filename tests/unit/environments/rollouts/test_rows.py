@@ -12,7 +12,6 @@ from treadle.agent.contract import Outcome
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import Sample, Trajectory
 from treadle.core.chat import ChatTokenizer
-from treadle.core.schemas import ROLLOUTS
 from treadle.environments.rollouts.rows import (
     calls_of,
     failed_row,
@@ -22,6 +21,7 @@ from treadle.environments.rollouts.rows import (
     row_of,
     trajectory_of,
 )
+from treadle.environments.rollouts.tables import ROLLOUTS
 
 QUESTION = {"question_key": "k", "dataset": "d", "domain": "qa", "question": "Who?", "choices": []}
 SCHEMA_KEYS = {"name", "description", "parameters"}

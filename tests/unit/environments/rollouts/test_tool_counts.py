@@ -5,8 +5,8 @@ from __future__ import annotations
 from treadle.agent.contract import CallRecord, Ledger
 from treadle.agent.tools.outcome import OutcomeStatus
 from treadle.agent.trajectory import Trajectory
-from treadle.core.schemas import ROLLOUTS
 from treadle.environments.rollouts.rows import head_of_row, row_of
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.environments.rollouts.tool_counts import (
     INVALID,
     MAX_TOOLS,

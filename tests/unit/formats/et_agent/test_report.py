@@ -10,12 +10,13 @@ from click.testing import CliRunner
 from support.tables.score_tables import new_run, put_rows, question, rollout
 
 from treadle.cli.commands.export import export
-from treadle.core import schemas
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES_STAGE
 from treadle.report.stage import REPORT_STAGE
@@ -31,9 +32,9 @@ def score_again(run: Run, settings: ScoresSettings) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     run = new_run(tmp_path / "root")
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["Paris"]), question("q2", ["5"])])
+    put_rows(run, "1/questions", QUESTIONS, [question("q1", ["Paris"]), question("q2", ["5"])])
     made = [rollout("r1", "q1", [("text", "<search>a</search>")]), rollout("r2", "q2", [("text", "b")])]
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, made)
+    put_rows(run, "1/rollouts@base", ROLLOUTS, made)
     score_again(run, ScoresSettings(options=ScoresOptions(symbolic=False)))
     report = Address.parse("1/report")
     execute(
@@ -58,7 +59,7 @@ def test_report_has_the_figures_of_each_model_and_data_set(run: Run, tmp_path: P
 
 
 def test_report_of_scores_that_were_replaced_is_refused(run: Run, tmp_path: Path) -> None:
-    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [rollout("r3", "q1", [("text", "c")])])
+    put_rows(run, "1/rollouts@base", ROLLOUTS, [rollout("r3", "q1", [("text", "c")])])
     score_again(run, ScoresSettings(options=ScoresOptions(symbolic=False)))
     with pytest.raises(RunError, match="1/scores@base has been rerun since the report; run the report again"):
         export_to(run, tmp_path / "figures.json")

@@ -19,7 +19,6 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import DataError
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.core.schemas import RL_ROLLOUTS
 from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.kind import QuestionRuntime
@@ -33,6 +32,7 @@ from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards import Reward, group_rewards
 from treadle.rl.training.plan import RlPlan
+from treadle.rl.training.tables import RL_ROLLOUTS
 from treadle.rl.verl.data import ENGINE_SCHEMA, write_verl_rows
 from treadle.rl.verl.rows import TRAINING_SCHEMA, VERL_SCHEMA
 

@@ -17,10 +17,10 @@ from support.tables.score_tables import new_run, put_rows, question
 from treadle.cli.main import cli
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError
-from treadle.core.schemas import RL_ROWS
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.rows import parse_row
 from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.rl.selection.tables import RL_ROWS
 from treadle.rl.verl.data import write_verl
 from treadle.rl.verl.exchange import export_verl, import_verl, read_verl
 from treadle.rl.verl.rows import (

@@ -16,17 +16,23 @@ from support.tables.viewer_run import dialogue_row, put_from
 
 from treadle.cli.views.lineage import lineage_tree
 from treadle.cli.views.trajectory import trajectory_view
-from treadle.core import schemas
 from treadle.core.errors import ArtifactError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
-from treadle.core.schemas import QUESTIONS, ROLLOUTS
+from treadle.core.tables import Table
+from treadle.datagen.pools.tables import POOL_EVENTS, POOL_QUESTIONS, POOLS
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
+from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.tables import SCORES
+from treadle.rl.selection.tables import RL_ROWS
+from treadle.rl.training.tables import RL_ROLLOUTS
 from treadle.tasks.inspection.lineage import find_rollout, trace_back
 
 EVIL = "\x1b]0;owned\x07[blink]\u202e"
 
 
-def filled(table: schemas.Table, **columns: Any) -> dict[str, Any]:
+def filled(table: Table, **columns: Any) -> dict[str, Any]:
     """Return a row with these columns; the others are empty."""
     row: dict[str, Any] = {}
     for column in table.schema:
@@ -49,13 +55,13 @@ def trajectory(key: str, index: int, parent: str | None = None, **columns: Any) 
         "prediction": "1",
     }
     del base["job"]
-    return {**filled(schemas.POOLS), **base, "operator": "initial", "edit_text": "", **pool, **more, **columns}
+    return {**filled(POOLS), **base, "operator": "initial", "edit_text": "", **pool, **more, **columns}
 
 
 def event(index: int, operator: str, parent: str, outcome: str, **columns: Any) -> dict[str, Any]:
     """Return a row of `pool_events`."""
     fixed = {"question_key": "q1", "event_index": index, "round": 1, "usage": "{}", "error": None, "rollout_key": None}
-    return filled(schemas.POOL_EVENTS, **fixed, operator=operator, parent=parent, outcome=outcome) | columns
+    return filled(POOL_EVENTS, **fixed, operator=operator, parent=parent, outcome=outcome) | columns
 
 
 @pytest.fixture
@@ -79,13 +85,13 @@ def run(tmp_path: Path) -> Run:
         event(4, "initial", "", "duplicate", rollout_key="a0", round=0),
     ]
     outcome = {"question_key": "q1", "status": "partial", "error": EVIL, "num_rounds": 2, "num_trajectories": 4}
-    asked = filled(schemas.POOL_QUESTIONS, **outcome, num_correct=2, usage="{}")
+    asked = filled(POOL_QUESTIONS, **outcome, num_correct=2, usage="{}")
     put_tables(run, "1/pools", {"pools": rows, "pool_questions": [asked], "pool_events": events})
-    row = filled(schemas.SFT_ROWS, rollout_key="b1", question_key="q1")
+    row = filled(SFT_ROWS, rollout_key="b1", question_key="q1")
     rejected = {"question_key": "q1", "reason": "wrong_answer"}
     rejections = [
-        filled(schemas.SFT_REJECTIONS, rollout_key="a0", **rejected, reasons=["wrong_answer", "too_long"]),
-        filled(schemas.SFT_REJECTIONS, rollout_key="c3", question_key="q1", reason="duplicate"),
+        filled(SFT_REJECTIONS, rollout_key="a0", **rejected, reasons=["wrong_answer", "too_long"]),
+        filled(SFT_REJECTIONS, rollout_key="c3", question_key="q1", reason="duplicate"),
     ]
     put_tables(run, "1/sft_rows", {"sft_rows": [row], "sft_rejections": rejections})
     return run
@@ -179,7 +185,7 @@ def test_rollout_is_shown_and_traced_without_scores_of_an_older_version(tmp_path
     run = new_run(tmp_path)
     put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
     put_rows(run, "1/rollouts@a", ROLLOUTS, [rollout("aa", "q1", [], model="a")])
-    place = put_rows(run, "1/scores@a", schemas.SCORES, [score("aa", "q1", True)])
+    place = put_rows(run, "1/scores@a", SCORES, [score("aa", "q1", True)])
     found = find_rollout(run, "aa")
     assert found.score is not None and found.score_errors == ()
     record = run.record(place)
@@ -199,10 +205,10 @@ def test_question_shows_which_phases_selected_and_trained_on_it(tmp_path: Path) 
     rollouts = [rollout(key, "q1", [("answer", "<answer>Oreb</answer>")]) for key in ("r1", "r2")]
     put_rows(run, "1/questions", QUESTIONS, [asked])
     put_rows(run, "1/rollouts@phase-1", ROLLOUTS, rollouts)
-    put_rows(run, "1/selection@phase-1", schemas.RL_ROWS, [rl_row("q1", parents=["r1"], rank=2), rl_row("q2")])
+    put_rows(run, "1/selection@phase-1", RL_ROWS, [rl_row("q1", parents=["r1"], rank=2), rl_row("q2")])
     places = (("q1", 3, 0), ("q1", 3, 1), ("q2", 4, 0))
-    made = [filled(schemas.RL_ROLLOUTS, question_key=key, step=step, session=place) for key, step, place in places]
-    put_rows(run, "1/rl@phase-1", schemas.RL_ROLLOUTS, made)
+    made = [filled(RL_ROLLOUTS, question_key=key, step=step, session=place) for key, step, place in places]
+    put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, made)
     assert [step.label for step in trace_back(run, "q1")][-2:] == [
         "selected by 1/selection@phase-1: front 2, spread of calls 0.5, of scores 0.5",
         "trained on by 1/rl@phase-1: 2 trajectories in step 3",
@@ -216,7 +222,7 @@ def test_key_in_several_iterations_resolves_to_the_last_or_named_one(tmp_path: P
     for iteration, text, correct in ((1, "one", False), (2, "two", True)):
         put_rows(run, f"{iteration}/questions", QUESTIONS, [question("q1", ["two"])])
         put_rows(run, f"{iteration}/rollouts@m", ROLLOUTS, [rollout("r1", "q1", [("text", text)])])
-        put_rows(run, f"{iteration}/scores@m", schemas.SCORES, [score("r1", "q1", correct)])
+        put_rows(run, f"{iteration}/scores@m", SCORES, [score("r1", "q1", correct)])
     for key, address, correct in (("r1", "2/rollouts@m", True), ("1/r", "1/rollouts@m", False)):
         found = find_rollout(run, key)
         assert found.score is not None
@@ -258,7 +264,7 @@ def test_dialogue_is_shown_and_traced_with_its_environment(tmp_path: Path) -> No
         first_messages=json.dumps([{"role": "user", "content": f"Begin. {EVIL}"}]),
     )  # fmt: skip
     made = put_from(run, "1/rollouts@base", {"rollouts": [row]}, {}, environment=f"my_envs.py:{EVIL}")
-    scored = filled(schemas.SCORES, rollout_key="d1", question_key="q1", scorer="environment", judges="{}")
+    scored = filled(SCORES, rollout_key="d1", question_key="q1", scorer="environment", judges="{}")
     scored |= {"correct": False, "score": 0.25, "prediction": EVIL}
     put_from(run, "1/scores@base", {"scores": [scored], "judgements": []}, {"rollouts": made})
     said = shown(trajectory_view(find_rollout(run, "d1")))
@@ -276,7 +282,7 @@ def test_dialogue_is_shown_and_traced_with_its_environment(tmp_path: Path) -> No
 def test_pool_names_an_environment_other_than_the_default(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
-    asked = filled(schemas.POOL_QUESTIONS, question_key="q1", status="solved", error=None, usage="{}")
+    asked = filled(POOL_QUESTIONS, question_key="q1", status="solved", error=None, usage="{}")
     tables = {"pools": [trajectory("a0", 0)], "pool_questions": [asked], "pool_events": []}
     put_from(run, "1/pools", tables, {}, environment="my_envs.py:Own")
     step = trace_back(run, "a0")[-1]

@@ -17,16 +17,17 @@ from support.tables.score_tables import put_rows
 from support.tables.viewer_run import filled
 
 from treadle.cli.commands.diff import diff
-from treadle.core import schemas
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
+from treadle.datagen.questions.tables import QUARANTINE
+from treadle.report.tables import SUMMARY
 from treadle.tasks.inspection.run_diff import Change, run_diff
 
 HOSTILE = "\x1b]0;owned\x07\u202e[red]bench"
 
 
 def summary_row(figure: str, value: float | None, dataset: str = "every") -> dict[str, Any]:
-    return filled(schemas.SUMMARY, model="base", dataset=dataset, figure=figure, value=value)
+    return filled(SUMMARY, model="base", dataset=dataset, figure=figure, value=value)
 
 
 @pytest.fixture
@@ -36,11 +37,11 @@ def runs(tmp_path: Path) -> tuple[Run, Run]:
     for run, number in ((first, 2), (second, 3)):
         execute(counting(count=number), run)
         execute(DOUBLING, run)
-        put_rows(run, "1/other", schemas.QUARANTINE, [])
-    put_rows(first, "1/report", schemas.SUMMARY, [summary_row("score", 0.5), summary_row("calls", 2.0)])
+        put_rows(run, "1/other", QUARANTINE, [])
+    put_rows(first, "1/report", SUMMARY, [summary_row("score", 0.5), summary_row("calls", 2.0)])
     rows = [summary_row("score", 0.75), summary_row("calls", 2.0), summary_row("f1", None, HOSTILE)]
-    put_rows(second, "1/report", schemas.SUMMARY, rows)
-    put_rows(second, "2/other", schemas.QUARANTINE, [])
+    put_rows(second, "1/report", SUMMARY, rows)
+    put_rows(second, "2/other", QUARANTINE, [])
     return first, second
 
 
@@ -78,7 +79,7 @@ def test_results_are_in_flow_order_and_show_reuse(tmp_path: Path) -> None:
     second = Run.create(tmp_path, "b", {"flow": flow, "models": models}, {})
     for iteration in (1, 2):
         for place in ("scores@a", "rl@phase-10", "rl@phase-2", "rollouts@a", "scores@b", "questions", "rollouts@b"):
-            put_rows(second, f"{iteration}/{place}", schemas.QUARANTINE, [])
+            put_rows(second, f"{iteration}/{place}", QUARANTINE, [])
     found = run_diff(first, second)
     assert [item.address for item in found.instances][:7] == [
         "1/questions", "1/rollouts@b", "1/scores@b", "1/rollouts@a", "1/scores@a", "1/rl@phase-2", "1/rl@phase-10",
@@ -92,7 +93,7 @@ def test_keys_of_stages_that_neither_run_has_are_counted(tmp_path: Path) -> None
     def create(name: str, **tables: Any) -> Run:
         models = {"base": {"model": "base", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}}
         run = Run.create(tmp_path, name, {"flow": {"stages": ["rollouts", "scores"]}, "models": models} | tables, {})
-        put_rows(run, "1/questions", schemas.QUARANTINE, [])
+        put_rows(run, "1/questions", QUARANTINE, [])
         return run
 
     def shown(*names: str) -> str:
@@ -106,7 +107,7 @@ def test_keys_of_stages_that_neither_run_has_are_counted(tmp_path: Path) -> None
     assert "configuration: 1 keys differ" in shown("a", "b")
     assert "and 2 keys of stages that neither run has (rl, curriculum)" in shown("a", "b")
     assert "neither run has" not in shown("a", "a")
-    put_rows(first, "1/rollouts@phase-1", schemas.QUARANTINE, [])  # as of an import
+    put_rows(first, "1/rollouts@phase-1", QUARANTINE, [])  # as of an import
     assert [change.name for change in run_diff(first, second).unused_config] == ["rl"]
     assert run_diff(first, Run.create(tmp_path, "c", {"of another version": 1}, {})).unused_config == []
 

@@ -11,17 +11,18 @@ from support.tables.page_tables import PageReader
 from support.tables.score_tables import new_run, put_rows, question, score
 
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
-from treadle.core import schemas
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.datagen.questions.tables import QUESTIONS
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.dataset_figures import by_dataset
 from treadle.eval.judging_differences import Scoring
 from treadle.eval.metrics import FIGURES, title_of
 from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.tables import SCORES
 from treadle.report.stage import REPORT_STAGE
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.comparisons import comparisons_section
@@ -94,7 +95,7 @@ def reported(root: Path, models: Sequence[tuple[Sequence[Mapping[str, Any]], Sco
     """Return a run with a report on models that were scored under these settings."""
     run = new_run(root)
     asked = sorted({row["question_key"] for rows, _ in models for row in rows})
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question(key, ["gold"]) for key in asked])
+    put_rows(run, "1/questions", QUESTIONS, [question(key, ["gold"]) for key in asked])
     scored = []
     for place, (rows, settings) in enumerate(models):
 
@@ -104,7 +105,7 @@ def reported(root: Path, models: Sequence[tuple[Sequence[Mapping[str, Any]], Sco
 
         stage = Stage(
             name="scores", version=3, settings=ScoresSettings, consumes={"questions": "questions"},
-            produces=(schemas.SCORES,), run=write,
+            produces=(SCORES,), run=write,
         )  # fmt: skip
         scored.append(Address.parse(f"1/scores@model{place}"))
         inputs = {"questions": (Address.parse("1/questions"),)}
@@ -144,7 +145,7 @@ def test_differently_scored_models_of_one_or_two_runs_are_noted(tmp_path: Path) 
 def test_scores_changed_since_the_report_are_not_described(tmp_path: Path) -> None:
     rows = [tries(model, "d", [True], [model == "b"]) for model in ("a", "b")]
     run = reported(tmp_path, [(rows[0], RULES), (rows[1], RULES)])
-    put_rows(run, "1/scores@model1", schemas.SCORES, [{**row, "prediction": "anew"} for row in rows[1]])
+    put_rows(run, "1/scores@model1", SCORES, [{**row, "prediction": "anew"} for row in rows[1]])
     models = evaluated_models([PageRun(run)])
     assert [(model.name, model.scoring is None) for model in models] == [("a", False), ("b", True)]
 

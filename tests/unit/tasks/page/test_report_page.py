@@ -11,12 +11,12 @@ from support.tables.page_runs import NUM_QUESTIONS, Scored, add_flywheel, counte
 from support.tables.score_tables import called, put_rows, score
 
 from treadle.cli.commands.report import report
-from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
+from treadle.eval.tables import SCORES
 from treadle.report.stage import REPORT_STAGE
 from treadle.tasks.page.build import report_page
 
@@ -137,7 +137,7 @@ def test_pass_at_k_is_shown_if_any_dataset_has_it(tmp_path: Path) -> None:
         for place in range(8)
     ]  # fmt: skip
     other = Run.create(tmp_path, "other", {}, {})
-    inputs = (put_rows(other, "1/scores@m", schemas.SCORES, rows),)
+    inputs = (put_rows(other, "1/scores@m", SCORES, rows),)
     execute(
         Instance(
             address=Address.parse("1/report"), stage=REPORT_STAGE, settings=ReportSettings(), inputs={"scores": inputs}

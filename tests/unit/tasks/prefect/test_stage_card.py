@@ -10,11 +10,13 @@ import pytest
 from support.tables.score_tables import put_rows
 from support.tables.viewer_run import filled, put_from, question_row
 
-from treadle.core import schemas
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.report import usage_figures
+from treadle.datagen.questions.tables import QUESTIONS
+from treadle.eval.tables import SCORES
+from treadle.report.tables import SUMMARY
 from treadle.tasks.prefect import stage_card as card_module
 from treadle.tasks.prefect.stage_card import stage_card
 from treadle.tasks.summaries.stage_report import StageReport
@@ -38,8 +40,8 @@ def run(tmp_path: Path) -> Run:
 
 def scored(run: Run, **changes: object) -> StageRecord:
     """Return the record of scores of two questions, with what judges used."""
-    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row(key, f"{key}?") for key in ("q1", "q2")])
-    row = filled(schemas.SCORES, rollout_key="k1", question_key="q1", dataset="world", judges="{}", scorer="qa_f1")
+    put_rows(run, "1/questions", QUESTIONS, [question_row(key, f"{key}?") for key in ("q1", "q2")])
+    row = filled(SCORES, rollout_key="k1", question_key="q1", dataset="world", judges="{}", scorer="qa_f1")
     put_from(run, "1/scores@base", {"scores": [row]}, {"questions": Address(1, "questions")})
     record = run.record(Address.parse("1/scores@base"))
     assert record is not None
@@ -83,7 +85,7 @@ def test_pools_card_counts_usage_once(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 def test_report_links_name_and_open_their_targets(run: Run) -> None:
     assert stage_card(scored(run), run).links == ""
-    row = filled(schemas.SUMMARY, model="base", dataset="every", figure="score")
+    row = filled(SUMMARY, model="base", dataset="every", figure="score")
     put_from(run, "1/report", {"summary": [row]}, {"scores": Address(1, "scores", "base")})
     record = run.record(Address(1, "report"))
     assert record is not None

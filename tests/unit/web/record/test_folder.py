@@ -21,16 +21,17 @@ from support.web.web_entries import page_of, record_in, sealed, search_of
 
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.run import Run
-from treadle.core.schemas import WEB_RECORD, Table
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactWriter, Manifest, verify_artifact
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import LocalStorage
+from treadle.core.tables import Table
 from treadle.web.keys import loose_key
 from treadle.web.record import folder as record_folder
 from treadle.web.record.folder import KEPT_RECORDS, RecordFolder, open_record, record_digest
 from treadle.web.record.stored_entries import MAX_HITS, MAX_TEXT_CHARS, bounded, entries_of, packed, unpacked
 from treadle.web.record.table import entry_of, row_of, write_record
+from treadle.web.record.tables import WEB_RECORD
 from treadle.web.types import Entry, PageEntry, SearchEntry, WebHit
 
 SEARCHES = [search_of(f"query {number}") for number in range(20)]

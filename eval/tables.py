@@ -1,0 +1,122 @@
+"""Tables of the stage `scores`."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from treadle.core.tables import STRINGS, Table, column
+from treadle.environments.rollouts.tables import TOOL_COUNTS
+
+SCORES = Table(
+    "scores",
+    4,
+    ("rollout_key",),
+    pa.schema(
+        [
+            column("rollout_key", pa.string(), "the rollout"),
+            column("question_key", pa.string(), "the question"),
+            column("dataset", pa.string(), "copied from the rollout"),
+            column("domain", pa.string(), "copied from the rollout"),
+            column("model", pa.string(), "copied from the rollout"),
+            column("sample_index", pa.int32(), "copied from the rollout"),
+            column("status", pa.string(), "copied from the rollout"),
+            column("prediction", pa.string(), "extracted answer; empty if there is none"),
+            column("is_valid_answer", pa.bool_(), "answered, with a non-empty prediction"),
+            column(
+                "correct",
+                pa.bool_(),
+                "the verdict of the domain's scorer; null if it failed",
+                nullable=True,
+            ),
+            column(
+                "score",
+                pa.float64(),
+                "P: 1 or 0 for math and choice, F1 for qa; the reward if the environment scores; null if the scorer "
+                "failed",
+                nullable=True,
+            ),
+            column("em", pa.float64(), "exact match after normalisation"),
+            column("acc", pa.float64(), "a gold answer occurs in the prediction, at token boundaries"),
+            column("f1", pa.float64(), "token F1, best over the gold answers"),
+            column("f1_legacy", pa.float64(), "the same with punctuation kept, as published for ET-Agent"),
+            column(
+                "scorer", pa.string(), "deciding rule, such as status, choice, qa_f1, math_text, math_symbolic or judge"
+            ),
+            column("error", pa.string(), "why there is no verdict", nullable=True),
+            column(
+                "efficiency",
+                pa.float64(),
+                "score divided by requested calls (by 1 without calls); null if the score is null",
+                nullable=True,
+            ),
+            column("truncated", pa.bool_(), "copied from the rollout"),
+            column("num_turns", pa.int32(), "copied from the rollout"),
+            column("calls_requested", pa.int32(), "copied from the rollout"),
+            column("calls_executed", pa.int32(), "copied from the rollout"),
+            column("tools", TOOL_COUNTS, "copied from the rollout"),
+            column("failed_calls", pa.int32(), "copied from the rollout"),
+            column("prompt_tokens", pa.int64(), "copied from the rollout"),
+            column("completion_tokens", pa.int64(), "copied from the rollout"),
+            column(
+                "reasoning_tokens",
+                pa.int32(),
+                "L: tokens without tool results; null without ids and without a tokenizer",
+                nullable=True,
+            ),
+            column("output_chars", pa.int32(), "characters without tool results"),
+            column(
+                "judge_status",
+                pa.string(),
+                "null if no judge was asked about the answer; parsed: judges decided; fallback_rule: a tie, or none "
+                "could be asked, so the rule decided; failed: no reply could be parsed",
+                nullable=True,
+            ),
+            column(
+                "judges",
+                pa.string(),
+                "JSON object: judge asked about the answer -> {verdict, status, raw}, statuses as in `judge_status`",
+            ),
+            column(
+                "votes_yes",
+                pa.int32(),
+                "votes that there is a redundant or ineffective call; 0 without calls; null without votes",
+                nullable=True,
+            ),
+            column("votes_no", pa.int32(), "votes that there is none", nullable=True),
+            column("votes_abstained", pa.int32(), "replies without a vote", nullable=True),
+        ]
+    ),
+    "One verdict per rollout.",
+)
+
+
+JUDGEMENTS = Table(
+    "judgements",
+    1,
+    ("judgement_key",),
+    pa.schema(
+        [
+            column(
+                "judgement_key",
+                pa.string(),
+                "32 hex digits: digest of judge, prompts, and everything that it was asked about",
+            ),
+            column("kind", pa.string(), "correctness: of an answer; redundancy: of the calls of a trajectory"),
+            column("judge", pa.string(), "name of the model in the configuration"),
+            column("question_key", pa.string(), "the question"),
+            column("rollout_key", pa.string(), "the trajectory, or the first one with this answer"),
+            column("prediction", pa.string(), "the answer; empty for votes on calls"),
+            column("status", pa.string(), "parsed, or failed: no reply could be parsed"),
+            column("correct", pa.bool_(), "the verdict on the answer; null without one", nullable=True),
+            column("votes_yes", pa.int32(), "votes that there is a wasted call; null for answers", nullable=True),
+            column("votes_no", pa.int32(), "votes that there is none", nullable=True),
+            column("votes_abstained", pa.int32(), "replies without a vote", nullable=True),
+            column("replies", STRINGS, "replies of the model, unchanged"),
+            column("error", pa.string(), "why there is no verdict, or fewer votes than wanted", nullable=True),
+            column("prompt_tokens", pa.int64(), "summed over its requests"),
+            column("completion_tokens", pa.int64(), "summed over its requests"),
+        ]
+    ),
+    "Judgements of answers and trajectories by judge models, one each.",
+    required=False,
+)

@@ -1,0 +1,86 @@
+"""Tables of the stage `report`."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from treadle.core.tables import STRINGS, Table, column
+
+SUMMARY = Table(
+    "summary",
+    3,
+    ("model", "dataset", "figure"),
+    pa.schema(
+        [
+            column("model", pa.string(), "model of the rollouts"),
+            column(
+                "dataset",
+                pa.string(),
+                "data set; or an unweighted mean over those of the headline, or over all if there are none of "
+                "these: all, math, knowledge; or over all if that is another: every",
+            ),
+            column(
+                "figure",
+                pa.string(),
+                "one of docs/behaviour/metrics.md, such as calls:<tool>; pass@k; or a number of rollouts: num_failed, "
+                "num_valid, status:..., scorer:..., judge_status:..., tools_used:..., votes:..., or "
+                "num_judged_jointly, judge_agreement, judge_kappa",
+            ),
+            column("value", pa.float64(), "the figure; null if no rollout has it", nullable=True),
+            column("low", pa.float64(), "95 % interval, lower end; null if there is none", nullable=True),
+            column("high", pa.float64(), "95 % interval, upper end; null if there is none", nullable=True),
+            column(
+                "method",
+                pa.string(),
+                "how the interval was made: wilson, clustered, bootstrap, normal, constant, unknown; combined for "
+                "means over data sets; null for numbers of rollouts",
+                nullable=True,
+            ),
+            column("num_rollouts", pa.int64(), "rows scored"),
+            column("num_questions", pa.int64(), "different questions"),
+            column("num_undecided", pa.int64(), "rows without this figure"),
+        ]
+    ),
+    "Figures of the evaluation, one per row, by model and data set.",
+)
+
+
+COMPARISONS = Table(
+    "comparisons",
+    1,
+    ("first", "second", "dataset", "figure"),
+    pa.schema(
+        [
+            column("first", pa.string(), "model"),
+            column("second", pa.string(), "model that it is compared with"),
+            column("dataset", pa.string(), "data set, or a mean over data sets, as in `summary`"),
+            column("figure", pa.string(), "figure that is compared"),
+            column("num_questions", pa.int64(), "questions for which both have the figure"),
+            column("num_dropped", pa.int64(), "further questions, for which one or both lack it"),
+            column(
+                "num_dropped_rollouts",
+                pa.int64(),
+                "rollouts of both that were left out, including those of these questions",
+            ),
+            column("first_value", pa.float64(), "mean over the questions, each by the mean of its rollouts"),
+            column("second_value", pa.float64(), "the same of the second"),
+            column("difference", pa.float64(), "second minus first"),
+            column("low", pa.float64(), "its 95 % interval, lower end; null if there is none", nullable=True),
+            column("high", pa.float64(), "upper end", nullable=True),
+            column("method", pa.string(), "how the interval was made"),
+            column("p_value", pa.float64(), "two-sided, of this row alone"),
+            column("p_adjusted", pa.float64(), "the same by Holm for all rows of the table"),
+            column("test", pa.string(), "mcnemar, permutation_exact or permutation"),
+            column("gained", STRINGS, "keys of questions that only the second gets mostly right; for `score`"),
+            column("lost", STRINGS, "keys of questions that only the first gets mostly right; for `score`"),
+            column(
+                "note",
+                pa.string(),
+                "differences between the two besides the model, such as the judge; null if there are none",
+                nullable=True,
+            ),
+        ]
+    ),
+    "Pairs of models on the same questions.",
+    required=False,
+)

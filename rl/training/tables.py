@@ -1,0 +1,128 @@
+"""Tables of the stage `rl`."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from treadle.core.tables import Table, column
+from treadle.environments.rollouts.tables import TURN_REWARDS
+
+RL_ROLLOUTS = Table(
+    "rl_rollouts",
+    2,
+    ("step", "group", "session"),
+    pa.schema(
+        [
+            column("step", pa.int64(), "step of the training, from 1"),
+            column("group", pa.string(), "id of the group that the sampler gave it, unique in the step"),
+            column("session", pa.int32(), "place in the group, from 0"),
+            column("question_key", pa.string(), "the question"),
+            column("dataset", pa.string(), "copied from the row"),
+            column("domain", pa.string(), "copied from the row"),
+            column("input", pa.string(), "the question as shown to the agent"),
+            column("output", pa.string(), "what follows it, tool results and messages of the environment included"),
+            column("segments", pa.string(), "the same as JSON list of {kind, text, start, end}, as in `rollouts`"),
+            column("num_turns", pa.int32(), "number of turns of the model"),
+            column(
+                "reward",
+                pa.float64(),
+                "reward; null, like all its parts, if infrastructure failed and the rollout was not scored",
+                nullable=True,
+            ),
+            TURN_REWARDS,
+            column(
+                "correctness",
+                pa.float64(),
+                "1 or 0 for math and choice, F1 for qa, the environment's reward within [0, 1] for a task",
+                nullable=True,
+            ),
+            column("f_tool", pa.float64(), "factor for calls", nullable=True),
+            column("f_len", pa.float64(), "factor for length", nullable=True),
+            column("f_format", pa.float64(), "0, or minus the penalty if the format is broken", nullable=True),
+            column(
+                "format_reason", pa.string(), "codes of the broken rules, separated by spaces; empty if there are none"
+            ),
+            column("prediction", pa.string(), "extracted answer; empty if there is none"),
+            column("tool_calls", pa.int32(), "tool calls that ran"),
+            column("tool_failures", pa.int32(), "of these, those that failed"),
+            column("model_tokens", pa.int32(), "tokens sampled by the policy"),
+            column("total_tokens", pa.int32(), "sampled tokens and tokens of tool results"),
+            column("tool_mean", pa.float64(), "mean calls of the group", nullable=True),
+            column("length_mean", pa.float64(), "mean length of the group", nullable=True),
+            column("length_std", pa.float64(), "its population standard deviation", nullable=True),
+            column("finish", pa.string(), "how the rollout ended, as in `rollouts`"),
+            column("truncated", pa.bool_(), "whether it ended before its task did"),
+            column("branch_parent", pa.int32(), "session that it branched from; null if there is none", nullable=True),
+            column("branch_depth", pa.int32(), "number of branches before it; 0 if it started from the question"),
+            column("seed", pa.int64(), "seed of the rollout"),
+        ]
+    ),
+    "Rollouts of the reinforcement of a policy, with all parts of their rewards.",
+    required=False,
+)
+
+
+RL_LOG = Table(
+    "rl_log",
+    3,
+    ("step",),
+    pa.schema(
+        [
+            column("step", pa.int64(), "step of the training, from 1"),
+            column("reward", pa.float64(), "mean reward; null if no rollout has one", nullable=True),
+            column("reward_std", pa.float64(), "mean over groups of the standard deviation within", nullable=True),
+            column("correctness", pa.float64(), "mean correctness", nullable=True),
+            column("format_ok", pa.float64(), "share of rollouts in good format", nullable=True),
+            column("answered", pa.float64(), "share of rollouts that ended with an answer", nullable=True),
+            column("cut_off", pa.float64(), "share that reached the token limit", nullable=True),
+            column("timeout", pa.float64(), "share whose tool time was used up", nullable=True),
+            column("calls", pa.float64(), "mean tool calls that ran", nullable=True),
+            column("tool_failures", pa.float64(), "mean failed ones", nullable=True),
+            column(
+                "web_misses", pa.float64(), "mean number of searches without an entry in the web record", nullable=True
+            ),
+            column("length", pa.float64(), "mean tokens sampled by the policy", nullable=True),
+            column("f_tool", pa.float64(), "mean factor for calls", nullable=True),
+            column("f_len", pa.float64(), "mean factor for length", nullable=True),
+            column("sigma_tool", pa.float64(), "value at this step", nullable=True),
+            column("sigma_length", pa.float64(), "value at this step", nullable=True),
+            column("num_rollouts", pa.int64(), "rollouts of the step"),
+            column("num_groups", pa.int64(), "groups of the step"),
+            column("num_equal_groups", pa.int64(), "groups with equal rewards, which give no gradient"),
+            column("loss", pa.float64(), "policy loss; null if none is logged", nullable=True),
+            column("entropy", pa.float64(), "mean entropy of the policy; null if none is logged", nullable=True),
+            column("learning_rate", pa.float64(), "at this step; null if none is logged", nullable=True),
+            column("grad_norm", pa.float64(), "before clipping; null if none is logged", nullable=True),
+            column("seconds", pa.float64(), "training time so far, over all attempts"),
+        ]
+    ),
+    "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
+    required=False,
+)
+
+
+RL_VALIDATION = Table(
+    "rl_validation",
+    2,
+    ("step", "domain"),
+    pa.schema(
+        [
+            column("step", pa.int64(), "training step after which it was measured"),
+            column("domain", pa.string(), "math, qa, choice, or `all`"),
+            column("num_questions", pa.int64(), "held-out questions, answered greedily once each"),
+            column("correctness", pa.float64(), "mean correctness, by the scorer of training", nullable=True),
+            column("format_ok", pa.float64(), "share in good format", nullable=True),
+            column(
+                "efficiency", pa.float64(), "mean of correctness divided by calls (by 1 without calls)", nullable=True
+            ),
+            column("calls", pa.float64(), "mean tool calls that ran", nullable=True),
+            column("length", pa.float64(), "mean tokens sampled by the policy", nullable=True),
+            column("executed", pa.float64(), "share of calls without failure; null without calls", nullable=True),
+            column(
+                "web_misses", pa.float64(), "mean number of searches without an entry in the web record", nullable=True
+            ),
+        ]
+    ),
+    "Validations on held-out questions during a reinforcement. Means are null if nothing was scored.",
+    required=False,
+)

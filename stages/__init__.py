@@ -1,0 +1,1 @@
+"""What stages declare to flows, and how they are found."""
