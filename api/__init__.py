@@ -1,7 +1,7 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
-Environments, tools and operators (docs/guides) are written against it. Any other module of Treadle may change or move
-without notice.
+Environments, tools, operators, reward and credit rules (docs/guides) are written against it. Any other module of
+Treadle may change or move without notice.
 """
 
 from __future__ import annotations
@@ -25,23 +25,31 @@ from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.environments.custom.base import Done, Environment
 from treadle.environments.stored_rollout import StoredRollout
+from treadle.rl.credit.base import CreditGroup, CreditRule
+from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
 
 __all__ = [
     "Address",
     "Branch",
     "Call",
     "CallContext",
+    "CreditGroup",
+    "CreditRule",
     "Done",
     "Edit",
     "EditRejected",
     "Environment",
     "FreeDialect",
     "FunctionsDialect",
+    "GroupItem",
     "Message",
     "ModelTurn",
     "Operator",
     "OperatorContext",
     "Outcome",
+    "Reward",
+    "RewardGroup",
+    "RewardRule",
     "Run",
     "StoredRollout",
     "Tag",

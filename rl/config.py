@@ -5,7 +5,6 @@ Documented in docs/behaviour/rewards.md.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
@@ -15,8 +14,11 @@ from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
+from treadle.rl.credit.outcome import OutcomeCredit
+from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
-from treadle.rl.rewards import RewardOptions
+from treadle.rl.rewards.efficiency import EfficiencyReward
+from treadle.rl.rewards.registry import AnyReward
 
 ET_AGENT_7B: dict[str, Any] = {
     "engine": "verl",
@@ -42,8 +44,7 @@ ET_AGENT_7B: dict[str, Any] = {
     "top_k": -1,
     "max_prompt_tokens": 2000,
     "max_response_tokens": 4096,
-    "scale": 2.0,
-    "format_penalty": 1.0,
+    "reward": {"scale": 2.0, "format_penalty": 1.0},
     "validation_questions": 160,
     "validation_steps": 10,
     "save_steps": 30,
@@ -211,39 +212,20 @@ class RlOptions(TrainingOptions):
     """Maximum number of new tokens per turn, at most `max_response_tokens`; None means what is left of the
     trajectory."""
 
-    scale: float = Field(default=2.0, gt=0.0)
-    """Upper bound of both efficiency factors; at 2, a factor is 1 at the group's mean."""
-    format_mode: Literal["strict", "loose"] = "strict"
-    """Format check: the rules of the quality gate (`strict`), or the five rules of the program published with the
-    paper (`loose`)."""
-    format_penalty: float = Field(default=1.0, ge=0.0)
-    """Amount subtracted from the reward of a trajectory that breaks the format."""
-    flat_penalty: bool = False
-    """Whether a trajectory that breaks the format scores the penalty alone, even if its answer is right. If false, a
-    right answer in broken format scores about as much as a wrong answer in good format."""
-    length_scope: Literal["model", "all"] = "model"
-    """Tokens that count towards the length: those that the model wrote (`model`), or tool results too (`all`)."""
+    reward: AnyReward = EfficiencyReward()
+    """Rule that rewards the rollouts of a group."""
+    credit: AnyCredit = OutcomeCredit()
+    """Rule that turns the rewards of a group into advantages; verl supports `outcome` only."""
     symbolic: bool | None = None
     """Whether to use computer algebra for math answers that the cheaper checks cannot decide. None: the setting of
     `scores` in the same phase, so that selection and reward agree. Limits are those of `scores`."""
-
-    sigma_tool: float | None = Field(default=None, ge=0.0)
-    """Weight of tool calls in the reward: how steeply it falls per call above the group's mean. None: the value of
-    the phase in `curriculum`."""
-    sigma_length: float | None = Field(default=None, ge=0.0)
-    """Weight of length in the reward: how steeply it falls per standard deviation above the group's mean. None: the
-    value of the phase in `curriculum`."""
-    sigma_decay: Literal["none", "linear"] = "none"
-    """Decay of both sigmas within a phase: none, or linear down to 0 at its last step."""
-    allow_zero_sigmas: bool = False
-    """Whether to allow both sigmas to be 0, which rewards only right answers in good format."""
 
     validation_questions: int = Field(default=0, ge=0)
     """Number of held-out questions that are answered greedily in each validation; 0 disables validation."""
     validation_steps: int = Field(default=10, ge=1)
     """Steps between validations; the last step is validated too."""
     checkpoint_rule: Literal["last", "best"] = "last"
-    """Saved policy that becomes the checkpoint: the last one, or the one with the highest correctness in validation;
+    """Saved policy that becomes the checkpoint: the last one, or the one with the highest score in validation;
     ties go to the most efficient one."""
     save_steps: int = Field(default=10, ge=1)
     """Steps between saved states, from which an interrupted training resumes; the last step is saved too."""
@@ -331,11 +313,6 @@ class RlOptions(TrainingOptions):
             max_tokens=self.max_new_tokens or self.max_response_tokens,
         )
 
-    @property
-    def reward(self) -> RewardOptions:
-        """Constants of the reward, without the sigmas."""
-        return RewardOptions(**{field.name: getattr(self, field.name) for field in fields(RewardOptions)})
-
 
 class AlgebraLimits(Section):
     """Resource limits of one comparison by computer algebra."""
@@ -350,7 +327,7 @@ class RlSettings(Section):
     """All settings that an instance of the stage reads."""
 
     options: RlOptions = RlOptions()
-    """Options of this phase; both sigmas are resolved to numbers here."""
+    """Options of this phase; the reward's values of the curriculum are filled in."""
     phase: int = Field(default=1, ge=1)
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)

@@ -24,9 +24,8 @@ _FLYWHEEL = (
     "prediction", "correct", "score", "judge", "edit_step", "edit_text", "prompts", "models", "usage",
 )  # fmt: skip
 _TRAINING = (
-    "domain", "input", "segments", "reward", "turn_rewards", "num_turns", "truncated", "correctness",
-    "f_tool", "f_len", "f_format", "format_reason",
-    "prediction", "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
+    "domain", "input", "segments", "reward", "turn_rewards", "num_turns", "truncated",
+    "score", "parts", "notes", "prediction", "total_tokens", "branch_depth", "seed",
 )  # fmt: skip
 _COLUMNS = {"rollouts": _AGENT, "pools": (*_AGENT, *_FLYWHEEL), "rl_rollouts": _TRAINING}
 _JUDGEMENT = ("kind", "judge", "rollout_key", "prediction", "replies", "error")

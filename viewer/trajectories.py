@@ -49,7 +49,7 @@ _AGENT = (
     "calls_requested", "calls_executed", "tools", "failed_calls", "completion_tokens", "tool_calls",
 )  # fmt: skip
 _TRAINING = (
-    "step", "group", "session", "question_key", "dataset", "reward", "correctness", "tool_calls", "tool_failures",
+    "step", "group", "session", "question_key", "dataset", "reward", "score", "tool_calls", "tool_failures",
     "model_tokens", "finish", "branch_parent",
 )  # fmt: skip
 
@@ -144,9 +144,9 @@ def _training(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
     step, session, parent = (pc.cast(table[name], pa.string()) for name in ("step", "session", "branch_parent"))
     calls, failed = table["tool_calls"].to_numpy(), table["tool_failures"].to_numpy()
     bits = np.where(calls == 0, _NO_CALLS, np.where(failed > 0, _FAILED, _ALL_WELL)).astype(np.int32)
-    correctness = table["correctness"]
+    score = table["score"]
     verdict = pc.case_when(
-        pc.make_struct(pc.is_null(correctness), pc.greater_equal(correctness, 1.0), pc.greater(correctness, 0.0)),
+        pc.make_struct(pc.is_null(score), pc.greater_equal(score, 1.0), pc.greater(score, 0.0)),
         NO_VERDICT, RIGHT, PARTLY, WRONG,
     )  # fmt: skip
     return {

@@ -69,7 +69,7 @@ def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
     """Return the verdict from `scores`, from the row of a pool, or from the reward."""
     word = one.facts["verdict"]
     if one.kind == "rl_rollouts":
-        measures = {"correctness": one.row["correctness"]}
+        measures = {"score": one.row["score"]}
         return ShownVerdict(word=word, by="reward", prediction=one.row["prediction"], measures=measures)
     if one.kind == "pools":
         judge = orjson.loads(one.row["judge"])
@@ -123,22 +123,14 @@ def _replies(said: Mapping[str, Any]) -> list[str]:
 def reward_of(one: LoadedTrajectory) -> list[tuple[str, float | None, str]]:
     """Return the parts of a reward; empty without a reward.
 
-    Each part is a name, a value, and what it means. Of a training: `reward = correctness * calls * length + format`,
-    unless the environment gave it.
+    Each part is a name, a value, and what it means.
     """
     if one.kind != "rl_rollouts":
         return _environment_reward(one.row)
     row = one.row
-    if row["domain"] == "task":
-        return [("reward", row["reward"], "from the environment")]
-    parts = (
-        ("reward", "reward", "correctness × calls × length + format"),
-        ("correctness", "correctness", "of the answer"),
-        ("calls", "f_tool", _compared_with_mean(one.facts["calls"], row["tool_mean"], "call")),
-        ("length", "f_len", _compared_with_mean(one.facts["tokens"], row["length_mean"], "token")),
-        ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "no violation"),
-    )
-    return [(name, row[column], meaning) for name, column, meaning in parts]
+    notes = ", ".join(row["notes"].split()).replace("_", " ")
+    total = [("reward", row["reward"], notes), ("score", row["score"], "of the verdict")]
+    return total + [(part["name"].replace("_", " "), part["value"], "") for part in row["parts"]]
 
 
 def _environment_reward(row: Mapping[str, Any]) -> list[tuple[str, float | None, str]]:
@@ -153,7 +145,3 @@ def _environment_reward(row: Mapping[str, Any]) -> list[tuple[str, float | None,
     if outcome.get("success") is not None:
         parts.append(("success", float(outcome["success"]), "1: the task is solved"))
     return parts + [(name, value, "part of the reward") for name, value in (outcome.get("parts") or {}).items()]
-
-
-def _compared_with_mean(value: int, mean: float | None, unit: str) -> str:
-    return f"{value:,} {unit}{'' if value == 1 else 's'}" + ("" if mean is None else f", mean of its group {mean:,.1f}")

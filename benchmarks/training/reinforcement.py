@@ -36,7 +36,7 @@ COMMON = Path(__file__).with_suffix(".toml")
 SCENARIOS = ("correctness", "efficiency")
 PHASE = Address(1, "rl", "phase-1")
 MODELS = ("tuned", "reinforced")
-PANELS = ("reward", "correctness", "calls")
+PANELS = ("reward", "score", "calls")
 
 
 def table(run: Run, address: Address, kind: str) -> Iterable[dict[str, Any]]:

@@ -13,22 +13,27 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.seeds import derive_seed
 from treadle.environments.settings import EnvironmentSettings
+from treadle.rl.credit.registry import is_default
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironment
 from treadle.rl.groups.batching import BatchedModel, BatchMembership, Generate
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts, require_groups
-from treadle.rl.rewards import Reward
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with the rewards of its trajectories, by session."""
+    """A group with the rewards of its trajectories, by session.
+
+    `advantages` has those of each turn of each trajectory; None if the engine computes them from the rewards.
+    """
 
     group: Group
-    rewards: list[Reward]
+    rewards: list[RewardedItem]
+    advantages: list[list[float]] | None = None
 
 
 class GroupSource:
@@ -50,23 +55,28 @@ class GroupSource:
         """
         size = self._plan.options.group_size
         jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
-        return self._make(self._rollouts, jobs, rows, self._plan.sigmas_at(step))
+        made = self._make(self._rollouts, jobs, rows, step)
+        if is_default(self._plan.options.credit):
+            return made
+        return [
+            replace(one, advantages=self._scorer.advantages(one.group, row, one.rewards, step))
+            for one, row in zip(made, rows, strict=True)
+        ]
 
-    def validate(self, rows: Sequence[Task]) -> list[Reward]:
-        """Return the reward of one greedy trajectory per row; both sigmas are 0."""
+    def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:
+        """Return the reward of one greedy trajectory per row."""
         sampling = self._rollouts.engine.sampling.model_copy(update={"temperature": 0.0})
         engine = replace(self._rollouts.engine, sampling=sampling)
         rollouts = replace(self._rollouts, engine=engine, branching=Branching(1))
         jobs = [_job(row, str(place), 1, self._plan.seed, 0) for place, row in enumerate(rows)]
-        return [scored.rewards[0] for scored in self._make(rollouts, jobs, rows, (0.0, 0.0))]
+        return [scored.rewards[0] for scored in self._make(rollouts, jobs, rows, 0)]
 
     def _make(
-        self, rollouts: GroupRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], sigmas: tuple[float, float]
+        self, rollouts: GroupRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], step: int
     ) -> list[ScoredGroup]:
         groups = self._environment.run(require_groups(rollouts, jobs))
         return [
-            ScoredGroup(group, self._scorer.rewards(group, row, sigmas))
-            for group, row in zip(groups, rows, strict=True)
+            ScoredGroup(group, self._scorer.rewards(group, row, step)) for group, row in zip(groups, rows, strict=True)
         ]
 
 

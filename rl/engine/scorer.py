@@ -1,4 +1,4 @@
-"""Score a group as the plan says; all engines use this, in training and in validation."""
+"""Score and reward a group as the plan says; all engines use this, in training and in validation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from treadle.agent.contract import Task
 from treadle.agent.jobs.runner import cause_of
@@ -18,15 +18,17 @@ from treadle.environments.registry import traits_of
 from treadle.environments.scoring import environment_score, no_verdict, outcome_score
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
+from treadle.rl.credit.base import CreditGroup, turn_advantages
 from treadle.rl.groups.rollout import Group, GroupTrajectory
-from treadle.rl.rewards import Reward, group_rewards, outcome_rewards
+from treadle.rl.rewards.base import FAILED, RewardGroup
+from treadle.rl.rewards.rewarded import UNFINISHED, RewardedItem, reward_items, score_item
 from treadle.rl.training.plan import RlPlan
 
 _log = logging.getLogger(__name__)
 
 
 class GroupScorer:
-    """Scorer of groups, with the plan's reward options and the answer rule of the stage `scores`. Thread-safe."""
+    """Scorer of groups, with the plan's rules and the answer rule of the stage `scores`. Thread-safe."""
 
     def __init__(self, plan: RlPlan, checker: Checker | None, environment: EnvironmentSettings) -> None:
         """Use `checker` for computer algebra; None if the plan does not use it."""
@@ -35,28 +37,53 @@ class GroupScorer:
         self._environment = environment
         self._has_answers = traits_of(environment).has_answers
 
-    def rewards(self, group: Group, task: Task, sigmas: tuple[float, float]) -> list[Reward]:
-        """Return the rewards of all trajectories of a task, which has its gold answers and payload.
+    def rewards(self, group: Group, task: Task, step: int) -> list[RewardedItem]:
+        """Return the rewards of all trajectories of a task, which has its gold answers and payload, by the plan's rule.
 
-        If tasks have no gold answers, they are those of the outcomes or of the environment. Raises
-        EngineError if algebra gave no verdict, or if the environment's own scoring fails. Call it outside event loops.
+        `step` counts from 1; 0 is a validation. If the task has no gold answers, the verdicts are those of the outcomes
+        or of the environment. Raises EngineError if algebra gave no verdict, or if the environment's own scoring or the
+        rule fails. Call it outside event loops.
         """
-        options = self._plan.options.reward
+        predictions, scores = self._verdicts(group, task)
+        known = RewardGroup(
+            task=task,
+            items=group.items,
+            predictions=predictions,
+            scores=scores,
+            has_answers=self._compares_answers(task),
+            dialect=self._environment.turn_dialect,
+            phase=self._plan.phase,
+            step=step,
+            num_steps=self._plan.num_steps,
+        )
+        return reward_items(self._plan.options.reward, known)
+
+    def advantages(self, group: Group, task: Task, rewards: Sequence[RewardedItem], step: int) -> list[list[float]]:
+        """Return the advantage of each turn of each trajectory by the plan's credit rule.
+
+        Raises EngineError if the rule fails.
+        """
+        known = CreditGroup(task=task, items=group.items, rewards=rewards, step=step, num_steps=self._plan.num_steps)
+        return turn_advantages(self._plan.options.credit, known)
+
+    def _compares_answers(self, task: Task) -> bool:
+        return self._has_answers and task.rule not in BY_OUTCOME
+
+    def _verdicts(self, group: Group, task: Task) -> tuple[list[str], list[Score]]:
+        """Return prediction and verdict of each trajectory."""
+        if self._compares_answers(task):
+            verdicts = [
+                score_item(item, task.answers, task.rule, choices=task.choices, checker=self._checker)
+                if item.status != FAILED
+                else ("", UNFINISHED)
+                for item in group.items
+            ]
+            return [answer for answer, _ in verdicts], [score for _, score in verdicts]
         if task.rule in BY_OUTCOME:
             scores = [outcome_score(made.trajectory.outcome, task.rule) for made in group.trajectories]
-            return outcome_rewards(group.items, scores, options)
-        if not self._has_answers:
-            return outcome_rewards(group.items, asyncio.run(self._environment_scores(group, task)), options)
-        return group_rewards(
-            group.items,
-            task.answers,
-            task.rule,
-            *sigmas,
-            options,
-            choices=task.choices,
-            checker=self._checker,
-            dialect=self._environment.turn_dialect,
-        )
+        else:
+            scores = asyncio.run(self._environment_scores(group, task))
+        return [""] * len(scores), scores
 
     async def _environment_scores(self, group: Group, task: Task) -> list[Score]:
         return await asyncio.gather(*(self._environment_score(made, task) for made in group.trajectories))

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treadle.rl.groups.rollout import Group, GroupTrajectory
-    from treadle.rl.rewards import Reward
+    from treadle.rl.rewards.rewarded import RewardedItem
 
 _PART = re.compile(r"step-(\d+)\.jsonl")
-_NUMBERS = ("correctness", "f_tool", "f_len", "f_format", "tool_mean", "length_mean", "length_std")
 
 
 def write_step(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -34,10 +33,9 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     unfinished.replace(path)
 
 
-def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Reward) -> dict[str, Any]:
+def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: RewardedItem) -> dict[str, Any]:
     """Return one row of `rl_rollouts`."""
     question = group.question
-    numbers = {name: getattr(reward, name) if reward.scored else None for name in _NUMBERS}
     return {
         "step": step,
         "group": group.group_id,
@@ -51,8 +49,9 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Reward) 
         "reward": reward.reward if reward.scored else None,
         "num_turns": made.trajectory.num_turns,
         "turn_rewards": made.trajectory.turn_rewards,
-        **numbers,
-        "format_reason": " ".join(reward.format_reasons),
+        "score": reward.score,
+        "parts": [{"name": name, "value": value} for name, value in reward.parts.items()],
+        "notes": " ".join(reward.notes),
         "prediction": reward.answer,
         "tool_calls": reward.tool_calls,
         "tool_failures": reward.tool_failures,

@@ -28,7 +28,7 @@ from treadle.environments.types import EnvironmentRuntime
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
 from treadle.rl.groups.session import GroupSession, Recorder, TimedEpisode
-from treadle.rl.rewards import GroupItem
+from treadle.rl.rewards.base import GroupItem
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class GroupTrajectory:
         env_mask: 1 for each completion id that the model sampled, else 0.
         logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
         trajectory: The rollout's trajectory.
+        turn_starts: Number of completion ids before each turn of the model.
         branch_parent: `session` of the trajectory that it branched from; None if it started from the question.
         branch_depth: Number of branchings between the question and this trajectory.
         seed: Seed of the trajectory's turns.
@@ -79,6 +80,7 @@ class GroupTrajectory:
     completion_ids: list[int]
     env_mask: list[int]
     logprobs: list[float]
+    turn_starts: list[int]
     trajectory: Trajectory
     branch_parent: int | None
     branch_depth: int
@@ -118,6 +120,8 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         model_tokens=sum(made.env_mask),
         total_tokens=len(made.completion_ids),
         status=made.trajectory.status,
+        num_turns=len(made.turn_starts),
+        turn_rewards=tuple(made.trajectory.turn_rewards),
     )
 
 
@@ -319,6 +323,7 @@ class _GroupRun:
             completion_ids=sample.ids[:most],
             env_mask=[int(origin == ORIGIN_SAMPLED) for origin in sample.origins[:most]],
             logprobs=session.recorder.logprobs(sample.ids, sample.origins)[:most],
+            turn_starts=sample.turn_starts,
             trajectory=trajectory,
             branch_parent=session.parent,
             branch_depth=session.depth,

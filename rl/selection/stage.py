@@ -24,7 +24,7 @@ from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.environments.opening import shown_messages
-from treadle.rl.rewards import FAILED
+from treadle.rl.rewards.base import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.selection.dispersion import DispersionSums
 from treadle.rl.selection.report import (

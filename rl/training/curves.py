@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treadle.core.plots import COLOUR, LIGHT, WARM, draw_svg
-from treadle.rl.training.events import RlStep, Validation
+from treadle.rl.training.events import RlStep, Validation, ValidationFigures
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MEAN_WINDOW = 8
@@ -19,15 +20,26 @@ ValidationValue = Callable[[Validation], float | None]
 
 _PANELS: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
     ("reward", lambda step: step.reward, None),
-    ("correctness", lambda step: step.correctness, lambda made: made.overall.correctness),
-    ("share in good format", lambda step: step.format_ok, lambda made: made.overall.format_ok),
+    ("score", lambda step: step.score, lambda made: made.overall.score),
     ("share answered", lambda step: step.answered, None),
     ("calls", lambda step: step.calls, lambda made: made.overall.calls),
     ("length in tokens", lambda step: step.length, lambda made: made.overall.length),
     ("share out of time", lambda step: step.timeout, None),
     ("groups with unequal rewards", lambda step: unequal_share(step), None),
 )
-_PANELS_PER_ROW = len(_PANELS) // 2
+_PANELS_PER_ROW = 4
+_MAX_PART_PANELS = 5
+"""Maximum number of parts of the reward that are drawn."""
+
+
+def part_of(figures: RlStep | ValidationFigures, name: str) -> float | None:
+    """Return the mean of a part of the rewards; None if there is none."""
+    return (figures.parts or {}).get(name)
+
+
+def changing_parts(steps: Sequence[RlStep], declared: Iterable[str]) -> list[str]:
+    """Return the declared parts of the rewards that differ between steps."""
+    return [name for name in declared if len({part_of(step, name) for step in steps} - {None}) > 1]
 
 
 def sparkline(values: Sequence[float | None], width: int = 12) -> str:
@@ -71,16 +83,26 @@ def unequal_share(step: RlStep) -> float | None:
     return 1.0 - step.num_equal_groups / step.num_groups if step.num_groups else None
 
 
-def draw_curves(steps: Sequence[RlStep], validations: Sequence[Validation], chosen_step: int) -> bytes:
-    """Return an SVG with one panel per figure over the steps, such as reward, correctness, format and length.
+def draw_curves(
+    steps: Sequence[RlStep], validations: Sequence[Validation], chosen_step: int, declared_parts: Iterable[str] = ()
+) -> bytes:
+    """Return an SVG with one panel per figure over the steps, such as reward, score and length.
+
+    Of the declared parts of the reward, the first ones that change over the steps have a panel.
 
     Equal data gives equal bytes. Light: each step; dark: the moving mean over 8 steps; red: validation; dotted: the
     chosen step. Raises ConfigError without matplotlib.
     """
 
+    shown = changing_parts(steps, declared_parts)[:_MAX_PART_PANELS]
+    panels = [*_PANELS, *map(_part_panel, shown)]
+    num_rows = math.ceil(len(panels) / _PANELS_PER_ROW)
+
     def draw(figure: Any) -> None:
-        axes = figure.subplots(2, _PANELS_PER_ROW, sharex=True).flat
-        for panel, (title, value, validated) in zip(axes, _PANELS, strict=True):
+        axes = list(figure.subplots(num_rows, _PANELS_PER_ROW, sharex=True).flat)
+        for unused in axes[len(panels) :]:
+            unused.remove()
+        for panel, (title, value, validated) in zip(axes, panels, strict=False):
             _draw_panel(panel, steps, value)
             if validated is not None and validations:
                 panel.plot(
@@ -91,10 +113,15 @@ def draw_curves(steps: Sequence[RlStep], validations: Sequence[Validation], chos
                 panel.legend(frameon=False)
             panel.axvline(chosen_step, color="black", linewidth=1, linestyle=":")
             panel.set_title(title)
-        for panel in list(figure.axes)[_PANELS_PER_ROW:]:
+        for panel in axes[max(0, len(panels) - _PANELS_PER_ROW) : len(panels)]:
             panel.set_xlabel("step")
+            panel.tick_params(labelbottom=True)
 
-    return draw_svg(draw, width=13.0, height=5.0)
+    return draw_svg(draw, width=13.0, height=2.5 * num_rows)
+
+
+def _part_panel(name: str) -> tuple[str, StepValue, ValidationValue | None]:
+    return name, lambda step: part_of(step, name), lambda made: part_of(made.overall, name)
 
 
 def _draw_panel(axes: Any, steps: Sequence[RlStep], value: StepValue) -> None:

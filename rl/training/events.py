@@ -21,9 +21,8 @@ class RlStep:
     """Mean reward; None if no rollout was scored."""
     reward_std: float | None
     """Mean over groups of the standard deviation within each."""
-    correctness: float | None
-    format_ok: float | None
-    """Share of rollouts in good format."""
+    score: float | None
+    """Mean score of the verdicts."""
     answered: float | None
     """Share of rollouts that ended with an answer."""
     cut_off: float | None
@@ -36,11 +35,9 @@ class RlStep:
     web_misses: float | None
     """Mean number of searches that the replayed web record could not answer."""
     length: float | None
-    """Mean tokens per rollout that count as its length."""
-    f_tool: float | None
-    f_len: float | None
-    sigma_tool: float | None
-    sigma_length: float | None
+    """Mean tokens per rollout that the policy wrote."""
+    parts: Mapping[str, float] | None
+    """Name -> mean of the parts of the rewards."""
     num_rollouts: int
     """Number of scored rollouts."""
     num_groups: int
@@ -55,7 +52,7 @@ class RlStep:
 
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__} | {"parts": part_rows(self.parts)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +60,25 @@ class ValidationFigures:
     """Figures of one greedy answer per held-out question. None: nothing was scored, or no tool was called."""
 
     num_questions: int
-    correctness: float | None
-    format_ok: float | None
+    score: float | None
     efficiency: float | None
-    """Mean of correctness / max(1, calls)."""
+    """Mean of score / max(1, calls)."""
     calls: float | None
     length: float | None
     executed: float | None
     """Share of executed calls that did not fail."""
     web_misses: float | None = None
     """Mean number of searches that the replayed web record could not answer."""
+    parts: Mapping[str, float] | None = None
+    """Name -> mean of the parts of the rewards."""
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> ValidationFigures:
-        """Build the figures from an event, or from its part for one domain; an engine may leave out `web_misses`."""
-        known: dict[str, Any] = {"web_misses": None, **event}
+        """Build the figures from an event, or from its part for one domain.
+
+        An engine may leave out `web_misses` and `parts`.
+        """
+        known: dict[str, Any] = {"web_misses": None, "parts": None, **event}
         return cls(**{name: known[name] for name in cls.__slots__})
 
 
@@ -94,9 +95,19 @@ class Validation:
         """Return the rows of `rl_validation`."""
         named = {"all": self.overall, **self.by_domain}
         return [
-            {"step": self.step, "domain": name, **{key: getattr(figures, key) for key in figures.__slots__}}
+            {
+                "step": self.step,
+                "domain": name,
+                **{key: getattr(figures, key) for key in figures.__slots__},
+                "parts": part_rows(figures.parts),
+            }
             for name, figures in named.items()
         ]
+
+
+def part_rows(parts: Mapping[str, float] | None) -> list[dict[str, Any]]:
+    """Return a value of the column `parts`: {name, value} of each part, by name."""
+    return [{"name": name, "value": value} for name, value in sorted((parts or {}).items())]
 
 
 class RlEvents(EventLog[RlStep]):

@@ -9,16 +9,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.rl.rewards import Reward
+from treadle.rl.rewards.rewarded import RewardedItem
 
 CUT_OFF = frozenset({"length", "budget", "context_full"})
 """Statuses of rollouts that ended because there was no room for more tokens."""
 
 
-def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
+def step_figures(groups: Iterable[Sequence[RewardedItem]]) -> dict[str, Any]:
     """Return the figures of one training step from the rewards of its groups; means are None if nothing was scored.
 
     `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
+    `parts` has the mean of each part by name.
     """
     scored = [kept for group in groups if (kept := [reward for reward in group if reward.scored])]
     deviations = [deviation([reward.reward for reward in group]) for group in scored]
@@ -33,18 +34,14 @@ def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
         "cut_off": _mean(reward.status in CUT_OFF for reward in rewards),
         "timeout": _mean(reward.status == "timeout" for reward in rewards),
         "tool_failures": _mean(reward.tool_failures for reward in rewards),
-        "f_tool": _mean(reward.f_tool for reward in rewards),
-        "f_len": _mean(reward.f_len for reward in rewards),
         **_common_means(rewards),
-        "sigma_tool": rewards[0].sigma_tool if rewards else None,
-        "sigma_length": rewards[0].sigma_length if rewards else None,
     }
 
 
-def validation_figures(rewards: Sequence[Reward], domains: Sequence[str]) -> dict[str, Any]:
+def validation_figures(rewards: Sequence[RewardedItem], domains: Sequence[str]) -> dict[str, Any]:
     """Return the figures of one validation, with one trajectory per question, overall and under `by_domain`.
 
-    `efficiency` is the mean of correctness / max(1, calls), `executed` the share of executed calls that did not fail;
+    `efficiency` is the mean of score / max(1, calls), `executed` the share of executed calls that did not fail;
     figures are None if nothing was scored or called.
     """
     pairs = [(reward, domain) for reward, domain in zip(rewards, domains, strict=True) if reward.scored]
@@ -53,26 +50,35 @@ def validation_figures(rewards: Sequence[Reward], domains: Sequence[str]) -> dic
     return {**_validation([reward for reward, _ in pairs]), "by_domain": by_domain}
 
 
-def _validation(rewards: Sequence[Reward]) -> dict[str, Any]:
+def _validation(rewards: Sequence[RewardedItem]) -> dict[str, Any]:
     calls = sum(reward.tool_calls for reward in rewards)
     failures = sum(reward.tool_failures for reward in rewards)
     return {
         "num_questions": len(rewards),
-        "efficiency": _mean(reward.correctness / max(1, reward.tool_calls) for reward in rewards),
+        "efficiency": _mean(reward.score / max(1, reward.tool_calls) for reward in rewards if reward.score is not None),
         "executed": (calls - failures) / calls if calls else None,
         **_common_means(rewards),
     }
 
 
-def _common_means(rewards: Sequence[Reward]) -> dict[str, float | None]:
+def _common_means(rewards: Sequence[RewardedItem]) -> dict[str, Any]:
     """Return the means that steps and validations share."""
     return {
-        "correctness": _mean(reward.correctness for reward in rewards),
-        "format_ok": _mean(reward.format_ok for reward in rewards),
+        "score": _mean(reward.score for reward in rewards if reward.score is not None),
         "calls": _mean(reward.tool_calls for reward in rewards),
         "length": _mean(reward.length for reward in rewards),
         "web_misses": _mean(reward.web_misses for reward in rewards),
+        "parts": _mean_parts(rewards),
     }
+
+
+def _mean_parts(rewards: Sequence[RewardedItem]) -> dict[str, float]:
+    """Return name -> mean of each part over the rewards that have it, by name."""
+    values: dict[str, list[float]] = {}
+    for reward in rewards:
+        for name, value in reward.parts.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
 
 
 def deviation(rewards: Sequence[float]) -> float:

@@ -19,6 +19,7 @@ from treadle.core.engines.process import Child, printable
 from treadle.core.engines.training import Advice, EngineFolder, EngineOptions, Greedy, PathIn, error_text
 from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
 from treadle.core.errors import EngineError
+from treadle.rl.credit.registry import is_default
 from treadle.rl.training.events import RlEvents, RlStep, Validation
 from treadle.rl.training.plan import RlPlan
 
@@ -66,8 +67,8 @@ class EngineJob:
     """Settings of the environment as JSON-able data, with absolute paths."""
     interpreter: str
     """Python interpreter for the policy's programs, because the engine's environment may lack their packages."""
-    import_folder: Path | None = None
-    """Folder of the module of a type of environment that is outside of Treadle; see `import_folder`."""
+    import_folders: tuple[Path, ...] = ()
+    """Folders of the modules of types that are outside of Treadle; see `Registry.import_folder`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             "environment": self.engine_job.environment,
             "environment_digest": self.plan.environment_digest,
             "interpreter": self.engine_job.interpreter,
-            "import_folder": str(self.engine_job.import_folder) if self.engine_job.import_folder else None,
+            "import_folders": [str(folder) for folder in self.engine_job.import_folders],
             "rows": str(folder.parquet),
             "validation": str(folder.validation) if folder.validation.is_file() else None,
             "payloads": str(folder.payloads) if folder.payloads.is_file() else None,
@@ -246,7 +247,9 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             self._discard_states()
             raise self._failure(f"reinforcement got no reward: in {len(steps):,} steps no rollout was scored")
         num_groups = sum(step.num_groups for step in steps)
-        if num_groups == sum(step.num_equal_groups for step in steps):
+        # Another credit rule may tell equally rewarded rollouts apart.
+        is_usual = is_default(self.plan.options.credit)
+        if is_usual and num_groups == sum(step.num_equal_groups for step in steps):
             self._discard_states()
             raise self._failure(_nothing_to_learn(steps, num_groups, num_rollouts))
 
@@ -264,11 +267,11 @@ def _nothing_to_learn(steps: list[RlStep], num_groups: int, num_rollouts: int) -
 def choose_step(rule: Literal["last", "best"], saved: Collection[int], validations: Mapping[int, Validation]) -> int:
     """Return the step whose saved policy becomes the checkpoint; `saved` is not empty.
 
-    `best` takes the step with the highest correctness in validation; ties go to the most efficient one, then to the
+    `best` takes the step with the highest score in validation; ties go to the most efficient one, then to the
     latest. Steps without a validation, or with no scored answer in it, are skipped. If none is left, or the rule is
     `last`, the last step is returned.
     """
-    validated = [step for step in saved if step in validations and validations[step].overall.correctness is not None]
+    validated = [step for step in saved if step in validations and validations[step].overall.score is not None]
     if rule == "last" or not validated:
         return max(saved)
     return max(validated, key=lambda step: _rank_key(validations[step]))
@@ -276,7 +279,7 @@ def choose_step(rule: Literal["last", "best"], saved: Collection[int], validatio
 
 def _rank_key(validation: Validation) -> tuple[float, float, int]:
     figures = validation.overall
-    return figures.correctness or 0.0, figures.efficiency or 0.0, validation.step
+    return figures.score or 0.0, figures.efficiency or 0.0, validation.step
 
 
 def superseded(

@@ -1,4 +1,4 @@
-"""Define the plan of one phase, from which each engine's configuration is generated, and its sigmas over the steps.
+"""Define the plan of one phase, from which each engine's configuration is generated.
 
 Documented in docs/behaviour/rewards.md.
 """
@@ -14,7 +14,7 @@ from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """Version of the plan format; raised when the meaning of a plan changes."""
 
 
@@ -86,13 +86,6 @@ class RlPlan(Section):
         """Updates of the policy per step."""
         return self.options.prompts_per_step // self.options.mini_batch_prompts
 
-    def sigmas_at(self, step: int) -> tuple[float, float]:
-        """Return the effective (sigma_tool, sigma_length) at a step, counted from 1."""
-        tool, length = self.options.sigma_tool, self.options.sigma_length
-        assert tool is not None and length is not None, "plan_phase checks it"
-        factor = decay_factor(self.options.sigma_decay, step, self.num_steps)
-        return tool * factor, length * factor
-
     def validates_at(self, step: int) -> bool:
         """Return whether a validation follows a step, counted from 1."""
         return self.num_validation_rows > 0 and (step % self.options.validation_steps == 0 or step == self.num_steps)
@@ -119,32 +112,6 @@ class RlPlan(Section):
         return plan
 
 
-def decay_factor(decay: Literal["none", "linear"], step: int, num_steps: int) -> float:
-    """Return the factor of both sigmas at `step` (from 1): 1 without decay, else max(0, (T - t) / (T - 1)).
-
-    The program published with arXiv 2601.06860 lowers them to 0 within a phase in this way.
-    For a phase of one step, the factor with decay is 0. Raises ValueError if `step` is below 1.
-    """
-    if step < 1:
-        raise ValueError(f"steps are counted from 1, not {step}")
-    if decay == "none":
-        return 1.0
-    return max(0.0, (num_steps - step) / (num_steps - 1)) if num_steps > 1 else 0.0
-
-
-def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_zero_sigmas: bool, where: str) -> None:
-    """Raise ConfigError if both sigmas are 0 without `allow_zero_sigmas`.
-
-    `where` is the address for messages, such as `1/rl@phase-2`. With both at 0, the factors are the same for every
-    trajectory, and the policy learns nothing about calls and length.
-    """
-    if sigma_tool == 0 and sigma_length == 0 and not allow_zero_sigmas:
-        raise ConfigError(
-            f"{where}: sigma_tool and sigma_length are both 0, so neither calls nor length would count; "
-            "raise one of them, or set rl.allow_zero_sigmas = true"
-        )
-
-
 def plan_phase(
     settings: RlSettings,
     *,
@@ -157,14 +124,10 @@ def plan_phase(
     """Return the plan of one phase.
 
     `num_rows` counts the rows whose prompts fit; `machine` is what is available, not what was requested. Raises
-    ConfigError if the plan cannot be trained, or if both sigmas are 0 without `allow_zero_sigmas`.
+    ConfigError if the plan cannot be trained, or if its reward rule refuses its settings.
     """
     options = settings.options
-    if options.sigma_tool is None or options.sigma_length is None:
-        raise ConfigError(
-            f"{address}: rl.sigma_tool and rl.sigma_length are not set; set them, or the phase's values in curriculum"
-        )
-    check_sigmas(options.sigma_tool, options.sigma_length, allow_zero_sigmas=options.allow_zero_sigmas, where=address)
+    options.reward.check(address)
     if num_rows < options.prompts_per_step:
         raise ConfigError(
             f"{address}: {num_rows} rows are fewer than rl.prompts_per_step = {options.prompts_per_step}, so there "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.figures import Figures, escape, render_figures
-from treadle.rl.training.curves import end_steps, unequal_share
+from treadle.rl.training.curves import changing_parts, end_steps, part_of, unequal_share
 from treadle.rl.training.events import RlStep, Validation, ValidationFigures
 from treadle.rl.training.launch import Reinforcement
 from treadle.rl.training.plan import RlPlan
@@ -15,8 +16,7 @@ from treadle.rl.training.plan import RlPlan
 _MISSES = "searches not on record"
 _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("reward", lambda step: step.reward),
-    ("correctness", lambda step: step.correctness),
-    ("share in good format", lambda step: step.format_ok),
+    ("score", lambda step: step.score),
     ("share answered", lambda step: step.answered),
     ("share cut off for length", lambda step: step.cut_off),
     ("share out of time", lambda step: step.timeout),
@@ -24,13 +24,10 @@ _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("failed calls", lambda step: step.tool_failures),
     (_MISSES, lambda step: step.web_misses),
     ("length in tokens", lambda step: step.length),
-    ("factor for calls", lambda step: step.f_tool),
-    ("factor for length", lambda step: step.f_len),
     ("groups with unequal rewards", unequal_share),
 )
 _VALIDATION_FIGURES = {
-    "correctness": "correctness",
-    "format_ok": "good format",
+    "score": "score",
     "efficiency": "efficiency",
     "calls": "calls",
     "length": "length",
@@ -54,7 +51,8 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "plan_digest": digest_json(semantic_dump(plan)),
         "environment_digest": plan.environment_digest,
         "seed": plan.seed,
-        **{name: getattr(options, name) for name in ("sigma_tool", "sigma_length", "sigma_decay")},
+        "reward_rule": options.reward.described,
+        "credit_rule": options.credit.type,
         "rows": plan.num_rows,
         "rows_too_long": num_too_long,
         "validation_questions": plan.num_validation_rows,
@@ -66,11 +64,12 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "groups": sum(step.num_groups for step in done.steps),
         "equal_groups": sum(step.num_equal_groups for step in done.steps),
         "first_reward": done.steps[0].reward,
-        **{f"last_{name}": getattr(last, name) for name in ("reward", "correctness", "format_ok", "calls", "length")},
+        **{f"last_{name}": getattr(last, name) for name in ("reward", "score", "calls", "length")},
+        **{f"last_part.{name}": value for name, value in (last.parts or {}).items()},
         **done.metrics(),
     }
     if (chosen := done.chosen_validation) is not None:
-        facts |= {f"validation_{name}": getattr(chosen.overall, name) for name in ("correctness", "efficiency")}
+        facts |= {f"validation_{name}": getattr(chosen.overall, name) for name in ("score", "efficiency")}
     return facts
 
 
@@ -81,16 +80,24 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
         f"; {num_too_long:,} left out for prompts over {options.max_prompt_tokens:,} tokens" if num_too_long else ""
     )
     rule = {"last": "the last one", "best": "the best in validation"}[options.checkpoint_rule]
-    falling = "decreasing to 0" if options.sigma_decay == "linear" else "constant"
     lines = [
         "# Reinforcement",
         f"Phase {plan.phase} of {plan.phases}, from {escape(plan.start)}, by {engine_of(plan, done)}: "
         f"{done.num_steps:,} steps over {plan.num_rows:,} questions{left_out}, {num_rollouts:,} rollouts in groups of "
-        f"{options.group_size}; sigmas {options.sigma_tool:g} (calls) and {options.sigma_length:g} (length), "
-        f"{falling}. Exported: the policy of step {done.chosen_step:,} ({rule}).",
+        f"{options.group_size}; reward {escape(options.reward.described)}. "
+        f"Exported: the policy of step {done.chosen_step:,} ({rule}).",
         "![curves](curves.svg)",
-        render_figures([_step_figures(done.steps), *_validation_figures(done, plan.num_validation_rows, num_held_out)]),
+        render_figures(
+            [
+                _step_figures(done.steps, options.reward.PARTS),
+                *_validation_figures(done, plan.num_validation_rows, num_held_out),
+            ]
+        ),
     ]
+    if used := [name for name in options.reward.PARTS if any(part_of(step, name) is not None for step in done.steps)]:
+        lines.append(
+            "Parts of the reward: " + "; ".join(f"{name}, {options.reward.PARTS[name]}" for name in used) + "."
+        )
     return "\n\n".join(lines) + "\n"
 
 
@@ -104,9 +111,10 @@ def num_validation_misses(validations: Sequence[Validation]) -> int:
     return round(sum((made.overall.web_misses or 0.0) * made.overall.num_questions for made in validations))
 
 
-def _step_figures(steps: Sequence[RlStep]) -> Figures:
+def _step_figures(steps: Sequence[RlStep], declared_parts: Iterable[str]) -> Figures:
     span = end_steps(len(steps))
     shown = [figure for figure in _STEP_FIGURES if figure[0] != _MISSES or num_web_misses(steps)]
+    shown += [(name, functools.partial(part_of, name=name)) for name in changing_parts(steps, declared_parts)]
     rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in shown)
     return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)
 

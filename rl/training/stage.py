@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ from treadle.core.store.storage import storage_errors
 from treadle.environments.registry import ENVIRONMENTS, traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import RlSettings
+from treadle.rl.credit.registry import CREDITS
 from treadle.rl.groups.dump import read_steps
 from treadle.rl.groups.web_snapshot import replayed
+from treadle.rl.rewards.registry import REWARDS
 from treadle.rl.training.checkpoint_checks import check_greedy, check_tokenizer, check_weights
-from treadle.rl.training.curves import draw_curves, sparkline
+from treadle.rl.training.curves import draw_curves, part_of, sparkline
 from treadle.rl.training.events import RlStep, Validation
 from treadle.rl.training.launch import EngineJob, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan, plan_phase
@@ -56,31 +58,32 @@ _log = logging.getLogger(__name__)
 class _RlProgress(StepProgress[RlStep]):
     """Reporter of steps and validations to the stage's progress, with sparklines of the latest steps."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, shown_parts: Sequence[str] = ()) -> None:
         super().__init__(progress)
+        self._shown_parts = shown_parts
         self._steps: list[RlStep] = []
 
     def facts(self, step: RlStep) -> dict[str, str | float]:
         """See `StepProgress.facts`."""
         self._steps.append(step)
         return {
-            "reward": self._curve("reward", 2),
-            "correctness": self._curve("correctness", 2),
-            "format": self._curve("format_ok", 2),
-            "calls": self._curve("calls", 2),
-            "length": self._curve("length", 0),
+            "reward": _curve([one.reward for one in self._steps], 2),
+            "score": _curve([one.score for one in self._steps], 2),
+            **{name: _curve([part_of(one, name) for one in self._steps], 2) for name in self._shown_parts},
+            "calls": _curve([one.calls for one in self._steps], 2),
+            "length": _curve([one.length for one in self._steps], 0),
         }
 
     def validation(self, validation: Validation) -> None:
         """Report a validation."""
         figures = validation.overall
-        if figures.correctness is not None:
-            self._progress.advance(0, validation=f"{figures.correctness:.2f} at step {validation.step}")
+        if figures.score is not None:
+            self._progress.advance(0, validation=f"{figures.score:.2f} at step {validation.step}")
 
-    def _curve(self, name: str, digits: int) -> str:
-        values = [getattr(step, name) for step in self._steps]
-        newest = "-" if values[-1] is None else f"{values[-1]:.{digits}f}"
-        return f"{newest} {sparkline(values)}".rstrip()
+
+def _curve(values: Sequence[float | None], digits: int) -> str:
+    newest = "-" if values[-1] is None else f"{values[-1]:.{digits}f}"
+    return f"{newest} {sparkline(values)}".rstrip()
 
 
 class RlRun:
@@ -109,7 +112,7 @@ class RlRun:
         num_rows, num_validation_rows = self._store_rows(fits), self._store_validation(fits)
         self._store_payloads()
         plan = self._plan(num_rows, num_validation_rows)
-        progress = _RlProgress(self._context.progress)
+        progress = _RlProgress(self._context.progress, list(self._options.reward.PARTS)[:1])
         done = reinforce(
             self._folder,
             plan,
@@ -117,7 +120,7 @@ class RlRun:
                 model=str(start),
                 environment=environment,
                 interpreter=sys.executable,
-                import_folder=ENVIRONMENTS.import_folder(self._settings.environment),
+                import_folders=import_folders(self._settings),
             ),
             EngineOptions(
                 variant=plan.machine.variant,
@@ -252,7 +255,7 @@ class RlRun:
             context.write(RL_ROLLOUTS.kind, rows)
         context.write(CHECKPOINTS.kind, [self._row(done, plan)])
         report = render_report(plan, done, num_too_long=self._num_too_long, num_held_out=self._num_held_out)
-        curves = draw_curves(done.steps, done.validations, done.chosen_step)
+        curves = draw_curves(done.steps, done.validations, done.chosen_step, plan.options.reward.PARTS)
         context.add_file(CHECKPOINTS.kind, "curves.svg", curves)
         context.add_file(CHECKPOINTS.kind, "report.md", report.encode())
         context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
@@ -298,12 +301,23 @@ class RlRun:
             "chosen_step": done.chosen_step,
             "first_reward": done.steps[0].reward,
             "last_reward": done.steps[-1].reward,
-            "validation_correctness": validation.overall.correctness if validation else None,
+            "validation_correctness": validation.overall.score if validation else None,
         }
 
     def _policy_in(self) -> str:
         bound = self._context.inputs.get("checkpoint", ())
         return bound[0].digest if bound else self._settings.model_digest or self._commit
+
+
+def import_folders(settings: RlSettings) -> tuple[Path, ...]:
+    """Return the folders that an engine's process needs to import the types of users; see `Registry.import_folder`."""
+    options = settings.options
+    found = (
+        ENVIRONMENTS.import_folder(settings.environment),
+        REWARDS.import_folder(options.reward),
+        CREDITS.import_folder(options.credit),
+    )
+    return tuple(dict.fromkeys(folder for folder in found if folder is not None))
 
 
 def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
@@ -360,7 +374,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
 
 RL_STAGE = Stage(
     name="rl",
-    version=3,
+    version=4,
     settings=RlSettings,
     consumes={"rl_rows": "rl_rows", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"questions", "checkpoint"}),

@@ -7,9 +7,12 @@ import pyarrow as pa
 from treadle.core.tables import Table, column
 from treadle.environments.rollouts.tables import TURN_REWARDS
 
+PARTS = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
+"""Type of the column `parts`, sorted by name."""
+
 RL_ROLLOUTS = Table(
     "rl_rollouts",
-    2,
+    3,
     ("step", "group", "session"),
     pa.schema(
         [
@@ -26,30 +29,18 @@ RL_ROLLOUTS = Table(
             column(
                 "reward",
                 pa.float64(),
-                "reward; null, like all its parts, if infrastructure failed and the rollout was not scored",
+                "reward; null if infrastructure failed or the rule gave none, so the rollout was not scored",
                 nullable=True,
             ),
             TURN_REWARDS,
-            column(
-                "correctness",
-                pa.float64(),
-                "1 or 0 for math and choice, F1 for qa, the environment's reward within [0, 1] for a task",
-                nullable=True,
-            ),
-            column("f_tool", pa.float64(), "factor for calls", nullable=True),
-            column("f_len", pa.float64(), "factor for length", nullable=True),
-            column("f_format", pa.float64(), "0, or minus the penalty if the format is broken", nullable=True),
-            column(
-                "format_reason", pa.string(), "codes of the broken rules, separated by spaces; empty if there are none"
-            ),
+            column("score", pa.float64(), "score of the verdict, within [0, 1]; null without a verdict", nullable=True),
+            column("parts", PARTS, "parts of the reward by name, as its rule declares them in `PARTS`"),
+            column("notes", pa.string(), "notes of the rule, such as codes of broken rules, separated by spaces"),
             column("prediction", pa.string(), "extracted answer; empty if there is none"),
             column("tool_calls", pa.int32(), "tool calls that ran"),
             column("tool_failures", pa.int32(), "of these, those that failed"),
             column("model_tokens", pa.int32(), "tokens sampled by the policy"),
             column("total_tokens", pa.int32(), "sampled tokens and tokens of tool results"),
-            column("tool_mean", pa.float64(), "mean calls of the group", nullable=True),
-            column("length_mean", pa.float64(), "mean length of the group", nullable=True),
-            column("length_std", pa.float64(), "its population standard deviation", nullable=True),
             column("finish", pa.string(), "how the rollout ended, as in `rollouts`"),
             column("truncated", pa.bool_(), "whether it ended before its task did"),
             column("branch_parent", pa.int32(), "session that it branched from; null if there is none", nullable=True),
@@ -64,15 +55,14 @@ RL_ROLLOUTS = Table(
 
 RL_LOG = Table(
     "rl_log",
-    3,
+    4,
     ("step",),
     pa.schema(
         [
             column("step", pa.int64(), "step of the training, from 1"),
             column("reward", pa.float64(), "mean reward; null if no rollout has one", nullable=True),
             column("reward_std", pa.float64(), "mean over groups of the standard deviation within", nullable=True),
-            column("correctness", pa.float64(), "mean correctness", nullable=True),
-            column("format_ok", pa.float64(), "share of rollouts in good format", nullable=True),
+            column("score", pa.float64(), "mean score of the verdicts, each within [0, 1]", nullable=True),
             column("answered", pa.float64(), "share of rollouts that ended with an answer", nullable=True),
             column("cut_off", pa.float64(), "share that reached the token limit", nullable=True),
             column("timeout", pa.float64(), "share whose tool time was used up", nullable=True),
@@ -82,10 +72,7 @@ RL_LOG = Table(
                 "web_misses", pa.float64(), "mean number of searches without an entry in the web record", nullable=True
             ),
             column("length", pa.float64(), "mean tokens sampled by the policy", nullable=True),
-            column("f_tool", pa.float64(), "mean factor for calls", nullable=True),
-            column("f_len", pa.float64(), "mean factor for length", nullable=True),
-            column("sigma_tool", pa.float64(), "value at this step", nullable=True),
-            column("sigma_length", pa.float64(), "value at this step", nullable=True),
+            column("parts", PARTS, "mean of each part of the rewards by name"),
             column("num_rollouts", pa.int64(), "rollouts of the step"),
             column("num_groups", pa.int64(), "groups of the step"),
             column("num_equal_groups", pa.int64(), "groups with equal rewards, which give no gradient"),
@@ -103,24 +90,22 @@ RL_LOG = Table(
 
 RL_VALIDATION = Table(
     "rl_validation",
-    2,
+    3,
     ("step", "domain"),
     pa.schema(
         [
             column("step", pa.int64(), "training step after which it was measured"),
             column("domain", pa.string(), "math, qa, choice, or `all`"),
             column("num_questions", pa.int64(), "held-out questions, answered greedily once each"),
-            column("correctness", pa.float64(), "mean correctness, by the scorer of training", nullable=True),
-            column("format_ok", pa.float64(), "share in good format", nullable=True),
-            column(
-                "efficiency", pa.float64(), "mean of correctness divided by calls (by 1 without calls)", nullable=True
-            ),
+            column("score", pa.float64(), "mean score, by the scorer of training, within [0, 1]", nullable=True),
+            column("efficiency", pa.float64(), "mean of score divided by calls (by 1 without calls)", nullable=True),
             column("calls", pa.float64(), "mean tool calls that ran", nullable=True),
             column("length", pa.float64(), "mean tokens sampled by the policy", nullable=True),
             column("executed", pa.float64(), "share of calls without failure; null without calls", nullable=True),
             column(
                 "web_misses", pa.float64(), "mean number of searches without an entry in the web record", nullable=True
             ),
+            column("parts", PARTS, "mean of each part of the rewards by name"),
         ]
     ),
     "Validations on held-out questions during a reinforcement. Means are null if nothing was scored.",

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
+from treadle.rl.credit.registry import is_default
 from treadle.rl.training.plan import RlPlan
 
 AGENT_LOOP = "treadle"
@@ -159,6 +160,11 @@ def _check_supported(plan: RlPlan) -> None:
     options = plan.options
     if plan.machine.variant == "cpu":
         raise ConfigError('rl.engine: verl trains on NVIDIA GPUs only; use "trl" on this machine')
+    if not is_default(options.credit):
+        raise ConfigError(
+            f'rl.credit = {options.credit.type!r}: verl computes the advantages itself, by "outcome"; leave rl.credit '
+            'out, or use rl.engine = "trl"'
+        )
     if options.lr_scheduler_type == "linear":
         raise ConfigError("rl.lr_scheduler_type: verl supports constant and cosine, not linear")
     if options.finetuning_type == "lora" and options.lora_dropout:
@@ -286,7 +292,7 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "trainer.n_gpus_per_node": plan.machine.num_devices,
         "trainer.nnodes": plan.machine.num_nodes,
         "trainer.default_local_dir": str(files.output),
-        # The agent loop writes the rollouts of each step itself, with all components of their rewards.
+        # The agent loop writes the rollouts of each step itself, with all parts of their rewards.
         "trainer.rollout_data_dir": None,
         "trainer.resume_mode": "resume_path" if files.resume else "disable",
         "trainer.resume_from_path": str(files.resume) if files.resume else None,

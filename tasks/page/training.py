@@ -24,7 +24,7 @@ _SELECTION = (
 )
 _RL = (
     "Thin: each step; thick: the moving mean; red: held-out questions; dotted: the exported step. Reward "
-    "and correctness should rise together; if only calls and length fall, answers got lazy."
+    "and score should rise together; if only calls and length fall, answers got lazy."
 )
 
 
@@ -96,7 +96,7 @@ _PICTURES = {
     "rl": (
         ("checkpoint", "curves.svg"),
         "Curves over the steps",
-        "Reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps.",
+        "Reward, score, answers, calls, length, time-outs, unequal groups and parts of the reward over the steps.",
     ),
 }
 """Stage -> its picture: table and file, title, description."""

@@ -19,7 +19,6 @@ from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.curriculum import phase_addresses, phase_name, phase_of, policy_before
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.training.phase_check import check_spread, check_training
-from treadle.rl.training.plan import check_sigmas
 from treadle.rl.training.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
 from treadle.tasks.planning.environment_checks import check_rl
@@ -50,7 +49,7 @@ def phase_at(config: TreadleConfig, address: Address) -> int | None:
 def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     """Return the training options of an instance's phase, with its sigmas and its start filled in.
 
-    Raises ConfigError if neither calls nor length would count, or if the phase starts from a checkpoint that is made
+    Raises ConfigError if the reward rule refuses its settings, or if the phase starts from a checkpoint that is made
     later.
     """
     training, phase, own = replace(address, stage="rl"), _phase(address), config.rl
@@ -59,15 +58,10 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     filled = {
         "start": policy_before(own.start, address.iteration, phase),
         "revision": own.revision if phase == 1 and not changed_start else "",
-        "sigma_tool": sigma_tool if own.sigma_tool is None else own.sigma_tool,
-        "sigma_length": sigma_length if own.sigma_length is None else own.sigma_length,
+        "reward": own.reward.filled(sigma_tool=sigma_tool, sigma_length=sigma_length),
     }
     options = overridden(config, training, own.model_copy(update=filled))
-    if options.sigma_tool is None or options.sigma_length is None:
-        raise ConfigError(f'overrides."{training}" removes a sigma; drop the override, or give a number')
-    check_sigmas(
-        options.sigma_tool, options.sigma_length, allow_zero_sigmas=options.allow_zero_sigmas, where=str(training)
-    )
+    options.reward.check(str(training))
     _check_start(config, options, training, phase)
     if options.symbolic is None:
         options = options.model_copy(update={"symbolic": _scores(config, address).symbolic})

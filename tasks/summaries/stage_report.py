@@ -34,8 +34,7 @@ Metrics = Mapping[str, Any]
 _CURVE_BLOCKS = 24
 _SHOWN = {
     "reward": "reward",
-    "correctness": "correctness",
-    "format_ok": "share in good format",
+    "score": "score",
     "calls": "calls",
     "length": "length in tokens",
 }
@@ -242,24 +241,22 @@ def rl_sentences(metrics: Metrics) -> list[str]:
     """Return what was trained on how many questions, and which step's policy is the result."""
     sentences = [
         f"{metrics['steps']:,} steps over {metrics['rows']:,} questions by {metrics['engine']}, "
-        f"{metrics['rollouts']:,} rollouts; sigmas {metrics['sigma_tool']:g} (calls) and "
-        f"{metrics['sigma_length']:g} (length).",
+        f"{metrics['rollouts']:,} rollouts; reward {escape(metrics['reward_rule'])}.",
         f"In {metrics['equal_groups']:,} of {metrics['groups']:,} groups all rewards were equal, so they gave no "
         "training signal.",
     ]
     handed_over = f"The policy of step {metrics['chosen_step']:,} is exported"
-    if (correctness := metrics.get("validation_correctness")) is None:
+    if (score := metrics.get("validation_score")) is None:
         return [*sentences, f"{handed_over}."]
     questions = metrics["validation_questions"]
-    return [*sentences, f"{handed_over}: {correctness:.3f} right on {questions:,} held-out questions, greedily."]
+    return [*sentences, f"{handed_over}: score {score:.3f} on {questions:,} held-out questions, greedily."]
 
 
 def rl_figures(log: Sequence[Metrics]) -> list[Figures]:
     """Return means over the first and the last steps, and a curve over all of them."""
     span = end_steps(len(log))
     rows = []
-    for column, name in _SHOWN.items():
-        values = [step[column] for step in log]
+    for name, values in _shown_values(log).items():
         ends = (_number(_mean(values[:span])), _number(_mean(values[-span:])))
         rows.append((name, *ends, sparkline(_blocks(values), _CURVE_BLOCKS)))
     header = ("mean of", f"first {span:,} steps", f"last {span:,} steps", "curve")
@@ -268,7 +265,22 @@ def rl_figures(log: Sequence[Metrics]) -> list[Figures]:
 
 def rl_steps(log: Sequence[Metrics]) -> list[dict[str, Any]]:
     """Return a row per step, for a page that sorts and filters them."""
-    return [{"step": step["step"], **{name: _rounded(step[column]) for column, name in _SHOWN.items()}} for step in log]
+    shown = _shown_values(log)
+    return [
+        {"step": step["step"], **{name: _rounded(values[place]) for name, values in shown.items()}}
+        for place, step in enumerate(log)
+    ]
+
+
+def _shown_values(log: Sequence[Metrics]) -> dict[str, list[float | None]]:
+    """Return label -> value at each step: the general figures, then the parts of the rewards that change."""
+    shown: dict[str, list[float | None]] = {label: [step[column] for step in log] for column, label in _SHOWN.items()}
+    parts = [{part["name"]: part["value"] for part in step["parts"]} for step in log]
+    for name in dict.fromkeys(name for of_step in parts for name in of_step):
+        values = [of_step.get(name) for of_step in parts]
+        if len({*values} - {None}) > 1:
+            shown.setdefault(name, values)
+    return shown
 
 
 def _blocks(values: Sequence[float | None]) -> list[float | None]:

@@ -16,12 +16,12 @@ import orjson
 import pytest
 from support.runs.processes import end_family, kill_alone, remaining, until
 from support.training import trl_jobs
-from support.training.advantages import group_advantages
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.training import EngineOptions
 from treadle.core.errors import ConfigError
+from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.training.launch import EngineJob, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan
 

@@ -27,6 +27,7 @@ from treadle.core.engines.export_model import continue_greedily
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.environments.settings import EnvironmentSettings
+from treadle.rl.credit.base import token_advantages
 from treadle.rl.engine.attention import is_supported
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup, open_source
@@ -83,13 +84,18 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     _scored_tokens: torch.Tensor | None = None
     _norms: Sequence[float] = ()
     _buffered_inputs: Any
+    own_advantages: Sequence[Sequence[float]] | None = None
+    """Advantage of each completion id of this process's trajectories, in the order of the rollouts; None if TRL
+    computes them."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Do nothing: the artifact has its own card."""
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Validate the policy; TRL calls this at the steps at which the plan validates."""
-        figures = {f"eval_{name}": value for name, value in self.validate().items() if isinstance(value, int | float)}
+        made = self.validate()
+        figures = {f"eval_{name}": value for name, value in made.items() if isinstance(value, int | float)}
+        figures |= {f"eval_parts/{name}": value for name, value in made["parts"].items()}
         self.log(dict(figures))
         # Clears the request to evaluate.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
@@ -109,6 +115,16 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
             self._buffered_inputs = self._cut(self._generate_and_score_completions(generation_batch))
         batch: dict[str, Any] = self._buffered_inputs[self._step % reads]
         return batch
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Return TRL's batch of a step, with the advantages of the plan's credit rule if it is not TRL's own.
+
+        TRL's loss takes advantages of shape (B,), or (B, T) with one for each completion id.
+        """
+        made: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.own_advantages is not None:
+            made["advantages"] = padded_advantages(self.own_advantages, made["completion_ids"], made["advantages"])
+        return made
 
     def _cut(self, made: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the micro-batches of a step, in the order of its groups.
@@ -164,6 +180,18 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return torch.cat(scores), torch.cat(entropies), None
 
 
+def padded_advantages(
+    own: Sequence[Sequence[float]], completion_ids: torch.Tensor, advantages: torch.Tensor
+) -> torch.Tensor:
+    """Return advantages of shape (B, T) for completions that are padded on the right, of the type of `advantages`."""
+    padded = torch.zeros(completion_ids.shape, dtype=advantages.dtype, device=advantages.device)
+    if len(own) != len(padded):
+        raise RuntimeError(f"there are advantages of {len(own)} trajectories for {len(padded)} of TRL's")
+    for row, values in zip(padded, own, strict=True):
+        row[: len(values)] = torch.tensor(values, dtype=padded.dtype, device=padded.device)
+    return padded
+
+
 def innermost(model: Any) -> Any:
     """Return the causal language model inside the PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -204,12 +232,17 @@ class RolloutFunction:
             raise RuntimeError(f"TRL requested other rollouts than the plan has in step {step}, or incomplete groups")
         self._refresh_weights()
         made = self._source.step(step, [self._rows[index] for index in chosen], first)
-        self._report_step(step, made)
+        self._report_step(step, made, trainer)
+        trainer.own_advantages = _own_advantages(made)
         return _to_trl(made)
 
-    def _report_step(self, step: int, made: Sequence[ScoredGroup]) -> None:
+    def _report_step(self, step: int, made: Sequence[ScoredGroup], trainer: GRPOTrainer) -> None:
         everyone = gathered(made)
-        self._reporter.set_figures(step_figures([scored.rewards for scored in everyone]))
+        figures = step_figures([scored.rewards for scored in everyone])
+        self._reporter.set_figures(figures)
+        for name, value in figures["parts"].items():
+            # TRL logs these with its own metrics, to the trackers too.
+            trainer._metrics["train"][f"parts/{name}"].append(value)
         if _rank()[0] == 0:
             pairs = [
                 (one.group, pair) for one in everyone for pair in zip(one.group.trajectories, one.rewards, strict=True)
@@ -220,6 +253,17 @@ class RolloutFunction:
 def precomputed_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:
     """Return the rewards that came with the rollouts; TRL's reward function."""
     return list(reward)
+
+
+def _own_advantages(made: Sequence[ScoredGroup]) -> list[list[float]] | None:
+    """Return the advantage of each completion id of each trajectory; None if TRL computes the advantages."""
+    values = []
+    for one in made:
+        if one.advantages is None:
+            return None
+        for trajectory, of_turns in zip(one.group.trajectories, one.advantages, strict=True):
+            values.append(token_advantages(of_turns, trajectory.turn_starts, len(trajectory.completion_ids)))
+    return values
 
 
 def _to_trl(made: Sequence[ScoredGroup]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from treadle.rl.environment import OpenEnvironment, open_environment
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.dump import rollout_row
 from treadle.rl.groups.rollout import Group, GroupJob, GroupTrajectory, require_groups
-from treadle.rl.rewards import Reward
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.rows import domain_of
 
@@ -81,7 +81,7 @@ class RewardedTrajectory:
     """One trajectory with its reward, and the oldest and newest weights (verl's update count) that sampled it."""
 
     made: GroupTrajectory
-    reward: Reward
+    reward: RewardedItem
     min_version: int
     max_version: int
 
@@ -184,6 +184,11 @@ class LoopHost:
         """Token id that ends a turn."""
         return min(self._codec.eos_ids)
 
+    @property
+    def part_names(self) -> list[str]:
+        """Names of the parts of the rewards, as the rule declares them."""
+        return list(self._plan.options.reward.PARTS)
+
     async def join(
         self, sample: Sample, session: int, size: int, client: Any, sampling: Mapping[str, Any]
     ) -> RewardedTrajectory:
@@ -230,12 +235,10 @@ class LoopHost:
             for made, reward in zip(group.trajectories, rewards, strict=True)
         ]
 
-    def _rewards(self, sample: Sample, group: Group) -> list[Reward]:
-        # A validation uses only correctness and format; a group of one has nothing to compare.
-        sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas_at(sample.step)
-        return self._scorer.rewards(group, group.question, sigmas)
+    def _rewards(self, sample: Sample, group: Group) -> list[RewardedItem]:
+        return self._scorer.rewards(group, group.question, 0 if sample.validates else sample.step)
 
-    def _store(self, sample: Sample, group: Group, rewards: Sequence[Reward]) -> None:
+    def _store(self, sample: Sample, group: Group, rewards: Sequence[RewardedItem]) -> None:
         lines = [
             {"row": rollout_row(sample.step, group, made, reward), "reward": asdict(reward)}
             for made, reward in zip(group.trajectories, rewards, strict=True)

@@ -7,18 +7,17 @@ docs/guides/verl.md.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from treadle.rl.engine.verl.host import RewardedTrajectory, Sample, host_of
-from treadle.rl.rewards import Reward
+from treadle.rl.rewards.rewarded import RewardedItem
 
-_LOGGED = (
-    "f_tool", "f_len", "f_format", "tool_calls", "tool_failures", "length", "tool_mean", "length_mean", "length_std",
-    "sigma_tool", "sigma_length",
-)  # fmt: skip
+_LOGGED = ("tool_calls", "tool_failures", "length")
 
 
 class TreadleLoop(AgentLoopBase):  # type: ignore[misc]
@@ -35,10 +34,10 @@ class TreadleLoop(AgentLoopBase):  # type: ignore[misc]
         sample = Sample.from_fields(kwargs)
         size = self.rollout_config.val_kwargs.n if sample.validates else self.rollout_config.n
         rewarded = await host.join(sample, int(kwargs["session_id"]), int(size), self.server_manager, sampling_params)
-        return _output(rewarded, host.end_id)
+        return _output(rewarded, host.end_id, host.part_names)
 
 
-def _output(rewarded: RewardedTrajectory, end_id: int) -> AgentLoopOutput:
+def _output(rewarded: RewardedTrajectory, end_id: int, part_names: Sequence[str]) -> AgentLoopOutput:
     made, reward = rewarded.made, rewarded.reward
     ids, mask, logprobs = made.completion_ids, made.env_mask, made.logprobs
     if not ids:
@@ -56,7 +55,7 @@ def _output(rewarded: RewardedTrajectory, end_id: int) -> AgentLoopOutput:
         num_turns=made.trajectory.num_turns,
         metrics=AgentLoopMetrics(generate_sequences=usage.model_seconds, tool_calls=usage.tool_seconds),
         extra_fields={
-            "reward_extra_info": reward_columns(reward),
+            "reward_extra_info": reward_columns(reward, part_names),
             "min_global_steps": rewarded.min_version,
             "max_global_steps": rewarded.max_version,
             "turn_scores": [],
@@ -65,6 +64,11 @@ def _output(rewarded: RewardedTrajectory, end_id: int) -> AgentLoopOutput:
     )
 
 
-def reward_columns(reward: Reward) -> dict[str, float]:
-    """Return the numbers that verl logs next to the reward; verl treats `acc` as the main one."""
-    return {"acc": reward.correctness, **{name: float(getattr(reward, name)) for name in _LOGGED}}
+def reward_columns(reward: RewardedItem, part_names: Sequence[str]) -> dict[str, float]:
+    """Return the numbers that verl logs next to the reward; verl treats `acc` as the main one.
+
+    verl needs the same names for every trajectory, so a missing value is nan.
+    """
+    parts = {name: reward.parts.get(name, math.nan) for name in part_names}
+    score = math.nan if reward.score is None else reward.score
+    return {"acc": score, **{name: float(getattr(reward, name)) for name in _LOGGED}, **parts}

@@ -20,7 +20,7 @@ from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.groups.dump import write_step
-from treadle.rl.rewards import Reward
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import step_figures, validation_figures
 from treadle.rl.training.plan import RlPlan
 
@@ -152,6 +152,6 @@ class Follower:
             self._events.write("heartbeat", step=self.last_step + 1)
 
 
-def _reward(line: Mapping[str, Any]) -> Reward:
+def _reward(line: Mapping[str, Any]) -> RewardedItem:
     reward = line["reward"]
-    return Reward(**{**reward, "format_reasons": tuple(reward["format_reasons"])})
+    return RewardedItem(**{**reward, "notes": tuple(reward["notes"])})

@@ -28,7 +28,7 @@ from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, read_tasks
 from treadle.rl.engine.verl.host import Sample, host_of
-from treadle.rl.rewards import Reward
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.verl.data import write_verl_rows
 from treadle.rl.verl.rows import TRAINING_SCHEMA
@@ -99,7 +99,12 @@ def training_rows(tmp_path: Path) -> Path:
 
 
 def by_trl(tmp_path: Path, codec: ChatTokenizer, algebra: AlgebraLimits | None) -> list[float]:
-    keys = {"sigma_tool": 0.1, "sigma_length": 0.1, "group_size": 2, "prompts_per_step": 1, "mini_batch_prompts": 1}
+    keys = {
+        "reward": {"sigma_tool": 0.1, "sigma_length": 0.1},
+        "group_size": 2,
+        "prompts_per_step": 1,
+        "mini_batch_prompts": 1,
+    }
     options = load_config(RlOptions, data={**keys, "max_prompt_tokens": 4096})
     plan = plan_phase(
         RlSettings(options=options, environment=SETTINGS, algebra=algebra),
@@ -113,12 +118,12 @@ def by_trl(tmp_path: Path, codec: ChatTokenizer, algebra: AlgebraLimits | None) 
     with open_source(plan, job, SETTINGS, lambda many: [policy(one) for one in many], codec, **limits) as source:
         groups = source.step(1, asked)
         validated = source.validate(asked)
-    assert [reward.correctness for reward in validated] == [group.rewards[0].correctness for group in groups]
+    assert [reward.score for reward in validated] == [group.rewards[0].score for group in groups]
     return [correctness_of(group.rewards) for group in groups]
 
 
-def correctness_of(rewards: list[Reward]) -> float:
-    (value,) = {reward.correctness for reward in rewards}
+def correctness_of(rewards: list[RewardedItem]) -> float:
+    (value,) = {reward.score for reward in rewards}
     return value
 
 
@@ -156,7 +161,7 @@ async def test_selection_and_both_engines_give_the_same_verdicts(tmp_path: Path,
     selected = by_selection(tmp_path / "run", options)
     right = [case[-1] for case in CASES]
     assert selected == pytest.approx(right if algebra else [0.0, 0.0, 0.0, *right[3:]])
-    plan = verl_plan(environment=SETTINGS, algebra=algebra, max_prompt_tokens=4096, sigma_tool=0.1, sigma_length=0.1)
+    plan = verl_plan(environment=SETTINGS, algebra=algebra, max_prompt_tokens=4096)
     job = verl_job(tmp_path, model, plan)
     assert await by_verl(tmp_path, codec, job) == selected
     assert await asyncio.to_thread(by_trl, tmp_path, codec, algebra) == selected

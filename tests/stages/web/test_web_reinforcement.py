@@ -15,6 +15,7 @@ from support.rollouts.rollouts_bench import ANSWER, Bench, server
 from support.servers.scripted_server import Item, RecordedRequest
 from support.tables.rl_tables import OPTIONS, scripted, workspace_of, write_policy
 from support.tables.score_tables import put_rows, score
+from support.training.rewards import group_rewards
 from support.training.scripted_groups import QUESTION, ScriptedGenerator, WordCodec, job
 from support.web.web_entries import record_in, search_of
 from support.web.web_rollouts import SmallWeb, recorded, said, searching
@@ -35,7 +36,6 @@ from treadle.rl.environment import ResidentEnvironment
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, require_groups
-from treadle.rl.rewards import group_rewards
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.selection.stage import SELECTION_STAGE
 from treadle.rl.training.figures import step_figures

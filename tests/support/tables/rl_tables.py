@@ -36,7 +36,7 @@ ENVIRONMENT = {"system_prompt": "Answer."}
 PLACE = "1/rl@phase-1"
 OPTIONS: Mapping[str, Any] = {
     "group_size": 4, "prompts_per_step": 2, "mini_batch_prompts": 2, "max_prompt_tokens": 200, "save_steps": 2,
-    "sigma_tool": 0.1, "sigma_length": 0.05, "variant": "cpu", "stall_timeout_s": 60.0,
+    "reward": {"sigma_tool": 0.1, "sigma_length": 0.05}, "variant": "cpu", "stall_timeout_s": 60.0,
 }  # fmt: skip
 """Six steps of the twelve rows of `example_rows`, a state after every second one."""
 

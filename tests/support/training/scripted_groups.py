@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from support.training.advantages import group_advantages
+from support.training.rewards import group_rewards
 
 from treadle.agent.contract import Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
@@ -24,11 +24,11 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.environments.question.kind import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
+from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.batching import BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts
-from treadle.rl.rewards import group_rewards
 
 SEARCH = "<think>look</think><search>q</search>"
 ANSWER = "<think>done</think><answer>\\boxed{1}</answer>"

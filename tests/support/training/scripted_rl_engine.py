@@ -76,16 +76,17 @@ def figures(script: dict[str, Any], options: dict[str, Any], step: int) -> dict[
         "step": step,
         "reward": script.get("reward", step / 10),
         "reward_std": 0.0 if equal else 0.5,
-        "correctness": step / 20,
-        "format_ok": 0.5,
+        "score": step / 20,
         "calls": 2.0,
         "tool_failures": 0.25,
         "web_misses": script.get("web_misses"),
         "length": 40.0,
-        "f_tool": 1.0,
-        "f_len": 1.0,
-        "sigma_tool": options["sigma_tool"],
-        "sigma_length": options["sigma_length"],
+        "parts": {
+            "format_ok": 0.5 + step / 100,
+            "f_tool": 1.0,
+            "sigma_tool": options["reward"]["sigma_tool"],
+            "sigma_length": options["reward"]["sigma_length"],
+        },
         "num_rollouts": 0 if script.get("unscored") else groups * options["group_size"],
         "num_groups": 0 if script.get("unscored") else groups,
         "num_equal_groups": groups if equal else 0,
@@ -98,11 +99,11 @@ def figures(script: dict[str, Any], options: dict[str, Any], step: int) -> dict[
 def save(script: dict[str, Any], job: dict[str, Any], step: int, tell: Any) -> None:
     """Validate if there are questions, then save a state; `correct` gives the policy's accuracy at each step."""
     if job["validation"]:
-        correctness, efficiency = script.get("correct", {}).get(str(step), (step / 100, 0.0))
+        score, efficiency = script.get("correct", {}).get(str(step), (step / 100, 0.0))
         made = {
             "num_questions": 2,
-            "correctness": correctness,
-            "format_ok": 1.0,
+            "score": score,
+            "parts": {"format_ok": 1.0},
             "efficiency": efficiency,
             "calls": 1.0,
             "length": 30.0,
@@ -128,9 +129,8 @@ def write_dump(folder: Path, step: int, since: int) -> None:
         "step": step, "group": f"{step}-q", "session": 0, "question_key": "q0", "dataset": "world", "domain": "qa",
         "input": "who?", "output": f"done {since}", "num_turns": 1,
         "segments": json.dumps([{"kind": "text", "text": f"done {since}", "start": 0, "end": 3}]),
-        "reward": 1.0, "correctness": 1.0, "f_tool": 1.0, "f_len": 1.0,
-        "f_format": 0.0, "format_reason": "", "prediction": "me", "tool_calls": 1, "tool_failures": 0,
-        "model_tokens": 3, "total_tokens": 5, "tool_mean": 1.0, "length_mean": 3.0, "length_std": 0.0,
+        "reward": 1.0, "score": 1.0, "parts": [{"name": "f_tool", "value": 1.0}], "notes": "", "prediction": "me", "tool_calls": 1, "tool_failures": 0,
+        "model_tokens": 3, "total_tokens": 5,
         "finish": "answered", "truncated": False, "turn_rewards": [], "branch_parent": None, "branch_depth": 0,
         "seed": 1,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from support.training.rewards import group_rewards
 from support.training.scripted_groups import CONTRACT_JOBS, contract_generator, contract_rollouts, runs_of
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
@@ -36,7 +37,6 @@ from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl import trainer as trl_trainer
 from treadle.rl.engine.trl.events import TrlReporter
 from treadle.rl.groups.rollout import require_groups
-from treadle.rl.rewards import group_rewards
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments
 

@@ -39,7 +39,9 @@ def verl_plan(
     **keys: Any,
 ) -> RlPlan:
     """Return a plan with some keys of `[rl]`."""
-    options = load_config(RlOptions, data={"engine": "verl", "sigma_tool": 0.1, "sigma_length": 0.1, **keys})
+    options = load_config(
+        RlOptions, data={"engine": "verl", "reward": {"sigma_tool": 0.1, "sigma_length": 0.1}, **keys}
+    )
     settings = {"environment": environment} if environment is not None else {}
     return plan_phase(
         RlSettings(options=options, seed=7, algebra=algebra, **settings),

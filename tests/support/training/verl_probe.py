@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.training.rewards import group_rewards
 from support.training.scripted_groups import (
     ANSWER,
     CONTRACT_BRANCHING,
@@ -42,7 +43,7 @@ from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.host import LoopHost
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.rollout import GroupJob, require_groups
-from treadle.rl.rewards import GroupItem, group_rewards
+from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.plan import RlPlan
 
 FORK_ONLY = (

@@ -26,7 +26,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.environments.question.episode import QuestionEpisode
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.rows import row_of
-from treadle.rl.format_check import format_reasons
+from treadle.rl.rewards.format_check import format_reasons
 from treadle.viewer.segments import without_markers
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.training.rewards import group_rewards
 
 from treadle.agent.dialects.tags import TOOL_DIALECT
-from treadle.rl.rewards import GroupItem, Reward, group_rewards
+from treadle.rl.rewards.base import GroupItem
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.figures import step_figures, validation_figures
 from treadle.rl.training.report import num_validation_misses
@@ -19,7 +21,7 @@ from treadle.rl.training.tables import RL_LOG, RL_VALIDATION
 TURN = r"<think>a</think><answer>\boxed{%s}</answer>"
 
 
-def rewards(*facts: tuple[str, int, int], failures: int = 0, sigma: float = 0.1) -> list[Reward]:
+def rewards(*facts: tuple[str, int, int], failures: int = 0, sigma: float = 0.1) -> list[RewardedItem]:
     items = [
         GroupItem.from_text(
             TURN % answer,
@@ -39,9 +41,9 @@ def test_step_metrics_are_means_over_trajectories() -> None:
     flat = [reward.reward for group in groups for reward in group]
     assert figures["reward"] == pytest.approx(statistics.fmean(flat))
     assert figures["reward_std"] == pytest.approx(statistics.stdev(flat[:2]) / 2)
-    assert (figures["num_rollouts"], figures["correctness"], figures["format_ok"]) == (4, 0.75, 1.0)
+    assert (figures["num_rollouts"], figures["score"], figures["parts"]["format_ok"]) == (4, 0.75, 1.0)
     assert (figures["calls"], figures["tool_failures"], figures["length"]) == (2.0, 0.5, 20.0)
-    assert figures["f_tool"] == figures["f_len"] == pytest.approx(1.0)
+    assert figures["parts"]["f_tool"] == figures["parts"]["f_len"] == pytest.approx(1.0)
     assert (figures["sigma_tool"], figures["sigma_length"]) == (0.1, 0.1)
 
 
@@ -84,18 +86,18 @@ def test_lost_trajectories_are_excluded_from_means() -> None:
     assert step_figures([[*group, lost], [lost]]) == step_figures([group])
     nothing = step_figures([[lost]])
     assert (nothing["num_rollouts"], nothing["reward"], nothing["reward_std"]) == (0, None, None)
-    assert validation_figures([lost], ["math"])["correctness"] is None
+    assert validation_figures([lost], ["math"])["score"] is None
 
 
 def test_validation_is_reported_in_total_and_by_domain() -> None:
     math = rewards(("12", 4, 10), ("7", 0, 30), failures=1, sigma=0.0)
     qa = rewards(("12", 0, 20), sigma=0.0)
     figures = validation_figures([*math, *qa], ["math", "math", "qa"])
-    assert (figures["num_questions"], figures["correctness"]) == (3, pytest.approx(2 / 3))
+    assert (figures["num_questions"], figures["score"]) == (3, pytest.approx(2 / 3))
     assert figures["efficiency"] == pytest.approx((0.25 + 0 + 1) / 3)
     assert (figures["calls"], figures["length"], figures["executed"]) == (pytest.approx(4 / 3), 20.0, 0.75)
     assert set(figures["by_domain"]) == {"math", "qa"}
-    assert figures["by_domain"]["math"]["correctness"] == 0.5
+    assert figures["by_domain"]["math"]["score"] == 0.5
     assert figures["by_domain"]["qa"]["executed"] is None
 
 

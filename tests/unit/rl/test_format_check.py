@@ -7,7 +7,7 @@ import pytest
 from treadle.agent.dialects.base import Segment, render
 from treadle.agent.dialects.tag_faults import format_faults
 from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
-from treadle.rl.format_check import LOOSE_FAULTS, format_reasons
+from treadle.rl.rewards.format_check import LOOSE_FAULTS, format_reasons
 
 END = r"<think>b</think><answer>\boxed{1}</answer>"
 CALL = "<think>a</think><search>q</search><result>found</result>"

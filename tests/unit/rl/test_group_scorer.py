@@ -18,7 +18,7 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import AlgebraLimits
 from treadle.rl.engine.scorer import open_scorer, require_algebra
 from treadle.rl.groups.rollout import Group
-from treadle.rl.rewards import GroupItem
+from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.plan import RlPlan
 
 LOCKS = Path(engines.__file__).with_name("locks")
@@ -40,8 +40,8 @@ def test_environment_without_algebra_is_refused_with_the_install_command(
 def test_answers_that_need_algebra_are_unequal_without_it() -> None:
     group = cast(Group, SimpleNamespace(items=[SUM]))
     with open_scorer(verl_plan(), QuestionSettings()) as scorer:
-        (reward,) = scorer.rewards(group, Task("q", "?", domain="math", answers=("1+x",)), (0.0, 0.0))
-    assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
+        (reward,) = scorer.rewards(group, Task("q", "?", domain="math", answers=("1+x",)), 0)
+    assert (reward.score, reward.scorer) == (0.0, "math_rules")
 
 
 @pytest.mark.parametrize("rule", ["workspace_tests", "outcome"])
@@ -50,7 +50,7 @@ def test_outcome_gives_the_reward(outcome: Outcome | None, reward: float | None,
     made = SimpleNamespace(trajectory=SimpleNamespace(outcome=outcome))
     group = cast(Group, SimpleNamespace(items=[SUM], trajectories=[made]))
     with open_scorer(verl_plan(), QuestionSettings()) as scorer:
-        (found,) = scorer.rewards(group, Task("q", "?", domain="task", scorer=rule), (0.0, 0.0))
+        (found,) = scorer.rewards(group, Task("q", "?", domain="task", scorer=rule), 0)
     assert found.scored == (reward is not None) and found.scorer == rule
     assert found.reward == (reward or 0.0)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 from parity.et_agent.rewards import legacy_correctness
+from support.training.rewards import group_rewards
 
 from treadle.agent.dialects.tags import TOOL_DIALECT
-from treadle.rl.rewards import GroupItem, group_rewards
+from treadle.rl.rewards.base import GroupItem
 
 
 def correctness(text: str, gold: list[str], domain: str) -> float:
     (reward,) = group_rewards(
         [GroupItem.from_text(text, dialect=TOOL_DIALECT)], gold, domain, 0, 0, dialect=TOOL_DIALECT
     )
-    return reward.correctness
+    return reward.score
 
 
 def boxed(answer: str) -> str:

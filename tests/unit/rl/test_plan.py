@@ -13,10 +13,11 @@ from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.config import RlOptions, RlSettings
-from treadle.rl.training.plan import ONE_CPU, RlPlan, decay_factor, plan_phase
+from treadle.rl.rewards.efficiency import EfficiencyReward, decay_factor
+from treadle.rl.training.plan import ONE_CPU, RlPlan, plan_phase
 
-ET_AGENT = {"preset": "et-agent-7b", "sigma_tool": 0.1, "sigma_length": 0.1}
-SMALL = {"sigma_tool": 0.1, "sigma_length": 0.05}
+ET_AGENT: dict[str, Any] = {"preset": "et-agent-7b", "reward": {"sigma_tool": 0.1, "sigma_length": 0.1}}
+SMALL = {"reward": {"sigma_tool": 0.1, "sigma_length": 0.05}}
 
 
 def plan(num_rows: int = 8000, *, machine: Machine = ONE_CPU, num_validation_rows: int = 0, **keys: Any) -> RlPlan:
@@ -29,6 +30,11 @@ def plan(num_rows: int = 8000, *, machine: Machine = ONE_CPU, num_validation_row
         num_validation_rows=num_validation_rows,
         machine=machine,
     )
+
+
+def sigmas_at(made: RlPlan, step: int) -> tuple[float, float]:
+    assert isinstance(made.options.reward, EfficiencyReward)
+    return made.options.reward.sigmas_at(step, made.num_steps)
 
 
 @pytest.mark.covers("pareto-14")
@@ -44,33 +50,36 @@ def test_linear_decay_reaches_zero_at_the_last_step() -> None:
 
 @pytest.mark.covers("pareto-14")
 def test_both_sigmas_decay_together() -> None:
-    keys = {"num_rows": 3000, "prompts_per_step": 8, "sigma_tool": 0.05, "sigma_length": 0.1}
-    linear = plan(**keys, sigma_decay="linear")
-    assert linear.num_steps == 375 and linear.sigmas_at(188) == (0.025, 0.05)
-    assert plan(**keys, sigma_decay="none").sigmas_at(188) == (0.05, 0.1)
-    assert plan(**ET_AGENT, sigma_decay="linear").sigmas_at(188) == (0.05, 0.05)
+    keys, sigmas = {"num_rows": 3000, "prompts_per_step": 8}, {"sigma_tool": 0.05, "sigma_length": 0.1}
+    linear = plan(**keys, reward={**sigmas, "sigma_decay": "linear"})
+    assert linear.num_steps == 375 and sigmas_at(linear, 188) == (0.025, 0.05)
+    assert sigmas_at(plan(**keys, reward=sigmas), 188) == (0.05, 0.1)
+    equal = {**ET_AGENT["reward"], "sigma_decay": "linear"}
+    assert sigmas_at(plan(preset="et-agent-7b", reward=equal), 188) == (0.05, 0.05)
+    assert sigmas_at(linear, 0) == (0.0, 0.0)  # A validation.
 
 
 @pytest.mark.covers("pareto-28")
 def test_phase_without_sigmas_is_refused_unless_explicit() -> None:
     with pytest.raises(
-        ConfigError, match=r"^1/rl@phase-2: sigma_tool and sigma_length are both 0.*rl.allow_zero_sigmas"
+        ConfigError, match=r"^1/rl@phase-2: sigma_tool and sigma_length are both 0.*rl.reward.allow_zero_sigmas"
     ):
-        plan(sigma_tool=0.0, sigma_length=0.0)
-    assert plan(sigma_tool=0.0, sigma_length=0.0, allow_zero_sigmas=True).sigmas_at(1) == (0.0, 0.0)
-    assert plan(sigma_tool=0.0, sigma_length=0.1).sigmas_at(1) == (0.0, 0.1)
-    assert plan(sigma_tool=0.1, sigma_length=0.0).sigmas_at(1) == (0.1, 0.0)
+        plan(reward={"sigma_tool": 0.0, "sigma_length": 0.0})
+    explicit = {"sigma_tool": 0.0, "sigma_length": 0.0, "allow_zero_sigmas": True}
+    assert sigmas_at(plan(reward=explicit), 1) == (0.0, 0.0)
+    assert sigmas_at(plan(reward={"sigma_tool": 0.0, "sigma_length": 0.1}), 1) == (0.0, 0.1)
+    assert sigmas_at(plan(reward={"sigma_tool": 0.1, "sigma_length": 0.0}), 1) == (0.1, 0.0)
 
 
 @pytest.mark.parametrize("sigma", [-0.1, math.nan, math.inf])
 def test_sigma_must_not_be_negative(sigma: float) -> None:
     with pytest.raises(ConfigError, match="sigma_tool"):
-        load_config(RlOptions, data={"sigma_tool": sigma})
+        load_config(RlOptions, data={"reward": {"sigma_tool": sigma}})
 
 
 def test_phase_with_undetermined_sigmas_is_not_a_plan() -> None:
     with pytest.raises(ConfigError, match="are not set; set them, or the phase's values in curriculum"):
-        plan(sigma_tool=0.1)
+        plan(reward={"sigma_tool": 0.1})
 
 
 @pytest.mark.covers("pareto-29")

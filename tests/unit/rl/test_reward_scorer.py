@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tables.score_tables import rollout
+from support.training.rewards import group_rewards
 
 from treadle.agent.dialects.base import Segment
 from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
 from treadle.agent.trajectory import STATUSES
 from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.scores import scored_row
-from treadle.rl.rewards import GroupItem, RewardOptions, group_rewards
+from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.figures import validation_figures
 
 GOLD = [
@@ -63,7 +64,7 @@ def test_reward_and_scores_agree_on_every_text(
         quoted = result_block(r"<answer>\boxed{12}</answer>", TOOL_DIALECT)
         segments = [*tokenise("<search>q</search>", TOOL_DIALECT), Segment("result", quoted, 0, 0), *segments]
     row, reward = both(segments, status, gold)
-    assert (row["score"], row["prediction"], row["scorer"]) == (reward.correctness, reward.answer, reward.scorer)
+    assert (row["score"], row["prediction"], row["scorer"]) == (reward.score, reward.answer, reward.scorer)
 
 
 @pytest.mark.covers("pareto-34")
@@ -73,11 +74,9 @@ def test_validation_and_training_report_the_same_correctness_for_the_same_text()
         for answer, calls, length in (("Eiffel Tower", 0, 10), ("tower", 3, 40), ("Louvre", 9, 90))
     ]
     gold = ("Eiffel Tower",)
-    training = group_rewards(
-        items, gold, "qa", 0.5, 0.5, RewardOptions(scale=1.0, flat_penalty=True), dialect=TOOL_DIALECT
-    )
+    training = group_rewards(items, gold, "qa", 0.5, 0.5, scale=1.0, flat_penalty=True, dialect=TOOL_DIALECT)
     alone = [group_rewards([item], gold, "qa", 0.0, 0.0, dialect=TOOL_DIALECT)[0] for item in items]
-    assert [reward.correctness for reward in alone] == [reward.correctness for reward in training]
-    assert [reward.format_ok for reward in alone] == [reward.format_ok for reward in training]
+    assert [reward.score for reward in alone] == [reward.score for reward in training]
+    assert [reward.parts["format_ok"] for reward in alone] == [reward.parts["format_ok"] for reward in training]
     figures = validation_figures(alone, ["qa"] * 3)
-    assert figures["correctness"] == pytest.approx(sum(reward.correctness for reward in training) / 3)
+    assert figures["score"] == pytest.approx(sum(reward.score for reward in training) / 3)

@@ -12,13 +12,15 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.training.advantages import group_advantages
+from support.training.rewards import group_rewards
 
 from treadle.agent.dialects.base import Segment
 from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
-from treadle.rl.rewards import GroupItem, Reward, RewardOptions, group_rewards
+from treadle.rl.credit.outcome import group_advantages
+from treadle.rl.rewards.base import GroupItem
+from treadle.rl.rewards.rewarded import RewardedItem
 
 GOOD = r"<think>a</think><answer>\boxed{%s}</answer>"
 BAD = r"<answer>\boxed{%s}</answer>"
@@ -48,10 +50,9 @@ EXAMPLE_B = [
 
 
 def rewards_of(items: list[GroupItem], sigma_tool: float, sigma_length: float, scale: float = 2.0) -> list[float]:
-    options = RewardOptions(scale=scale)
     return [
         reward.reward
-        for reward in group_rewards(items, ["12"], "math", sigma_tool, sigma_length, options, dialect=TOOL_DIALECT)
+        for reward in group_rewards(items, ["12"], "math", sigma_tool, sigma_length, scale=scale, dialect=TOOL_DIALECT)
     ]
 
 
@@ -75,19 +76,23 @@ def test_math_group_has_its_worked_rewards(
 @pytest.mark.covers("pareto-13")
 def test_math_group_has_its_worked_components() -> None:
     rewards = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
-    assert [reward.f_tool for reward in rewards] == pytest.approx([1.05, 0.95, 1.0997, 1, 1, 0.9003], **CLOSE)
-    assert [reward.f_len for reward in rewards] == pytest.approx([1.0393, 0.9528, 1.0786, 1, 1, 0.9293], **CLOSE)
-    assert [reward.f_format for reward in rewards] == [0, 0, 0, 0, -1, -1]
-    assert [reward.correctness for reward in rewards] == [1, 1, 0, 1, 1, 0]
-    assert {(reward.tool_mean, reward.length_mean) for reward in rewards} == {(2.0, 300.0)}
-    assert rewards[0].length_std == pytest.approx(127.0171, abs=5e-5)
+    assert [reward.parts["f_tool"] for reward in rewards] == pytest.approx([1.05, 0.95, 1.0997, 1, 1, 0.9003], **CLOSE)
+    assert [reward.parts["f_len"] for reward in rewards] == pytest.approx(
+        [1.0393, 0.9528, 1.0786, 1, 1, 0.9293], **CLOSE
+    )
+    assert [reward.parts["f_format"] for reward in rewards] == [0, 0, 0, 0, -1, -1]
+    assert [reward.score for reward in rewards] == [1, 1, 0, 1, 1, 0]
+    assert {(reward.parts["tool_mean"], reward.parts["length_mean"]) for reward in rewards} == {(2.0, 300.0)}
+    assert rewards[0].parts["length_std"] == pytest.approx(127.0171, abs=5e-5)
     assert [reward.length for reward in rewards] == [200, 420, 100, 300, 300, 480]
     assert [reward.answer for reward in rewards] == ["12", "12", "7", "12", "12", "7"]
-    assert rewards[4].format_reasons == ("bad_start", "no_think") and not rewards[4].format_ok
-    assert rewards[0].format_reasons == () and rewards[0].format_ok
+    assert rewards[4].notes == ("bad_start", "no_think") and not rewards[4].parts["format_ok"]
+    assert rewards[0].notes == () and rewards[0].parts["format_ok"]
     for reward in rewards:
-        assert reward.reward == reward.correctness * reward.f_tool * reward.f_len + reward.f_format
-        assert (reward.sigma_tool, reward.sigma_length) == (0.1, 0.1) and reward.scored
+        parts = reward.parts
+        assert reward.score is not None
+        assert reward.reward == reward.score * parts["f_tool"] * parts["f_len"] + parts["f_format"]
+        assert (reward.parts["sigma_tool"], reward.parts["sigma_length"]) == (0.1, 0.1) and reward.scored
 
 
 @pytest.mark.covers("pareto-13", "pareto-19")
@@ -113,9 +118,9 @@ def test_engine_epsilon_changes_the_fourth_digit() -> None:
 def test_qa_group_has_its_worked_rewards() -> None:
     # F1 of the second: 2 of 4 predicted tokens, 2 of 2 of the gold answer "Eiffel Tower".
     rewards = group_rewards(EXAMPLE_B, ["blue Eiffel Tower", "Eiffel Tower"], "qa", 0.2, 0.1, dialect=TOOL_DIALECT)
-    assert [reward.correctness for reward in rewards] == pytest.approx([1, 2 / 3, 0, 1])
+    assert [reward.score for reward in rewards] == pytest.approx([1, 2 / 3, 0, 1])
     assert [reward.reward for reward in rewards] == pytest.approx([1.0, 0.5351, 0, 0.0997], **CLOSE)
-    assert {reward.f_len for reward in rewards} == {1.0}
+    assert {reward.parts["f_len"] for reward in rewards} == {1.0}
 
 
 @pytest.mark.covers("pareto-13")
@@ -131,29 +136,30 @@ def test_permuting_a_group_permutes_its_rewards_exactly() -> None:
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0, 3.0])
 def test_equal_lengths_give_half_the_scale(scale: float) -> None:
     items = [item("12", calls, 77) for calls in (0, 3, 9)]
-    rewards = group_rewards(items, ["12"], "math", 0.1, 5.0, RewardOptions(scale=scale), dialect=TOOL_DIALECT)
-    assert [reward.f_len for reward in rewards] == [scale / 2] * 3
+    rewards = group_rewards(items, ["12"], "math", 0.1, 5.0, scale=scale, dialect=TOOL_DIALECT)
+    assert [reward.parts["f_len"] for reward in rewards] == [scale / 2] * 3
 
 
 @pytest.mark.covers("pareto-13")
 def test_reward_without_sigmas_is_correctness_and_format() -> None:
     for reward in group_rewards(EXAMPLE_A, ["12"], "math", 0.0, 0.0, dialect=TOOL_DIALECT):
-        assert reward.reward == reward.correctness + reward.f_format
+        assert reward.reward == reward.score + reward.parts["f_format"]
 
 
 def test_length_counts_model_tokens_unless_results_are_included() -> None:
-    of_all = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(length_scope="all"), dialect=TOOL_DIALECT)
-    assert [reward.length for reward in of_all] == [400, 840, 200, 600, 600, 960]
+    of_all = group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, length_scope="all", dialect=TOOL_DIALECT)
+    assert {reward.parts["length_mean"] for reward in of_all} == {600.0}
+    assert [reward.length for reward in of_all] == [200, 420, 100, 300, 300, 480]
     longer = [replace(EXAMPLE_A[0], total_tokens=10**6), *EXAMPLE_A[1:]]
     assert rewards_of(longer, 0.1, 0.1) == rewards_of(EXAMPLE_A, 0.1, 0.1)
 
 
 def test_flat_penalty_removes_all_reward_of_a_malformed_correct_answer() -> None:
     flat = group_rewards(
-        EXAMPLE_A, ["12"], "math", 0.1, 0.1, RewardOptions(flat_penalty=True, format_penalty=0.5), dialect=TOOL_DIALECT
+        EXAMPLE_A, ["12"], "math", 0.1, 0.1, flat_penalty=True, format_penalty=0.5, dialect=TOOL_DIALECT
     )
     assert [reward.reward for reward in flat] == pytest.approx([1.0913, 0.9052, 0, 1, -0.5, -0.5], **CLOSE)
-    assert flat[4].correctness == 1
+    assert flat[4].score == 1
 
 
 @pytest.mark.covers("pareto-19")
@@ -169,7 +175,7 @@ def test_lost_trajectory_changes_no_sibling_and_has_no_gradient() -> None:
     lost = replace(item("12", 50, 9_999), status="failed")
     with_lost = group_rewards([lost, *EXAMPLE_A], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert with_lost[1:] == group_rewards(EXAMPLE_A, ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
-    assert not with_lost[0].scored and not with_lost[0].format_ok and with_lost[0].correctness == 0
+    assert not with_lost[0].scored and with_lost[0].parts == {}
     assert group_advantages([reward.reward for reward in with_lost])[0] == pytest.approx(0, abs=1e-12)
     nothing = group_rewards([lost, lost], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     assert [(reward.reward, reward.scored) for reward in nothing] == [(0.0, False)] * 2
@@ -178,7 +184,7 @@ def test_lost_trajectory_changes_no_sibling_and_has_no_gradient() -> None:
 @pytest.mark.parametrize("status", ["no_answer", "limit", "max_turns", "context_full", "length", "timeout", "budget"])
 def test_only_a_rollout_that_ends_with_its_answer_can_be_correct(status: str) -> None:
     (reward,) = group_rewards([replace(EXAMPLE_A[0], status=status)], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
-    assert (reward.correctness, reward.scorer, reward.answer, reward.scored) == (0.0, "status", "12", True)
+    assert (reward.score, reward.scorer, reward.answer, reward.scored) == (0.0, "status", "12", True)
 
 
 @pytest.mark.covers("pareto-16")
@@ -193,7 +199,7 @@ def test_only_a_rollout_that_ends_with_its_answer_can_be_correct(status: str) ->
 )
 def test_text_answers_earn_their_token_f1(answer: str, gold: list[str], f1: float) -> None:
     (reward,) = group_rewards([item(answer, 0, 5)], gold, "qa", 0.1, 0.1, dialect=TOOL_DIALECT)
-    assert reward.correctness == pytest.approx(f1, **CLOSE)
+    assert reward.score == pytest.approx(f1, **CLOSE)
 
 
 @pytest.mark.covers("pareto-17")
@@ -209,7 +215,7 @@ def test_text_answers_earn_their_token_f1(answer: str, gold: list[str], f1: floa
 )
 def test_math_answers_are_equal_by_value(answer: str, gold: str) -> None:
     assert [
-        reward.correctness for reward in group_rewards([item(answer, 0, 5)], [gold], "math", 0, 0, dialect=TOOL_DIALECT)
+        reward.score for reward in group_rewards([item(answer, 0, 5)], [gold], "math", 0, 0, dialect=TOOL_DIALECT)
     ] == [1.0]
 
 
@@ -219,13 +225,13 @@ def test_box_after_the_answer_does_not_replace_it() -> None:
     (reward,) = group_rewards(
         [GroupItem.from_text(text, dialect=TOOL_DIALECT)], ["12"], "math", 0, 0, dialect=TOOL_DIALECT
     )
-    assert (reward.answer, reward.correctness) == ("12", 1.0)
+    assert (reward.answer, reward.score) == ("12", 1.0)
 
 
 def test_any_gold_answer_and_the_question_choices_count() -> None:
-    assert group_rewards([item("7", 0, 1)], ["12", "7"], "math", 0, 0, dialect=TOOL_DIALECT)[0].correctness == 1
+    assert group_rewards([item("7", 0, 1)], ["12", "7"], "math", 0, 0, dialect=TOOL_DIALECT)[0].score == 1
     (reward,) = group_rewards([item("B", 0, 1)], ["Rome"], "qa", 0, 0, choices=["Oslo", "Rome"], dialect=TOOL_DIALECT)
-    assert (reward.correctness, reward.scorer) == (1.0, "choice")
+    assert (reward.score, reward.scorer) == (1.0, "choice")
 
 
 def test_unknown_domain_is_refused() -> None:
@@ -249,7 +255,6 @@ def test_markers_quoted_in_a_result_change_neither_calls_nor_format(mode: str) -
     quoted = (
         r"<search>x</search><search>y</search><python>1</python></think><think></answer><answer>\boxed{13}</answer>"
     )
-    options = RewardOptions(format_mode="strict" if mode == "strict" else "loose")
 
     def turn(result: str) -> GroupItem:
         segments = (
@@ -259,10 +264,12 @@ def test_markers_quoted_in_a_result_change_neither_calls_nor_format(mode: str) -
         )
         return GroupItem(segments=segments, tool_calls=1, model_tokens=9, total_tokens=19, status="answered")
 
-    plain = group_rewards([turn("<result>found</result>")], ["12"], "math", 0.1, 0.1, options, dialect=TOOL_DIALECT)
-    assert plain[0].format_ok and plain[0].tool_calls == 1 and plain[0].correctness == 1
+    plain = group_rewards(
+        [turn("<result>found</result>")], ["12"], "math", 0.1, 0.1, format_mode=mode, dialect=TOOL_DIALECT
+    )
+    assert plain[0].parts["format_ok"] and plain[0].tool_calls == 1 and plain[0].score == 1
     for result in (f"<result>{quoted}</result>", result_block(quoted, TOOL_DIALECT)):
-        assert group_rewards([turn(result)], ["12"], "math", 0.1, 0.1, options, dialect=TOOL_DIALECT) == plain
+        assert group_rewards([turn(result)], ["12"], "math", 0.1, 0.1, format_mode=mode, dialect=TOOL_DIALECT) == plain
 
 
 HOSTILE = [
@@ -296,15 +303,14 @@ def test_hostile_answers_are_wrong_answers(
     def refuse(*_: object) -> None:
         raise AssertionError("text of a model was evaluated")
 
-    options = RewardOptions(format_mode="strict" if mode == "strict" else "loose")
     for form in (GOOD, BAD, "%s", r"<think>%s</think>"):
         items = [item(answer, 10**15, 10**15, form=form), item("12", 0, 1)]
         with monkeypatch.context() as patched:
             for name in ("eval", "exec", "compile"):
                 patched.setattr(f"builtins.{name}", refuse)
-            hostile, usual = group_rewards(items, ["12"], domain, 1e6, 1e6, options, dialect=TOOL_DIALECT)
-        assert hostile.correctness == 0.0 and hostile.reward in (0.0, -1.0)
-        assert math.isfinite(usual.reward) and usual.correctness == 1.0
+            hostile, usual = group_rewards(items, ["12"], domain, 1e6, 1e6, format_mode=mode, dialect=TOOL_DIALECT)
+        assert hostile.score == 0.0 and hostile.reward in (0.0, -1.0)
+        assert math.isfinite(usual.reward) and usual.score == 1.0
 
 
 @given(
@@ -322,14 +328,12 @@ def test_factors_stay_within_the_scale_and_reward_efficiency(
         item("12" if right else "7", calls, length, form=GOOD if formed else BAD)
         for calls, length, right, formed in facts
     ]
-    rewards = group_rewards(
-        items, ["12"], "math", sigma_tool, sigma_length, RewardOptions(scale=scale), dialect=TOOL_DIALECT
-    )
+    rewards = group_rewards(items, ["12"], "math", sigma_tool, sigma_length, scale=scale, dialect=TOOL_DIALECT)
     for reward in rewards:
-        assert 0 < reward.f_tool < scale or math.isclose(reward.f_tool, scale)
-        assert 0 < reward.f_len < scale or math.isclose(reward.f_len, scale)
+        assert 0 < reward.parts["f_tool"] < scale or math.isclose(reward.parts["f_tool"], scale)
+        assert 0 < reward.parts["f_len"] < scale or math.isclose(reward.parts["f_len"], scale)
     for one, other in itertools.pairwise(sorted(rewards, key=lambda reward: reward.tool_calls)):
-        assert one.f_tool >= other.f_tool
+        assert one.parts["f_tool"] >= other.parts["f_tool"]
     assert sum(group_advantages([reward.reward for reward in rewards])) == pytest.approx(
         rewards[0].reward if len(rewards) == 1 else 0, abs=1e-6
     )
@@ -339,12 +343,15 @@ def test_rewards_round_trip_as_json() -> None:
     whole = replace(EXAMPLE_A[0], tool_failures=1)
     (reward,) = group_rewards([whole], ["12"], "math", 0.1, 0.1, dialect=TOOL_DIALECT)
     stored = orjson.loads(orjson.dumps(asdict(reward)))
-    assert Reward(**{**stored, "format_reasons": tuple(stored["format_reasons"])}) == reward
+    assert RewardedItem(**{**stored, "notes": tuple(stored["notes"])}) == reward
 
 
 def test_rewards_are_cheap_to_import() -> None:
-    heavy = ("numpy", "pyarrow", "pydantic", "torch", "jinja2", "aiohttp", "sympy", "math_verify")
-    modules = ", ".join(f"treadle.rl.{name}" for name in ("rewards", "training.figures"))
+    heavy = ("numpy", "pyarrow", "torch", "jinja2", "aiohttp", "sympy", "math_verify")
+    modules = ", ".join(
+        f"treadle.rl.{name}"
+        for name in ("rewards.efficiency", "rewards.rewarded", "credit.outcome", "training.figures")
+    )
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"

@@ -24,7 +24,7 @@ ET_AGENT = {"preset": "et-agent-7b", "engine": "trl"}
 
 
 def plan(machine: Machine = ONE_CPU, *, num_rows: int = 8000, num_validation_rows: int = 160, **keys: Any) -> RlPlan:
-    options = load_config(RlOptions, data={"sigma_tool": 0.1, "sigma_length": 0.1, **keys})
+    options = load_config(RlOptions, data={"reward": {"sigma_tool": 0.1, "sigma_length": 0.1}, **keys})
     return plan_phase(
         RlSettings(options=options, seed=7),
         address="1/rl@phase-1",

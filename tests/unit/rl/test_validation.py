@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.tables.rl_tables import write_policy, write_safetensors
 from support.tables.score_tables import question
+from support.training.rewards import group_rewards
 
 from treadle.agent.contract import Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
@@ -22,7 +23,7 @@ from treadle.core.store.parquet import TableWriter
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.groups.dump import read_steps, rollout_row, write_step
 from treadle.rl.groups.rollout import Group, GroupTrajectory
-from treadle.rl.rewards import GroupItem, group_rewards
+from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.checkpoint_checks import check_greedy, check_weights, tensors
 from treadle.rl.training.curves import draw_curves, moving_mean, sparkline
 from treadle.rl.training.events import RlEvents, RlStep, Validation, ValidationFigures

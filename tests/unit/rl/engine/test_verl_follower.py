@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.training.rewards import group_rewards
 from support.training.verl_plans import verl_plan
 
 from treadle.agent.dialects.tags import TOOL_DIALECT
@@ -18,7 +19,7 @@ from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
-from treadle.rl.rewards import GroupItem, group_rewards
+from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.training.rewards import group_rewards
 from support.training.scripted_groups import ANSWER, SEARCH, StubTool
 from support.training.stub_verl import Script, StubClient, StubOutput, caller
 from support.training.verl_plans import loop_fields, verl_plan
@@ -30,7 +31,7 @@ from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.host import LoopHost, RewardedTrajectory, Sample, host_of
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.rollout import Group
-from treadle.rl.rewards import Reward, group_rewards
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.training.tables import RL_ROLLOUTS
 from treadle.rl.verl.data import ENGINE_SCHEMA, write_verl_rows
@@ -49,7 +50,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 class CallsHost(LoopHost):
     """Rewards the mean of calls minus own calls."""
 
-    def _rewards(self, sample: Sample, group: Group) -> list[Reward]:
+    def _rewards(self, sample: Sample, group: Group) -> list[RewardedItem]:
         rewards = group_rewards(group.items, sample.question.answers, "math", 0.0, 0.0, dialect=TOOL_DIALECT)
         mean = sum(reward.tool_calls for reward in rewards) / len(rewards)
         return [replace(reward, reward=mean - reward.tool_calls) for reward in rewards]
@@ -128,7 +129,7 @@ async def test_plan_rewards_and_rows_are_written(codec: ChatTokenizer, tmp_path:
     calls = dict(zip(seeds(plan, sample, 4), (0, 1, 1, 2), strict=True))
     client = StubClient(caller(codec, calls, SEARCH, answer), version=2)
     made: list[RewardedTrajectory] = await gather(host_of_plan(plan, codec, tmp_path), sample, client, 4)
-    assert [item.reward.correctness for item in made] == [1.0] * 4
+    assert [item.reward.score for item in made] == [1.0] * 4
     assert made[0].reward.reward > made[1].reward.reward > made[3].reward.reward
     assert {(item.min_version, item.max_version) for item in made} == {(2, 2)}
     (group,) = VerlFolder(tmp_path).read_groups(3, validation=False)
@@ -162,7 +163,7 @@ async def test_validation_is_one_trajectory_without_efficiency(codec: ChatTokeni
     sample = Sample.from_fields(loop_fields(split="valid", step=10))
     client = StubClient(caller(codec, dict.fromkeys(seeds(plan, sample, 1), 2), SEARCH, ANSWER))
     (made,) = await gather(host_of_plan(plan, codec, tmp_path), sample, client, 1)
-    assert (made.reward.sigma_tool, made.reward.sigma_length, made.reward.tool_calls) == (0.0, 0.0, 2)
+    assert (made.reward.parts["sigma_tool"], made.reward.parts["sigma_length"], made.reward.tool_calls) == (0.0, 0.0, 2)
     folder = VerlFolder(tmp_path)
     assert len(folder.read_groups(10, validation=True)) == 1 and not folder.read_groups(10, validation=False)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.qwen_tokenizer import qwen_tokenizer
+from support.training.rewards import group_rewards
 from support.training.scripted_groups import (
     ALONE,
     ANSWER,
@@ -35,7 +36,7 @@ from treadle.core.seeds import derive_seed
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching, uniform
 from treadle.rl.groups.rollout import Group, roll_out_groups
-from treadle.rl.rewards import Reward, group_rewards
+from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import step_figures
 
 
@@ -233,7 +234,7 @@ async def test_results_do_not_affect_lengths_or_rewards() -> None:
     def reply(context: str, seed: int) -> str:
         return SEARCH if num_results(context) < 1 + seed % 3 else ANSWER
 
-    async def played(result: str) -> tuple[list[Reward], list[int]]:
+    async def played(result: str) -> tuple[list[RewardedItem], list[int]]:
         model, tool = ScriptedGenerator(codec, reply), StubTool("search", result)
         rollouts = make_rollouts(model, codec, branching=ALONE, tools=[tool])
         (group,) = await roll_out_groups(rollouts, [job(8)])
@@ -243,7 +244,7 @@ async def test_results_do_not_affect_lengths_or_rewards() -> None:
 
     (short, short_ids), (long, long_ids) = await played("found"), await played("<b>" * 40)
     assert short == long and step_figures([short]) == step_figures([long])
-    assert len({reward.f_len for reward in short}) > 1
+    assert len({reward.parts["f_len"] for reward in short}) > 1
     turns = [(len(codec.encode(SEARCH)), reward.tool_calls) for reward in short]
     assert [reward.length for reward in short] == [
         tokens * calls + len(codec.encode(ANSWER)) for tokens, calls in turns

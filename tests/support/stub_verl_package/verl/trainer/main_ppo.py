@@ -13,9 +13,11 @@ import uuid
 from dataclasses import asdict
 from pathlib import Path
 
+from support.training.rewards import group_rewards
+
 from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.rewards import GroupItem, group_rewards
+from treadle.rl.rewards.base import GroupItem
 
 RIGHT, WRONG = "<think>t</think><answer>\\boxed{12}</answer>", "<think>t</think><answer>\\boxed{13}</answer>"
 

@@ -1,0 +1,39 @@
+"""Give all tokens of a trajectory its reward compared with its group's (arXiv 2402.03300)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from treadle.rl.credit.base import CreditGroup, CreditRule
+from treadle.rl.training.figures import deviation
+
+EPSILON = 1e-6
+"""Added to the standard deviation by verl; TRL adds 1e-4."""
+
+
+class OutcomeCredit(CreditRule):
+    """(R - mean) / (std + 1e-6) within the group, for all tokens of the trajectory.
+
+    Engines compute it themselves from the rewards; the method is the reference that they are tested against.
+    """
+
+    type: str = "outcome"
+    """Type of the rule."""
+
+    def advantages(self, group: CreditGroup) -> list[float]:
+        """See `CreditRule`."""
+        return group_advantages([item.reward for item in group.rewards])
+
+
+def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list[float]:
+    """Return (R - mean) / (std + epsilon) with the sample standard deviation (n - 1); all 0 for equal rewards.
+
+    A group of one keeps its reward.
+    """
+    if len(rewards) == 1:
+        return [float(rewards[0])]
+    if not (spread := deviation(rewards)):
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    return [(reward - mean) / (spread + epsilon) for reward in rewards]

@@ -1,0 +1,28 @@
+"""Find types of credit rules by name: shipped ones, entry points, classes in a file or a module."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import SerializeAsAny, WrapValidator
+
+from treadle.core.registry import Registry
+from treadle.rl.credit.base import CreditRule
+from treadle.rl.credit.outcome import OutcomeCredit
+
+CREDITS = Registry(
+    base=CreditRule,
+    key="rl.credit",
+    group="treadle.credits",
+    example="my_credit.py:PerTurn",
+    shipped={"outcome": "treadle.rl.credit.outcome:OutcomeCredit"},
+)
+"""Types of credit rules."""
+
+AnyCredit = Annotated[SerializeAsAny[CreditRule], WrapValidator(CREDITS.validate), CREDITS]
+"""Settings of a credit rule of any type."""
+
+
+def is_default(rule: CreditRule) -> bool:
+    """Return whether engines compute the advantages themselves, because the rule is the usual one."""
+    return type(rule) is OutcomeCredit

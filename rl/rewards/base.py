@@ -1,0 +1,148 @@
+"""Define what a reward rule is, what it is given, and what it returns. Documented in docs/behaviour/rewards.md.
+
+Few imports, because rules run inside the engines' environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from pydantic import ConfigDict
+
+from treadle.agent.contract import Task
+from treadle.agent.dialects.base import Dialect, Segment
+from treadle.agent.dialects.tags import TagDialect, tokenise
+from treadle.core.answers.score import Score
+from treadle.core.registry import Entry
+
+FAILED = "failed"
+"""Status of an item that infrastructure, not the policy, prevented."""
+
+ANSWERED = "answered"
+"""Status of an item that ended with its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupItem:
+    """One trajectory of a group, as rules see it.
+
+    Counts come from the call ledger and from token ids, never from the text.
+
+    Attributes:
+        segments: The assistant turn in typed segments; their offsets do not matter.
+        tool_calls: Number of executed calls, including failed ones, excluding refused ones.
+        tool_failures: Number of executed calls that failed.
+        web_misses: Number of calls that the replayed web record could not answer.
+        model_tokens: Number of tokens that the model wrote.
+        total_tokens: Number of tokens, tool results included.
+        status: How the rollout ended; see `treadle.agent.trajectory.STATUSES`.
+        num_turns: Number of turns of the model in the token ids.
+        turn_rewards: Reward of each turn from the environment; None for those without one.
+    """
+
+    segments: tuple[Segment, ...]
+    tool_calls: int
+    model_tokens: int
+    total_tokens: int
+    status: str
+    tool_failures: int = 0
+    web_misses: int = 0
+    num_turns: int = 1
+    turn_rewards: tuple[float | None, ...] = ()
+
+    @classmethod
+    def from_text(cls, text: str, *, status: str = ANSWERED, dialect: TagDialect, **counts: Any) -> GroupItem:
+        """Build an item from flat text alone; every well-formed result block counts as a tool result."""
+        known = {"tool_calls": 0, "model_tokens": 0, "total_tokens": 0, **counts}
+        return cls(segments=tuple(tokenise(text, dialect)), status=status, **known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardGroup:
+    """All trajectories of one task that were not lost to infrastructure, with the verdict on each.
+
+    Attributes:
+        task: The task, with its gold answers, choices, rule and hidden payload.
+        items: The trajectories.
+        predictions: Extracted answer of each item; empty if there is none.
+        scores: Verdict on each item by the run's scorer. `score` is None if there is none.
+        has_answers: True if the verdicts compare answers with gold answers; otherwise an environment or a tool gave
+            them.
+        dialect: How the model writes its turns.
+        phase: Number of the phase, from 1.
+        step: Number of the step in the phase, from 1; 0 in a validation, whose groups have one trajectory.
+        num_steps: Number of steps of the phase.
+    """
+
+    task: Task
+    items: Sequence[GroupItem]
+    predictions: Sequence[str]
+    scores: Sequence[Score]
+    has_answers: bool
+    dialect: Dialect
+    phase: int = 1
+    step: int = 1
+    num_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The reward of one item by a rule.
+
+    Attributes:
+        total: The reward; None leaves the item out of all means and gives it no advantage.
+        parts: Name -> value of what it consists of, as the rule declares; None for a part that it does not have.
+        notes: Short codes that explain it, such as those of broken rules.
+    """
+
+    total: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class RewardRule(Entry):
+    """Settings of a reward rule, and the rule itself.
+
+    Derive a class, declare typed keys and `PARTS`, and implement `rewards`.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    PARTS: ClassVar[Mapping[str, str]] = {}
+    """Name -> description of the parts of a reward, the most telling ones first: curves show the first that change."""
+
+    type: str = "efficiency"
+    """Type of the rule: `efficiency`, `outcome`, `my_file.py:Class` for a class in a file next to the configuration,
+    `package.module:Class`, or the name of an entry point."""
+
+    def rewards(self, group: RewardGroup) -> list[Reward]:
+        """Return the rewards of a group's items, in their order.
+
+        It is called outside event loops, by several threads at once. Text of the model is hostile: never evaluate it.
+        """
+        raise NotImplementedError
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError for settings that cannot train; `where` is the instance, such as `1/rl@phase-2`.
+
+        It is called before the run and before training, with the values of the curriculum filled in.
+        """
+
+    def filled(self, **values: float) -> Self:
+        """Return the rule with these values for those of its keys that are None; other names are ignored."""
+        own = type(self).model_fields
+        missing = {name: value for name, value in values.items() if name in own and getattr(self, name) is None}
+        return self.model_copy(update=missing)
+
+    @property
+    def described(self) -> str:
+        """The type and the keys that differ from their defaults, for people."""
+        hidden = Entry.model_fields.keys()
+        given = [
+            f"{name} {getattr(self, name)}"
+            for name, key in type(self).model_fields.items()
+            if name not in hidden and getattr(self, name) != key.get_default(call_default_factory=True)
+        ]
+        return self.type + (f" ({', '.join(given)})" if given else "")

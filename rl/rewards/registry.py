@@ -1,0 +1,25 @@
+"""Find types of reward rules by name: shipped ones, entry points, classes in a file or a module."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import SerializeAsAny, WrapValidator
+
+from treadle.core.registry import Registry
+from treadle.rl.rewards.base import RewardRule
+
+REWARDS = Registry(
+    base=RewardRule,
+    key="rl.reward",
+    group="treadle.rewards",
+    example="my_rewards.py:Short",
+    shipped={
+        "efficiency": "treadle.rl.rewards.efficiency:EfficiencyReward",
+        "outcome": "treadle.rl.rewards.outcome:OutcomeReward",
+    },
+)
+"""Types of reward rules."""
+
+AnyReward = Annotated[SerializeAsAny[RewardRule], WrapValidator(REWARDS.validate), REWARDS]
+"""Settings of a reward rule of any type."""

@@ -1,0 +1,148 @@
+"""Apply a reward rule to a group, check what it returns, and join it with the facts that figures and tables need."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+
+from treadle.agent.jobs.runner import cause_of
+from treadle.core.answers.extraction import extract_prediction
+from treadle.core.answers.math_equal import Checker
+from treadle.core.answers.score import Score, score_answer
+from treadle.core.errors import EngineError
+from treadle.rl.rewards.base import ANSWERED, FAILED, GroupItem, Reward, RewardGroup, RewardRule
+
+LARGEST_REWARD = 1e9
+"""Largest absolute reward: sums of squares of larger ones are not exact enough to compare."""
+
+UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
+"""Verdict on an item that did not end with its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardedItem:
+    """One item with its reward and the facts about it that do not depend on the rule.
+
+    Attributes:
+        reward: The reward. An item that was not scored gets the mean of the scored ones, so that its advantage is 0.
+        scored: False if infrastructure lost the trajectory, or if the rule gave no reward; excluded from all means.
+        parts: Parts of the reward by name; empty if infrastructure lost the trajectory.
+        notes: Codes that explain the reward.
+        score: The verdict's score, limited to [0, 1]; None without a verdict.
+        answer: The extracted prediction.
+        scorer: The scorer that was used.
+        length: Number of tokens that the model wrote.
+    """
+
+    reward: float
+    scored: bool
+    parts: Mapping[str, float]
+    notes: tuple[str, ...]
+    score: float | None
+    answer: str
+    scorer: str
+    status: str
+    tool_calls: int
+    tool_failures: int
+    length: int
+    web_misses: int = 0
+
+
+def score_item(
+    item: GroupItem,
+    gold: Sequence[str],
+    domain: str,
+    *,
+    choices: Sequence[str] = (),
+    checker: Checker | None = None,
+) -> tuple[str, Score]:
+    """Return prediction and verdict, as the stage `scores` does; raise EngineError if there is no verdict.
+
+    `gold`: accepted answers; the best match counts. `checker` adds computer algebra to math. Raises ConfigError for an
+    unknown domain.
+    """
+    answer = extract_prediction({"kind": part.kind, "text": part.text} for part in item.segments)
+    if item.status != ANSWERED:
+        return answer, UNFINISHED
+    score = score_answer(answer, gold, choices, domain, checker=checker)
+    if score.score is None:
+        raise EngineError(f"an answer of a rollout could not be compared with the gold answers: {score.error}")
+    return answer, score
+
+
+def reward_items(rule: RewardRule, group: RewardGroup) -> list[RewardedItem]:
+    """Return the items of a group with their rewards, in their order; the rule does not get lost items.
+
+    Raises EngineError, naming rule and task, if the rule raises or returns something else than a `Reward` with usable
+    numbers and declared parts for each item.
+    """
+    kept = [place for place, item in enumerate(group.items) if item.status != FAILED]
+    known = replace(
+        group,
+        items=[group.items[place] for place in kept],
+        predictions=[group.predictions[place] for place in kept],
+        scores=[group.scores[place] for place in kept],
+    )
+    found = dict(zip(kept, _checked(rule, known), strict=True)) if kept else {}
+    lost = Reward(None)
+    made = [
+        _rewarded(item, found.get(place, lost), group.predictions[place], group.scores[place])
+        for place, item in enumerate(group.items)
+    ]
+    return _fill_unscored(made)
+
+
+def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
+    """Return what the rule returns for a group; raise EngineError if it cannot be used."""
+    about = f"the reward rule {rule.type} failed on task {group.task.key}:"
+    try:
+        made = list(rule.rewards(group))
+    except Exception as error:  # any error that a user's rule raises
+        raise EngineError(f"{about} it raised {cause_of(error)}") from error
+    if len(made) != len(group.items):
+        raise EngineError(f"{about} it returned {len(made):,} rewards for {len(group.items):,} rollouts")
+    for reward in made:
+        if not isinstance(reward, Reward):
+            raise EngineError(f"{about} it returned {type(reward).__name__}, not treadle.api.Reward")
+        if reward.total is not None and not is_usable(reward.total):
+            raise EngineError(f"{about} it returned {reward.total!r:.80} as a total, not a number up to 1e9 or None")
+        if unknown := [str(name) for name in reward.parts if name not in rule.PARTS]:
+            raise EngineError(f"{about} PARTS does not declare the part {unknown[0]!r:.80}")
+        for name, value in reward.parts.items():
+            if value is not None and not is_usable(value, sys.float_info.max):
+                raise EngineError(f"{about} its part {name} is {value!r:.80}, not a finite number or None")
+    return made
+
+
+def is_usable(value: object, largest: float = LARGEST_REWARD) -> bool:
+    """Return whether a rule's value is a finite number, at most `largest` in size."""
+    return isinstance(value, Real) and -largest <= value <= largest  # type: ignore[operator]
+
+
+def _rewarded(item: GroupItem, reward: Reward, answer: str, score: Score) -> RewardedItem:
+    return RewardedItem(
+        reward=float(reward.total or 0.0),
+        scored=reward.total is not None,
+        parts={name: float(value) for name, value in sorted(reward.parts.items()) if value is not None},
+        notes=tuple(map(str, reward.notes)),
+        score=None if score.score is None else min(max(score.score, 0.0), 1.0),
+        answer=answer,
+        scorer=score.scorer,
+        status=item.status,
+        tool_calls=item.tool_calls,
+        tool_failures=item.tool_failures,
+        length=item.model_tokens,
+        web_misses=item.web_misses,
+    )
+
+
+def _fill_unscored(items: list[RewardedItem]) -> list[RewardedItem]:
+    """Set the reward of items that were not scored to the mean of those that were."""
+    scored = [item.reward for item in items if item.scored]
+    if len(scored) == len(items):
+        return items
+    neutral = math.fsum(scored) / len(scored) if scored else 0.0
+    return [item if item.scored else replace(item, reward=neutral) for item in items]
