@@ -44,7 +44,7 @@ ET_AGENT_7B: dict[str, Any] = {
     "top_k": -1,
     "max_prompt_tokens": 2000,
     "max_response_tokens": 4096,
-    "reward": {"scale": 2.0, "format_penalty": 1.0},
+    "reward": "efficiency",
     "validation_questions": 160,
     "validation_steps": 10,
     "save_steps": 30,
@@ -56,7 +56,8 @@ ET_AGENT_7B: dict[str, Any] = {
     "tensor_parallel": 1,
 }
 """Settings of ET-Agent (arXiv 2601.06860), from the paper and its published launch scripts. Lengths are counted in
-real tokens and the format check is strict, unlike in the scripts. The sigmas are set by the curriculum's phases."""
+real tokens and the format check is strict, unlike in the scripts. The reward has its defaults, and sigmas of the
+curriculum's phases."""
 
 TYPED_KEYS: dict[str, str] = {
     "num_generations": "group_size",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
 from pydantic import ConfigDict
 
 from treadle.agent.contract import Task
-from treadle.agent.jobs.runner import cause_of
 from treadle.core.errors import EngineError
 from treadle.core.registry import Entry
 from treadle.rl.rewards.base import GroupItem
@@ -63,7 +63,7 @@ def turn_advantages(rule: CreditRule, group: CreditGroup) -> list[list[float]]:
     try:
         made = [list(value) if isinstance(value, Iterable) else value for value in rule.advantages(group)]
     except Exception as error:  # any error that a user's rule raises
-        raise EngineError(f"{about} it raised {cause_of(error)}") from error
+        raise EngineError(f"{about} it raised {type(error).__name__}: {error}") from error
     if len(made) != len(group.items):
         raise EngineError(f"{about} it returned {len(made):,} advantages for {len(group.items):,} rollouts")
     turns = []

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 
-from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer
@@ -101,7 +100,7 @@ def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
     try:
         made = list(rule.rewards(group))
     except Exception as error:  # any error that a user's rule raises
-        raise EngineError(f"{about} it raised {cause_of(error)}") from error
+        raise EngineError(f"{about} it raised {type(error).__name__}: {error}") from error
     if len(made) != len(group.items):
         raise EngineError(f"{about} it returned {len(made):,} rewards for {len(group.items):,} rollouts")
     for reward in made:

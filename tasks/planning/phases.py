@@ -54,14 +54,15 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     """
     training, phase, own = replace(address, stage="rl"), _phase(address), config.rl
     changed_start = config.overrides.get(str(training), {}).get("start", own.start) != own.start
-    sigma_tool, sigma_length = config.curriculum.sigmas(phase)
     filled = {
         "start": policy_before(own.start, address.iteration, phase),
         "revision": own.revision if phase == 1 and not changed_start else "",
-        "reward": own.reward.filled(sigma_tool=sigma_tool, sigma_length=sigma_length),
     }
     options = overridden(config, training, own.model_copy(update=filled))
-    options.reward.check(str(training))
+    sigma_tool, sigma_length = config.curriculum.sigmas(phase)
+    reward = options.reward.filled(sigma_tool=sigma_tool, sigma_length=sigma_length)
+    reward.check(str(training))
+    options = options.model_copy(update={"reward": reward})
     _check_start(config, options, training, phase)
     if options.symbolic is None:
         options = options.model_copy(update={"symbolic": _scores(config, address).symbolic})

@@ -20,7 +20,8 @@ from treadle.rl.training.stage import RL_STAGE
 
 OPTIONS = {
     "group_size": 4, "prompts_per_step": 2, "mini_batch_prompts": 2, "max_prompt_tokens": 200,
-    "max_response_tokens": 260, "max_new_tokens": 90, "reward": {"sigma_tool": 0.1, "sigma_length": 0.1}, "learning_rate": 1e-3,
+    "max_response_tokens": 260, "max_new_tokens": 90, "learning_rate": 1e-3,
+    "reward": {"sigma_tool": 0.1, "sigma_length": 0.1},
     "save_steps": 1, "validation_steps": 1, "validation_questions": 2, "checkpoint_rule": "best", "variant": "cpu",
 }  # fmt: skip
 

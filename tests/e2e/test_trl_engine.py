@@ -85,7 +85,7 @@ def test_killed_rl_run_resumes_and_exports_its_policy(folder: RlFolder, policy: 
     assert done.resumed_step >= 1 and done.num_steps == 4 and [step.step for step in done.steps] == [1, 2, 3, 4]
     assert [validation.step for validation in done.validations] == [1, 2, 3, 4]
     assert all(step.num_rollouts == 8 and step.num_groups == 2 for step in done.steps)
-    assert sum(step.calls or 0 for step in done.steps) > 0 and any(step.correctness for step in done.steps)
+    assert sum(step.calls or 0 for step in done.steps) > 0 and any(step.score for step in done.steps)
     assert done.greedy is not None and done.live_greedy is not None and done.greedy.ids == done.live_greedy.ids
     assert ChatTokenizer.load(done.model).digest == ChatTokenizer.load(policy).digest
     assert (done.model / "tokenizer.json").read_bytes() == (policy / "tokenizer.json").read_bytes()

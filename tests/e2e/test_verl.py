@@ -286,7 +286,7 @@ def test_training_is_monitored_and_resumed(python: Path, tmp_path: Path) -> None
     assert told == ["begin", "step", "saved", "step", "saved", "end"]
     assert events.begin["resumed_step"] == 1 and events.last["end"] == {"event": "end", "step": 3, "epoch": 1.0}
     assert [step.step for step in events.steps] == [1, 2, 3] and events.steps[0].num_equal_groups == 2
-    assert events.steps[2].loss == pytest.approx(1 / 3) and events.steps[2].correctness == pytest.approx(1 / 6)
+    assert events.steps[2].loss == pytest.approx(1 / 3) and events.steps[2].score == pytest.approx(1 / 6)
     # Groups that the killed attempt left of step 2 are not counted again.
     assert [(step.num_groups, step.num_rollouts) for step in events.steps] == [(3, 6)] * 3
     dumped = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "rollouts").iterdir()}

@@ -128,9 +128,9 @@ def test_any_phase_can_be_rerun_by_address(finished: tuple[Place, Done]) -> None
 
 @pytest.mark.covers("pareto-28")
 def test_rejects_both_sigmas_at_zero_before_any_work(place: Place) -> None:
-    plain = ("--set", "rl.sigma_tool=0", "--set", "rl.sigma_length=0")
+    plain = ("--set", "rl.reward.sigma_tool=0", "--set", "rl.reward.sigma_length=0")
     refused = place.treadle("run", "run.toml", "--run", "plain", *plain)
-    refused.failed("1/rl@phase-1: sigma_tool and sigma_length are both 0", "rl.allow_zero_sigmas", code=2)
+    refused.failed("1/rl@phase-1: sigma_tool and sigma_length are both 0", "rl.reward.allow_zero_sigmas", code=2)
     assert not (place.desk.folder / "outputs/runs/plain").exists()
 
 

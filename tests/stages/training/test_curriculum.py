@@ -151,8 +151,11 @@ def test_sigmas_decrease_and_everything_else_stays_the_same(done: Made) -> None:
         checkpoint = made.run.rows(records[f"1/rl@phase-{phase}"].outputs["checkpoint"])
         plans.append(json.loads(checkpoint.read_file("plan.json")))
     options = [plan["options"] for plan in plans]
-    assert [(one["sigma_tool"], one["sigma_length"]) for one in options] == [(0.1, 0.1), (0.05, 0.05)]
-    assert {key for key in options[0] if options[0][key] != options[1][key]} == {"start", "sigma_tool", "sigma_length"}
+    assert [(one["reward"]["sigma_tool"], one["reward"]["sigma_length"]) for one in options] == [
+        (0.1, 0.1),
+        (0.05, 0.05),
+    ]
+    assert {key for key in options[0] if options[0][key] != options[1][key]} == {"start", "reward"}
     assert [(plan["phase"], plan["phases"], plan["start"]) for plan in plans] == [
         (1, 2, str(made.start)),
         (2, 2, "1/rl@phase-1"),

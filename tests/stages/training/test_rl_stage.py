@@ -108,7 +108,7 @@ def test_phase_produces_a_policy_with_plan_report_and_curves(done: Done) -> None
     assert (checkpoint.folder("model") / "tokenizer.json").is_file()
     assert json.loads(checkpoint.read_file("plan.json"))["num_rows"] == 12
     curves = checkpoint.read_file("curves.svg")
-    assert b"<svg" in curves and b"share in good format" in curves and b"held-out, greedy" in curves
+    assert b"<svg" in curves and b"format_ok" in curves and b"held-out, greedy" in curves
     report = checkpoint.read_file("report.md").decode()
     assert "6 steps over 12 questions; 1 left out for prompts over 200 tokens, 48 rollouts in groups of 4" in report
     assert "| 4 (exported)" in report and "3 of 4 held-out questions" in report
@@ -123,10 +123,11 @@ def test_exports_the_best_validated_policy_with_ties_broken_by_efficiency(done: 
 def test_record_contains_the_facts_of_the_phase(done: Done) -> None:
     metrics = done.record.metrics
     expected = {
-        "phase": 1, "engine": "trl 0, cpu", "sigma_tool": 0.1, "sigma_length": 0.05, "seed": 3, "rows": 12,
+        "phase": 1, "engine": "trl 0, cpu", "seed": 3, "rows": 12,
+        "reward_rule": "efficiency (sigma_tool 0.1, sigma_length 0.05)",
         "rows_too_long": 1, "steps_planned": 6, "steps": 6, "resumed_step": 0, "chosen_step": 4, "rollouts": 48,
         "groups": 12, "equal_groups": 0, "first_reward": 0.1, "last_reward": 0.6, "validation_questions": 3,
-        "validation_correctness": 0.5, "validation_efficiency": 0.4, "greedy_ids": [7, 8, 9],
+        "validation_score": 0.5, "validation_efficiency": 0.4, "greedy_ids": [7, 8, 9],
     }  # fmt: skip
     assert {name: metrics[name] for name in expected} == expected
     assert len(metrics["plan_digest"]) == len(metrics["environment_digest"]) == 64
@@ -138,7 +139,7 @@ def test_every_rollout_and_step_is_kept(done: Done) -> None:
     assert [(row["step"], row["output"]) for row in rollouts] == [(step, f"done {step}") for step in range(1, 7)]
     steps = steps_of(done.run, done.record)
     assert [(row["step"], row["seconds"]) for row in steps] == [(step, 10.0 * step) for step in range(1, 7)]
-    assert steps[0]["entropy"] is None and steps[0]["sigma_length"] == 0.05
+    assert steps[0]["entropy"] is None and {"name": "sigma_length", "value": 0.05} in steps[0]["parts"]
 
 
 def test_training_metrics_are_shown_live_with_curves(done: Done) -> None:
@@ -146,8 +147,8 @@ def test_training_metrics_are_shown_live_with_curves(done: Done) -> None:
     facts = [fact for fact in done.watched.facts if "reward" in fact]
     assert facts[3] == {
         "reward": "0.40 ▁▃▆█",
-        "correctness": "0.20 ▁▃▆█",
-        "format": "0.50 ▄▄▄▄",
+        "score": "0.20 ▁▃▆█",
+        "format_ok": "0.54 ▁▃▆█",
         "calls": "2.00 ▄▄▄▄",
         "length": "40 ▄▄▄▄",
     }
@@ -396,7 +397,7 @@ def test_tensors_with_a_different_shape_are_named(run: Run, start: Path) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sigma_tool": 0.0, "sigma_length": 0.0}, "allow_zero_sigmas"),
+        ({"reward": {"sigma_tool": 0.0, "sigma_length": 0.0}}, "allow_zero_sigmas"),
         ({"prompts_per_step": 14, "mini_batch_prompts": 14}, "12 rows are fewer than rl.prompts_per_step = 14"),
         ({"max_prompt_tokens": 1}, "12 of 12 rows have prompts longer than rl.max_prompt_tokens = 1"),
         ({"validation_questions": 2}, "there is no held-out question"),

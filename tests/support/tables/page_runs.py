@@ -262,7 +262,7 @@ def add_flywheel(run: Run, text: str = "") -> None:
         "1/rl@phase-1",
         {CHECKPOINTS: [_checkpoint("1/rl@phase-1", text)]},
         metrics={
-            "steps": 3, "rows": 8, "engine": f"trl{text}", "rollouts": 24, "sigma_tool": 0.1, "sigma_length": 0.1,
+            "steps": 3, "rows": 8, "engine": f"trl{text}", "rollouts": 24, "reward_rule": "outcome",
             "equal_groups": 1, "groups": 6, "chosen_step": 3,
         },
         pictures={"curves.svg": _picture(f"curves {text}")},

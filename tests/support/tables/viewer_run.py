@@ -237,11 +237,11 @@ def _put_pools(run: Run) -> None:
 
 def _put_training(run: Run) -> None:
     text = f"<think>{THINK[1]}</think><search>{SEARCH[1]}</search><result>{RESULT[1]}</result>"
-    parts = {"reward": 0.81, "correctness": 1.0, "f_tool": 0.9, "f_len": 0.9, "f_format": 0.0, "tool_mean": 1.5}
+    first = {"reward": 0.81, "score": 1.0, "parts": _parts(f_format=0.0, f_len=0.9, f_tool=0.9)}
     rows = [
-        {"session": 0, "output": f"{text}<answer>{ANSWER[1]}</answer>", "prediction": "Ilme", **parts},
-        {"session": 1, "output": f"{text}<answer>Arn</answer>", "prediction": "Arn", "reward": -1.0, "correctness": 0.4,
-         "f_tool": 0.9, "f_len": 1.0, "f_format": -1.0, "format_reason": "no_box order", "branch_parent": 0,
+        {"session": 0, "output": f"{text}<answer>{ANSWER[1]}</answer>", "prediction": "Ilme", **first},
+        {"session": 1, "output": f"{text}<answer>Arn</answer>", "prediction": "Arn", "reward": -1.0, "score": 0.4,
+         "parts": _parts(f_format=-1.0, f_len=1.0, f_tool=0.9), "notes": "no_box order", "branch_parent": 0,
          "branch_depth": 1, "tool_failures": 1},
         {"session": 2, "output": "", "finish": "failed"},
     ]  # fmt: skip
@@ -252,6 +252,10 @@ def _put_training(run: Run) -> None:
     for row in rows:
         row["segments"] = json.dumps([asdict(one) for one in tokenise(str(row["output"]), TOOL_DIALECT)])
     put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, [filled(RL_ROLLOUTS, **{**fixed, **row}) for row in rows])
+
+
+def _parts(**values: float) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def client(run: Run, **options: Any) -> TestClient:

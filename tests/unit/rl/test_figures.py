@@ -44,7 +44,7 @@ def test_step_metrics_are_means_over_trajectories() -> None:
     assert (figures["num_rollouts"], figures["score"], figures["parts"]["format_ok"]) == (4, 0.75, 1.0)
     assert (figures["calls"], figures["tool_failures"], figures["length"]) == (2.0, 0.5, 20.0)
     assert figures["parts"]["f_tool"] == figures["parts"]["f_len"] == pytest.approx(1.0)
-    assert (figures["sigma_tool"], figures["sigma_length"]) == (0.1, 0.1)
+    assert (figures["parts"]["sigma_tool"], figures["parts"]["sigma_length"]) == (0.1, 0.1)
 
 
 def test_step_reports_how_its_rollouts_ended() -> None:
@@ -68,8 +68,11 @@ def test_engine_step_metrics_become_a_log_row(tmp_path: Path) -> None:
     log = RlEvents(path)
     list(log.new())
     now, earlier = (step.as_row() for step in log.steps)
+    parts = figures.pop("parts")
+    assert [(part["name"], part["value"]) for part in now["parts"]] == sorted(parts.items())
     assert figures.items() <= now.items() and set(now) == set(RL_LOG.schema.names)
     assert (now["answered"], earlier["answered"], earlier["reward"]) == (1.0, None, figures["reward"])
+    assert earlier["parts"] == []
 
 
 def test_groups_without_internal_differences_have_no_learning_signal() -> None:

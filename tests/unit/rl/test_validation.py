@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,10 @@ from treadle.rl.training.tables import RL_ROLLOUTS
 WELL = "<think>I know.</think><answer>\\boxed{Oreb}</answer>"
 
 
-def validation(step: int, correctness: float | None, efficiency: float | None = 0.0) -> Validation:
+def validation(step: int, score: float | None, efficiency: float | None = 0.0) -> Validation:
     figures = ValidationFigures(
         num_questions=4,
-        correctness=correctness,
-        format_ok=1.0,
+        score=score,
         efficiency=efficiency,
         calls=1.0,
         length=9.0,
@@ -215,7 +215,7 @@ def test_reported_but_incomplete_state_is_not_resumed_from(tmp_path: Path) -> No
 
 def test_steps_after_the_resumed_state_are_dropped(tmp_path: Path) -> None:
     file, events = EventFile(tmp_path / "events"), RlEvents(tmp_path / "events")
-    figures = {"num_questions": 1, "correctness": 1.0, "format_ok": 1.0, "efficiency": 1.0, "calls": 0.0, "length": 1.0}
+    figures = {"num_questions": 1, "score": 1.0, "efficiency": 1.0, "calls": 0.0, "length": 1.0}
     file.write("begin", resumed_step=0)
     for step in (1, 2, 3):
         file.write("step", step=step, seconds=1.0 * step, num_rollouts=1)
@@ -248,9 +248,16 @@ def test_equal_curves_are_equal_bytes_and_gaps_are_drawn() -> None:
     assert b"<svg" in draw_curves(steps[:1], [], 1)
 
 
+def test_parts_that_change_have_a_curve() -> None:
+    steps = [replace(rl_step(step), parts={"bonus": 0.1 * step, "fixed": 1.0}) for step in (1, 2, 3)]
+    drawn = draw_curves(steps, [validation(2, 0.5)], 3, ["fixed", "bonus", "other"])
+    assert b"bonus" in drawn and b"fixed" not in drawn and b"other" not in drawn
+
+
 def trajectory(session: int, text: str, status: str = "answered") -> GroupTrajectory:
     return GroupTrajectory(
         session=session, prompt_ids=[1], completion_ids=[2, 3, 4], env_mask=[1, 0, 1], logprobs=[-1.0, 0.0, -1.0],
+        turn_starts=[0],
         trajectory=Trajectory(status, text, [], [Sample([1], [2, 3, 4], [1, 0, 1])], [], 1),
         branch_parent=0 if session else None, branch_depth=session, seed=9 + session,
     )  # fmt: skip
@@ -278,6 +285,9 @@ def test_dumped_step_becomes_table_rows_and_replaces_an_earlier_one(tmp_path: Pa
         (0, 1.0, 2, None),
         (1, None, 2, 0),
     ]
+    parts = [{part["name"]: part["value"] for part in row["parts"]} for row in rows]
+    assert parts[0]["f_tool"] == parts[0]["format_ok"] == 1.0 and parts[1] == {}
+    assert [(row["score"], row["notes"]) for row in rows] == [(1.0, ""), (0.0, "")]
     assert rows[0]["prediction"] == "Oreb" and rows[0]["input"] == "Who founded Oreb?"
     writer = TableWriter(RL_ROLLOUTS, tmp_path)
     writer.write(rows)

@@ -114,8 +114,7 @@ def test_shared_verdict_is_shown_for_every_equal_answer(tmp_path: Path) -> None:
 
 def test_page_shows_the_reward_components(viewer: TestClient) -> None:
     said = text_of(viewer.get("/trajectory/1/rl@phase-1/3.1.g%2F7%3F").text)
-    assert "reward −1.000 correctness × calls × length + format correctness 0.400 of the answer" in said
-    assert "calls 0.900 1 call length 1.000 120 tokens format −1.000 no box, order" in said
+    assert "reward −1.000 no box, order score 0.400 of the verdict f format −1.000 f len 1.000 f tool 0.900" in said
     assert "Parent 1 rollout, step 3" in said
     assert "Reward" not in text_of(viewer.get("/trajectory/1/pools/p1").text)
 

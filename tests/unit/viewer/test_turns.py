@@ -181,7 +181,7 @@ def test_reward_of_a_task_in_a_training_is_the_environments(tmp_path: Path) -> N
     put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Guess my number.", [])])
     said = json.dumps([{"kind": "text", "text": "I say 8", "start": 0, "end": 4}])
     fixed = {"step": 3, "group": "g", "question_key": "q1", "domain": "task", "finish": "finished", "segments": said}
-    made = {"reward": -2.5, "correctness": 0.0, "f_tool": 1.0, "f_len": 1.0, "f_format": 0.0, "tool_mean": 0.0}
-    put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, [filled(RL_ROLLOUTS, **fixed, **made, length_mean=3.0)])
+    made = {"reward": -2.5, "score": 0.0}
+    put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, [filled(RL_ROLLOUTS, **fixed, **made)])
     page = client(run).get("/trajectory/1/rl@phase-1/3.0.g").text
-    assert "from the environment" in page and "−2.500" in page and "correctness × calls" not in page
+    assert "<dt>reward</dt><dd>−2.500</dd>" in page and "f tool" not in page

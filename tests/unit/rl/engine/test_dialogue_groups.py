@@ -111,9 +111,7 @@ def test_rewards_are_the_environments_scores(tmp_path: Path, codec: ChatTokenize
     assert found == [[1.0] * 2, [pytest.approx(0.7)] * 2, [pytest.approx(0.7)] * 2]
     assert [reward.reward for reward in validated] == [one.rewards[0].reward for one in groups]
     for one in groups:
-        assert all(
-            reward.scored and reward.f_tool == reward.f_len == 1.0 and reward.format_ok for reward in one.rewards
-        )
+        assert all(reward.scored and reward.parts == {} and reward.score == reward.reward for reward in one.rewards)
 
 
 def test_partner_messages_are_masked_and_end_of_turn_ids_are_trained(tmp_path: Path, codec: ChatTokenizer) -> None:
@@ -162,9 +160,7 @@ def test_verl_sessions_get_the_same_rewards(tmp_path: Path, codec: ChatTokenizer
 def test_unknown_reward_is_left_out_and_never_zero(tmp_path: Path, codec: ChatTokenizer) -> None:
     settings = ENVIRONMENTS.parse({"type": f"{__name__}:Unknown", "top": 15, "max_turns": 5})
     groups, _ = rolled_out(tmp_path, codec, settings)
-    assert [(reward.reward, reward.scored, reward.correctness) for reward in groups[0].rewards] == [
-        (-2.5, True, 0.0)
-    ] * 2
+    assert [(reward.reward, reward.scored, reward.score) for reward in groups[0].rewards] == [(-2.5, True, 0.0)] * 2
     assert not any(reward.scored for reward in groups[1].rewards)
 
 

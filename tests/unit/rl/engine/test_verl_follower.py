@@ -79,7 +79,7 @@ def test_step_is_reported_with_its_groups(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two(save_steps=2, validation_steps=2))
     (step,) = bench.made(1)
     assert (step["event"], step["step"], step["num_groups"], step["num_equal_groups"]) == ("step", 1, 2, 1)
-    assert (step["correctness"], step["reward"], step["loss"], step["entropy"]) == (0.75, 0.75, 0.25, 1.5)
+    assert (step["score"], step["reward"], step["loss"], step["entropy"]) == (0.75, 0.75, 0.25, 1.5)
     rows = [json.loads(line) for line in (tmp_path / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
     assert [(row["group"], row["session"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert bench.follower.last_step == 1
@@ -93,7 +93,7 @@ def test_state_is_reported_before_validation(tmp_path: Path) -> None:
     (state / "actor").mkdir(parents=True)
     told = bench.made(2)
     assert [event["event"] for event in told] == ["step", "saved", "validation"]
-    assert bench.events.validations[2].overall.correctness == 0.5
+    assert bench.events.validations[2].overall.score == 0.5
     assert bench.events.validations[2].by_domain["math"].num_questions == 2
     assert bench.events.saved == {2: "global_step_2"} and (state / STATE_MARKER).is_file()
     assert not list(bench.folder.groups.rglob("*.jsonl"))

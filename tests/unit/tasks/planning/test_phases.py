@@ -179,15 +179,19 @@ def test_phase_selection_reads_the_rows_of_all_earlier_phases() -> None:
 
 def sigmas(**more: Any) -> list[tuple[float, float]]:
     options = [at(f"1/rl@phase-{phase}", **more).settings.options for phase in (1, 2, 3)]
-    return [(one.sigma_tool, one.sigma_length) for one in options]
+    return [(one.reward.sigma_tool, one.reward.sigma_length) for one in options]
 
 
 def test_sigmas_decrease_between_phases_unless_given() -> None:
     assert sigmas() == [(0.1, 0.1), (0.05, 0.05), (0.025, 0.025)]
-    assert sigmas(rl={"sigma_tool": 0.3}) == [(0.3, 0.1), (0.3, 0.05), (0.3, 0.025)]
-    with pytest.raises(ConfigError, match='overrides."1/rl@phase-2" removes a sigma'):
-        sigmas(overrides={"1/rl@phase-2": {"sigma_tool": None}})
-    assert sigmas(overrides={"1/rl@phase-2": {"sigma_length": 0.7}}) == [(0.1, 0.1), (0.05, 0.7), (0.025, 0.025)]
+    assert sigmas(rl={"reward": {"sigma_tool": 0.3}}) == [(0.3, 0.1), (0.3, 0.05), (0.3, 0.025)]
+    assert sigmas(overrides={"1/rl@phase-2": {"reward": {"sigma_tool": None}}}) == sigmas()
+    steeper = {"1/rl@phase-2": {"reward": {"sigma_length": 0.7}}}
+    assert sigmas(overrides=steeper) == [
+        (0.1, 0.1),
+        (0.05, 0.7),
+        (0.025, 0.025),
+    ]
 
 
 @pytest.mark.covers("pareto-28")
@@ -199,7 +203,7 @@ def test_phase_with_all_zero_sigmas_is_refused_before_any_work(tmp_path: Path) -
     }
     with pytest.raises(ConfigError, match="1/rl@phase-2: sigma_tool and sigma_length are both 0"):
         flow_instances(config(**given))
-    assert len(flow_instances(config(**given, rl={"allow_zero_sigmas": True}))) == 13
+    assert len(flow_instances(config(**given, rl={"reward": {"allow_zero_sigmas": True}}))) == 13
 
 
 @pytest.mark.parametrize("start", ["/models/nowhere", "./nowhere", "models/of/mine", "", "org/na me", "org/base\n"])
@@ -305,12 +309,12 @@ def test_rewards_judge_math_like_the_scores_of_their_phase(engine: dict[str, Any
 def test_preset_of_one_phase_replaces_its_existing_keys() -> None:
     overrides = {"1/rl@phase-2": {"preset": "et-agent-7b", "learning_rate": 3e-6}}
     given = {
-        "rl": {"weight_decay": 0.5, "symbolic": False, "scale": 3.0, "format_mode": "loose"},
+        "rl": {"weight_decay": 0.5, "symbolic": False, "reward": {"scale": 3.0}},
         "overrides": overrides,
     }
     second = at("1/rl@phase-2", **given).settings.options
-    assert (second.engine, second.prompts_per_step, second.weight_decay, second.scale) == ("verl", 64, 0.01, 2.0)
-    assert (second.learning_rate, second.format_mode, second.start) == (3e-6, "loose", "1/rl@phase-1")
+    assert (second.engine, second.prompts_per_step, second.weight_decay, second.reward.scale) == ("verl", 64, 0.01, 2.0)
+    assert (second.learning_rate, second.start) == (3e-6, "1/rl@phase-1")
     assert at("1/rl@phase-1", **given).settings.options.engine == "trl"
     for unknown in ("et", ["et"]):
         with pytest.raises(ConfigError, match=r"overrides.*1/rl@phase-2.*: unknown preset"):

@@ -17,11 +17,18 @@ from treadle.tasks.summaries.stage_report import (
 )
 
 LOG: list[dict[str, Any]] = [
-    {"step": step, "reward": step / 40, "correctness": None, "format_ok": 1.0, "calls": 2.0, "length": 120.0}
+    {
+        "step": step,
+        "reward": step / 40,
+        "score": None,
+        "calls": 2.0,
+        "length": 120.0,
+        "parts": [{"name": "bonus", "value": step / 10}, {"name": "fixed", "value": 1.0}],
+    }
     for step in range(1, 41)
 ]
 TRAINED = {
-    "steps": 40, "rows": 64, "engine": "trl 1, cpu", "rollouts": 2560, "sigma_tool": 0.05, "sigma_length": 0.025,
+    "steps": 40, "rows": 64, "engine": "trl 1, cpu", "rollouts": 2560, "reward_rule": "outcome",
     "equal_groups": 7, "groups": 160, "chosen_step": 30,
 }  # fmt: skip
 
@@ -33,7 +40,8 @@ def test_training_metrics_show_both_ends_and_a_curve_over_all_steps() -> None:
     assert rows["reward"][:2] == ("0.138", "0.887")
     curve = str(rows["reward"][2])
     assert len(curve) == 24 and curve[0] == "▁" and curve[-1] == "█" and sorted(curve) == list(curve)
-    assert rows["correctness"] == ("-", "-", "") and rows["length in tokens"][:2] == ("120.0", "120.0")
+    assert "fixed" not in rows and rows["bonus"][:2] == ("0.550", "3.550")
+    assert rows["score"] == ("-", "-", "") and rows["length in tokens"][:2] == ("120.0", "120.0")
     assert rl_figures([]) == []
 
 
@@ -45,10 +53,13 @@ def test_means_at_the_ends_use_an_equal_number_of_informative_steps() -> None:
 def test_artifact_page_shows_the_same_means_as_terminal_and_ui() -> None:
     unknown = dict.fromkeys(RlStep.__slots__)
     counts = {"num_rollouts": 8, "num_groups": 2, "num_equal_groups": 0, "seconds": 1.0}
-    steps = [RlStep(**{**unknown, **counts, **step}) for step in LOG[:20]]
+    steps = [
+        RlStep(**{**unknown, **counts, **step, "parts": {part["name"]: part["value"] for part in step["parts"]}})
+        for step in LOG[:20]
+    ]
     options = SimpleNamespace(
-        checkpoint_rule="last", sigma_decay="none", engine="trl", max_prompt_tokens=9, group_size=4,
-        sigma_tool=0.1, sigma_length=0.1,
+        checkpoint_rule="last", engine="trl", max_prompt_tokens=9, group_size=4,
+        reward=SimpleNamespace(described="mine", PARTS={"bonus": "what is added", "fixed": "always 1"}),
     )  # fmt: skip
     plan = SimpleNamespace(
         options=options, machine=SimpleNamespace(variant="cpu"), phase=1, phases=1, start="1/sft", num_rows=4,
@@ -66,20 +77,17 @@ def test_ui_table_has_one_row_per_step() -> None:
     rows = rl_steps(LOG)
     assert len(rows) == 40
     assert rows[0] == {
-        "step": 1, "reward": 0.025, "correctness": None, "share in good format": 1.0, "calls": 2.0,
-        "length in tokens": 120.0,
+        "step": 1, "reward": 0.025, "score": None, "calls": 2.0, "length in tokens": 120.0, "bonus": 0.1,
     }  # fmt: skip
 
 
 def test_training_reports_the_exported_policy_and_its_accuracy() -> None:
     plain = rl_sentences(TRAINED)
-    assert plain[0] == (
-        "40 steps over 64 questions by trl 1, cpu, 2,560 rollouts; sigmas 0.05 (calls) and 0.025 (length)."
-    )
+    assert plain[0] == ("40 steps over 64 questions by trl 1, cpu, 2,560 rollouts; reward outcome.")
     assert plain[1].startswith("In 7 of 160 groups all rewards were equal")
     assert plain[-1] == "The policy of step 30 is exported."
-    validated = rl_sentences({**TRAINED, "validation_correctness": 0.5, "validation_questions": 20})
-    assert validated[-1] == "The policy of step 30 is exported: 0.500 right on 20 held-out questions, greedily."
+    validated = rl_sentences({**TRAINED, "validation_score": 0.5, "validation_questions": 20})
+    assert validated[-1] == "The policy of step 30 is exported: score 0.500 on 20 held-out questions, greedily."
 
 
 def test_selection_reports_exclusions_and_overlap_with_earlier_phases() -> None:
