@@ -206,6 +206,13 @@ def test_trl_keeps_the_trajectories_masks_and_advantages_of_the_scenario(checks:
     assert found["rewards"] == pytest.approx(rewards, abs=1e-6)
 
 
+def test_advantages_of_turns_reach_the_loss(checks: dict[str, Any]) -> None:
+    found = checks["credit"]
+    assert found["agrees"] and found["most_turns"] > 1
+    assert found["loss"] == pytest.approx(found["token_mean"], rel=1e-5)
+    assert {"parts/f_tool", "parts/format_ok"} <= set(found["logged"])
+
+
 def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -> None:
     folder: RlFolder = checks["folder"]
     assert "adapter_model.safetensors" in checks["lora"]["state"]

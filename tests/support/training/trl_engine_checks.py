@@ -10,6 +10,7 @@ import contextlib
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,7 @@ def main(policy: Path, job_path: Path) -> dict[str, Any]:
         "log_probs": log_probs_agree(policy, plan),
         "contract": contract(policy, plan),
         "updates": updates(policy, plan),
+        "credit": credit(policy, plan),
         "windows": windows(),
         "refused": refused_policy(job),
         "muted": muted(job),
@@ -115,6 +117,20 @@ class _ScriptedSource:
         return [
             ScoredGroup(group, group_rewards(group.items, row.answers, "math", 0.1, 0.1, dialect=TOOL_DIALECT))
             for group, row in zip(self.made, rows, strict=True)
+        ]
+
+
+class _PerTurnSource(_ScriptedSource):
+    """The same groups, with the number of each turn, from 1, as its advantage."""
+
+    def step(self, step: int, rows: list[Task], first: int) -> list[ScoredGroup]:
+        """All of them, whatever is asked."""
+        return [
+            replace(
+                one,
+                advantages=[[1.0 + turn for turn in range(len(made.turn_starts))] for made in one.group.trajectories],
+            )
+            for one in super().step(step, rows, first)
         ]
 
 
@@ -261,6 +277,30 @@ def _difference(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
     return max(
         float(((left - right).abs().max() / right.abs().max()).detach()) for left, right in zip(*found, strict=True)
     )
+
+
+def credit(policy: Path, plan: RlPlan) -> dict[str, Any]:
+    """Run the scenario with advantages per turn; return what the loss gets for each token, and the loss."""
+    codec = ChatTokenizer.load(policy)
+    with _folder() as folder:
+        trainer = _trainer(policy, _scripted_plan(plan), folder, _PerTurnSource(codec))
+        batch = next(iter(trainer.get_train_dataloader()))
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        trainer._step = 0
+        inputs = trainer._prepare_inputs(batch)
+        trainer._get_per_token_logps_and_entropies = _unmoved_scores(inputs)
+        loss = float(trainer._compute_loss(trainer.model, inputs))
+        counted = inputs["completion_mask"] * inputs["tool_mask"]
+        # Results separate the turns, so each run of sampled ids is one.
+        starts = counted.diff(dim=1, prepend=torch.zeros_like(counted[:, :1])) > 0
+        turns = starts.cumsum(dim=1)
+        return {
+            "agrees": bool((counted * (inputs["advantages"] - turns) == 0).all()),
+            "most_turns": int(turns.max()),
+            "loss": loss,
+            "token_mean": float(-(counted * turns).sum() / counted.sum()),
+            "logged": sorted(name for name in trainer._metrics["train"] if name.startswith("parts/")),
+        }
 
 
 def windows() -> list[int | None]:

@@ -1,0 +1,264 @@
+"""Reward and credit rules of users: one file, in an engine's scorer and job, and what is refused of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.training.verl_plans import verl_plan
+
+from treadle.agent.contract import Outcome, Task
+from treadle.agent.dialects.tags import TOOL_DIALECT
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError, EngineError
+from treadle.environments.question.settings import QuestionSettings
+from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.credit.base import CreditGroup, token_advantages, turn_advantages
+from treadle.rl.credit.outcome import OutcomeCredit, group_advantages
+from treadle.rl.credit.registry import CREDITS, is_default
+from treadle.rl.engine.rows import plan_of
+from treadle.rl.engine.scorer import open_scorer
+from treadle.rl.groups.rollout import Group
+from treadle.rl.rewards.base import GroupItem
+from treadle.rl.rewards.efficiency import EfficiencyReward
+from treadle.rl.rewards.outcome import OutcomeReward
+from treadle.rl.rewards.rewarded import RewardedItem
+from treadle.rl.training.figures import step_figures
+from treadle.rl.training.plan import RlPlan
+from treadle.rl.training.stage import import_folders
+
+REWARD = '''
+from treadle.api import Reward, RewardGroup, RewardRule
+
+class Frugal(RewardRule):
+    """The score, less a price for each call."""
+
+    PARTS = {"price": "price of all calls", "level": "level of the task"}
+    price: float = 0.25
+    """Price of a call."""
+
+    def rewards(self, group: RewardGroup) -> list[Reward]:
+        level = group.task.payload.get("level")
+        return [
+            Reward((score.score or 0.0) - self.price * item.tool_calls,
+                   {"price": self.price * item.tool_calls, "level": level}, ("called",) if item.tool_calls else ())
+            for item, score in zip(group.items, group.scores, strict=True)
+        ]
+'''
+CREDIT = '''
+from treadle.api import CreditGroup, CreditRule
+
+class LastTurn(CreditRule):
+    """The reward for the last turn, and nothing for the others."""
+
+    def advantages(self, group: CreditGroup):
+        return [[0.0] * (item.num_turns - 1) + [reward.reward]
+                for item, reward in zip(group.items, group.rewards, strict=True)]
+'''
+RIGHT = r"<think>a</think><answer>\boxed{12}</answer>"
+
+
+def item(text: str = RIGHT, **counts: Any) -> GroupItem:
+    return GroupItem.from_text(text, dialect=TOOL_DIALECT, **counts)
+
+
+ITEMS = [item(tool_calls=2), item(RIGHT.replace("12", "7")), item(status="failed")]
+TASK = Task("q1", "?", domain="math", answers=("12",), payload={"level": 3})
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(REWARD + CREDIT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan_with(reward: Any, **keys: Any) -> RlPlan:
+    return verl_plan(reward=reward, **keys)
+
+
+def rewarded(plan: RlPlan, items: Sequence[GroupItem] = ITEMS, task: Task = TASK, step: int = 1) -> list[RewardedItem]:
+    group = cast(Group, SimpleNamespace(items=items, trajectories=[]))
+    with open_scorer(plan, QuestionSettings()) as scorer:
+        return scorer.rewards(group, task, step)
+
+
+def test_rule_in_a_file_rewards_the_groups_of_an_engine(code: Path) -> None:
+    first, second, lost = rewarded(plan_with({"type": "mine.py:Frugal", "price": 0.5}))
+    assert (first.reward, first.score, first.notes) == (0.0, 1.0, ("called",))
+    assert first.parts == {"level": 3.0, "price": 1.0} and second.parts == {"level": 3.0, "price": 0.0}
+    assert (second.reward, second.scored) == (0.0, True)
+    assert not lost.scored and lost.parts == {}
+    figures = step_figures([[first, second, lost]])
+    assert figures["parts"] == {"level": 3.0, "price": 0.5} and figures["num_rollouts"] == 2
+
+
+def test_rule_is_read_back_from_the_job_of_an_engine(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_with({"type": "mine.py:Frugal", "price": 0.5}, engine="trl", credit="mine.py:LastTurn")
+    monkeypatch.chdir("/")
+    again = plan_of({"plan": json.loads(plan.to_json())})
+    assert again == plan and again.options.reward.described == "mine.py:Frugal (price 0.5)"
+    assert len(again.options.reward.code_sha256) == 64
+    assert [one.reward for one in rewarded(again)] == [0.0, 0.0, 0.0]
+
+
+def test_rule_in_a_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None:
+    package = tmp_path / "far" / "shaping"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(REWARD + CREDIT)
+    program = (
+        "import json; from treadle.rl.config import RlOptions, RlSettings; "
+        "from treadle.rl.training.plan import RlPlan; from treadle.rl.training.stage import import_folders; "
+        "options = RlOptions(reward='shaping:Frugal', credit='shaping:LastTurn'); "
+        "folders = [str(folder) for folder in import_folders(RlSettings(options=options))]; "
+        "plan = json.loads(RlPlan(options=options, num_rows=8).to_json()); "
+        "print(json.dumps({'plan': plan, 'import_folders': folders}))"
+    )
+    path = f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    dumped = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    job = json.loads(dumped.stdout)
+    assert job["import_folders"] == [str(package.parent)]
+    with pytest.raises(EngineError, match="shaping"):
+        plan_of({**job, "import_folders": []})
+    assert type(plan_of(job).options.reward).__name__ == "Frugal"
+    assert [sys.path.pop()] == job["import_folders"]
+    assert import_folders(RlSettings()) == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise KeyError('x')", "it raised KeyError: 'x'"),
+        ("return []", "it returned 0 rewards for 2 rollouts"),
+        ("return [Reward(1.0)]", "it returned 1 rewards for 2 rollouts"),
+        ("return [1.0, 2.0]", "it returned float, not treadle.api.Reward"),
+        ("return [Reward(float('nan'))] * 2", "it returned nan as a total"),
+        ("return [Reward(float('inf'))] * 2", "it returned inf as a total"),
+        ("return [Reward(10**400)] * 2", "as a total"),
+        ("return [Reward('1')] * 2", "it returned '1' as a total"),
+        ("return [Reward(1.0, {'a': float('nan')})] * 2", "its part a is nan"),
+        ("return [Reward(1.0, {'b': 1.0})] * 2", "PARTS does not declare the part 'b'"),
+    ],
+)
+def test_unusable_reward_is_an_error_that_names_rule_and_task(body: str, said: str, code: Path) -> None:
+    (code / "bad.py").write_text(
+        "from treadle.api import Reward, RewardRule\n\nclass Bad(RewardRule):\n    PARTS = {'a': 'a part'}\n\n"
+        f"    def rewards(self, group):\n        {body}\n"
+    )
+    with pytest.raises(EngineError) as caught:
+        rewarded(plan_with("bad.py:Bad"))
+    assert str(caught.value).startswith("the reward rule bad.py:Bad failed on task q1: ") and said in str(caught.value)
+
+
+def test_item_without_a_total_has_no_advantage() -> None:
+    unknown = Task("q1", "?", domain="task", scorer="outcome")
+    trajectories = [
+        SimpleNamespace(trajectory=SimpleNamespace(outcome=outcome)) for outcome in (Outcome(3.0), None, Outcome(1.0))
+    ]
+    group = cast(Group, SimpleNamespace(items=[item()] * 3, trajectories=trajectories))
+    for rule in ("efficiency", "outcome"):
+        reward = {"type": rule, **({"sigma_tool": 0.1, "sigma_length": 0.1} if rule == "efficiency" else {})}
+        with open_scorer(plan_with(reward), QuestionSettings()) as scorer:
+            made = scorer.rewards(group, unknown, 1)
+        assert [(one.reward, one.scored, one.score) for one in made] == [
+            (3.0, True, 1.0),
+            (2.0, False, None),
+            (1.0, True, 1.0),
+        ]
+        assert all(one.parts == {} for one in made)
+
+
+def test_outcome_is_the_score_alone() -> None:
+    plan = plan_with("outcome")
+    assert isinstance(plan.options.reward, OutcomeReward)
+    assert [one.reward for one in rewarded(plan)] == [1.0, 0.0, 0.5]
+
+
+def test_types_are_found_and_their_keys_are_checked(code: Path) -> None:
+    assert load_config(RlOptions).reward == EfficiencyReward() and is_default(load_config(RlOptions).credit)
+    assert load_config(RlOptions, data={"reward": {"scale": 1.0}}).reward == EfficiencyReward(scale=1.0)
+    assert load_config(RlOptions, overrides=["reward.scale=1.0"]).reward == EfficiencyReward(scale=1.0)
+    for given, said in (
+        ({"reward": {"scal": 1.0}}, "reward.scal.*did you mean 'scale'"),
+        ({"reward": {"type": "mine.py:Frugal", "cost": 1}}, "cost"),
+        ({"reward": {"type": "outcome", "scale": 1.0}}, "scale"),
+        ({"reward": "shortest"}, "rl.reward.type.*'shortest' is unknown; known: efficiency, outcome"),
+        ({"credit": "gae"}, "'gae' is unknown; known: outcome"),
+        ({"credit": "mine.py:Frugal"}, "not derived from treadle.api.CreditRule"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_config(RlOptions, data=given)
+
+
+def test_verl_refuses_another_credit_rule_by_name(code: Path) -> None:
+    from treadle.rl.curriculum import PhaseRollouts
+    from treadle.rl.selection.settings import SelectionOptions
+    from treadle.rl.training.phase_check import check_training
+
+    keys = {"variant": "cuda", "reward": "outcome", "credit": "mine.py:LastTurn"}
+    for engine in ("verl", "trl"):
+        options = load_config(RlOptions, data={**keys, "engine": engine})
+        if engine == "trl":
+            check_training(options, SelectionOptions(), PhaseRollouts(), "1/rl@phase-1")
+            continue
+        with pytest.raises(ConfigError, match=r"1/rl@phase-1: rl.credit = 'mine.py:LastTurn': verl computes"):
+            check_training(options, SelectionOptions(), PhaseRollouts(), "1/rl@phase-1")
+
+
+def credited(rule: Any, *turns: int) -> list[list[float]]:
+    items = [item(num_turns=number) for number in turns]
+    rewards = rewarded(plan_with("outcome"), [item(), *[item(RIGHT.replace("12", "7"))] * (len(turns) - 1)])
+    return turn_advantages(CREDITS.parse(rule), CreditGroup(task=TASK, items=items, rewards=rewards))
+
+
+def test_credit_rule_gives_turns_their_advantages(code: Path) -> None:
+    assert credited("mine.py:LastTurn", 3, 1) == [[0.0, 0.0, 1.0], [0.0]]
+    assert credited("outcome", 2, 1) == [[pytest.approx(0.7071, abs=1e-4)] * 2, [pytest.approx(-0.7071, abs=1e-4)]]
+    assert credited("outcome", 1, 1, 1)[0] == [group_advantages([1.0, 0.0, 0.0])[0]]
+
+    class Similar(OutcomeCredit):
+        pass
+
+    assert not is_default(Similar()), "an engine would compute the usual advantages"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise KeyError('x')", "it raised KeyError: 'x'"),
+        ("return [1.0]", "it returned 1 advantages for 2 rollouts"),
+        ("return [[1.0], [1.0, 2.0]]", "it returned 2 advantages for 1 turns"),
+        ("return [float('nan'), 1.0]", "it returned nan, not a number"),
+        ("return ['a', 1.0]", "it returned 'a', not a number"),
+    ],
+)
+def test_unusable_advantage_is_an_error_that_names_rule_and_task(body: str, said: str, code: Path) -> None:
+    (code / "bad.py").write_text(
+        "from treadle.api import CreditRule\n\nclass Bad(CreditRule):\n"
+        f"    def advantages(self, group):\n        {body}\n"
+    )
+    with pytest.raises(EngineError) as caught:
+        credited("bad.py:Bad", 1, 1)
+    assert str(caught.value).startswith("the credit rule bad.py:Bad failed on task q1: ") and said in str(caught.value)
+
+
+def test_ids_get_the_advantage_of_their_turn() -> None:
+    assert token_advantages([1.0, 2.0], [0, 3], 5) == [1.0, 1.0, 1.0, 2.0, 2.0]
+    # Cut off within the second turn, and before the third.
+    assert token_advantages([1.0, 2.0, 3.0], [1, 3, 6], 4) == [0.0, 1.0, 1.0, 2.0]
+    assert token_advantages([], [], 2) == [0.0, 0.0]
+    assert math.fsum(token_advantages([1.0], [0], 0)) == 0.0
