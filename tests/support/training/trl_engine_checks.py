@@ -279,28 +279,28 @@ def _difference(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
     )
 
 
-def credit(policy: Path, plan: RlPlan) -> dict[str, Any]:
-    """Run the scenario with advantages per turn; return what the loss gets for each token, and the loss."""
+def credit(policy: Path, plan: RlPlan) -> list[dict[str, Any]]:
+    """Run the scenario with advantages per turn in three updates; return what the loss gets for each token, and it."""
     codec = ChatTokenizer.load(policy)
     with _folder() as folder:
-        trainer = _trainer(policy, _scripted_plan(plan), folder, _PerTurnSource(codec))
+        trainer = _trainer(policy, _scripted_plan(plan, mini_batch_prompts=1), folder, _PerTurnSource(codec))
         batch = next(iter(trainer.get_train_dataloader()))
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-        trainer._step = 0
-        inputs = trainer._prepare_inputs(batch)
-        trainer._get_per_token_logps_and_entropies = _unmoved_scores(inputs)
-        loss = float(trainer._compute_loss(trainer.model, inputs))
-        counted = inputs["completion_mask"] * inputs["tool_mask"]
-        # Results separate the turns, so each run of sampled ids is one.
-        starts = counted.diff(dim=1, prepend=torch.zeros_like(counted[:, :1])) > 0
-        turns = starts.cumsum(dim=1)
-        return {
-            "agrees": bool((counted * (inputs["advantages"] - turns) == 0).all()),
-            "most_turns": int(turns.max()),
-            "loss": loss,
-            "token_mean": float(-(counted * turns).sum() / counted.sum()),
-            "logged": sorted(name for name in trainer._metrics["train"] if name.startswith("parts/")),
-        }
+        found = []
+        for step in range(trainer.args.steps_per_generation):
+            trainer._step = step
+            inputs = trainer._prepare_inputs(batch)
+            trainer._get_per_token_logps_and_entropies = _unmoved_scores(inputs)
+            loss = float(trainer._compute_loss(trainer.model, inputs))
+            del trainer._get_per_token_logps_and_entropies
+            counted = inputs["completion_mask"] * inputs["tool_mask"]
+            # Results separate the turns, so each run of sampled ids is one.
+            turns = (counted.diff(dim=1, prepend=torch.zeros_like(counted[:, :1])) > 0).cumsum(dim=1)
+            agrees = bool((counted * (inputs["advantages"] - turns) == 0).all())
+            mean = float(-(counted * turns).sum() / counted.sum())
+            found.append({"agrees": agrees, "most_turns": int(turns.max()), "loss": loss, "token_mean": mean})
+        logged = sorted(name for name in trainer._metrics["train"] if name.startswith("parts/"))
+    return [*found, {"logged": logged}]
 
 
 def windows() -> list[int | None]:
