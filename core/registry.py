@@ -122,6 +122,8 @@ class Registry(Generic[T_Entry]):
             given |= {"code_file": file, "code_sha256": file_sha256(file)}
         elif given.get("code_file"):
             raise ValueError(f"code_file belongs to a type in a file, and type = {name!r} is none; leave it out")
+        else:
+            given.pop("code_sha256", None)
         try:
             settings = self.settings(name, file)
         except ConfigError as error:

@@ -16,17 +16,18 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
-from treadle.agent.tools.settings import ToolSettings
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
+from treadle.core.registry import Registry
 from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
-from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.tools.registry import TOOLS
+from treadle.rl.credit.registry import CREDITS
+from treadle.rl.rewards.registry import REWARDS
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import open_run
@@ -84,6 +85,9 @@ WorkspaceSettings.engine WorkspaceSettings.folder
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
+KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS)
+"""Registries, of whose types the shipped ones are tried."""
+
 FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",
     "QuestionSettings.type", "QuestionSettings.code_file", "QuestionSettings.code_sha256",
@@ -91,9 +95,12 @@ FIXED = {
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
     "WorkspaceSettings.backend",
+    "EfficiencyReward.type", "EfficiencyReward.code_file", "EfficiencyReward.code_sha256",
+    "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
+    "OutcomeCredit.type", "OutcomeCredit.code_file", "OutcomeCredit.code_sha256",
 }  # fmt: skip
-"""Keys with one possible value. The type of a server, tool or environment, and the back end of a
-workspace, change with others."""
+"""Keys with one possible value. The type of a server, tool, environment or rule, and the back end of a workspace,
+change with others."""
 
 PROVIDER = {"type": "bright_data", "api_key_envs": ["ONE_KEY", "OTHER_KEY"], "zone": "z", "url": "http://127.0.0.1:9"}
 FAR = {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
@@ -316,10 +323,12 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
     tried: dict[str, str] = {}
     for number, base in enumerate(bases):
         try_keys(tmp_path, f"r{number}", base, tried)
+    shipped = {kind for registry in KINDS for kind in registry.shipped_settings()}
+    bases_of_types = tuple(registry.base for registry in KINDS)
     every = {
         f"{kind.__name__}.{name}"
-        for kind in sections_below(TreadleConfig) - {ToolSettings} | set(TOOLS.shipped_settings())
-        if not issubclass(kind, EnvironmentSettings) or kind in ENVIRONMENTS.shipped_settings()
+        for kind in sections_below(TreadleConfig) | shipped
+        if not issubclass(kind, bases_of_types) or kind in shipped
         for name, field in kind.model_fields.items()
         if not is_table(field)
     }
