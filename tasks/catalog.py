@@ -18,7 +18,7 @@ from treadle.core.config import Section, semantic_dump
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.core.runs.stage import Instance, Stage
 from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools.settings import PoolsSettings
@@ -30,7 +30,6 @@ from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSetti
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
 from treadle.eval.judge_queue import check_judges
 from treadle.retriever.config import IndexSettings
-from treadle.rl.curriculum import phase_name, phase_of
 from treadle.sft.config import SftSettings
 from treadle.stages.registry import all_stages
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.llm.config import ModelSettings
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.shards import MAX_SHARDS
 from treadle.datagen.pools.settings import PoolOptions
 from treadle.datagen.questions.sources import QuestionsSettings
@@ -20,7 +20,7 @@ from treadle.environments.rollouts.settings import RolloutOptions
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.config import ReportSettings, ScoresOptions
 from treadle.rl.config import RlOptions
-from treadle.rl.curriculum import CurriculumSettings, phase_of
+from treadle.rl.curriculum import CurriculumSettings
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.sft.config import SftOptions
 

@@ -8,12 +8,11 @@ from itertools import chain
 from typing import Any, Literal
 
 from treadle.core.errors import ArtifactError, RunError, StorageError
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
 from treadle.report.tables import SUMMARY
-from treadle.rl.curriculum import phase_of
 from treadle.tasks.catalog import STAGES
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import known_addresses

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from treadle.core.engines.config import VllmServer
 from treadle.core.llm.config import ModelSettings
-from treadle.core.runs.address import Address
-from treadle.rl.curriculum import phase_name, phase_of
+from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.planning.models import checkpoints_of, named_checkpoint, pool_models, with_weights
 

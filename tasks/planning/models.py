@@ -11,8 +11,7 @@ from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
-from treadle.core.runs.address import Address
-from treadle.rl.curriculum import phase_name, phase_of
+from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.tasks.config import TreadleConfig, overridden
 
 _CHECKPOINT = re.compile(r"[1-9]\d{0,3}/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")

@@ -13,10 +13,10 @@ from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
-from treadle.rl.curriculum import phase_addresses, phase_name, phase_of, policy_before
+from treadle.rl.curriculum import phase_addresses, policy_before
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.training.phase_check import check_spread, check_training
 from treadle.rl.training.plan import check_sigmas

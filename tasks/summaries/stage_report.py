@@ -16,6 +16,7 @@ from treadle.core.config import load_config
 from treadle.core.errors import ArtifactError, ConfigError
 from treadle.core.figures import Figures, escape, money, render_figures
 from treadle.core.llm.config import ModelSettings
+from treadle.core.runs.address import phase_name
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.report import pool_figures, pool_sentences
@@ -23,7 +24,6 @@ from treadle.datagen.pools.rows import tokens_of
 from treadle.environments.registry import environment_name
 from treadle.environments.rollouts.report import rollout_warnings
 from treadle.environments.rollouts.settings import selected_questions
-from treadle.rl.curriculum import phase_name
 from treadle.rl.training.curves import end_steps, sparkline
 from treadle.rl.training.tables import RL_LOG
 from treadle.tasks.config import TreadleConfig
