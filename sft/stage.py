@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
+from treadle.core.checkpoints import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.base_model import base_model
-from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.training import find_machine
 from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed

@@ -20,7 +20,7 @@ from treadle.agent.sandbox import system_calls
 from treadle.core.config import is_growing, is_operational, is_revisable
 from treadle.core.registry import Registry
 from treadle.core.tables import Table
-from treadle.tasks.catalog import STAGES
+from treadle.stages.registry import stage_entries
 from treadle.tasks.config import TreadleConfig
 from treadle.web.record.tables import WEB_RECORD
 
@@ -70,7 +70,8 @@ def tables_page() -> str:
 
 def _tables() -> list[Table]:
     """Return the tables of all stages in their order, then that of web records."""
-    made = {table.kind: table for stage in STAGES.values() for table in (*stage.produces, *stage.telemetry)}
+    stages = [entry.stage for entry in stage_entries().values()]
+    made = {table.kind: table for stage in stages for table in (*stage.produces, *stage.telemetry)}
     return [*made.values(), WEB_RECORD]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from treadle.core.checkpoints import MODEL_FOLDER
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import local_model
-from treadle.core.engines.tables import MODEL_FOLDER
 from treadle.core.runs.stage import Rows
 
 _SMALL_FILE_BYTES = 1 << 20

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.core.chat import ChatTokenizer
+from treadle.core.checkpoints import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.config import Section, is_operational
 from treadle.core.engines.base_model import base_model
 from treadle.core.engines.model_hub import fetch_model
-from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.training import EngineOptions, find_machine, write_rows
 from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed, TreadleError

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from treadle.core.engines.tables import CHECKPOINTS
+from treadle.core.checkpoints import CHECKPOINTS
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run

@@ -16,8 +16,8 @@ from support.runs.command_line import Desk, Done
 from support.servers.scripted_server import served
 
 from treadle.core.chat import ChatTokenizer
+from treadle.core.checkpoints import MODEL_FOLDER
 from treadle.core.engines.serving import embedded_folder
-from treadle.core.engines.tables import MODEL_FOLDER
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 

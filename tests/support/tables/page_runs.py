@@ -12,8 +12,8 @@ from typing import Any
 
 from support.tables.score_tables import called, put_rows, question, rollout, score
 
+from treadle.core.checkpoints import CHECKPOINTS
 from treadle.core.config import Section
-from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.plots import draw_svg
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute

@@ -16,9 +16,9 @@ from support.tables.score_tables import put_rows
 from support.tables.viewer_run import agent_row, filled, put_from, question_row
 
 from treadle.cli.commands.export import export
+from treadle.core.checkpoints import CHECKPOINTS
 from treadle.core.config import Section
 from treadle.core.engines.base_model import folder_digest
-from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
