@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import Field, create_model
 
-from treadle.core.checkpoints import CHECKPOINTS
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError
 from treadle.core.plugins import entry_point_places, from_module
+from treadle.core.tables import CHECKPOINTS
 from treadle.stages.entry import StageEntry
 
 SHIPPED: Mapping[str, str] = {

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.core.checkpoints import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.errors import RunError, TreadleError
@@ -18,6 +17,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.core.store.exported import new_folder, write_facts
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.metrics import FIGURES

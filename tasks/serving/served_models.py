@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.core.checkpoints import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.config import Section
 from treadle.core.engines.config import TutorServer, VllmServer
 from treadle.core.errors import RunError
@@ -16,6 +15,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.core.store.artifacts import ArtifactRef
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.stages.models import checkpoint_of
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from treadle.core.checkpoints import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import TUTOR_MODEL
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.tasks.serving import servers
 
 UrlOf = Callable[[VllmServer], str]

@@ -267,7 +267,8 @@ def test_manifest_bit_flip_is_named_or_changes_no_row(tmp_path: Path) -> None:
             reader = ArtifactReader(open_storage(tmp_path), ref)
             assert (reader.manifest.ref(), list(reader.rows())) == (ref, [thing(0)])
         except ArtifactError as error:
-            assert "artifact.json is damaged" in str(error)
+            # A flipped version is refused as another version of the table.
+            assert "artifact.json is damaged" in str(error) or "holds table things in version" in str(error)
 
 
 @pytest.mark.parametrize("version", [2, 99])
