@@ -7,6 +7,7 @@ columns or of their meaning raises the table's version.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -64,6 +65,18 @@ JOB = column(
 
 TABLES: dict[str, Table] = {}
 """Tables by kind, of the stages that are loaded; see `Stage`."""
+
+
+def find_table(kind: str) -> Table | None:
+    """Return a table by its kind; all stages are loaded if no loaded one produces it. None if there is no such table.
+
+    Raises ConfigError if a stage cannot be loaded.
+    """
+    if kind not in TABLES:
+        # By name, because stages are above this package, which knows none of them.
+        importlib.import_module("treadle.stages.registry").stage_entries()
+    return TABLES.get(kind)
+
 
 CHECKPOINTS = Table(
     "checkpoint",

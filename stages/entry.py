@@ -8,8 +8,11 @@ from typing import Any, Literal
 
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Stage
 from treadle.stages.plan import Plan
+from treadle.stages.report import StageReport
 
 Inputs = Mapping[str, tuple[Address, ...]]
 """Instances whose tables are read, by the name of the input."""
@@ -47,6 +50,7 @@ class StageEntry:
         qualifiers: What qualifies its addresses: `model` for an instance per model, `phase` for one per phase.
         start_key: Key of the table with the model that training starts from; empty if the stage trains no policy.
         models: Function from the table to the models that it names.
+        report: Function from the record of a finished instance, and its run, to its summary; None without one.
         description: One sentence for its deployment.
         on_gpu: Whether its deployment polls the queue of GPU machines.
     """
@@ -58,6 +62,7 @@ class StageEntry:
     qualifiers: tuple[Literal["model", "phase"], ...] = ()
     start_key: str = ""
     models: Callable[[Any], Iterable[NamedModel]] = _no_models
+    report: Callable[[StageRecord, Run], StageReport | None] | None = None
     description: str
     on_gpu: bool = False
 

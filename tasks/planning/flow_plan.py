@@ -94,6 +94,10 @@ class FlowPlan:
         trained = _trained_policy(self.config)
         return None if iteration == 1 or trained is None else replace(trained, iteration=iteration - 1)
 
+    def same(self, address: Address, stage: str) -> Address:
+        """See `Plan`."""
+        return replace(address, stage=stage)
+
     def sampled(self, address: Address) -> SampledModel:
         """See `Plan`: a phase samples from its policy, and rollouts that become rows from the starting policy."""
         if phase_of(address.qualifier) is not None:

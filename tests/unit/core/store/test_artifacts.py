@@ -46,12 +46,10 @@ def _declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TABLES, THINGS.kind, THINGS)
 
 
-def test_table_that_no_loaded_stage_produces_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_that_no_stage_produces_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = write(tmp_path, [thing(0)])
     monkeypatch.delitem(TABLES, THINGS.kind)
-    with pytest.raises(ArtifactError, match="holds table things, which no stage that is loaded produces"):
+    with pytest.raises(ArtifactError, match="holds table things, which no stage produces"):
         ArtifactReader(open_storage(tmp_path), ref)
 
 
