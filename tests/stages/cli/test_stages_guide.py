@@ -76,7 +76,7 @@ def test_stage_of_another_package_runs_in_the_flow_and_is_known_everywhere(folde
     assert (record["metrics"]["num_long"], record["settings"]["longest"]) == (1, 10)
     planned = treadle(folder, "run", "own.toml", "--run", "r", "--dry-run")
     assert planned.index("1/rollouts@base") < planned.index("1/lengths@base") < planned.index("1/report")
-    assert re.search(r"1/lengths@base +skip", planned)
+    assert re.search(r"1/lengths@base +reuse +nothing changed", planned)
     assert "1/lengths@base" in treadle(folder, "status", "--run", "r")
     lines = treadle(folder, "lineage", first_rollout(folder), "--run", "r")
     assert re.search(r"row of lengths by 1/lengths@base: num_chars \d+", lines)
