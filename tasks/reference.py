@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from treadle.agent.sandbox import system_calls
-from treadle.core.config import is_growing, is_operational, is_revisable
+from treadle.core.config import Section, is_growing, is_operational, is_revisable
 from treadle.core.registry import Registry
 from treadle.core.tables import Table
 from treadle.stages.registry import stage_entries
@@ -46,7 +46,8 @@ def config_page() -> str:
         lines += ["| key | type | default | | meaning |", "|---|---|---|---|---|"]
         # Keys that are inherited from shared sections come last.
         own_first = sorted(model.model_fields.items(), key=lambda item: item[0] not in model.__annotations__)
-        lines += [_row(name, field) for name, field in own_first]
+        helps = model.descriptions() if issubclass(model, Section) else {}
+        lines += [_row(name, field, helps.get(name, "")) for name, field in own_first]
         lines.append("")
     return "\n".join(lines)
 
@@ -125,7 +126,7 @@ def _tag(model: type[BaseModel]) -> str:
     return str(values[0]) if values else model.__name__
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _row(name: str, field: FieldInfo, meaning: str) -> str:
     default = field.get_default(call_default_factory=True)
     marks = {"operational": is_operational, "growing": is_growing, "revisable": is_revisable}
     kind = next((f"*{name}*" for name, has_mark in marks.items() if has_mark(field)), "")
@@ -134,7 +135,7 @@ def _row(name: str, field: FieldInfo) -> str:
         _cell(_type(field.annotation)),
         _cell(_default(default)),
         kind,
-        _cell(field.description or ""),
+        _cell(meaning),
     ]
     return f"| {' | '.join(cells)} |"
 
