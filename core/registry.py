@@ -174,4 +174,6 @@ class Registry(Generic[T_Entry]):
 
 def _own_schema(settings: type[Section], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
     """Return the schema of a section that may be changed."""
-    return copy.deepcopy(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
+    schema = copy.deepcopy(handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__)))
+    settings.describe(schema)
+    return schema

@@ -34,6 +34,13 @@ def traits_of(settings: EnvironmentSettings) -> Traits:
     return environment_type(settings).traits(settings)
 
 
+def episode_name(settings: EnvironmentSettings) -> str:
+    """Return what an episode of an environment is called in messages about what it cannot do."""
+    if settings.type == DEFAULT_TYPE:
+        return "a rollout with native tool calls (environment.tools, or dialect = functions)"
+    return f"an episode of {settings.type}"
+
+
 def environment_name(settings: object) -> str:
     """Return the type in the settings of a record or a run, by its name; no code of the type is loaded."""
     environment = settings.get("environment") if isinstance(settings, Mapping) else None

@@ -6,20 +6,17 @@ them. Documented in docs/behaviour/curriculum.md.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from treadle.core.config import Growing, Operational, Section
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_name
 from treadle.environments.rollouts.settings import RolloutOptions
 
 MAX_PHASES = 20
 PHASED_STAGES = ("rollouts", "scores", "selection", "rl")
 """Stages with an instance per phase, in the order in which they run."""
-
-_PHASE = re.compile(r"phase-([1-9]\d{0,3})")
 
 Sigma = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -73,17 +70,6 @@ class CurriculumSettings(Section):
     def sigmas(self, phase: int) -> tuple[float, float]:
         """Return the sigmas of a phase, counted from 1: (tool calls, length)."""
         return self.sigma_tool[phase - 1], self.sigma_length[phase - 1]
-
-
-def phase_name(phase: int) -> str:
-    """Return the name of a phase in addresses and rows, such as `phase-2`."""
-    return f"phase-{phase}"
-
-
-def phase_of(name: str | None) -> int | None:
-    """Return the number of the phase with this name; None if it is not a phase's name."""
-    match = _PHASE.fullmatch(name or "")
-    return int(match[1]) if match else None
 
 
 def phase_addresses(iteration: int, phase: int) -> tuple[Address, ...]:

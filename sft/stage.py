@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.base_model import base_model
-from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.training import find_machine
 from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.store.storage import storage_errors
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import (
     ENGINE,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.llm.config import ModelSettings
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.shards import MAX_SHARDS
 from treadle.datagen.pools.settings import PoolOptions
 from treadle.datagen.questions.sources import QuestionsSettings
@@ -20,16 +20,29 @@ from treadle.environments.rollouts.settings import RolloutOptions
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.config import ReportSettings, ScoresOptions
 from treadle.rl.config import RlOptions
-from treadle.rl.curriculum import CurriculumSettings, phase_of
+from treadle.rl.curriculum import CurriculumSettings
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.sft.config import SftOptions
+from treadle.stages.recipes.calibrate import Calibrate
+from treadle.stages.recipes.registry import AnyRecipe
+from treadle.stages.registry import makes_checkpoint, other_names, stage_entries, stage_names, tables_of_others
 
-FlowStage = Literal["pools", "sft_rows", "sft", "selection", "rl", "rollouts", "scores", "report"]
+if TYPE_CHECKING:
+    _Tables = Section
+else:
+    _Tables = tables_of_others()
+
+FlowStage = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "enum": [name for name in stage_names() if name not in ("questions", "index")]}),
+]
 
 
 class FlowSettings(Section):
     """What one iteration of the flow runs."""
 
+    recipe: AnyRecipe = Calibrate()
+    """Order of the stages: the name of a recipe, or a table with its `type`."""
     stages: tuple[FlowStage, ...] = ("rollouts", "scores", "report")
     """Stages of the flow besides `questions`. `sft_rows` makes fine-tuning data from `pools`, or from `rollouts` and
     `scores` if tasks have no gold answers (`sft_rows.trajectories`), and `sft` trains on it.
@@ -57,14 +70,20 @@ class FlowSettings(Section):
     is above 1. No effect without Prefect: start `treadle work` yourself.
     """
 
-    @property
-    def last_training(self) -> Literal["rl", "sft"] | None:
-        """Stage that makes the last checkpoint of an iteration; None if no stage trains."""
-        return "rl" if "rl" in self.stages else "sft" if "sft" in self.stages else None
+    @model_validator(mode="after")
+    def _check_stages(self) -> FlowSettings:
+        in_recipe = [stage for step in self.recipe.steps for stage in step.stages if stage != "questions"]
+        known = list(dict.fromkeys([*in_recipe, *other_names()]))
+        if unknown := [stage for stage in self.stages if stage not in known]:
+            raise ValueError(
+                f"stages names {unknown[0]!r}, which is no stage of the recipe {self.recipe.type}; there are "
+                f"{', '.join(known)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_iterations(self) -> FlowSettings:
-        if self.iterations > 1 and self.last_training is None:
+        if self.iterations > 1 and not any(map(makes_checkpoint, self.stages)):
             raise ValueError(
                 f"iterations = {self.iterations}, but no stage of the flow trains, so every iteration would be the "
                 "same; add sft or rl to flow.stages"
@@ -72,7 +91,7 @@ class FlowSettings(Section):
         return self
 
 
-class TreadleConfig(Section):
+class TreadleConfig(_Tables):
     """Configuration of one run. Written once as `config.json` when the run is created; later changes that would change
     results are refused.
     """
@@ -132,10 +151,9 @@ class TreadleConfig(Section):
         yield from (
             (f"environment.roles.{role}.model", one.model) for role, one in self.environment.role_models.items()
         )
-        for role in ("policy", "critic", "refiner", "judge"):
-            yield f"pools.roles.{role}.model", getattr(self.pools.roles, role).model
-        yield from (("scores.judges.models", name) for name in self.scores.judges.models)
-        yield "scores.redundancy.model", self.scores.redundancy.model
+        for name, entry in stage_entries().items():
+            if entry.table is not None:
+                yield from ((f"{name}.{one.key}", one.name) for one in entry.models(getattr(self, name)))
         yield "curriculum.sampling_model", self.curriculum.sampling_model
 
 

@@ -21,7 +21,7 @@ from treadle.environments.registry import environment_name
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.retriever.config import IndexSettings
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.models import flow_models
+from treadle.tasks.planning.flow_plan import FlowPlan
 
 MAX_QUESTIONS = 500
 """Default number of rows per benchmark (arXiv 2601.06860)."""
@@ -122,12 +122,12 @@ def evaluation_config(
     _put_judge(tree, given, options)
     tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(options))
     config = load_config(TreadleConfig, (), overrides, base=tree)
-    if changed is not None and flow_models(config) != (changed,):
+    compared = FlowPlan(config).compared_models()
+    if changed is not None and compared != (changed,):
         raise ConfigError(
-            f"--model and its options configure {changed}, but --set evaluates {', '.join(flow_models(config))}; "
-            "drop one of them"
+            f"--model and its options configure {changed}, but --set evaluates {', '.join(compared)}; drop one of them"
         )
-    for name in flow_models(config):
+    for name in FlowPlan(config).compared_models():
         _check_model(name, config)
     return config
 
@@ -137,7 +137,7 @@ def unknown_template(config: TreadleConfig) -> tuple[str, ...]:
 
     Models behind the chat route are left out: the service applies its own template.
     """
-    models = ((name, config.models[name]) for name in flow_models(config))
+    models = ((name, config.models[name]) for name in FlowPlan(config).compared_models())
     return tuple(
         name for name, model in models if model.tokenizer is None and model.server is None and model.api != "chat"
     )
@@ -171,7 +171,7 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
     Returns its name, or None if the options change nothing.
     """
     changes = _model_keys(options)
-    agents = flow_models(given) if given.models else ()
+    agents = FlowPlan(given).compared_models() if given.models else ()
     if not agents and options.model is None:
         raise _no_model()
     if options.model is None and not changes and not options.endpoints and options.api_key_env is None:
@@ -345,7 +345,7 @@ def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
         if options.judge_endpoints or options.judge_key_env:
             raise ConfigError("--judge-endpoint and --judge-key-env need a judge; name it with --judge MODEL")
         return
-    if _JUDGE in (tree["flow"].get("models") or flow_models(given)):
+    if _JUDGE in (tree["flow"].get("models") or FlowPlan(given).compared_models()):
         raise ConfigError(f"the evaluated model and its judge are both called {_JUDGE!r} here; give it another name")
     old = tree["models"].get(_JUDGE, {})
     table = _for_model(old, options.judge, options.judge_endpoints, "--judge-endpoint") | {

@@ -17,10 +17,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from treadle.agent.sandbox import system_calls
-from treadle.core.config import is_growing, is_operational, is_revisable
+from treadle.core.config import Section, is_growing, is_operational, is_revisable
 from treadle.core.registry import Registry
 from treadle.core.tables import Table
-from treadle.tasks.catalog import STAGES
+from treadle.stages.registry import stage_entries
 from treadle.tasks.config import TreadleConfig
 from treadle.web.record.tables import WEB_RECORD
 
@@ -46,7 +46,8 @@ def config_page() -> str:
         lines += ["| key | type | default | | meaning |", "|---|---|---|---|---|"]
         # Keys that are inherited from shared sections come last.
         own_first = sorted(model.model_fields.items(), key=lambda item: item[0] not in model.__annotations__)
-        lines += [_row(name, field) for name, field in own_first]
+        helps = model.descriptions() if issubclass(model, Section) else {}
+        lines += [_row(name, field, helps.get(name, "")) for name, field in own_first]
         lines.append("")
     return "\n".join(lines)
 
@@ -70,7 +71,8 @@ def tables_page() -> str:
 
 def _tables() -> list[Table]:
     """Return the tables of all stages in their order, then that of web records."""
-    made = {table.kind: table for stage in STAGES.values() for table in (*stage.produces, *stage.telemetry)}
+    stages = [entry.stage for entry in stage_entries().values()]
+    made = {table.kind: table for stage in stages for table in (*stage.produces, *stage.telemetry)}
     return [*made.values(), WEB_RECORD]
 
 
@@ -124,7 +126,7 @@ def _tag(model: type[BaseModel]) -> str:
     return str(values[0]) if values else model.__name__
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _row(name: str, field: FieldInfo, meaning: str) -> str:
     default = field.get_default(call_default_factory=True)
     marks = {"operational": is_operational, "growing": is_growing, "revisable": is_revisable}
     kind = next((f"*{name}*" for name, has_mark in marks.items() if has_mark(field)), "")
@@ -133,7 +135,7 @@ def _row(name: str, field: FieldInfo) -> str:
         _cell(_type(field.annotation)),
         _cell(_default(default)),
         kind,
-        _cell(field.description or ""),
+        _cell(meaning),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -16,8 +16,10 @@ from treadle.core.runs.locked_config import check_config
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance, Progress
 from treadle.core.store.leases import watch_leases
-from treadle.tasks.catalog import STAGES, flow_addresses, instance, semantic_of
+from treadle.stages.registry import stage_entry
+from treadle.tasks.catalog import instance, semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.run_setup import stored_config, with_run_defaults
 from treadle.tasks.serving.servers import ModelServers
 
@@ -135,7 +137,7 @@ class Helper:
             named = instance(config, Address.parse(self.address))
             check_sharded(named)
             return [named], config.flow.device_wait_s
-        shared = [one for one in flow_addresses(config) if STAGES[one.stage].work is not None]
+        shared = [one for one in flow_addresses(config) if stage_entry(one.stage).stage.work is not None]
         return [instance(config, one) for one in shared], config.flow.device_wait_s
 
     def _help_if_begun(self, item: Instance, run: Run, device_wait_s: float) -> int:

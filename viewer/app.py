@@ -22,7 +22,6 @@ from starlette.routing import Route
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
-from treadle.stages.registry import all_stages
 from treadle.viewer import pages
 from treadle.viewer.catalogue import Catalogue, Snapshot
 from treadle.viewer.guard import Guard
@@ -50,7 +49,6 @@ _PageValues = Callable[[Snapshot, LoadedTrajectory, Selection], Mapping[str, Any
 
 def make_app(run: Run, trace_back: pages.TraceBack, *, refresh_s: float = _REFRESH_S) -> Starlette:
     """Return the viewer application of a run. `refresh_s`: seconds before finished instances are listed again."""
-    all_stages()  # the tables that a run may have
     viewer = _Viewer(run, refresh_s)
     lineage = partial(pages.lineage, trace_back)
     shown: dict[str, _PageValues] = {"trajectory": pages.trajectory, "changes": pages.changes, "lineage": lineage}

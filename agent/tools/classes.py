@@ -10,7 +10,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from pydantic import ConfigDict, create_model
+from pydantic import create_model
 
 from treadle.agent.outcome_values import as_outcome, require_finite
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
@@ -36,8 +36,6 @@ _OPTIONAL = ("setup", "outcome", "close")
 class ClassSettings(UserToolSettings):
     """Settings of a class."""
 
-    # Docstrings of attributes are read from the user's class.
-    model_config = ConfigDict(use_attribute_docstrings=False)
     user_class: ClassVar[type]
     methods: ClassVar[Mapping[str, tuple[str | None, UserSignature]]]
     """Method -> name of its tool, None for that of the entry, and its parameters."""

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ConfigDict, create_model
+from pydantic import create_model
 
 from treadle.agent.tools.classes import class_settings
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 class FunctionSettings(UserToolSettings):
     """Settings of a function."""
 
-    # Its subclasses have no source to read docstrings from.
-    model_config = ConfigDict(use_attribute_docstrings=False)
     function: ClassVar[Callable[..., Any]]
     signature: ClassVar[UserSignature]
 

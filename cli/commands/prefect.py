@@ -168,7 +168,7 @@ def _set_up(folder: Path, pool: str, notify_block: str | None) -> list[str]:
     """Set up everything on the server of PREFECT_API_URL; return lines about it for the user."""
     from treadle.core.errors import EngineError
     from treadle.tasks.prefect.automations import install_automations
-    from treadle.tasks.prefect.deployments import DEPLOYMENTS, QUEUES, deploy
+    from treadle.tasks.prefect.deployments import QUEUES, deploy, deployments
 
     try:
         deploy(folder, pool)
@@ -177,4 +177,4 @@ def _set_up(folder: Path, pool: str, notify_block: str | None) -> list[str]:
         raise EngineError(
             f"Prefect cannot be used ({error}); install it with: pip install 'treadle[orchestration]'"
         ) from error
-    return [f"{len(DEPLOYMENTS)} deployments in pool {pool}, queues {', '.join(QUEUES)}", *lines]
+    return [f"{len(deployments())} deployments in pool {pool}, queues {', '.join(QUEUES)}", *lines]

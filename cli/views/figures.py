@@ -11,8 +11,8 @@ from rich.text import Text
 from treadle.core.figures import Figures, cell_text, money
 from treadle.core.untrusted.sanitize import one_line
 from treadle.report.terminal_table import GAP, terminal_table
+from treadle.stages.report import StageReport
 from treadle.tasks.estimate.figures import Estimate
-from treadle.tasks.summaries.stage_report import StageReport
 
 
 def report_view(title: str, report: StageReport) -> Group:

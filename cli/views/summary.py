@@ -235,7 +235,7 @@ def print_plan(
 def own_keys(section: Section, base: type[Section]) -> list[str]:
     """Return the keys that a section adds to those of `base`, with values and help."""
     shared = base.model_fields
-    helps = {name: field.description for name, field in type(section).model_fields.items() if name not in shared}
+    helps = {name: text for name, text in type(section).descriptions().items() if name not in shared}
     values = section.model_dump(mode="json", include=set(helps))
     return [
         f"{name} = {sanitized_json(values[name])}" + (f"  {one_line(text)}" if text else "")

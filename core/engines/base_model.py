@@ -8,8 +8,8 @@ from pathlib import Path
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import local_model
-from treadle.core.engines.tables import MODEL_FOLDER
 from treadle.core.runs.stage import Rows
+from treadle.core.tables import MODEL_FOLDER
 
 _SMALL_FILE_BYTES = 1 << 20
 """Files up to this size are hashed completely, larger ones by this much at either end."""

@@ -11,14 +11,17 @@ import os
 import re
 import resource
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import aiohttp
 from multidict import CIMultiDict, istr
 from yarl import URL
 
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.wire import Failure, excerpt
+
+if TYPE_CHECKING:
+    import aiohttp
 
 KEY_MARK = b"[key]"
 """Replacement for an endpoint's key wherever a server repeats it."""
@@ -69,6 +72,8 @@ class HttpClient:
 
     def __init__(self, connect_timeout_s: float, max_response_bytes: int) -> None:
         """Set up; the limits are the seconds to open a connection, and the bytes of a response."""
+        import aiohttp
+
         raise_open_file_limit()
         self._limit = max_response_bytes
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=300)
@@ -104,6 +109,8 @@ class HttpClient:
     async def _exchange(
         self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str], secret: str
     ) -> tuple[int, Mapping[str, str], bytes]:
+        from aiohttp import ClientError
+
         key = secret or headers.get("Authorization", "").removeprefix("Bearer ")
         try:
             async with self._session.request(
@@ -117,7 +124,7 @@ class HttpClient:
                 if response.status == 200 and said is not data:
                     raise Failure("malformed", "the answer contains the API key of the request")
                 return response.status, response.headers, said
-        except aiohttp.ClientError as error:
+        except ClientError as error:
             failure = _failure(error, key)
         # Raised outside the handler: aiohttp's error contains the server's words, and tracebacks show the whole chain.
         raise failure
@@ -166,6 +173,8 @@ def _escaped(key: str, has_letters: bool) -> re.Pattern[bytes]:
 
 
 def _failure(error: aiohttp.ClientError, key: str) -> Failure:
+    import aiohttp
+
     # aiohttp mentions its TLS setting even for plain HTTP.
     said = str(error).replace(" ssl:default", "")
     words = excerpt(without_key(said.encode("utf-8", "replace"), key)) if said else type(error).__name__

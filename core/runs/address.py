@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from treadle.core.errors import ConfigError
 
+_PHASE = re.compile(r"phase-([1-9]\d{0,3})")
 _ADDRESS = re.compile(
     r"(?P<iteration>[1-9]\d{0,3})/(?P<stage>[a-z][a-z_]*)(?:@(?P<qualifier>[A-Za-z0-9][A-Za-z0-9._-]*))?"
 )
@@ -32,3 +33,14 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.iteration}/{self.stage}" + (f"@{self.qualifier}" if self.qualifier else "")
+
+
+def phase_name(phase: int) -> str:
+    """Return the name of a phase in addresses and rows, such as `phase-2`."""
+    return f"phase-{phase}"
+
+
+def phase_of(name: str | None) -> int | None:
+    """Return the number of the phase with this name; None if it is not a phase's name."""
+    match = _PHASE.fullmatch(name or "")
+    return int(match[1]) if match else None

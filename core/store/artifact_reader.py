@@ -14,7 +14,7 @@ from treadle.core.errors import ArtifactError
 from treadle.core.store.artifacts import ArtifactRef, FileEntry, read_manifest
 from treadle.core.store.roots import Storage
 from treadle.core.store.storage import storage_errors
-from treadle.core.tables import TABLES
+from treadle.core.tables import find_table
 
 _BATCH_ROWS = 1024
 
@@ -31,11 +31,10 @@ class ArtifactReader:
         self.kind = ref.kind
         self.digest = ref.digest
         self.num_rows = self.manifest.num_rows
-        table, version = TABLES.get(ref.kind), self.manifest.schema_version
+        table, version = find_table(ref.kind), self.manifest.schema_version
         if table is None:
             raise ArtifactError(
-                f"{ref.folder} holds table {ref.kind}, which no stage that is loaded produces: install the package of "
-                "its stage"
+                f"{ref.folder} holds table {ref.kind}, which no stage produces: install the package of its stage"
             )
         if version != table.version:
             raise ArtifactError(

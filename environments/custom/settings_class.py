@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar, Self
 
-from pydantic import ConfigDict, create_model, model_validator
+from pydantic import create_model, model_validator
 
 from treadle.agent.dialects.base import Dialect
 from treadle.agent.dialects.free import FreeDialect
@@ -27,8 +27,6 @@ def settings_class(environment: type[Environment]) -> type[EnvironmentSettings]:
 class _CustomSettings(EnvironmentSettings):
     """Settings of an environment class."""
 
-    # Docstrings of attributes are read from the user's class.
-    model_config = ConfigDict(use_attribute_docstrings=False)
     environment: ClassVar[type[Environment]]
 
     @model_validator(mode="after")

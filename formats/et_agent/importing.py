@@ -38,9 +38,9 @@ from treadle.environments.rollouts.settings import RolloutsSettings, selected_qu
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.formats.et_agent.records import INITIAL, ImportKind, ImportRecord, RejectedRow, read_records
 from treadle.formats.et_agent.rows import ImportRows
+from treadle.stages.models import served_tokenizer, tokenizer_folder
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.models import served_tokenizer, tokenizer_folder
 
 QUESTIONS_FILE = "questions.jsonl"
 SOURCES_FILE = "questions.toml"

@@ -20,13 +20,13 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, is_operational
 from treadle.core.engines.base_model import base_model
 from treadle.core.engines.model_hub import fetch_model
-from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.engines.training import EngineOptions, find_machine, write_rows
 from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed, TreadleError
 from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.environments.registry import ENVIRONMENTS, traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import RlSettings

@@ -10,13 +10,13 @@ import orjson
 
 from treadle.agent.tools.search import SearchTool
 from treadle.core.errors import TreadleError
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.rows import total_usage
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.eval.config import ScoresSettings
-from treadle.rl.curriculum import MAX_PHASES, phase_of
+from treadle.rl.curriculum import MAX_PHASES
 
 _MAX_SAMPLED = 500
 """Maximum number of finished units of an unfinished stage that the mean is taken of."""

@@ -12,13 +12,12 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.exported import new_folder, write_facts
-from treadle.core.tables import TABLES
+from treadle.core.tables import CHECKPOINTS, TABLES
 from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_paths
 
 CARD = "README.md"

@@ -10,23 +10,22 @@ from typing import Any
 
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED
-from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.errors import RunError, TreadleError
 from treadle.core.figures import Figures, escape, render_figures
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.core.store.exported import new_folder, write_facts
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.metrics import FIGURES
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.report.summary import model_rows
-from treadle.rl.curriculum import phase_of
+from treadle.stages.models import named_checkpoint
 from treadle.tasks.exchange.artifact_origin import Origin, json_block, origin_text, origins, without_paths
 from treadle.tasks.exchange.dataset_export import CARD, copy_checked, front_matter
-from treadle.tasks.planning.models import named_checkpoint
 
 EMBEDDED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _EMBEDDED_LICENCE = "apache-2.0"

@@ -15,7 +15,9 @@ import orjson
 from treadle.core.errors import ArtifactError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.settings import DEFAULT_TYPE
+from treadle.stages.registry import other_names, stage_entry
 from treadle.tasks.inspection.pool_tree import pool_trees
 from treadle.tasks.inspection.rows import environment_of, full_key, rows_with
 from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between
@@ -24,6 +26,7 @@ _KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
 _ROLLOUTS = ("rollouts", "rollout_key")
 _POOLS = ("pools", "rollout_key")
 _QUESTIONS = ("questions", "question_key")
+_MOST_FACTS_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,8 @@ def trace_back(run: Run, key: str) -> list[LineageStep]:
         found = _found(run, kind, whole, iteration)
         steps = [*_question_steps(run, found.question), *_rollout_steps(run, found)]
         rows = _fine_tuning(run, whole, found.address.iteration)
-        return [*steps, *rows, *_selections(run, found.question["question_key"], of_rollout=found)]
+        selections = _selections(run, found.question["question_key"], of_rollout=found)
+        return [*steps, *rows, *selections, *_other_steps(run, whole, "rollout_key", found.address.iteration)]
     if kind == "pools":
         columns = ("rollout_key", "question_key")
         _, row = next(rows_with(run, "pools", "rollout_key", whole, columns))
@@ -178,6 +182,7 @@ def trace_back(run: Run, key: str) -> list[LineageStep]:
         *_selections(run, whole),
         *_trainings(run, whole),
         *_pool_steps(run, question, chosen=None),
+        *_other_steps(run, whole, "question_key"),
     ]
 
 
@@ -277,6 +282,23 @@ def _trainings(run: Run, question_key: str) -> list[LineageStep]:
         )
         for address, counts in steps.items()
     ]
+
+
+def _other_steps(run: Run, key: str, column: str, iteration: int | None = None) -> list[LineageStep]:
+    """Return one lineage step for each row that stages of other packages made of a trajectory or a question."""
+    steps = []
+    for name in other_names():
+        for table in stage_entry(name).stage.produces:
+            if column in table.schema.names:
+                for address, row in rows_with(run, table.kind, column, key, iteration=iteration):
+                    facts = ", ".join(f"{field} {row[field]}" for field in table.visible if field != column)
+                    steps.append(
+                        LineageStep(
+                            f"row of {table.kind} by {address}: {one_line(facts)[:_MOST_FACTS_CHARS]}",
+                            {"row": row, "artifacts": _artifacts(run, table.kind, address)},
+                        )
+                    )
+    return steps
 
 
 def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]:

@@ -8,18 +8,14 @@ from itertools import chain
 from typing import Any, Literal
 
 from treadle.core.errors import ArtifactError, RunError, StorageError
-from treadle.core.runs.address import Address
+from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
 from treadle.report.tables import SUMMARY
-from treadle.rl.curriculum import phase_of
-from treadle.tasks.catalog import STAGES
-from treadle.tasks.config import TreadleConfig
+from treadle.stages.registry import stage_entries
 from treadle.tasks.planning.run_setup import known_addresses
 
-_TABLES_OF_STAGES = set(STAGES) & set(TreadleConfig.model_fields)
-_PHASE_STAGES = {"selection", "rl"}
 DiffVerdict = Literal["same", "changed", "only first", "only second"]
 
 
@@ -121,8 +117,11 @@ def _unused_tables(*runs: tuple[Run, Mapping[str, StageRecord]]) -> set[str]:
             return set()
         used.update(flow, map(Address.parse, records))
     stages = {address.stage for address in used}
-    has_phases = bool(stages & _PHASE_STAGES) or any(phase_of(address.qualifier) for address in used)
-    return (_TABLES_OF_STAGES - stages) | (set() if has_phases else {"curriculum"})
+    entries = stage_entries()
+    by_phase = {name for name, entry in entries.items() if entry.qualifiers == ("phase",)}
+    has_phases = bool(stages & by_phase) or any(phase_of(address.qualifier) for address in used)
+    with_table = {name for name, entry in entries.items() if entry.table is not None}
+    return (with_table - stages) | (set() if has_phases else {"curriculum"})
 
 
 def _in_order(runs: Iterable[Run], addresses: Iterable[str]) -> list[str]:

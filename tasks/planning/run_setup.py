@@ -12,8 +12,9 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run, run_exists
 from treadle.retriever.client_config import ServiceClientSettings
-from treadle.tasks.catalog import flow_addresses, semantic_of
+from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.run_setup_checks import (
     check_models,
     check_provider,

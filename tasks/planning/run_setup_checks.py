@@ -15,10 +15,13 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.core.store.roots import open_storage
 from treadle.core.untrusted.secrets import refuse_secrets
+from treadle.datagen.pools.entry import pool_models
+from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.eval.entry import score_models
+from treadle.rl.phases import sampling_model
 from treadle.tasks.config import TreadleConfig, overridden
-from treadle.tasks.planning.models import flow_models, pool_models, score_models
-from treadle.tasks.planning.phases import flow_phases, sampling_model
-from treadle.tasks.planning.row_sources import rolled_out_policy
+from treadle.tasks.planning.flow_plan import FlowPlan
+from treadle.tasks.planning.order import flow_phases
 from treadle.web.config import WebSettings
 
 _CHECK_S = 30.0
@@ -106,7 +109,7 @@ def check_roles(config: TreadleConfig) -> None:
     """Raise ConfigError if a model's API cannot support one of its roles, regardless of what its server reports."""
     from treadle.agent.model_sessions import check_api
 
-    sampled = [("policy", sampling_model(config))] if flow_phases(config, 1) else []
+    sampled = [("policy", sampling_model(FlowPlan(config)))] if flow_phases(config, 1) else []
     for role, name in (*sampled, *_played_roles(config)):
         check_api(role, name, config.models[name])
 
@@ -115,8 +118,8 @@ def _played_roles(config: TreadleConfig) -> list[tuple[str, str]]:
     """Return the unique pairs of `pools` role and model name over all iterations."""
     if "pools" not in config.flow.stages:
         return []
-    iterations = range(1, config.flow.iterations + 1)
-    played = (pool_models(config, Address(number, "pools")).items() for number in iterations)
+    plan, iterations = FlowPlan(config), range(1, config.flow.iterations + 1)
+    played = (pool_models(plan, Address(number, "pools")).items() for number in iterations)
     return list(dict.fromkeys(pair for pairs in played for pair in pairs))
 
 
@@ -139,14 +142,15 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
                     options = overridden(config, Address(1, "rollouts", name), config.rollouts)
                     check_sampling(AGENT, name, options.sampling, facts)
 
-    rolled_out = rolled_out_policy(config, 1)
-    policies = tuple(dict.fromkeys((*flow_models(config), *((rolled_out,) if rolled_out else ()))))
+    plan = FlowPlan(config)
+    rolled_out = rolled_out_policy(plan, 1)
+    policies = tuple(dict.fromkeys((*plan.compared_models(), *((rolled_out,) if rolled_out else ()))))
     agents = policies if "rollouts" in config.flow.stages else ()
     measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
     used = [
         *policies,
         *(name for _, name in _played_roles(config)),
-        *(judge for address in measured for judge in score_models(config, address)),
+        *(judge for address in measured for judge in score_models(plan, address)),
     ]
     helper = config.environment.summarizer
     for name in dict.fromkeys((*used, *((helper,) if helper else ()))):

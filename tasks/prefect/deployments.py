@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treadle.core.runs.address import phase_name
+from treadle.stages.entry import StageEntry
+from treadle.stages.registry import stage_entries
 from treadle.tasks.prefect.settings import FLOW_RUN_ENV, TAG
 
 if TYPE_CHECKING:
@@ -41,38 +44,31 @@ class FlowDeployment:
         return f"treadle.flows.flywheel.{self.flow}"
 
 
-_STAGES = {
-    "questions": "Read, check and deduplicate the questions.",
-    "index": "Build the search index on the machine of this worker; rollouts there find it.",
-    "pools": "Make pools of trajectories from the training questions, repaired and condensed over rounds.",
-    "sft_rows": "Apply the quality gate to trajectories and write the fine-tuning rows.",
-    "sft": "Fine-tune a model on the rows with LLaMA-Factory; needs a worker with the engine sft.",
-    "rollouts": "Sample rollouts over the questions; set the instance, such as 1/rollouts@base or 1/rollouts@phase-2.",
-    "scores": "Score rollouts; set the instance, such as 1/scores@base or 1/scores@phase-2.",
-    "selection": "Select the questions that a phase trains on; set its instance, such as 1/selection@phase-2.",
-    "rl": "Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the engine trl or verl.",
-    "report": "Build the report of all scores.",
-}
-_ON_GPU = ("pools", "sft", "rollouts", "rl")
-_QUALIFIERS = {"rollouts": "@base", "scores": "@base", "selection": "@phase-1", "rl": "@phase-1"}
-"""Qualifiers of the default instances."""
+FLOWS = ("flywheel", "work", "stage")
+"""Functions of `treadle.flows.flywheel` that deployments run."""
 
-DEPLOYMENTS = (
-    FlowDeployment("full", "All stages of a run; what is finished and unchanged is skipped.", "flywheel"),
-    FlowDeployment("full-on-gpu", "The same, on a worker that polls the queue gpu.", "flywheel", GPU_QUEUE),
-    FlowDeployment(
-        "shards", "Help with a running sharded stage; flow runs with flow.workers above 0 request it.", "work"
-    ),
-    *(
+
+def deployments() -> list[FlowDeployment]:
+    """Return the deployments: whole flows, helpers, and one for each stage."""
+    whole = [
+        FlowDeployment("full", "All stages of a run; what is finished and unchanged is skipped.", "flywheel"),
+        FlowDeployment("full-on-gpu", "The same, on a worker that polls the queue gpu.", "flywheel", GPU_QUEUE),
         FlowDeployment(
-            name,
-            description,
-            queue=GPU_QUEUE if name in _ON_GPU else "default",
-            parameters={"instance": f"1/{name}{_QUALIFIERS.get(name, '')}"},
-        )
-        for name, description in _STAGES.items()
-    ),
-)
+            "shards", "Help with a running sharded stage; flow runs with flow.workers above 0 request it.", "work"
+        ),
+    ]
+    return whole + [_of_stage(entry) for entry in stage_entries().values()]
+
+
+def _of_stage(entry: StageEntry) -> FlowDeployment:
+    examples = {"model": "@base", "phase": f"@{phase_name(1)}"}
+    qualifier = "".join(examples[one] for one in entry.qualifiers[:1])
+    return FlowDeployment(
+        entry.name,
+        entry.description,
+        queue=GPU_QUEUE if entry.on_gpu else "default",
+        parameters={"instance": f"1/{entry.name}{qualifier}"},
+    )
 
 
 def deploy(folder: Path, pool: str = POOL) -> None:
@@ -86,15 +82,16 @@ def deploy(folder: Path, pool: str = POOL) -> None:
 
     # Without such a step, Prefect copies the deployment's folder into that of each flow run.
     steps = [{"prefect.deployments.steps.set_working_directory": {"directory": str(folder)}}]
+    wanted = deployments()
     with get_client(sync_client=True) as client:
         _make_pool(client, pool)
         for name, description in QUEUES.items():
             _make_queue(client, pool, name, description)
         made: dict[str, tuple[UUID, dict[str, Any]]] = {}
-        for entrypoint in dict.fromkeys(item.entrypoint for item in DEPLOYMENTS):
+        for entrypoint in dict.fromkeys(item.entrypoint for item in wanted):
             flow: Flow[..., Any] = load_flow_from_entrypoint(entrypoint)
             made[entrypoint] = client.create_flow(flow), parameter_schema(flow).model_dump_for_openapi()
-        for item in DEPLOYMENTS:
+        for item in wanted:
             flow_id, schema = made[item.entrypoint]
             client.create_deployment(
                 flow_id,

@@ -20,14 +20,14 @@ from prefect.settings import get_current_settings
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
-from treadle.tasks.prefect.deployments import DEPLOYMENTS
+from treadle.tasks.prefect.deployments import FLOWS
 from treadle.tasks.prefect.settings import FLOW_RUN_ENV
 
 if TYPE_CHECKING:
     import anyio.abc
     from prefect.client.schemas.objects import FlowRun
 
-_ENTRYPOINTS = frozenset(item.entrypoint for item in DEPLOYMENTS)
+_ENTRYPOINTS = frozenset(f"treadle.flows.flywheel.{flow}" for flow in FLOWS)
 _PULL_STEP = "prefect.deployments.steps.set_working_directory"
 _JOB_VARIABLES = {"env": dict(FLOW_RUN_ENV)}
 

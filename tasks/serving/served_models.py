@@ -9,14 +9,14 @@ from typing import Any
 
 from treadle.core.config import Section
 from treadle.core.engines.config import TutorServer, VllmServer
-from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.errors import RunError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.tasks.planning.models import checkpoint_of
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
+from treadle.stages.models import checkpoint_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.core.store.locks import FileLease
-from treadle.tasks.planning.models import checkpoint_of
+from treadle.stages.models import checkpoint_of
 from treadle.tasks.serving.device_shares import (
     CPU,
     Shares,

@@ -8,14 +8,14 @@ Prices are taken from the run's current configuration, so they may be added or c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from treadle.core.config import load_config
 from treadle.core.errors import ArtifactError, ConfigError
-from treadle.core.figures import Figures, escape, money, render_figures
+from treadle.core.figures import Figures, money
 from treadle.core.llm.config import ModelSettings
+from treadle.core.runs.address import phase_name
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.report import pool_figures, pool_sentences
@@ -23,9 +23,10 @@ from treadle.datagen.pools.rows import tokens_of
 from treadle.environments.registry import environment_name
 from treadle.environments.rollouts.report import rollout_warnings
 from treadle.environments.rollouts.settings import selected_questions
-from treadle.rl.curriculum import phase_name
 from treadle.rl.training.curves import end_steps, sparkline
 from treadle.rl.training.tables import RL_LOG
+from treadle.stages.registry import stage_entries
+from treadle.stages.report import StageReport
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.summaries.report_tables import telemetry_rows
 
@@ -41,29 +42,11 @@ _SHOWN = {
 """Log column -> label."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageReport:
-    """Summary of a finished stage as sentences and tables."""
-
-    sentences: list[str]
-    figures: list[Figures]
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    """One row per training step; empty for other stages."""
-
-    def main_rows(self) -> list[dict[str, Any]]:
-        """Return rows for a page that sorts and filters them: the table of operators, or the training steps."""
-        table = next((one for one in self.figures if one.header[0] == "operator"), None)
-        return self.steps if table is None else table.as_dicts()
-
-    def markdown(self) -> str:
-        """Return the whole report as markdown."""
-        return "\n\n".join([*map(escape, self.sentences), render_figures(self.figures, level=3)])
-
-
 def stage_report(record: StageRecord, run: Run) -> StageReport | None:
     """Return the report of a stage; None if the stage has none or another version wrote its metrics."""
     makers = {"rollouts": _rollouts, "pools": _pools, "sft_rows": _sft_rows, "selection": _selection, "rl": _rl}
-    make = makers.get(record.stage)
+    entry = stage_entries().get(record.stage)
+    make = makers.get(record.stage) or (entry.report if entry is not None else None)
     try:
         return make(record, run) if make is not None else None
     except (KeyError, TypeError):
@@ -241,7 +224,7 @@ def rl_sentences(metrics: Metrics) -> list[str]:
     """Return what was trained on how many questions, and which step's policy is the result."""
     sentences = [
         f"{metrics['steps']:,} steps over {metrics['rows']:,} questions by {metrics['engine']}, "
-        f"{metrics['rollouts']:,} rollouts; reward {escape(metrics['reward_rule'])}.",
+        f"{metrics['rollouts']:,} rollouts; reward {metrics['reward_rule']}.",
         f"In {metrics['equal_groups']:,} of {metrics['groups']:,} groups all rewards were equal, so they gave no "
         "training signal.",
     ]

@@ -10,9 +10,9 @@ from support.rollouts.small_demo import DEMO, GROUP_SIZE, NUM_QUESTIONS, NUM_ROW
 from support.servers.served_ids import check_served_ids
 
 from treadle.core.chat import ChatTokenizer
-from treadle.core.engines.tables import MODEL_FOLDER
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.tables import MODEL_FOLDER
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.results import counts_by_model
 from treadle.rl.training.checkpoint_checks import tensors

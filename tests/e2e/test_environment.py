@@ -17,9 +17,9 @@ from support.servers.scripted_server import served
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.serving import embedded_folder
-from treadle.core.engines.tables import MODEL_FOLDER
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.tables import MODEL_FOLDER
 
 CANARY = "canary-7e41d0"
 TOP, NUM_STEPS, GROUP_SIZE = 30, 2, 4

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from support.rollouts.small_demo import NUM_OWN_QUESTIONS, NUM_ROWS, finish, kill_when
 
-from treadle.core.engines.tables import MODEL_FOLDER
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.core.tables import MODEL_FOLDER
 from treadle.rl.training.checkpoint_checks import tensors
 
 MADE = ("2/pools", "2/sft_rows", "2/sft")

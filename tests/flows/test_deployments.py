@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.servers.prefect_api import ask
 
-from treadle.tasks.catalog import STAGES
+from treadle.stages.registry import stage_names
 
 from .conftest import wait_until
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_stage_has_a_deployment() -> None:
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    assert {item["name"] for item in deployments} == {"full", "full-on-gpu", "shards", *STAGES}
+    assert {item["name"] for item in deployments} == {"full", "full-on-gpu", "shards", *stage_names()}
 
 
 @pytest.fixture(scope="module")

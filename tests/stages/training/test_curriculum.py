@@ -25,8 +25,9 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.demo.world_files import write_world
-from treadle.tasks.catalog import flow_addresses, flow_instances, instance
+from treadle.tasks.catalog import flow_instances, instance
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.run_setup import open_run
 from treadle.tasks.run_instances import run_instance, run_instances
 

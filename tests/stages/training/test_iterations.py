@@ -29,8 +29,9 @@ from treadle.core.runs.run import Run
 from treadle.demo.world_files import write_world
 from treadle.sft import stage as sft_stage
 from treadle.sft.launch import EngineOptions, Listener, Training, TrainingFolder, TrainingStep
-from treadle.tasks.catalog import flow_addresses, flow_instances
+from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.run_setup import open_run
 from treadle.tasks.run_instances import run_instance, run_instances
 

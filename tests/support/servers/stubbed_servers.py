@@ -12,9 +12,9 @@ import pytest
 
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import TUTOR_MODEL
-from treadle.core.engines.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.tasks.serving import servers
 
 UrlOf = Callable[[VllmServer], str]

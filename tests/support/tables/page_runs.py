@@ -13,13 +13,12 @@ from typing import Any
 from support.tables.score_tables import called, put_rows, question, rollout, score
 
 from treadle.core.config import Section
-from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.plots import draw_svg
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.tables import Table
+from treadle.core.tables import CHECKPOINTS, Table
 from treadle.core.untrusted.sanitize import one_line
 from treadle.datagen.pools.tables import POOL_EVENTS
 from treadle.datagen.questions.tables import QUESTIONS

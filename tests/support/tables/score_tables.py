@@ -17,12 +17,12 @@ from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES_STAGE
-from treadle.stages.registry import all_stages
+from treadle.stages.registry import stage_entries
 
 _EMPTY = {"string": "", "bool": False, "int32": 0, "int64": 0}
 WITHOUT_ALGEBRA = ScoresOptions(symbolic=False)
 
-all_stages()
+stage_entries()
 
 
 class GivenRows(Section):

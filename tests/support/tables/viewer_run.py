@@ -26,10 +26,10 @@ from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.environments.rollouts.tool_counts import tool_counts
 from treadle.eval.tables import JUDGEMENTS, SCORES
 from treadle.rl.training.tables import RL_ROLLOUTS
-from treadle.stages.registry import all_stages
+from treadle.stages.registry import stage_entries
 from treadle.tasks.inspection.lineage import trace_back
 
-all_stages()
+stage_entries()
 
 
 def traced(run: Run, key: str) -> list[dict[str, Any]]:

@@ -14,12 +14,12 @@ from support.tables.viewer_run import agent_row, filled, put_from, question_row
 
 from treadle.cli.commands.export import export
 from treadle.core.config import Section
-from treadle.core.engines.tables import CHECKPOINTS
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.core.tables import CHECKPOINTS
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.datagen.sft_rows.tables import SFT_ROWS
 from treadle.environments.question.settings import QuestionSettings

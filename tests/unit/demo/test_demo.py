@@ -12,7 +12,7 @@ from treadle.demo import quickstart
 from treadle.demo.quickstart import demo_configuration
 from treadle.demo.results import ModelCounts, first_and_last_rewards
 from treadle.demo.steps import step_of
-from treadle.tasks.catalog import flow_addresses
+from treadle.tasks.planning.order import flow_addresses
 
 TUTOR_STAGES = ["1/questions", "1/pools", "1/sft_rows", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
 

@@ -14,11 +14,12 @@ from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
-from treadle.tasks.catalog import flow_addresses, instance
+from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.figures import Estimate
-from treadle.tasks.planning.models import flow_models
+from treadle.tasks.planning.flow_plan import FlowPlan
+from treadle.tasks.planning.order import flow_addresses
 
 AT = [{"url": "http://127.0.0.1:1/v1"}]
 PRICES = {"prompt_price_per_million": 1.0, "completion_price_per_million": 2.0}
@@ -42,11 +43,11 @@ def scores_of(made: TreadleConfig, address: Address = SCORES_AT) -> Instance:
 
 def test_judges_judge_but_do_not_answer_questions() -> None:
     made = config()
-    assert flow_models(made) == ("base",)
+    assert FlowPlan(made).compared_models() == ("base",)
     settings: Any = scores_of(made).settings
     assert list(settings.judges) == ["large", "other"] and settings.redundancy.name == "large"
     assert settings.judges["large"].sampling.temperature == 0 and settings.redundancy.sampling.temperature == 0.6
-    assert flow_models(config(flow={"models": ["base", "large"]})) == ("base", "large")
+    assert FlowPlan(config(flow={"models": ["base", "large"]})).compared_models() == ("base", "large")
 
 
 def test_no_judge_is_called_if_none_is_configured() -> None:

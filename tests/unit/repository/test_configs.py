@@ -13,12 +13,15 @@ from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import fingerprint_of
+from treadle.datagen.pools.entry import pool_roles
 from treadle.datagen.pools.settings import PYTHON_HINTS, SEARCH_HINTS, PolicySampling, PoolOptions, PoolRoles
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.retriever.service.config import RetrieverConfig
-from treadle.tasks.catalog import STAGES, flow_addresses, instance
+from treadle.stages.registry import stage_names
+from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.iterations import pool_roles
+from treadle.tasks.planning.flow_plan import at_iteration
+from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.reference import pages
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +40,7 @@ BLOCKS = [
 def test_shipped_config_loads_and_makes_a_flow(path: Path) -> None:
     config = load_config(TreadleConfig, (path,))
     stages = {address.stage for address in flow_addresses(config)}
-    assert stages == {"questions", *config.flow.stages} <= set(STAGES)
+    assert stages == {"questions", *config.flow.stages} <= set(stage_names())
 
 
 def test_every_value_of_the_paper_config_cites_its_source() -> None:
@@ -60,7 +63,7 @@ def test_paper_config_spells_out_how_pools_are_made() -> None:
 
 def test_one_model_plays_all_roles_of_the_paper_config_in_later_iterations() -> None:
     config = load_config(TreadleConfig, (PAPER,), ("flow.iterations=2",))
-    played = pool_roles(config, 2)
+    played = pool_roles(at_iteration(config, 2), Address(2, "pools"))
     assert len(played) == len(PoolRoles.model_fields)
     assert {(name, settings.model) for name, settings in played.values()} == {("policy", "1/rl@phase-3")}
 
@@ -68,7 +71,8 @@ def test_one_model_plays_all_roles_of_the_paper_config_in_later_iterations() -> 
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=lambda value: getattr(value, "name", "block"))
 def test_config_in_the_docs_loads(page: Path, text: str) -> None:
     data = tomllib.loads(text)
-    if page.name in ("environments.md", "tools.md") and ".py:" in text:  # in a file that the page writes, too
+    named = re.search(r"\w+\.py:(\w+)", text)
+    if named and re.search(rf"(class|def) {named[1]}\b", page.read_text()):  # in a file that the page writes, too
         return
     assert load_config(RetrieverConfig if {"index", "service"} & data.keys() else TreadleConfig, (), data=data)
 

@@ -11,8 +11,9 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import fingerprint_of
-from treadle.tasks.catalog import flow_addresses, instance, semantic_of
+from treadle.tasks.catalog import instance, semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.order import flow_addresses
 
 MODELS = {
     "base": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:1/v1"}]},

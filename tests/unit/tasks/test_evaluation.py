@@ -11,9 +11,10 @@ import pytest
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.tasks.catalog import flow_addresses, semantic_of
+from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.evaluation import EvalOptions, evaluation_config, model_name, run_name, unknown_template
+from treadle.tasks.planning.order import flow_addresses
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 URL = "http://localhost:8000/v1"

@@ -11,8 +11,9 @@ from treadle.core.config import load_config
 from treadle.core.errors import RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
-from treadle.tasks.catalog import flow_addresses, semantic_of
+from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.run_setup import open_run, with_run_defaults
 
 MODELS: dict[str, Any] = {name: {"model": name} for name in ("a", "b")}

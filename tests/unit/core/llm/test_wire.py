@@ -193,7 +193,7 @@ def test_only_what_changes_answers_counts_as_semantic() -> None:
 
 def test_every_key_is_documented_and_unknown_ones_are_refused() -> None:
     for section in (Sampling, EndpointSettings, ModelSettings):
-        assert all(field.description for field in section.model_fields.values())
+        assert all(section.descriptions().values())
     with pytest.raises(ConfigError, match="did you mean 'temperature'"):
         load_config(Sampling, data={"temprature": 1})
 

@@ -41,6 +41,18 @@ THINGS = Table(
 )
 
 
+@pytest.fixture(autouse=True)
+def _declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TABLES, THINGS.kind, THINGS)
+
+
+def test_table_that_no_stage_produces_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = write(tmp_path, [thing(0)])
+    monkeypatch.delitem(TABLES, THINGS.kind)
+    with pytest.raises(ArtifactError, match="holds table things, which no stage produces"):
+        ArtifactReader(open_storage(tmp_path), ref)
+
+
 def thing(index: int, **other: Any) -> dict[str, Any]:
     return {"key": f"k{index}", "count": index, "ids": list(range(index % 7)), "note": None, **other}
 
@@ -253,7 +265,8 @@ def test_manifest_bit_flip_is_named_or_changes_no_row(tmp_path: Path) -> None:
             reader = ArtifactReader(open_storage(tmp_path), ref)
             assert (reader.manifest.ref(), list(reader.rows())) == (ref, [thing(0)])
         except ArtifactError as error:
-            assert "artifact.json is damaged" in str(error)
+            # A flipped version is refused as another version of the table.
+            assert "artifact.json is damaged" in str(error) or "holds table things in version" in str(error)
 
 
 @pytest.mark.parametrize("version", [2, 99])

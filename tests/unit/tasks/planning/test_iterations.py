@@ -14,8 +14,9 @@ from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
+from treadle.tasks.catalog import flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.order import flow_addresses
 
 ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]
 MODELS: dict[str, Any] = {

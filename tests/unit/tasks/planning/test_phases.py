@@ -17,10 +17,12 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.environments.question.settings import ET_AGENT_RL
 from treadle.rl.config import ET_AGENT_7B, RlOptions
+from treadle.rl.phases import rl_options
 from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
-from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
+from treadle.tasks.catalog import flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.phases import rl_options
+from treadle.tasks.planning.flow_plan import at_iteration
+from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.plan import changed_keys
 from treadle.tasks.planning.run_setup import open_run
 from treadle.tasks.shard_worker import open_for_work
@@ -135,7 +137,7 @@ def test_phase_with_another_start_is_sampled_from_it_too() -> None:
 @pytest.mark.parametrize("start", ["1/rl@phase-1", "1/rl@phase-3", "1/rl@phase-9", "1/rl", "2/sft"])
 def test_phase_cannot_start_from_a_later_result(start: str) -> None:
     with pytest.raises(ConfigError, match=f"1/rl@phase-1: rl.start = {start} is not made before this phase; use 1/sft"):
-        rl_options(config(rl={"start": start}), Address.parse("1/rl@phase-1"))
+        rl_options(at_iteration(config(rl={"start": start}), 1), Address.parse("1/rl@phase-1"))
     later = {"1/rl@phase-3": {"start": "1/rl@phase-1"}}
     assert inputs("1/rl@phase-3", overrides=later)["checkpoint"] == ["1/rl@phase-1"]
 

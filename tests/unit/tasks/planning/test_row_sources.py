@@ -11,9 +11,10 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Instance
-from treadle.tasks.catalog import flow_addresses, flow_instances, instance
+from treadle.tasks.catalog import flow_instances, instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.models import flow_models
+from treadle.tasks.planning.flow_plan import FlowPlan
+from treadle.tasks.planning.order import flow_addresses
 
 ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]
 MODELS: dict[str, Any] = {
@@ -103,7 +104,11 @@ def test_rows_of_a_checkpoint_that_they_train_are_a_cycle(questions: dict[str, A
 def test_models_that_episodes_ask_are_not_rolled_out() -> None:
     environment = {"type": "support.rollouts.dialogues:Asking"}
     models = {"human": MODELS["large"], **MODELS}
-    assert flow_models(config(models=models, environment=environment, flow={})) == ("base", "tuned", "large")
+    assert FlowPlan(config(models=models, environment=environment, flow={})).compared_models() == (
+        "base",
+        "tuned",
+        "large",
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,10 +128,10 @@ def test_scorer_of_outcomes_needs_a_tool_that_gives_them(
     source = {"path": str(tmp_path / "bugs.jsonl"), "payload": ["files", "tests"], "scorer": scorer}
     settings = {"questions": {"sources": [source]}, "environment": {**QUESTION, "tools": tools}}
     if missing is None:
-        at("1/scores@large", **settings)
+        at("1/questions", **settings)
         return
     with pytest.raises(ConfigError, match=f"scorer = '{scorer}' of bugs.jsonl needs {missing} in environment.tools"):
-        at("1/scores@large", **settings)
+        at("1/questions", **settings)
 
 
 def test_operators_of_rollouts_with_native_calls_are_refused_in_words_of_the_configuration() -> None:

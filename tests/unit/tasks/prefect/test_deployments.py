@@ -13,7 +13,7 @@ from prefect.utilities.schema_tools.validation import validate
 
 from treadle.core.errors import ConfigError
 from treadle.flows import flywheel
-from treadle.tasks.prefect.deployments import DEPLOYMENTS, POOL, QUEUES
+from treadle.tasks.prefect.deployments import POOL, QUEUES, deployments
 from treadle.tasks.prefect.server import database_url
 from treadle.tasks.prefect.settings import FLOW_RUN_ENV, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, TAG
 
@@ -31,15 +31,15 @@ def test_deployment_file_and_code_agree() -> None:
             "work_pool": {"name": POOL, "work_queue_name": item.queue, "job_variables": {"env": FLOW_RUN_ENV}},
             **({"parameters": item.parameters} if item.parameters else {}),
         }
-        for item in DEPLOYMENTS
+        for item in deployments()
     ]
     by_name = {item["name"]: item for item in said}
     assert {item["name"]: item for item in written} == by_name
-    assert {item.queue for item in DEPLOYMENTS} == set(QUEUES)
+    assert {item.queue for item in deployments()} == set(QUEUES)
 
 
 def test_deployment_form_describes_each_parameter() -> None:
-    for flow in {item.flow for item in DEPLOYMENTS}:
+    for flow in {item.flow for item in deployments()}:
         for name, field in parameter_schema(getattr(flywheel, flow)).properties.items():
             assert field.get("description"), f"{flow}: {name}"
 
@@ -51,7 +51,9 @@ def form_problems(schema: Mapping[str, Any], environment: Mapping[str, Any]) -> 
 
 def test_form_has_the_keys_of_every_registered_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     points = {"guess": "support.rollouts.dialogues:Guess", "gone": "no_such_module:Gone"}
-    monkeypatch.setattr("treadle.environments.registry._entry_points", lambda: points)
+    monkeypatch.setattr(
+        "treadle.core.registry.entry_point_places", lambda group: points if group == "treadle.environments" else {}
+    )
     schema = parameter_schema(flywheel.flywheel).model_dump_for_openapi()
     types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
     assert [one["title"] for one in types] == ["question", "guess", "class in a file or module"]

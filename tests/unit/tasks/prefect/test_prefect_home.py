@@ -90,10 +90,10 @@ def test_explicit_password_is_kept(running: PrefectHome, monkeypatch: pytest.Mon
 
 
 def test_treadle_deployments_have_no_foreign_part() -> None:
-    from treadle.tasks.prefect.deployments import DEPLOYMENTS
+    from treadle.tasks.prefect.deployments import deployments
     from treadle.tasks.prefect.settings import FLOW_RUN_ENV
 
-    for item in DEPLOYMENTS:
+    for item in deployments():
         step = {STEP: {"directory": "/somewhere"}}
         assert untrusted_part(item.entrypoint, [step], {"env": dict(FLOW_RUN_ENV)}) is None
 

@@ -17,9 +17,9 @@ from treadle.datagen.pools.report import usage_figures
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.eval.tables import SCORES
 from treadle.report.tables import SUMMARY
+from treadle.stages.report import StageReport
 from treadle.tasks.prefect import stage_card as card_module
 from treadle.tasks.prefect.stage_card import stage_card
-from treadle.tasks.summaries.stage_report import StageReport
 
 PRICED = {"prompt_price_per_million": 1.0, "completion_price_per_million": 2.0}
 ENDPOINTS = [{"url": "http://127.0.0.1:9/v1"}]

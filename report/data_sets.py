@@ -6,19 +6,20 @@ from typing import Literal
 
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.eval.config import ReportSettings
 from treadle.report.summary import check_names
-from treadle.tasks.config import TreadleConfig, overridden
+from treadle.stages.plan import Plan
 
 
-def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
+def report_settings(plan: Plan, address: Address) -> ReportSettings:
     """Return the settings with headline and areas of the data sets in the sources filled in.
 
     Raises ConfigError if a data set has the name of an average, and if `headline` or `areas` names one that is neither
     a source nor a registered benchmark.
     """
-    settings: ReportSettings = overridden(config, address, config.report)
-    questions = config.questions
+    settings = plan.options(address, ReportSettings)
+    questions = plan.section("questions", QuestionsSettings)
     names = sorted({source.dataset_name for source in questions.sources if source.source_field is None})
     check_names(names)
     marked = tuple(name for name in names if questions.benchmark_of(name).headline)
@@ -31,19 +32,17 @@ def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
     # If the sources of a data set differ, its area is left to its questions.
     areas = {name: area for name, (area, *others) in said.items() if not others}
     if names and all(source.source_field is None for source in questions.sources):
-        _check_known(settings, names, config)
+        _check_known(settings, names, questions)
     return settings.model_copy(update={"headline": settings.headline or marked, "areas": {**areas, **settings.areas}})
 
 
-def _check_known(settings: ReportSettings, names: list[str], config: TreadleConfig) -> None:
+def _check_known(settings: ReportSettings, names: list[str], questions: QuestionsSettings) -> None:
     """Raise ConfigError if `headline` or `areas` names a data set that is neither a source nor a registered benchmark.
 
     A misspelt name would silently change what averages cover. A known benchmark may be absent from the sources.
     """
     for key, said in (("headline", settings.headline), ("areas", tuple(settings.areas))):
-        if unknown := [
-            name for name in said if name not in names and config.questions.benchmark_of(name).domain is None
-        ]:
+        if unknown := [name for name in said if name not in names and questions.benchmark_of(name).domain is None]:
             raise ConfigError(
                 f"report.{key} names data set {unknown[0]!r}, which no source of questions has; there are "
                 f"{', '.join(names)}"

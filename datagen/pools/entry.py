@@ -1,0 +1,133 @@
+"""Declare the stage `pools` to flows, and say which models play its roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from treadle.agent.judges.answer import answer_judge_digest
+from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.runs.address import Address
+from treadle.datagen.operators import operator_versions
+from treadle.datagen.pools.settings import PoolOptions, PoolsSettings
+from treadle.datagen.pools.stage import POOLS_STAGE
+from treadle.datagen.prompts import PromptSet
+from treadle.environments.registry import episode_name, traits_of
+from treadle.environments.settings import EnvironmentSettings
+from treadle.stages.entry import Inputs, NamedModel, StageEntry
+from treadle.stages.models import checkpoints_of, role_of, with_weights
+from treadle.stages.plan import Plan
+
+
+def pool_models(plan: Plan, address: Address) -> dict[str, str]:
+    """Return role -> name of its model in an instance.
+
+    Raises ConfigError if no model is configured, and if an override names an unknown one.
+    """
+    roles = plan.options(address, PoolOptions).roles
+    policy = roles.policy.model or plan.compared_models()[0]
+    critic = roles.critic.model or policy
+    named = {
+        "policy": policy,
+        "critic": critic,
+        "refiner": roles.refiner.model or policy,
+        "judge": roles.judge.model or critic,
+    }
+    for role, name in named.items():
+        if name not in plan.models:
+            raise ConfigError(
+                f'overrides."{address}".roles.{role}.model names {name!r}, which is not under [models]; '
+                f"add [models.{name}]"
+            )
+    helper = plan.environment.summarizer
+    return {**named, "summarizer": helper} if helper else named
+
+
+def pool_roles(plan: Plan, address: Address) -> dict[str, tuple[str, ModelSettings]]:
+    """Return role -> name and settings of its model in an instance.
+
+    The policy, and each role that defaults to it, uses the weights that the iteration starts from, unless an override
+    names its model.
+    """
+    policy = plan.starting_policy(address.iteration)
+    along = _roles_with_starting_policy(plan, address) if policy is not None else ()
+    return {
+        role: (name, with_weights(plan.models[name], str(policy)) if role in along else plan.models[name])
+        for role, name in pool_models(plan, address).items()
+    }
+
+
+def _roles_with_starting_policy(plan: Plan, address: Address) -> set[str]:
+    """Return the roles that use the iteration's starting policy: the policy and roles that default to it.
+
+    Empty if an override names the policy.
+    """
+    if "model" in plan.overrides(address).get("roles", {}).get("policy", {}):
+        return set()
+    roles = plan.options(address, PoolOptions).roles
+    along = {"policy", *(role for role in ("critic", "refiner") if getattr(roles, role).model is None)}
+    return along | {"judge"} if roles.judge.model is None and "critic" in along else along
+
+
+def _settings(plan: Plan, address: Address) -> PoolsSettings:
+    options = plan.options(address, PoolOptions)
+    _check(address, plan.environment, options.operators)
+    samplings: dict[str, Sampling] = {}
+    if (sampling := plan.environment.summarizer_sampling) is not None:
+        samplings["summarizer"] = sampling
+    roles = {}
+    for role, (name, model) in pool_roles(plan, address).items():
+        roles[role] = role_of(name, model, samplings.get(role) or getattr(options.roles, role).sampling)
+    return PoolsSettings(
+        roles=roles,
+        environment=plan.environment_with_digests(),
+        options=options,
+        prompt_digests=PromptSet(options.prompts).digests(),
+        operator_versions=operator_versions(options.operators),
+        judge_digest=answer_judge_digest(DEFAULT_SYMBOLIC, options.f1_threshold, asks_model=options.judge_math),
+        seed=plan.seed,
+    )
+
+
+def _check(address: Address, environment: EnvironmentSettings, operators: Sequence[str]) -> None:
+    """Raise ConfigError if trajectories of the environment cannot be judged by gold answers, or not be edited."""
+    traits, name = traits_of(environment), environment.type
+    if not traits.has_answers:
+        raise ConfigError(
+            f"{address}: pools judges answers, but the tasks of {name} have no gold answers; leave pools out of "
+            "flow.stages: sft_rows is made from rollouts and scores"
+        )
+    if not traits.forks and (editing := [operator for operator in operators if operator != "rerollout"]):
+        raise ConfigError(
+            f"{address}: {episode_name(environment)} cannot be continued from a prefix, which "
+            f"{', '.join(editing)} need; "
+            'set pools.operators = ["rerollout"]'
+        )
+
+
+def _inputs(plan: Plan, address: Address) -> Inputs:
+    policy, names = plan.starting_policy(address.iteration), pool_models(plan, address)
+    along = _roles_with_starting_policy(plan, address) if policy is not None else set()
+    others = checkpoints_of(plan, (name for role, name in names.items() if role not in along))
+    return {
+        "questions": (Address(address.iteration, "questions"),),
+        "checkpoint": tuple(dict.fromkeys((policy, *others) if policy is not None and along else others)),
+    }
+
+
+def _models(options: PoolOptions) -> Iterator[NamedModel]:
+    for role in ("policy", "critic", "refiner", "judge"):
+        name = getattr(options.roles, role).model
+        yield NamedModel(f"roles.{role}.model", name, is_helper=name != options.roles.policy.model)
+
+
+POOLS = StageEntry(
+    stage=POOLS_STAGE,
+    table=PoolOptions,
+    settings=_settings,
+    inputs=_inputs,
+    models=_models,
+    description="Make pools of trajectories from the training questions, repaired and condensed over rounds.",
+    on_gpu=True,
+)

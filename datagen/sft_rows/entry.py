@@ -1,0 +1,73 @@
+"""Declare the stage `sft_rows` to flows: rows are made from pools, or from scored rollouts of the policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
+from treadle.datagen.pools.entry import pool_models
+from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
+from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
+from treadle.environments.registry import traits_of
+from treadle.stages.entry import Inputs, StageEntry
+from treadle.stages.models import checked_model, served_tokenizer, tokenizer_folder
+from treadle.stages.plan import Plan
+
+
+def row_source(plan: Plan, address: Address) -> Literal["pools", "rollouts"]:
+    """Return what the fine-tuning rows of an instance are made from.
+
+    Raises ConfigError for pools of an environment whose tasks have no gold answers.
+    """
+    wanted = plan.options(address, SftRowsOptions).trajectories
+    has_answers = traits_of(plan.environment).has_answers
+    if wanted == "pools" and not has_answers:
+        raise ConfigError(
+            f"{address}: sft_rows.trajectories = pools, but there are no pools of {plan.environment.type}, whose "
+            "tasks have no gold answers; leave the key out, then rows are made from rollouts"
+        )
+    return wanted or ("pools" if has_answers else "rollouts")
+
+
+def rolled_out_policy(plan: Plan, iteration: int) -> str | None:
+    """Return the model whose rollouts become rows in an iteration; None if rows are not made from rollouts."""
+    if "sft_rows" not in plan.stages or row_source(plan, Address(iteration, "sft_rows")) != "rollouts":
+        return None
+    return _policy(plan, iteration)
+
+
+def _policy(plan: Plan, iteration: int) -> str:
+    """Return the name of the model whose trajectories become rows: the policy of `pools`."""
+    return pool_models(plan, Address(iteration, "pools"))["policy"]
+
+
+def _settings(plan: Plan, address: Address) -> SftRowsSettings:
+    name = _policy(plan, address.iteration)
+    model, tokenizer_digest = checked_model(name, plan.models[name])
+    options = plan.options(address, SftRowsOptions)
+    return SftRowsSettings(
+        environment=plan.environment_with_digests(),
+        tokenizer=tokenizer_folder(model) or served_tokenizer(model),
+        tokenizer_digest=tokenizer_digest,
+        options=options.model_copy(update={"trajectories": row_source(plan, address)}),
+        seed=plan.seed,
+    )
+
+
+def _inputs(plan: Plan, address: Address) -> Inputs:
+    questions = {"questions": (Address(address.iteration, "questions"),)}
+    if row_source(plan, address) == "pools":
+        return {"pools": (replace(address, stage="pools"),), **questions}
+    rollouts = Address(address.iteration, "rollouts", _policy(plan, address.iteration))
+    return {"rollouts": (rollouts,), "scores": (replace(rollouts, stage="scores"),), **questions}
+
+
+SFT_ROWS = StageEntry(
+    stage=SFT_ROWS_STAGE,
+    table=SftRowsOptions,
+    settings=_settings,
+    inputs=_inputs,
+    description="Apply the quality gate to trajectories and write the fine-tuning rows.",
+)

@@ -1,0 +1,56 @@
+"""Declare the stage `rollouts` to flows."""
+
+from __future__ import annotations
+
+from treadle.agent.role_settings import RoleSettings
+from treadle.core.runs.address import Address
+from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
+from treadle.stages.entry import Inputs, StageEntry
+from treadle.stages.models import checked_model, checkpoints_of, role_of
+from treadle.stages.plan import Plan
+
+
+def _settings(plan: Plan, address: Address) -> RolloutsSettings:
+    sampled = plan.sampled(address)
+    model, tokenizer_digest = checked_model(sampled.name, sampled.model)
+    helper = plan.environment.summarizer
+    summarizer, summarizer_digest = checked_model(helper, plan.models[helper]) if helper else (None, "")
+    return RolloutsSettings(
+        model_name=address.qualifier or "",
+        model=model,
+        tokenizer_digest=tokenizer_digest,
+        environment=plan.environment_with_digests(),
+        summarizer=summarizer,
+        summarizer_tokenizer_digest=summarizer_digest,
+        roles=environment_roles(plan),
+        options=plan.options(address, RolloutOptions),
+        seed=plan.seed,
+    )
+
+
+def environment_roles(plan: Plan) -> dict[str, RoleSettings]:
+    """Return the models that the environment asks, by role."""
+    asked = plan.environment.role_models
+    return {role: role_of(one.model, plan.models[one.model], one.sampling) for role, one in asked.items()}
+
+
+def _inputs(plan: Plan, address: Address) -> Inputs:
+    environment, sampled = plan.environment, plan.sampled(address)
+    helpers = (environment.summarizer, *(role.model for role in environment.role_models.values()))
+    own = sampled.checkpoints or checkpoints_of(plan, (address.qualifier,) if address.qualifier in plan.models else ())
+    return {
+        "questions": (Address(address.iteration, "questions"),),
+        "checkpoint": tuple(dict.fromkeys((*own, *checkpoints_of(plan, helpers)))),
+    }
+
+
+ROLLOUTS = StageEntry(
+    stage=ROLLOUTS_STAGE,
+    table=RolloutOptions,
+    settings=_settings,
+    inputs=_inputs,
+    qualifiers=("model", "phase"),
+    description="Sample rollouts over the questions; set the instance, such as 1/rollouts@base or 1/rollouts@phase-2.",
+    on_gpu=True,
+)

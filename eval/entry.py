@@ -1,0 +1,85 @@
+"""Declare the stage `scores` to flows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from treadle.agent.judges.model import model_judge_digest
+from treadle.agent.judges.redundancy import redundancy_judge_digest
+from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address, phase_of
+from treadle.environments.registry import traits_of
+from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresOptions, ScoresSettings
+from treadle.eval.judge_queue import check_judges
+from treadle.eval.scores import SCORES_STAGE
+from treadle.stages.entry import Inputs, NamedModel, StageEntry
+from treadle.stages.models import checked_model, checkpoints_of, role_of, tokenizer_folder
+from treadle.stages.plan import Plan
+
+
+def score_models(plan: Plan, address: Address) -> tuple[str, ...]:
+    """Return the models that an instance calls, without duplicates: answer judges and the redundancy voter."""
+    names = dict.fromkeys(one.name for one in _models(plan.options(address, ScoresOptions)) if one.name is not None)
+    for name in names:
+        if name not in plan.models:
+            raise ConfigError(f"{address} needs {name!r}, which is not under [models]; add [models.{name}]")
+    return tuple(names)
+
+
+def _settings(plan: Plan, address: Address) -> ScoresSettings:
+    options, sampled = plan.options(address, ScoresOptions), plan.sampled(address)
+    model, tokenizer_digest = checked_model(sampled.name, sampled.model)
+    if phase_of(address.qualifier) is not None:
+        # No model judges: questions are selected by the same rules that rewards use.
+        options = options.model_copy(update={"judges": JudgesOptions(), "redundancy": RedundancyOptions()})
+    else:
+        score_models(plan, address)
+    judges = {judge: role_of(judge, plan.models[judge], options.judges.sampling) for judge in options.judges.models}
+    check_judges(judges)
+    environment = plan.environment
+    has_answers = traits_of(environment).has_answers
+    keys = ["scores.judges.models"] if judges else []
+    keys += ["scores.redundancy.model"] if options.redundancy.model is not None else []
+    if keys and not has_answers:
+        raise ConfigError(
+            f"{address}: judges compare with gold answers, which the tasks of {environment.type} do not have: the "
+            f"environment scores its rollouts itself; leave out {' and '.join(keys)}"
+        )
+    voter = options.redundancy.model
+    redundancy = role_of(voter, plan.models[voter], options.redundancy.sampling) if voter is not None else None
+    digests = (model_judge_digest(),) if judges else ()
+    return ScoresSettings(
+        tokenizer=tokenizer_folder(model),
+        tokenizer_digest=tokenizer_digest,
+        options=options,
+        judges=judges,
+        redundancy=redundancy,
+        environment=None if has_answers else environment,
+        judge_digests=(*digests, redundancy_judge_digest()) if redundancy is not None else digests,
+        seed=plan.seed if judges or redundancy is not None else 0,
+    )
+
+
+def _inputs(plan: Plan, address: Address) -> Inputs:
+    judges = () if phase_of(address.qualifier) is not None else score_models(plan, address)
+    return {
+        "rollouts": (Address(address.iteration, "rollouts", address.qualifier),),
+        "questions": (Address(address.iteration, "questions"),),
+        "checkpoint": checkpoints_of(plan, judges),
+    }
+
+
+def _models(options: ScoresOptions) -> Iterator[NamedModel]:
+    yield from (NamedModel("judges.models", name) for name in options.judges.models)
+    yield NamedModel("redundancy.model", options.redundancy.model)
+
+
+SCORES = StageEntry(
+    stage=SCORES_STAGE,
+    table=ScoresOptions,
+    settings=_settings,
+    inputs=_inputs,
+    qualifiers=("model", "phase"),
+    models=_models,
+    description="Score rollouts; set the instance, such as 1/scores@base or 1/scores@phase-2.",
+)

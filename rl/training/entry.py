@@ -1,0 +1,74 @@
+"""Declare the stage `rl` to flows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treadle.core.engines.base_model import folder_digest
+from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
+from treadle.environments.registry import episode_name, traits_of
+from treadle.environments.settings import EnvironmentSettings
+from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
+from treadle.rl.phases import check_phase, curriculum, phase_number, phase_policy, phase_scores, rl_options
+from treadle.rl.training.stage import RL_STAGE, local_environment
+from treadle.stages.entry import Inputs, StageEntry
+from treadle.stages.plan import Plan
+
+
+def _settings(plan: Plan, address: Address) -> RlSettings:
+    """Return the settings of `rl@phase-<k>`.
+
+    Raises ConfigError as `check_phase` does, and for an environment that cannot be used in training.
+    """
+    check_phase(plan, address)
+    options, environment = rl_options(plan, address), plan.environment_with_digests()
+    _check(address, environment, branches=options.branches)
+    local_environment(environment)
+    scores = phase_scores(plan, address)
+    limits = AlgebraLimits(limit_s=scores.symbolic_limit_s, memory_mib=scores.symbolic_memory_mib)
+    return RlSettings(
+        options=options,
+        phase=phase_number(address),
+        phases=curriculum(plan).phases,
+        environment=environment,
+        algebra=limits if options.symbolic else None,
+        model_digest=folder_digest(options.start),
+        seed=plan.seed,
+    )
+
+
+def _check(address: Address, environment: EnvironmentSettings, *, branches: bool) -> None:
+    """Raise ConfigError if the environment cannot be used in reinforcement."""
+    traits, name = traits_of(environment), environment.type
+    if branches and not traits.forks:
+        raise ConfigError(
+            f"{address}: {episode_name(environment)} cannot be continued from a prefix, which branching needs; "
+            "leave out rl.initial_rollouts"
+        )
+    if traits.roles:
+        raise ConfigError(
+            f"{address}: episodes of {name} ask other models ({', '.join(traits.roles)}), which cannot be reached "
+            "during training; leave rl out of flow.stages"
+        )
+
+
+def _inputs(plan: Plan, address: Address) -> Inputs:
+    """Return the inputs of `rl@phase-<k>`: its rows, questions to validate on, and the policy that it starts from."""
+    return {
+        "rl_rows": (replace(address, stage="selection"),),
+        "questions": (Address(address.iteration, "questions"),),
+        "checkpoint": phase_policy(plan, address),
+    }
+
+
+RL = StageEntry(
+    stage=RL_STAGE,
+    table=RlOptions,
+    settings=_settings,
+    inputs=_inputs,
+    qualifiers=("phase",),
+    start_key="start",
+    description="Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the engine trl or verl.",
+    on_gpu=True,
+)

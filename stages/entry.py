@@ -1,0 +1,72 @@
+"""Define what a stage declares to flows: its table, its settings, its inputs, its models and its deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from treadle.core.config import Section
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Stage
+from treadle.stages.plan import Plan
+from treadle.stages.report import StageReport
+
+Inputs = Mapping[str, tuple[Address, ...]]
+"""Instances whose tables are read, by the name of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model that a table of the configuration names.
+
+    Attributes:
+        key: Key that names it, within the table.
+        name: Name under `models`; None if the key is not set.
+        is_helper: Whether it only helps other models, so that by default its own rollouts are not collected.
+    """
+
+    key: str
+    name: str | None
+    is_helper: bool = True
+
+
+def _no_models(table: Any) -> Iterable[NamedModel]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEntry:
+    """What a stage declares to flows; found by name in `treadle.stages.registry`.
+
+    Attributes:
+        stage: The stage.
+        table: Section of its table in the configuration, which has the stage's name; None if it has none.
+        settings: Function from the configuration as the instance's iteration sees it, and the instance, to its
+            settings. Raises ConfigError.
+        inputs: Function from the same to the instances that it reads.
+        qualifiers: What qualifies its addresses: `model` for an instance per model, `phase` for one per phase.
+        start_key: Key of the table with the model that training starts from; empty if the stage trains no policy.
+        models: Function from the table to the models that it names.
+        report: Function from the record of a finished instance, and its run, to its summary; None without one.
+        description: One sentence for its deployment.
+        on_gpu: Whether its deployment polls the queue of GPU machines.
+    """
+
+    stage: Stage
+    table: type[Section] | None = None
+    settings: Callable[[Plan, Address], Section]
+    inputs: Callable[[Plan, Address], Inputs]
+    qualifiers: tuple[Literal["model", "phase"], ...] = ()
+    start_key: str = ""
+    models: Callable[[Any], Iterable[NamedModel]] = _no_models
+    report: Callable[[StageRecord, Run], StageReport | None] | None = None
+    description: str
+    on_gpu: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the stage."""
+        return self.stage.name

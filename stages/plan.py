@@ -1,0 +1,98 @@
+"""Define what stages see of a configuration when their settings and inputs are derived from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from treadle.core.config import Section
+from treadle.core.llm.config import ModelSettings
+from treadle.core.runs.address import Address
+from treadle.environments.settings import EnvironmentSettings
+
+T_Section = TypeVar("T_Section", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledModel:
+    """Model that an instance samples from.
+
+    Attributes:
+        name: Its name under `models`.
+        model: Its settings, with the weights that the instance samples from.
+        checkpoints: Instance of this run whose checkpoint these weights are; empty if they are others.
+    """
+
+    name: str
+    model: ModelSettings
+    checkpoints: tuple[Address, ...] = ()
+
+
+class Plan(Protocol):
+    """A configuration as one iteration sees it: checkpoints that it names are those of the iteration."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        ...
+
+    @property
+    def models(self) -> Mapping[str, ModelSettings]:
+        """Models by name."""
+        ...
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        """Environment of the run."""
+        ...
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Stages that the flow runs besides `questions`."""
+        ...
+
+    @property
+    def policy(self) -> str:
+        """Name of the model that is trained."""
+        ...
+
+    def environment_with_digests(self) -> EnvironmentSettings:
+        """Return the environment with the digest of its search corpus; raise DataError for a missing file."""
+        ...
+
+    def section(self, name: str, kind: type[T_Section]) -> T_Section:
+        """Return a table of the configuration; raise TypeError if it is of another kind."""
+        ...
+
+    def options(self, address: Address, kind: type[T_Section]) -> T_Section:
+        """Return the table of an instance with its overrides; raise ConfigError for unknown keys in them."""
+        ...
+
+    def overridden(self, address: Address, table: T_Section) -> T_Section:
+        """Return a table with the overrides of an instance; raise ConfigError for unknown keys in them."""
+        ...
+
+    def overrides(self, address: Address) -> Mapping[str, Any]:
+        """Return the keys that are overridden for an instance."""
+        ...
+
+    def compared_models(self) -> tuple[str, ...]:
+        """Return the models whose rollouts the flow collects; raise ConfigError if there is none."""
+        ...
+
+    def starting_policy(self, iteration: int) -> Address | None:
+        """Return the checkpoint that an iteration starts from; None if it starts from no checkpoint of the run."""
+        ...
+
+    def same(self, address: Address, stage: str) -> Address:
+        """Return the instance of another stage with the iteration and qualifier of an instance."""
+        ...
+
+    def sampled(self, address: Address) -> SampledModel:
+        """Return the model that an instance with this qualifier samples from."""
+        ...
+
+    def check_checkpoint(self, made: Address, where: str) -> None:
+        """Raise ConfigError if no instance of this configuration makes it; `where` is the key that names it."""
+        ...

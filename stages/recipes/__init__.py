@@ -1,0 +1,1 @@
+"""Recipes: which stages make a flow, and in which order."""

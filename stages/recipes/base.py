@@ -1,0 +1,46 @@
+"""Define recipes: the order of a flow as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from treadle.core.registry import Entry
+
+Each = Literal["iteration", "phase", "model", "row_policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a recipe: stages that run one after the other, once or for each of several things.
+
+    Attributes:
+        stages: Names of the stages; those that `flow.stages` leaves out are skipped.
+        each: How often they run. `iteration`: once per iteration; `phase`: in each phase of the curriculum; `model`:
+            for each model that the flow compares; `row_policy`: for the policy, if its rollouts become rows of sft.
+        qualifier: Qualifier of the addresses of a step that runs once, for stages that a recipe has more than once, as
+            in `1/dpo@critic`.
+        reads: Instances that inputs are bound to instead of those that the stage binds by itself: `stage.input` ->
+            instances of the same iteration, such as `dpo.preferences` -> `("preferences@turn",)`.
+
+    In phases, a stage runs if it or a later one of the step is wanted. Without a stage that trains, only the first
+    phase runs.
+    """
+
+    stages: tuple[str, ...]
+    each: Each = "iteration"
+    qualifier: str = ""
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Recipe(Entry):
+    """The stages of a flow in their order."""
+
+    type: str = "calibrate"
+    """Recipe of the flow: `calibrate`, `my_recipes.py:Mine` for a class in a file next to the configuration,
+    `package.module:Mine`, or the name of an entry point in the group `treadle.recipes`."""
+    steps: ClassVar[tuple[Step, ...]] = ()
+    """Steps of one iteration, producers first."""
+    goals: ClassVar[tuple[str, ...]] = ()
+    """Stages of steps for each phase that decide whether the step runs; the others are there for them."""

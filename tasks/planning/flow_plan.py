@@ -1,0 +1,190 @@
+"""Show a configuration to the entries of stages, as one iteration sees it.
+
+Settings and inputs of an instance are derived from the configuration as its iteration sees it, so that other modules
+need no special case for iterations. Documented in docs/behaviour/iterations.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from treadle.core.config import T_Section
+from treadle.core.engines.config import VllmServer
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings
+from treadle.core.runs.address import Address, phase_name, phase_of
+from treadle.datagen.pools.entry import pool_models
+from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.environments.settings import EnvironmentSettings
+from treadle.rl.phases import phase_model, phase_policy, sampling_model
+from treadle.stages.models import named_checkpoint, with_weights
+from treadle.stages.plan import SampledModel
+from treadle.stages.registry import makes_checkpoint, stage_entries, stage_entry
+from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
+
+
+@dataclass(frozen=True, slots=True)
+class FlowPlan:
+    """A configuration; see `treadle.stages.plan.Plan`."""
+
+    config: TreadleConfig
+
+    @property
+    def seed(self) -> int:
+        """See `Plan`."""
+        return self.config.seed
+
+    @property
+    def models(self) -> Mapping[str, ModelSettings]:
+        """See `Plan`."""
+        return self.config.models
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        """See `Plan`."""
+        return self.config.environment
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """See `Plan`."""
+        return self.config.flow.stages
+
+    @property
+    def policy(self) -> str:
+        """See `Plan`: the policy of `pools`."""
+        return self.config.pools.roles.policy.model or self.compared_models()[0]
+
+    def environment_with_digests(self) -> EnvironmentSettings:
+        """See `Plan`."""
+        return environment_of(self.config)
+
+    def section(self, name: str, kind: type[T_Section]) -> T_Section:
+        """See `Plan`."""
+        return _of_kind(getattr(self.config, name), kind)
+
+    def options(self, address: Address, kind: type[T_Section]) -> T_Section:
+        """See `Plan`."""
+        return _of_kind(overridden(self.config, address, table_of(self.config, address)), kind)
+
+    def overridden(self, address: Address, table: T_Section) -> T_Section:
+        """See `Plan`."""
+        return overridden(self.config, address, table)
+
+    def overrides(self, address: Address) -> Mapping[str, Any]:
+        """See `Plan`."""
+        return self.config.overrides.get(str(address), {})
+
+    def compared_models(self) -> tuple[str, ...]:
+        """See `Plan`: `flow.models`, or by default all models that are not only helpers of others."""
+        config = self.config
+        tables = [(entry, getattr(config, name)) for name, entry in stage_entries().items() if entry.table is not None]
+        helpers = {one.name for entry, table in tables for one in entry.models(table) if one.is_helper}
+        helpers |= {config.environment.summarizer_name}
+        helpers |= {role.model for role in config.environment.role_models.values()}
+        others = tuple(name for name in config.models if name not in helpers)
+        models = config.flow.models or others or tuple(config.models)
+        if not models:
+            raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
+        return models
+
+    def starting_policy(self, iteration: int) -> Address | None:
+        """See `Plan`: the last checkpoint of the previous iteration."""
+        trained = _trained_policy(self.config)
+        return None if iteration == 1 or trained is None else replace(trained, iteration=iteration - 1)
+
+    def same(self, address: Address, stage: str) -> Address:
+        """See `Plan`."""
+        return replace(address, stage=stage)
+
+    def sampled(self, address: Address) -> SampledModel:
+        """See `Plan`: a phase samples from its policy, and rollouts that become rows from the starting policy."""
+        if phase_of(address.qualifier) is not None:
+            return SampledModel(sampling_model(self), phase_model(self, address), phase_policy(self, address))
+        name, policy = address.qualifier or "", self.starting_policy(address.iteration)
+        if policy is None or name != rolled_out_policy(self, address.iteration):
+            return SampledModel(name, self.models[name])
+        return SampledModel(name, with_weights(self.models[name], str(policy)), (policy,))
+
+    def check_checkpoint(self, made: Address, where: str) -> None:
+        """See `Plan`."""
+        if not _can_be_made(self.config, made) or made.iteration > self.config.flow.iterations:
+            last = self.config.curriculum.phases
+            raise ConfigError(
+                f"{where} = {made}: no instance of this configuration makes it; use 1/sft, or a phase of the "
+                f"curriculum: 1/rl@{phase_name(1)} to 1/rl@{phase_name(last)}"
+            )
+
+    def pool_models(self, iteration: int) -> dict[str, str]:
+        """Return role -> name of its model in `pools` of an iteration; raise ConfigError for an unknown one."""
+        return pool_models(self, Address(iteration, "pools"))
+
+
+def at_iteration(config: TreadleConfig, iteration: int) -> FlowPlan:
+    """Return the configuration as an iteration sees it.
+
+    - Checkpoints of the first iteration that tables name become those of this iteration.
+    - Training starts from this iteration's starting policy, unless its start is made within the iteration.
+    - `flow.iterations` ends at this iteration.
+    - Overrides are taken literally.
+    """
+    policy = FlowPlan(config).starting_policy(iteration)
+    changes: dict[str, Any] = {
+        "flow": config.flow.model_copy(update={"iterations": iteration}),
+        "models": {name: _own_model(config, model, iteration) for name, model in config.models.items()},
+    }
+    for name, entry in stage_entries().items():
+        if entry.start_key:
+            table = getattr(config, name)
+            start = getattr(table, entry.start_key)
+            own = _own(config, start, iteration)
+            if policy is not None and own == start:
+                own = str(policy)
+            if own != start:
+                changes[name] = table.model_copy(update={entry.start_key: own, "revision": ""})
+    return FlowPlan(config.model_copy(update=changes))
+
+
+def _of_kind(table: Any, kind: type[T_Section]) -> T_Section:
+    if not isinstance(table, kind):
+        raise TypeError(f"a table of {type(table).__name__} was read as {kind.__name__}")
+    return table
+
+
+def _trained_policy(config: TreadleConfig) -> Address | None:
+    """Return the instance of the first iteration that makes the policy which the second one starts from."""
+    trained = None
+    for step in config.flow.recipe.steps:
+        for stage in step.stages:
+            if stage in config.flow.stages and makes_checkpoint(stage) and stage_entry(stage).start_key:
+                phase = phase_name(config.curriculum.phases) if step.each == "phase" else None
+                trained = Address(1, stage, step.qualifier or phase)
+    return trained
+
+
+def _own_model(config: TreadleConfig, model: ModelSettings, iteration: int) -> ModelSettings:
+    """Return a model with the weights of an iteration; user-run servers serve them under the checkpoint's address."""
+    if isinstance(model.server, VllmServer):
+        own = _own(config, model.server.model, iteration)
+        return model.model_copy(update={"server": model.server.model_copy(update={"model": own})})
+    return model if model.server else model.model_copy(update={"model": _own(config, model.model, iteration)})
+
+
+def _own(config: TreadleConfig, name: str, iteration: int) -> str:
+    """Return the iteration's own checkpoint for a name such as `1/sft`; any other name is returned unchanged."""
+    for made in named_checkpoint(name):
+        if made.iteration == 1 and made.stage in config.flow.stages and _can_be_made(config, made):
+            return str(replace(made, iteration=iteration))
+    return name
+
+
+def _can_be_made(config: TreadleConfig, made: Address) -> bool:
+    """Return whether a stage with this qualifier can make a checkpoint in this configuration."""
+    if not makes_checkpoint(made.stage):
+        return False
+    if "phase" in stage_entry(made.stage).qualifiers:
+        phase = phase_of(made.qualifier)
+        return phase is not None and phase <= config.curriculum.phases
+    steps = [step for step in config.flow.recipe.steps if made.stage in step.stages]
+    return made.qualifier in {step.qualifier or None for step in steps} or (not steps and made.qualifier is None)
