@@ -94,7 +94,8 @@ class Reward:
     Attributes:
         total: The reward; None leaves the item out of all means and gives it no advantage.
         parts: Name -> value of what it consists of, as the rule declares; None for a part that it does not have.
-        notes: Short codes that explain it, such as those of broken rules.
+        notes: Short codes that explain it, such as those of broken rules. They are stored and shown, so they must not
+            quote what is hidden, such as the payload.
     """
 
     total: float | None
