@@ -15,6 +15,7 @@ from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
+from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.groups.branching import Branching
 from treadle.rl.rewards import RewardOptions
 
@@ -357,6 +358,8 @@ class RlSettings(Section):
     """Number of phases in the curriculum; adding phases does not change earlier ones."""
     environment: AnyEnvironment = QuestionSettings()
     """Environment of the policy: the same as in every rollout of the run."""
+    scorers: dict[str, AnyScorer] = {}
+    """Scorers of users that the questions name."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""
     model_digest: str = ""

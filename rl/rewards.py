@@ -24,7 +24,7 @@ FAILED = "failed"
 """Status of an item that infrastructure, not the policy, prevented."""
 
 _ANSWERED = "answered"
-_UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
+_UNFINISHED = Score(0.0, False, "status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,18 +130,36 @@ def group_rewards(
     Only a dialect of tags has a format to break. Raises ConfigError for an unknown domain, and EngineError if computer
     algebra gave no verdict.
     """
+    answers = [score_item(item, gold, domain, choices=choices, checker=checker) for item in items]
+    return efficiency_rewards(items, answers, sigma_tool, sigma_length, options, dialect=dialect)
+
+
+def efficiency_rewards(
+    items: Sequence[GroupItem],
+    answers: Sequence[tuple[str, Score]],
+    sigma_tool: float,
+    sigma_length: float,
+    options: RewardOptions = RewardOptions(),
+    *,
+    dialect: Dialect,
+) -> list[Reward]:
+    """Return the rewards of the trajectories of one question, given the prediction and verdict of each item.
+
+    Raises EngineError for an item without a verdict.
+    """
     group = _GroupStatistics.of([item for item in items if item.status != FAILED], options.length_scope)
 
-    def reward(item: GroupItem) -> Reward:
+    def reward(item: GroupItem, answer: str, score: Score) -> Reward:
         if item.status == FAILED:
             return group.reward(item, "", _UNFINISHED, (), sigma_tool, sigma_length, options)
-        answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
+        if score.score is None:
+            raise EngineError(f"an answer of a rollout could not be compared with the gold answers: {score.error}")
         reasons: tuple[str, ...] = ()
         if isinstance(dialect, TagDialect):
             reasons = format_reasons(item.segments, dialect, options.format_mode)
         return group.reward(item, answer, score, reasons, sigma_tool, sigma_length, options)
 
-    return _fill_unscored([reward(item) for item in items])
+    return _fill_unscored([reward(item, *answer) for item, answer in zip(items, answers, strict=True)])
 
 
 def outcome_rewards(
@@ -149,7 +167,7 @@ def outcome_rewards(
 ) -> list[Reward]:
     """Return the rewards that the environment gave, in the order of the items.
 
-    `scores` are its verdicts, one per item; see `treadle.environments.scoring`. An item without one is left out of the
+    `scores` are its verdicts, one per item; see `treadle.environments.scorers`. An item without one is left out of the
     group's mean: a missing reward is never 0. The factors and penalties of `group_rewards` do not apply. Correctness is
     the reward, limited to [0, 1].
     """
@@ -173,14 +191,11 @@ def score_item(
     choices: Sequence[str] = (),
     checker: Checker | None = None,
 ) -> tuple[str, Score]:
-    """Return prediction and verdict, as the stage `scores` does; raise EngineError if there is no verdict."""
+    """Return prediction and verdict, as the stage `scores` does."""
     answer = extract_prediction({"kind": part.kind, "text": part.text} for part in item.segments)
     if item.status != _ANSWERED:
         return answer, _UNFINISHED
-    score = score_answer(answer, gold, choices, domain, checker=checker)
-    if score.score is None:
-        raise EngineError(f"an answer of a rollout could not be compared with the gold answers: {score.error}")
-    return answer, score
+    return answer, score_answer(answer, gold, choices, domain, checker=checker)
 
 
 @dataclass(frozen=True, slots=True)

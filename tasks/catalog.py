@@ -34,7 +34,7 @@ from treadle.rl.curriculum import phase_name, phase_of
 from treadle.sft.config import SftSettings
 from treadle.stages.registry import all_stages
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
-from treadle.tasks.planning.environment_checks import check_pools, check_scorers
+from treadle.tasks.planning.environment_checks import check_pools, check_scorers, scorers_in_use
 from treadle.tasks.planning.iterations import at_iteration, pool_checkpoints, pool_roles
 from treadle.tasks.planning.models import (
     check_named_checkpoint,
@@ -186,6 +186,7 @@ def _questions(config: TreadleConfig, address: Address) -> QuestionsSettings:
         tasks_digest=environment.digest() if traits.brings_tasks else "",
         seed=config.seed,
         environment=environment,
+        scorers=scorers_in_use(config.scorers, options),
     )
     return asked.with_digests()
 
@@ -307,7 +308,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     judges = {judge: _role(judge, config.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges)
     environment = config.environment
-    check_scorers(address, environment, config.questions)
+    check_scorers(address, environment, config.questions, config.scorers)
     has_answers = traits_of(environment).has_answers
     keys = ["scores.judges.models"] if judges else []
     keys += ["scores.redundancy.model"] if options.redundancy.model is not None else []
@@ -326,6 +327,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
         judges=judges,
         redundancy=redundancy,
         environment=None if has_answers else environment,
+        scorers=scorers_in_use(config.scorers, config.questions),
         judge_digests=(*digests, redundancy_judge_digest()) if redundancy is not None else digests,
         seed=config.seed if judges or redundancy is not None else 0,
     )

@@ -21,17 +21,20 @@ from treadle.rl.training.plan import RlPlan
 
 
 def plan_of(job: Mapping[str, Any]) -> RlPlan:
-    """Return the job's plan."""
+    """Return the job's plan, whose scorers may have code outside of this engine's packages."""
+    _add_imports(job)
     return RlPlan.from_json(json.dumps(job["plan"]))
 
 
 def settings_of(job: Mapping[str, Any]) -> EnvironmentSettings:
     """Return the settings of the policy's environment, whose code may be outside of this engine's packages."""
-    folder = job.get("import_folder")
-    if folder and folder not in sys.path:
-        # Last, so that no package of the engine is replaced.
-        sys.path.append(folder)
+    _add_imports(job)
     return ENVIRONMENTS.parse(job["environment"])
+
+
+def _add_imports(job: Mapping[str, Any]) -> None:
+    # Last, so that no package of the engine is replaced.
+    sys.path.extend(folder for folder in job.get("import_folders", ()) if folder not in sys.path)
 
 
 def environment_of(job: Mapping[str, Any]) -> EnvironmentSettings:

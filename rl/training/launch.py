@@ -66,8 +66,8 @@ class EngineJob:
     """Settings of the environment as JSON-able data, with absolute paths."""
     interpreter: str
     """Python interpreter for the policy's programs, because the engine's environment may lack their packages."""
-    import_folder: Path | None = None
-    """Folder of the module of a type of environment that is outside of Treadle; see `import_folder`."""
+    import_folders: tuple[Path, ...] = ()
+    """Folders of the modules with code of users; see `Registry.import_folder`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             "environment": self.engine_job.environment,
             "environment_digest": self.plan.environment_digest,
             "interpreter": self.engine_job.interpreter,
-            "import_folder": str(self.engine_job.import_folder) if self.engine_job.import_folder else None,
+            "import_folders": [str(folder) for folder in self.engine_job.import_folders],
             "rows": str(folder.parquet),
             "validation": str(folder.validation) if folder.validation.is_file() else None,
             "payloads": str(folder.payloads) if folder.payloads.is_file() else None,

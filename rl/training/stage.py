@@ -28,6 +28,8 @@ from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
 from treadle.environments.registry import ENVIRONMENTS, traits_of
+from treadle.environments.scorers.registry import SCORERS
+from treadle.environments.scorers.scoring import reads_all
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.groups.dump import read_steps
@@ -117,7 +119,7 @@ class RlRun:
                 model=str(start),
                 environment=environment,
                 interpreter=sys.executable,
-                import_folder=ENVIRONMENTS.import_folder(self._settings.environment),
+                import_folders=self._import_folders(),
             ),
             EngineOptions(
                 variant=plan.machine.variant,
@@ -189,9 +191,17 @@ class RlRun:
             )
         return rows.num_rows
 
+    def _import_folders(self) -> tuple[Path, ...]:
+        """Return the folders of modules that the engine imports code of users from."""
+        settings = self._settings
+        scorers = (SCORERS.import_folder(scorer) for scorer in settings.scorers.values())
+        found = (ENVIRONMENTS.import_folder(settings.environment), *scorers)
+        return tuple(dict.fromkeys(folder for folder in found if folder is not None))
+
     def _store_payloads(self) -> None:
-        """Write the payloads of the rows for the engine, in a file of their own, if episodes read payloads."""
-        if not traits_of(self._settings.environment).reads_payload:
+        """Write the payloads of the rows for the engine, in a file of their own, if episodes or scorers read them."""
+        is_read = traits_of(self._settings.environment).reads_payload
+        if not is_read and not any(map(reads_all, self._settings.scorers.values())):
             return
         files = [path for path in (self._folder.parquet, self._folder.validation) if path.is_file()]
         keys = {key for path in files for key in pq.read_table(path, columns=["question_key"])[0].to_pylist()}

@@ -22,10 +22,8 @@ DATA_SOURCES: Mapping[str, str] = {
     "qa_characters": "qa_characters_effi_rl",
     "choice": "choice_effi_rl",
     "task": "treadle_task",
-    "workspace_tests": "treadle_workspace_tests",
-    "outcome": "treadle_outcome",
 }
-"""Answer rule -> `data_source`, from which a verl reward function chooses the rule."""
+"""Answer rule -> `data_source`, from which a verl reward function chooses the rule; see `data_source_of`."""
 VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 VERL_SCHEMA = pa.schema([pa.field(name, RL_ROWS.schema.field(name).type) for name in VERL_COLUMNS])
 """Schema of a file for verl; every column has a type, so that files can be concatenated."""
@@ -93,7 +91,7 @@ def verl_row(
     domain = question["domain"]
     check_domain(domain, question["dataset"])
     return {
-        "data_source": DATA_SOURCES[question.get("scorer") or domain],
+        "data_source": data_source_of(question.get("scorer") or domain),
         "prompt": [{"content": message["content"], "role": message["role"]} for message in messages],
         "ability": domain,
         "reward_model": {"ground_truth": gold_answers(question["answers"]), "style": "rule"},
@@ -111,6 +109,11 @@ def verl_row(
             "choices": list(question["choices"]),
         },
     }
+
+
+def data_source_of(scorer: str) -> str:
+    """Return the `data_source` of rows that a scorer decides about; functions of verl have no rule for others."""
+    return DATA_SOURCES.get(scorer, f"treadle_{scorer}")
 
 
 def check_domain(domain: str, dataset: str) -> None:

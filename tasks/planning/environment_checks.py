@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from treadle.core.answers.score import OUTCOME, WORKSPACE_TESTS
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.registry import traits_of
+from treadle.environments.scorers.base import Scorer
+from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 
 
@@ -27,21 +28,31 @@ def check_pools(address: Address, environment: EnvironmentSettings, operators: S
         )
 
 
-def check_scorers(address: Address, environment: EnvironmentSettings, questions: QuestionsSettings) -> None:
-    """Raise ConfigError if the outcome that decides about the tasks of a source cannot exist."""
-    if not traits_of(environment).has_answers:
-        return
-    tools = [tool for tool in environment.tools.values() if tool.max_calls != 0]
+def scorers_in_use(entries: Mapping[str, Scorer], questions: QuestionsSettings) -> dict[str, Scorer]:
+    """Return the scorers of users that sources and benchmarks name, by name: entries of a table and entry points.
+
+    Raises ConfigError, listing what there is, for an unknown name.
+    """
+    found = {name: scorer_named(name, entries) for _, name in questions.named_scorers()}
+    return {name: scorer for name, scorer in sorted(found.items()) if name not in SCORERS.shipped}
+
+
+def check_scorers(
+    address: Address, environment: EnvironmentSettings, questions: QuestionsSettings, entries: Mapping[str, Scorer]
+) -> None:
+    """Raise ConfigError if what a source's scorer needs cannot exist: gold answers, or something of the environment."""
+    has_answers = traits_of(environment).has_answers
     for source in questions.sources:
-        if source.scorer == WORKSPACE_TESTS and not any(tool.type == "workspace" for tool in tools):
-            missing = 'a tool with type = "workspace"'
-        elif source.scorer == OUTCOME and not any(tool.gives_outcome for tool in tools):
-            missing = "a class with a method `outcome`"
-        else:
+        if source.scorer is None:
             continue
-        raise ConfigError(
-            f"{address}: scorer = {source.scorer!r} of {source.label} needs {missing} in environment.tools"
-        )
+        scorer = scorer_named(source.scorer, entries)
+        if scorer.NEEDS_ANSWERS and not has_answers:
+            raise ConfigError(
+                f"{address}: scorer = {source.scorer!r} of {source.label} compares with gold answers, which the tasks "
+                f"of {environment.type} do not have; leave it out"
+            )
+        if (missing := scorer.missing(environment)) is not None:
+            raise ConfigError(f"{address}: scorer = {source.scorer!r} of {source.label} needs {missing}")
 
 
 def _episode(environment: EnvironmentSettings) -> str:

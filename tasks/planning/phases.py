@@ -22,7 +22,7 @@ from treadle.rl.training.phase_check import check_spread, check_training
 from treadle.rl.training.plan import check_sigmas
 from treadle.rl.training.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
-from treadle.tasks.planning.environment_checks import check_rl
+from treadle.tasks.planning.environment_checks import check_rl, scorers_in_use
 from treadle.tasks.planning.models import check_named_checkpoint, is_hub_id, named_checkpoint, pool_models, with_weights
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -181,6 +181,7 @@ def rl_settings(config: TreadleConfig, address: Address) -> RlSettings:
         phase=_phase(address),
         phases=config.curriculum.phases,
         environment=environment,
+        scorers=scorers_in_use(config.scorers, config.questions),
         algebra=limits if options.symbolic else None,
         model_digest=folder_digest(options.start),
         seed=config.seed,

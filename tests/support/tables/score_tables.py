@@ -12,7 +12,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.tables import TABLES, Table
+from treadle.core.tables import TABLES, Table, part_items
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ScoresOptions, ScoresSettings
@@ -132,6 +132,11 @@ def called(**tools: int) -> dict[str, Any]:
     return {"calls_requested": num_calls, "calls_executed": num_calls, "tools": counts}
 
 
+def answer_parts(value: float, **others: float) -> list[dict[str, Any]]:
+    """Return the column `parts` of an answer."""
+    return part_items(dict.fromkeys(("em", "acc", "f1", "f1_legacy"), value) | others)
+
+
 def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> dict[str, Any]:
     """Return a row of `scores`."""
     value = None if correct is None else float(correct)
@@ -149,10 +154,8 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "is_valid_answer": True,
         "correct": correct,
         "score": value,
-        "em": value or 0.0,
-        "acc": value or 0.0,
-        "f1": value or 0.0,
-        "f1_legacy": value or 0.0,
+        "is_reward": columns.get("scorer") == "environment",
+        "parts": answer_parts(value or 0.0),
         "scorer": "qa_em",
         "error": "broken" if correct is None else None,
         "efficiency": value,

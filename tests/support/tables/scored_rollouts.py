@@ -22,6 +22,12 @@ def averages(parts: Sequence[DatasetFigures]) -> dict[str, dict[str, Any]]:
     return {name: found[name] for name in AVERAGES if name in found}
 
 
+def answer_parts(score: float | None) -> tuple[tuple[str, float], ...]:
+    """Return the parts of an answer with this score."""
+    exact, f1 = float(score == 1.0), score or 0.0
+    return (("acc", exact), ("em", exact), ("f1", f1), ("f1_legacy", f1))
+
+
 def scored(
     score: float | None = 1.0, calls: int = 0, failed: int = 0, tokens: int = 100, **given: Any
 ) -> ScoredRollout:
@@ -34,10 +40,8 @@ def scored(
         "domain": "qa",
         "score": score,
         "correct": None if score is None else score == 1.0,
-        "em": float(score == 1.0),
-        "acc": float(score == 1.0),
-        "f1": score or 0.0,
-        "f1_legacy": score or 0.0,
+        "is_reward": given.get("scorer") == "environment",
+        "parts": answer_parts(score),
         "scorer": "qa_f1",
         "calls_requested": calls,
         "calls_executed": calls,
