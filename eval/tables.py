@@ -44,7 +44,7 @@ SCORES = Table(
             column(
                 "scorer",
                 pa.string(),
-                "what decided, such as status, choice, qa_f1, math_text, math_symbolic, judge, or a name under `scorers`",
+                "what decided, such as status, choice, qa_f1, math_text, judge, or a name under `scorers`",
             ),
             column("error", pa.string(), "why there is no verdict", nullable=True),
             column(

@@ -22,26 +22,24 @@ def averages(parts: Sequence[DatasetFigures]) -> dict[str, dict[str, Any]]:
     return {name: found[name] for name in AVERAGES if name in found}
 
 
-def answer_parts(score: float | None) -> tuple[tuple[str, float], ...]:
-    """Return the parts of an answer with this score."""
-    exact, f1 = float(score == 1.0), score or 0.0
-    return (("acc", exact), ("em", exact), ("f1", f1), ("f1_legacy", f1))
-
-
 def scored(
     score: float | None = 1.0, calls: int = 0, failed: int = 0, tokens: int = 100, **given: Any
 ) -> ScoredRollout:
     """Return a rollout with P, T, Wrong and L; correct if P is 1, answered with all calls run unless `given`
     differs.
     """
+    exact, f1 = float(score == 1.0), score or 0.0
+    is_reward = given.get("scorer") == "environment"
+    parts = {} if is_reward else {"em": exact, "acc": exact, "f1": f1, "f1_legacy": f1}
+    parts |= {name: given.pop(name) for name in parts if name in given}
     fields: dict[str, Any] = {
         "question_key": "q0",
         "dataset": "world",
         "domain": "qa",
         "score": score,
         "correct": None if score is None else score == 1.0,
-        "is_reward": given.get("scorer") == "environment",
-        "parts": answer_parts(score),
+        "is_reward": is_reward,
+        "parts": tuple(sorted(parts.items())),
         "scorer": "qa_f1",
         "calls_requested": calls,
         "calls_executed": calls,

@@ -132,15 +132,15 @@ def test_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None
         "import json, sys; from treadle.environments.registry import ENVIRONMENTS; "
         "found = ENVIRONMENTS.parse({'type': 'games.guess:Guess'}); "
         "folder = str(ENVIRONMENTS.import_folder(found)); "
-        "print(json.dumps({'environment': found.model_dump(mode='json'), 'import_folder': folder}))"
+        "print(json.dumps({'environment': found.model_dump(mode='json'), 'import_folders': [folder]}))"
     )
     dumped = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     job = json.loads(dumped.stdout)
-    assert job["import_folder"] == str(package.parent)
+    assert job["import_folders"] == [str(package.parent)]
     with pytest.raises(ValueError, match="games"):
         ENVIRONMENTS.parse(job["environment"])
     assert type(settings_of(job)).__name__ == "GuessSettings"
-    assert sys.path.pop() == job["import_folder"]
+    assert [sys.path.pop()] == job["import_folders"]
     assert ENVIRONMENTS.import_folder(QuestionSettings()) is None
 
 

@@ -38,7 +38,7 @@ def test_environment_without_algebra_is_refused_with_the_install_command(
 
 
 def test_answers_that_need_algebra_are_unequal_without_it() -> None:
-    group = cast(Group, SimpleNamespace(items=[SUM]))
+    group = cast(Group, SimpleNamespace(items=[SUM], trajectories=[None]))
     with open_scorer(verl_plan(), QuestionSettings()) as scorer:
         (reward,) = scorer.rewards(group, Task("q", "?", domain="math", answers=("1+x",)), (0.0, 0.0))
     assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
