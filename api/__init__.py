@@ -1,6 +1,6 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
-Environments, tools and operators (docs/guides) are written against it. Any other module of Treadle may change or move
+Environments, tools, scorers and operators (docs/guides) are written against it. Any other module of Treadle may change or move
 without notice.
 """
 
@@ -15,6 +15,7 @@ from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.user_tool import tool
 from treadle.agent.trajectory import Trajectory
+from treadle.core.answers.score import Score
 from treadle.core.engines.own_code import own_code
 from treadle.core.errors import ToolError, TreadleError
 from treadle.core.runs.address import Address
@@ -24,6 +25,7 @@ from treadle.datagen.operators.base import Branch, Edit, Operator
 from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.environments.custom.base import Done, Environment
+from treadle.environments.scorers.base import Scorer
 from treadle.environments.stored_rollout import StoredRollout
 
 __all__ = [
@@ -43,6 +45,8 @@ __all__ = [
     "OperatorContext",
     "Outcome",
     "Run",
+    "Score",
+    "Scorer",
     "StoredRollout",
     "Tag",
     "TagDialect",
