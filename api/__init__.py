@@ -1,7 +1,7 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
-Environments, tools, scorers and operators (docs/guides) are written against it. Any other module of Treadle may change or move
-without notice.
+Environments, tools, scorers and operators (docs/guides) are written against it. Any other module of Treadle may change
+or move without notice.
 """
 
 from __future__ import annotations
