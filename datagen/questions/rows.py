@@ -35,7 +35,6 @@ from treadle.datagen.questions.sources import (
     SourceSettings,
     Split,
 )
-from treadle.environments.scorers.registry import scorer_named
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +179,7 @@ def _payload(row: Mapping[str, Any], source: SourceSettings, settings: Questions
         payload = payload_of(row, source.payload, settings.max_payload_chars) if source.payload else EMPTY
     if source.scorer is not None:
         try:
-            scorer_named(source.scorer, settings.scorers).check_payload(orjson.loads(payload))
+            settings.scorer_of(source.scorer).check_payload(orjson.loads(payload))
         except BadTask as error:
             raise RowRejected("bad_payload", f"the payload cannot be used: {error}") from None
     return payload

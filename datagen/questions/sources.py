@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -11,16 +12,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import orjson
 from pydantic import Field, create_model, field_validator, model_validator
 
 from treadle.agent.tools.search_config import SearchRoute
-from treadle.core.config import Operational, Section
+from treadle.core.config import Operational, Section, canonical_json
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
 from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
 from treadle.environments.scorers.base import Scorer
-from treadle.environments.scorers.registry import AnyScorer, scorer_named
+from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
@@ -201,10 +203,10 @@ class QuestionsSettings(Section):
     """Type of the environment, part of a question's key; filled in when the run starts."""
     needs_answers: bool = True
     """Whether every question needs a gold answer; filled in when the run starts."""
-    scorers: Operational[dict[str, AnyScorer]] = {}
-    """Scorers of users that sources and benchmarks name; filled in when the run starts."""
+    scorers: Operational[dict[str, dict[str, Any]]] = {}
+    """Settings of the scorers of users that sources name, by name; filled in when the run starts."""
     without_answers: tuple[str, ...] = ()
-    """Those that need no gold answers; filled in when the run starts."""
+    """Names of those that need no gold answers; filled in when the run starts."""
     tasks_digest: str = ""
     """Digest of what the tasks of the environment depend on; filled in when the run starts."""
     seed: int = 0
@@ -226,12 +228,16 @@ class QuestionsSettings(Section):
             if benchmark.scorer is not None:
                 yield f"questions.benchmarks.{name}.scorer", benchmark.scorer
 
+    def scorer_of(self, name: str) -> Scorer:
+        """Return a scorer by name. Raises ConfigError, listing what there is."""
+        return scorer_named(name, _entries(canonical_json(self.scorers)) if self.scorers else {})
+
     def _check_scorers(self) -> None:
         """Raise ConfigError for an unknown scorer, or one that reads fields which the payload of its source lacks."""
         for source in self.sources:
             if source.scorer is None or source.is_environment:
                 continue
-            needed = scorer_named(source.scorer, self.scorers).PAYLOAD
+            needed = self.scorer_of(source.scorer).PAYLOAD
             if missing := [name for name in needed if name not in source.payload]:
                 both = ", ".join(f'"{name}"' for name in [*source.payload, *missing])
                 raise ConfigError(
@@ -281,7 +287,7 @@ class QuestionsSettings(Section):
         """Return whether every question of a source needs a gold answer."""
         if source.scorer is None or not self.needs_answers:
             return self.needs_answers
-        return source.scorer not in self.without_answers and scorer_named(source.scorer, self.scorers).NEEDS_ANSWERS
+        return source.scorer not in self.without_answers and self.scorer_of(source.scorer).NEEDS_ANSWERS
 
     def search_of(self, dataset: str, source: SourceSettings) -> SearchRoute | None:
         """Return where the questions of a data set in this source are searched; None if it is not configured."""
@@ -316,7 +322,7 @@ class QuestionsSettings(Section):
             }
         sources = tuple(source.with_task_fields(kind) for source in self.sources)
         of_scorers = {
-            "scorers": dict(scorers),
+            "scorers": {name: one.model_dump(mode="json") for name, one in scorers.items()},
             "without_answers": tuple(sorted(name for name, one in scorers.items() if not one.NEEDS_ANSWERS)),
         }
         return self.model_copy(
@@ -338,6 +344,12 @@ class QuestionsSettings(Section):
         ]
         count = len(self.sources)
         return self.model_copy(update={"sources": tuple(filled[:count]), "decontaminate": tuple(filled[count:])})
+
+
+@functools.lru_cache(maxsize=16)
+def _entries(scorers: bytes) -> Mapping[str, Scorer]:
+    # Cached, because this is called for every row.
+    return {name: SCORERS.parse(data) for name, data in orjson.loads(scorers).items()}
 
 
 def no_tasks(kind: str) -> ConfigError:
