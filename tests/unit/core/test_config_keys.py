@@ -25,6 +25,7 @@ from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
+from treadle.environments.scorers.base import Scorer
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.tools.registry import TOOLS
 from treadle.tasks.catalog import flow_instances, semantic_of
@@ -35,7 +36,7 @@ from treadle.web.record.table import write_record
 REVISABLE = (
     ("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",),
     ("rollouts", "samples_per_question"), ("rollouts", "max_questions"), ("rollouts", "max_questions_per_dataset"),
-    ("rollouts", "datasets"), ("rollouts", "split"),
+    ("rollouts", "datasets"), ("rollouts", "split"), ("scorers",),
 )  # fmt: skip
 
 OPERATIONAL = """
@@ -101,6 +102,8 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.models": (["near"],),
     "TreadleConfig.models": (dict.fromkeys(("near", "vllm", "tutor"), FAR),),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
+    "SourceSettings.scorer": ("qa",),
+    "Benchmark.scorer": ("qa",),
     "QuestionSettings.preset": ("et-agent-rl",),
     "QuestionSettings.roles": ({},),
     "QuestionSettings.tools": ({},),
@@ -319,7 +322,7 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
     every = {
         f"{kind.__name__}.{name}"
         for kind in sections_below(TreadleConfig) - {ToolSettings} | set(TOOLS.shipped_settings())
-        if not issubclass(kind, EnvironmentSettings) or kind in ENVIRONMENTS.shipped_settings()
+        if not issubclass(kind, (EnvironmentSettings, Scorer)) or kind in ENVIRONMENTS.shipped_settings()
         for name, field in kind.model_fields.items()
         if not is_table(field)
     }
