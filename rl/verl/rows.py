@@ -16,12 +16,15 @@ from treadle.core.errors import DataError
 from treadle.rl.selection.tables import RL_ROWS
 
 DOMAINS = ("math", "qa", "choice", "task")
+UNSCORED = "task"
+"""Domain of tasks that the environment scores, unless they name a scorer."""
+_OTHERS = "treadle_"
 DATA_SOURCES: Mapping[str, str] = {
     "math": "math_effi_rl",
     "qa": "qa_effi_rl",
     "qa_characters": "qa_characters_effi_rl",
     "choice": "choice_effi_rl",
-    "task": "treadle_task",
+    UNSCORED: f"{_OTHERS}{UNSCORED}",
 }
 """Answer rule -> `data_source`, from which a verl reward function chooses the rule; see `data_source_of`."""
 VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
@@ -113,7 +116,7 @@ def verl_row(
 
 def data_source_of(scorer: str) -> str:
     """Return the `data_source` of rows that a scorer decides about; functions of verl have no rule for others."""
-    return DATA_SOURCES.get(scorer, f"treadle_{scorer}")
+    return DATA_SOURCES.get(scorer, f"{_OTHERS}{scorer}")
 
 
 def check_domain(domain: str, dataset: str) -> None:
@@ -161,6 +164,8 @@ def domain_of(data_source: str, domains: Mapping[str, str] | None = None) -> str
     """Return the answer rule of a `data_source`, Treadle's own or one in `domains`; raise DataError if unknown."""
     known = {**{source: domain for domain, source in DATA_SOURCES.items()}, **(domains or {})}
     if data_source not in known:
+        if data_source.startswith(_OTHERS):
+            return data_source.removeprefix(_OTHERS)
         raise DataError(
             f"data source {data_source!r} has no domain; map it to one of {', '.join(DOMAINS)} "
             f"(known: {', '.join(known)})"

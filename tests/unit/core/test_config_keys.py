@@ -40,6 +40,7 @@ REVISABLE = (
 )  # fmt: skip
 
 OPERATIONAL = """
+QuestionsSettings.scorers
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
 FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_timeout_s FetchSettings.max_fetches
@@ -102,6 +103,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.models": (["near"],),
     "TreadleConfig.models": (dict.fromkeys(("near", "vllm", "tutor"), FAR),),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
+    "QuestionsSettings.scorers": ({"x": {"type": "qa"}},),
     "SourceSettings.scorer": ("qa",),
     "Benchmark.scorer": ("qa",),
     "QuestionSettings.preset": ("et-agent-rl",),
