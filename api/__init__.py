@@ -1,7 +1,7 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
-Environments, tools, operators, reward and credit rules (docs/guides) are written against it. Any other module of
-Treadle may change or move without notice.
+Environments, tools, scorers, operators, reward and credit rules (docs/guides) are written against it. Any other module
+of Treadle may change or move without notice.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.user_tool import tool
 from treadle.agent.trajectory import Trajectory
+from treadle.core.answers.score import Score
 from treadle.core.config import Section
 from treadle.core.engines.own_code import own_code
 from treadle.core.errors import ToolError, TreadleError
@@ -27,6 +28,7 @@ from treadle.datagen.operators.base import Branch, Edit, Operator
 from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.environments.custom.base import Done, Environment
+from treadle.environments.scorers.base import Scorer
 from treadle.environments.stored_rollout import StoredRollout
 from treadle.rl.credit.base import CreditGroup, CreditRule
 from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
@@ -60,6 +62,8 @@ __all__ = [
     "RewardGroup",
     "RewardRule",
     "Run",
+    "Score",
+    "Scorer",
     "Section",
     "Stage",
     "StageContext",

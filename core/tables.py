@@ -8,7 +8,9 @@ columns or of their meaning raises the table's version.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -53,6 +55,17 @@ def renamed(schema: pa.Schema, **docs: str) -> list[pa.Field]:
 
 
 STRINGS = pa.list_(pa.string())
+
+PARTS = pa.list_(
+    pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("value", pa.float64(), nullable=False)])
+)
+"""Named parts of a score or a reward, sorted by name; see `part_items`."""
+
+
+def part_items(parts: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """Return parts as items of a column of type `PARTS`; those without a value are left out."""
+    return [{"name": name, "value": value} for name, value in sorted(parts.items()) if value is not None]
+
 
 JOB = column(
     "job",

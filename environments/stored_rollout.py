@@ -11,7 +11,7 @@ import orjson
 from treadle.agent.contract import CallRecord, Outcome
 from treadle.agent.dialects.base import Segment
 from treadle.agent.trajectory import Trajectory
-from treadle.core.answers.extraction import SYSTEM_KINDS
+from treadle.core.answers.extraction import SYSTEM_KINDS, extract_prediction
 from treadle.environments.rollouts.rows import calls_of
 
 STORED_COLUMNS = ("status", "truncated", "segments", "tool_calls", "turn_rewards", "reward", "outcome")
@@ -84,3 +84,8 @@ class StoredRollout:
     def last_turn(self) -> str:
         """The last text that the model wrote; empty if it wrote none."""
         return self.turns[-1] if self.turns else ""
+
+    @property
+    def answer(self) -> str:
+        """The answer that it ended with, as `scores` extracts it; empty if there is none."""
+        return extract_prediction({"kind": part.kind, "text": part.text} for part in self.segments)

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from treadle.agent.contract import Outcome, Task
-from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.extraction import extract_prediction
-from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import BY_OUTCOME, GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
-from treadle.environments.scoring import environment_score, no_verdict, outcome_score
-from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.scorers.answer import AnswerTools
+from treadle.environments.scorers.scoring import ANSWERED, OpenScorers
 from treadle.environments.stored_rollout import STORED_COLUMNS, StoredRollout
-from treadle.eval.config import ScoresOptions
+from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.lengths import count_agent_ids
-
-ANSWERED = "answered"
-FAILED = "failed"
-
-_log = logging.getLogger(__name__)
 
 COPIED_COLUMNS = (
     "rollout_key",
@@ -52,30 +42,34 @@ COPIED_COLUMNS = (
 ENDED = (ANSWERED, "finished")
 """Statuses of rollouts that ended with their task."""
 
-_UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
 _BATCH_ROWS = 512
-_MAX_SCORED_AT_ONCE = 32
-"""Scores of environments that run at once: each may start processes, and its time limit runs while it waits."""
 _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer")
 
 
 class Gold(NamedTuple):
     """Gold answer of one question.
 
-    `rule` is one of `RULES`. `asked` is the user message that the agent got; empty unless it was requested. `task` has
-    the payload, for environments that score; None unless it was requested.
+    `asked` is the user message that the agent got; empty unless it was requested. The text and the payload of `task`
+    are empty unless it was requested.
     """
 
-    answers: tuple[str, ...]
-    choices: tuple[str, ...]
-    rule: str
+    task: Task
     asked: str = ""
-    task: Task | None = None
 
     @property
-    def rule_domain(self) -> str:
-        """One of "math", "qa" and "choice", from the rule."""
-        return "qa" if self.rule in GRADED else self.rule
+    def answers(self) -> tuple[str, ...]:
+        """The accepted answers."""
+        return self.task.answers
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The options."""
+        return self.task.choices
+
+    @property
+    def rule(self) -> str:
+        """Name of the scorer that the task or its domain names."""
+        return self.task.rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +96,29 @@ class Answer:
         return str(self.row["rollout_key"])
 
     @property
+    def task(self) -> Task:
+        """The task of the rollout."""
+        return self.gold.task
+
+    @property
+    def status(self) -> str:
+        """How the rollout ended."""
+        return str(self.row["status"])
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the tools said of the episode."""
+        outcome = self.row["outcome"]
+        return None if outcome is None else Outcome(**orjson.loads(outcome))
+
+    def stored(self) -> StoredRollout:
+        """Return the whole rollout; its row must have `STORED_COLUMNS`."""
+        return StoredRollout.from_row(self.row)
+
+    @property
     def is_answered(self) -> bool:
-        """True if the rollout ended with an answer. If not, rules always score it as wrong."""
-        return bool(self.row["status"] == ANSWERED)
+        """True if the rollout ended with an answer. If not, an answer is always scored as wrong."""
+        return self.status == ANSWERED
 
     @property
     def has_ended(self) -> bool:
@@ -138,8 +152,8 @@ class GoldAnswers:
                 )
             question = Task.from_row(row)
             asked = question.user_message if self._with_text else ""
-            task = question if self._with_tasks else None
-            self._known[question.key] = Gold(tuple(row["answers"]), question.choices, question.rule, asked, task)
+            task = question if self._with_tasks else replace(question, text="")
+            self._known[question.key] = Gold(task, asked)
         return self._known[question_key]
 
 
@@ -170,45 +184,6 @@ def _rows(table: Rows, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield {**row, "num_agent_ids": num_agent_ids}
 
 
-def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> Score:
-    """Score an answer by rule. A rollout that did not end with an answer is wrong, unless its outcome decides."""
-    if answer.gold.rule in BY_OUTCOME and answer.row["status"] != FAILED:
-        outcome = answer.row["outcome"]
-        return outcome_score(None if outcome is None else Outcome(**orjson.loads(outcome)), answer.gold.rule)
-    if not answer.is_answered:
-        return _UNFINISHED
-    gold = answer.gold
-    return score_answer(
-        answer.prediction, gold.answers, gold.choices, gold.rule, checker=checker, f1_threshold=f1_threshold
-    )
-
-
-def environment_scores(batch: Sequence[Answer], environment: EnvironmentSettings) -> list[Score]:
-    """Let the environment say how good rollouts are, 32 at once; a rollout that infrastructure lost is wrong."""
-
-    async def all_scores() -> list[Score]:
-        places = asyncio.Semaphore(_MAX_SCORED_AT_ONCE)
-
-        async def score(answer: Answer) -> Score:
-            async with places:
-                return await _environment_score(answer, environment)
-
-        return await asyncio.gather(*map(score, batch))
-
-    return asyncio.run(all_scores())
-
-
-async def _environment_score(answer: Answer, environment: EnvironmentSettings) -> Score:
-    if answer.row["status"] == FAILED or answer.gold.task is None:
-        return _UNFINISHED
-    rollout = StoredRollout.from_row(answer.row)
-    try:
-        return await environment_score(environment, answer.gold.task, rollout)
-    except Exception as error:  # noqa: BLE001 - any error of a user's scorer leaves the rollout without a verdict
-        _log.warning("rollout %s could not be scored", answer.key, exc_info=True)
-        return no_verdict(cause_of(error))
-
-
 @contextlib.contextmanager
 def open_checker(options: ScoresOptions) -> Iterator[SymbolicChecker | None]:
     """Yield a running symbolic checker, or None if `symbolic` is off."""
@@ -222,3 +197,14 @@ def open_checker(options: ScoresOptions) -> Iterator[SymbolicChecker | None]:
     )
     with checker:
         yield checker
+
+
+@contextlib.contextmanager
+def open_scorers(settings: ScoresSettings) -> Iterator[OpenScorers]:
+    """Yield the scorers of the stage."""
+    options = settings.options
+    with (
+        open_checker(options) as checker,
+        OpenScorers(settings.scorers, settings.environment, AnswerTools(checker, options.f1_threshold)) as scorers,
+    ):
+        yield scorers

@@ -12,6 +12,7 @@ from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
 from treadle.environments.registry import AnyEnvironment
+from treadle.environments.scorers.registry import AnyScorer
 
 
 class JudgesOptions(Section):
@@ -124,7 +125,9 @@ class ScoresSettings(Section):
     redundancy: RoleSettings | None = None
     """Model of `options.redundancy`."""
     environment: AnyEnvironment | None = None
-    """Environment that says how good a rollout is, if its tasks have no gold answers; then no rule or judge does."""
+    """Environment that says how good a rollout is, if its tasks have no gold answers; then no judge does."""
+    scorers: dict[str, AnyScorer] = {}
+    """Scorers of users that the questions name."""
     judge_digests: tuple[str, ...] = ()
     """Digests of the prompts and views of the judges in use."""
     seed: int = 0

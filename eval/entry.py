@@ -55,6 +55,7 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
         judges=judges,
         redundancy=redundancy,
         environment=None if has_answers else environment,
+        scorers=dict(plan.scorers()),
         judge_digests=(*digests, redundancy_judge_digest()) if redundancy is not None else digests,
         seed=plan.seed if judges or redundancy is not None else 0,
     )

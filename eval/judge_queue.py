@@ -24,7 +24,9 @@ from treadle.core.config import digest_json, semantic_dump
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
-from treadle.eval.answers import FAILED, Answer
+from treadle.environments.scorers.registry import scorer_named
+from treadle.environments.scorers.scoring import FAILED
+from treadle.eval.answers import Answer
 from treadle.eval.config import ScoresSettings
 
 CORRECTNESS: Literal["correctness"] = "correctness"
@@ -74,7 +76,10 @@ class JudgeQueue:
 
     def uses_judges(self, answer: Answer) -> bool:
         """Return whether answers to this question are judged if the rule does not accept them."""
-        return bool(self._judges) and answer.gold.rule_domain in self._settings.options.judges.domains
+        if not self._judges:
+            return False
+        scorer = scorer_named(answer.gold.rule, self._settings.scorers)
+        return scorer.JUDGED_AS in self._settings.options.judges.domains
 
     def needs_rule_score(self, answer: Answer) -> bool:
         """Return whether the rule score decides if a judge is asked, so that it has to be stored in the journal."""

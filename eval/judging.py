@@ -28,11 +28,12 @@ from treadle.agent.model_sessions import ModelSessions
 from treadle.agent.role_settings import RoleSettings
 from treadle.core import steady_loop
 from treadle.core.answers.score import Score
-from treadle.core.config import digest_json
+from treadle.core.config import digest_json, semantic_dump
 from treadle.core.errors import ArtifactError, ContextTooLong
 from treadle.core.runs.stage import StageContext, WorkResult
 from treadle.core.work_clock import timed_work
-from treadle.eval.answers import Answer, answers, open_checker, rule_score
+from treadle.environments.scorers.base import no_verdict
+from treadle.eval.answers import Answer, answers, open_scorers
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.judge_queue import CORRECTNESS, REDUNDANCY, Judgement, JudgeQueue
 from treadle.eval.lengths import load_tokenizer
@@ -68,15 +69,11 @@ class Judging(JobStage[Judgement]):
         options = self._options
         if not self.settings.judges:
             return
-        with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
-
-            def decide(answer: Answer) -> Score:
-                return rule_score(answer, checker, options.f1_threshold)
-
+        with open_scorers(self.settings) as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
             for batch in self._batches():
                 wanted = (answer for answer in batch if self.judge_queue.needs_rule_score(answer))
                 unknown = [answer for answer in wanted if self.stored_rule_score(answer) is None]
-                for answer, score in zip(unknown, threads.map(decide, unknown), strict=True):
+                for answer, score in zip(unknown, threads.map(scorers.rule_score, unknown), strict=True):
                     if score.error is None:  # A failed score is not stored, so that the next attempt computes it again.
                         self._journal.append(RULES, self._rule_unit(answer), orjson.dumps(asdict(score)))
 
@@ -135,8 +132,9 @@ class Judging(JobStage[Judgement]):
 
     def _rule_unit(self, answer: Answer) -> str:
         """Return a digest of everything the rule score depends on."""
-        gold = answer.gold
-        return digest_json([self._rules, gold.rule, gold.answers, gold.choices, answer.is_answered, answer.prediction])
+        gold, entry = answer.gold, self.settings.scorers.get(answer.gold.rule)
+        rule = [gold.rule, semantic_dump(entry) if entry is not None else None]
+        return digest_json([self._rules, rule, gold.answers, gold.choices, answer.is_answered, answer.prediction])
 
     def _votes_so_far(self, judgement: Judgement) -> Vote | None:
         if judgement.kind != REDUNDANCY:
@@ -231,7 +229,7 @@ def work(context: StageContext) -> WorkResult:
     return steady_loop.run(judging.work())
 
 
-_SCORER_FAILED = Score(0.0, 0.0, 0.0, None, None, "math_symbolic", "the scorer failed")
+_SCORER_FAILED = no_verdict("the scorer failed", "math_symbolic")
 
 
 def _limits(options: ScoresOptions) -> SymbolicLimits | None:

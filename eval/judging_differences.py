@@ -15,14 +15,14 @@ from pydantic import ValidationError
 
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import digest_json, semantic_dump
-from treadle.eval.answers import ANSWERED
+from treadle.environments.scorers.answer import F1
+from treadle.environments.scorers.qa import BY_F1
+from treadle.environments.scorers.scoring import ANSWERED
 from treadle.eval.config import ScoresSettings
 from treadle.eval.metrics import needs
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.verdicts import FAILED
 
-_BY_F1 = "qa_f1"
-"""Rule that accepts an answer by an F1 threshold only."""
 _WITHOUT_VERDICT = frozenset({"calls_requested", "reasoning_tokens"})
 """Compared figures that do not depend on any verdict or vote."""
 
@@ -52,8 +52,10 @@ def _differences_in_domain(first: Sequence[ScoredRollout], second: Sequence[Scor
         alone = "first" if unread[0] == {True} else "second"
         yield f"answers without a parsable judge reply are left out of the {alone} only"
     for generous, strict, names in ((first, second, ("first", "second")), (second, first, ("second", "first"))):
-        right = min((one.f1 for one in generous if one.scorer == _BY_F1 and one.correct), default=math.inf)
-        wrong = max((one.f1 for one in strict if one.scorer == _BY_F1 and one.correct is False), default=-math.inf)
+        right = min((one.part(F1) or 0.0 for one in generous if one.scorer == BY_F1 and one.correct), default=math.inf)
+        wrong = max(
+            (one.part(F1) or 0.0 for one in strict if one.scorer == BY_F1 and one.correct is False), default=-math.inf
+        )
         if right <= wrong:
             yield f"an F1 of {right:.3f} is right for the {names[0]}, one of {wrong:.3f} is not for the {names[1]}"
 

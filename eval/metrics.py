@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from treadle.core.answers.score import ENVIRONMENT
+from treadle.environments.scorers.answer import AnswerScorer
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
 
 PER_THOUSAND = 1_000
@@ -51,6 +51,8 @@ class Figure:
     have no tools."""
     place: Place = "detail"
     """Table in which the figure is a column. The table of all figures has every one."""
+    note: str = ""
+    """Explanation below the table of all figures."""
 
 
 def efficiency(score: float, calls_requested: int) -> float:
@@ -103,7 +105,7 @@ def _reasoning_length(rollout: ScoredRollout) -> float | None:
 
 def _reward(rollout: ScoredRollout) -> float | None:
     """Return the reward; None for a rollout that infrastructure lost: among negative rewards, 0 would be a good one."""
-    return rollout.score if rollout.scorer == ENVIRONMENT else None
+    return rollout.score if rollout.is_reward else None
 
 
 def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
@@ -135,12 +137,6 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             "correctness", "P", _mean_by_score(lambda _, score: score), _SHARE, of="answers", place="headline"
         ),
         "reward": Figure("reward", "reward", _mean(_reward), of="rewards", place="headline"),
-        "em": Figure("exact match", "em", _mean(lambda rollout: rollout.em), _SHARE, of="answers"),
-        "acc": Figure("containment", "acc", _mean(lambda rollout: rollout.acc), _SHARE, of="answers"),
-        "f1": Figure("F1", "F1", _mean(lambda rollout: rollout.f1), _SHARE, of="answers"),
-        "f1_legacy": Figure(
-            "F1 as published", "F1 legacy", _mean(lambda rollout: rollout.f1_legacy), _SHARE, of="answers"
-        ),
         "efficiency": Figure(
             "efficiency",
             "efficiency",
@@ -236,7 +232,35 @@ def _success_of(tool: str) -> Figure:
     return Figure(f"calls of {tool} without failure", f"{tool} ran well", term, _SHARE, of_calls=True)
 
 
-_OF_TOOL = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of}
+PART = "part:"
+"""Prefix of the figures of parts that a scorer of users declares; those of the shipped scorers have none."""
+
+
+def _mean_of_part(name: str) -> Term:
+    """Build a term of a part, in which rollouts of scorers without it do not count."""
+
+    def term(rollout: ScoredRollout) -> tuple[float, float]:
+        value = rollout.part(name)
+        return (0.0, 0.0) if value is None else (value, 1.0)
+
+    return term
+
+
+def _part_of(name: str) -> Figure:
+    return Figure(name, name, _mean_of_part(name))
+
+
+def _part_of_answers(name: str, line: str) -> Figure:
+    title, _, note = line.partition(": ")
+    return Figure(title, name, _mean_of_part(name), _SHARE, note=note)
+
+
+PARTS: Mapping[str, Figure] = MappingProxyType(
+    {name: _part_of_answers(name, line) for name, line in AnswerScorer.PARTS.items()}
+)
+"""Figures of the parts that the shipped scorers declare, in their order; they follow the main figures."""
+
+_OF_ONE = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of, PART: _part_of}
 _AFTER = {"calls_requested": CALLS_OF, "call_success": SUCCESS_OF}
 """Figure of all calls -> prefix of the figures of single tools, which follow it."""
 
@@ -245,9 +269,9 @@ MAIN_FIGURES = ("score", "reward")
 
 
 def figure_of(name: str) -> Figure | None:
-    """Return a figure by name: one of `FIGURES`, or of a tool; None for anything else, such as pass@k."""
-    of_tool = next((make for prefix, make in _OF_TOOL.items() if name.startswith(prefix)), None)
-    return FIGURES.get(name) if of_tool is None else of_tool(name.partition(":")[2])
+    """Return a figure by name: one of `FIGURES`, of a part, or of a tool; None for anything else, such as pass@k."""
+    of_one = next((make for prefix, make in _OF_ONE.items() if name.startswith(prefix)), None)
+    return (FIGURES.get(name) or PARTS.get(name)) if of_one is None else of_one(name.partition(":")[2])
 
 
 def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> list[str]:
@@ -256,16 +280,24 @@ def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> 
     Each of `tools` has figures of its own, also if the model did not call it.
     """
     given = list(rollouts)
-    is_of_rewards = any(rollout.scorer == ENVIRONMENT for rollout in given)
+    is_of_rewards = any(rollout.is_reward for rollout in given)
     has_calls = not is_of_rewards or any(rollout.calls_requested for rollout in given)
     other = "answers" if is_of_rewards else "rewards"
     names = [name for name, figure in FIGURES.items() if figure.of != other and (has_calls or not figure.of_calls)]
     of_tools = {name: [f"{_AFTER[name]}{tool}" for tool in tools] for name in names if name in _AFTER}
-    return [one for name in names for one in (name, *of_tools.get(name, ()))]
+    found = [one for name in names for one in (name, *of_tools.get(name, ()))]
+    place = max(found.index(name) for name in MAIN_FIGURES if name in found) + 1
+    return [*found[:place], *_part_figures(given), *found[place:]]
+
+
+def _part_figures(rollouts: Iterable[ScoredRollout]) -> list[str]:
+    """Return the figures of the parts that any rollout has: those of shipped scorers first."""
+    names = {name for rollout in rollouts for name, _ in rollout.parts}
+    return [*(name for name in PARTS if name in names), *(f"{PART}{name}" for name in sorted(names - PARTS.keys()))]
 
 
 def is_figure(name: str) -> bool:
-    """Return whether a name in the summary is a figure (of all or one tool's calls, or pass@k), not a rollout count."""
+    """Return whether a name in the summary is a figure, such as one of a tool or pass@k, not a rollout count."""
     return figure_of(name) is not None or name.startswith(PASS_AT)
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from treadle.core.answers.score import ENVIRONMENT
 from treadle.environments.rollouts.tool_counts import OTHERS
 
 
@@ -60,15 +59,13 @@ class ScoredRollout:
     judge_status: str | None = None
     """Whether the judge's verdict was used; None if no judge was asked."""
     score: float | None
-    """P within [0, 1]: 1 or 0 for math and choice, F1 for qa. If the environment scored, its reward: any number. None
-    without a verdict."""
+    """P within [0, 1]: 1 or 0 for math and choice, F1 for qa; any number if it is a reward. None without a verdict."""
+    is_reward: bool = False
+    """Whether the score is a reward."""
     correct: bool | None
     """Whether the answer is right; None exactly if `score` is None."""
-    em: float
-    acc: float
-    f1: float
-    f1_legacy: float
-    """F1 with punctuation kept, as published for ET-Agent."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Further figures of the scorer, by name."""
     calls_requested: int
     """T: number of calls that the agent requested, executed or refused."""
     calls_executed: int
@@ -103,7 +100,12 @@ class ScoredRollout:
         # These texts repeat in many rollouts; interning stores each once.
         fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
         tools = _shared(tuple(ToolCalls(**calls) for calls in row["tools"]))
-        return cls(**fields, tools=tools, votes=votes, judge_verdicts=_judge_verdicts(row["judges"]))
+        parts = _shared_parts(tuple((part["name"], part["value"]) for part in row["parts"]))
+        return cls(**fields, parts=parts, tools=tools, votes=votes, judge_verdicts=_judge_verdicts(row["judges"]))
+
+    def part(self, name: str) -> float | None:
+        """Return a part of the score; None if it has none of this name."""
+        return next((value for own, value in self.parts if own == name), None)
 
     def calls_of(self, tool: str) -> ToolCalls:
         """Return the numbers of calls of a tool, all 0 if it was not called."""
@@ -129,7 +131,7 @@ class ScoredRollout:
             yield f"judge_status:{self.judge_status}"
         if self.votes is not None and self.calls_requested:
             yield f"votes:{_VERDICTS[is_redundant(self.votes)]}"
-        if self.scorer == ENVIRONMENT and not self.tools:
+        if self.is_reward and not self.tools:
             return  # An environment may have no tools.
         yield f"tools_used:{self.tools_used}"
 
@@ -140,6 +142,12 @@ def _shared(tools: tuple[ToolCalls, ...]) -> tuple[ToolCalls, ...]:
     return tools
 
 
+@lru_cache(4096)
+def _shared_parts(parts: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+    """Return the same object for equal parts, with names that all rollouts share."""
+    return tuple((sys.intern(name), value) for name, value in parts)
+
+
 def _judge_verdicts(judges: str) -> tuple[tuple[str, bool | None], ...]:
     """Parse names and verdicts of judges from the column `judges`."""
     # Skip parsing in the common case without judges.
@@ -148,9 +156,9 @@ def _judge_verdicts(judges: str) -> tuple[tuple[str, bool | None], ...]:
 
 
 _VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
-_COMPUTED = ("tools", "has_rare_tools", "votes", "judge_verdicts")
+_COMPUTED = ("tools", "parts", "has_rare_tools", "votes", "judge_verdicts")
 _FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in _COMPUTED)
 _REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
-COLUMNS = (*_FIELDS, "tools", *_VOTES, "judges")
+COLUMNS = (*_FIELDS, "tools", "parts", *_VOTES, "judges")
 """Columns of `scores` that `from_row` reads."""

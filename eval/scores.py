@@ -6,31 +6,23 @@ Rules decide. If judges are configured, they decide about answers that the rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from treadle.core.answers.extraction import SYSTEM_KINDS
-from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
-from treadle.core.answers.score import ENVIRONMENT, Score
+from treadle.core.answers.score import Score
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Stage, StageContext
-from treadle.environments.settings import EnvironmentSettings
-from treadle.eval.answers import (
-    COPIED_COLUMNS,
-    FAILED,
-    Answer,
-    Gold,
-    answers,
-    environment_scores,
-    open_checker,
-    rule_score,
-)
+from treadle.core.tables import part_items
+from treadle.environments.scorers.base import STATUS, Scorer
+from treadle.environments.scorers.scoring import FAILED, OpenScorers
+from treadle.eval.answers import COPIED_COLUMNS, Answer, answers, open_scorers
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
@@ -77,36 +69,35 @@ class _ScoresRun:
     def write(self) -> dict[str, Any]:
         """Score every rollout and return the metrics of the stage."""
         options, inputs, is_judged = self._options, self._context.inputs, not self._judging.judge_queue.is_empty
-        environment: EnvironmentSettings | None = self._context.settings.environment
         num_missing = self._judging.check_pending() if is_judged else 0
         self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
-        with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
-
-            def decide_by_rule(answer: Answer) -> Score:
-                return self._judging.stored_rule_score(answer) or rule_score(answer, checker, options.f1_threshold)
-
+        with open_scorers(self._context.settings) as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
+            run = threads.map if options.symbolic_workers > 1 else map
             for batch in answers(
-                inputs["rollouts"], inputs["questions"], with_text=is_judged, with_tasks=environment is not None
+                inputs["rollouts"], inputs["questions"], with_text=is_judged, with_tasks=scorers.reads_all
             ):
-                if environment is not None:
-                    self._write(batch, environment_scores(batch, environment))
-                    continue
-                rules = (
-                    threads.map(decide_by_rule, batch) if options.symbolic_workers > 1 else map(decide_by_rule, batch)
-                )
-                self._write(batch, list(rules))
+                self._write(batch, self._rule_scores(batch, scorers, run), scorers)
         self._score_counts.check(options.max_error_rate)
         if not self._context.accept_failures:
             self._score_counts.check_judges()
         return self._score_counts.metrics(num_missing if is_judged else None)
 
-    def _write(self, batch: Sequence[Answer], rules: Sequence[Score]) -> None:
+    def _rule_scores(
+        self, batch: Sequence[Answer], scorers: OpenScorers, run: Callable[..., Iterable[Score]]
+    ) -> list[Score]:
+        """Return the scores of a batch without judges; those that decided whether a judge was asked are stored."""
+        known = {answer.key: score for answer in batch if (score := self._judging.stored_rule_score(answer))}
+        unknown = [answer for answer in batch if answer.key not in known]
+        known |= {answer.key: score for answer, score in zip(unknown, scorers.scores(unknown, run), strict=True)}
+        return [known[answer.key] for answer in batch]
+
+    def _write(self, batch: Sequence[Answer], rules: Sequence[Score], scorers: OpenScorers) -> None:
         rows, judgements = [], []
         for answer, rule in zip(batch, rules, strict=True):
             answer_judgements = self._judging.judge_queue.answer_judgements(answer, rule)
             call_judgements = self._judging.judge_queue.call_judgements(answer)
             score, judged = self._judge(answer, rule, answer_judgements, call_judgements)
-            rows.append(scored_row(answer, score, judged, self._encoder))
+            rows.append(scored_row(answer, score, scorers.scorer_of(answer.task).scorer, judged, self._encoder))
             judgements += self._new_rows([*answer_judgements, *call_judgements])
         self._context.write(SCORES.kind, rows)
         self._context.write(JUDGEMENTS.kind, judgements)
@@ -257,22 +248,31 @@ class _ScoreCounts:
 
 
 def scored_row(
-    answer: Answer, score: Score, judged: JudgeResults | None = None, encoder: ChatTokenizer | None = None
+    answer: Answer,
+    score: Score,
+    scorer: Scorer,
+    judged: JudgeResults | None = None,
+    encoder: ChatTokenizer | None = None,
 ) -> dict[str, Any]:
-    """Return the row of `scores` for a rollout and its verdict.
+    """Return the row of `scores` for a rollout and the verdict of its scorer, or of judges.
 
     A rollout that did not end with an answer keeps its prediction for analysis and is never right.
     """
     row, judged = answer.row, judged or JudgeResults()
     text = agent_text(answer.segments)
-    prediction = answer.prediction if score.scorer != ENVIRONMENT else _last_turn(answer)
+    is_scored = score.scorer != STATUS
+    prediction = _last_turn(answer) if is_scored and scorer.READS == "rollout" else answer.prediction
     yes, no, abstained = judged.votes or (None, None, None)
     return {
         **{name: row[name] for name in COPIED_COLUMNS},
         "prediction": prediction,
         "is_valid_answer": answer.has_ended and bool(prediction),
-        **asdict(score),
-        "f1_legacy": _f1_legacy(answer.prediction, answer.gold) if answer.is_answered and answer.gold.answers else 0.0,
+        "correct": score.correct,
+        "score": score.score,
+        "is_reward": is_scored and scorer.SCALE == "reward",
+        "parts": part_items(score.parts),
+        "scorer": score.scorer,
+        "error": score.error,
         "efficiency": None if score.score is None else efficiency(score.score, row["calls_requested"]),
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),
@@ -287,21 +287,14 @@ def scored_row(
 
 
 def _last_turn(answer: Answer) -> str:
-    """Return the beginning of the last turn, which stands for the prediction if an environment scores."""
+    """Return the beginning of the last turn, which stands for the prediction if the whole rollout is scored."""
     turns = [segment["text"] for segment in answer.segments if segment["kind"] not in SYSTEM_KINDS]
     return turns[-1].strip()[:_MAX_PREDICTION_CHARS] if turns else ""
 
 
-def _f1_legacy(prediction: str, gold: Gold) -> float:
-    """Return token F1 as published, to compare with published tables. For math only the first gold answer counts."""
-    if gold.rule == "math":
-        return max((legacy_match_math(prediction, answer).f1 for answer in gold.answers[:1]), default=0.0)
-    return legacy_match_text(prediction, gold.answers).f1
-
-
 SCORES_STAGE = Stage(
     name="scores",
-    version=5,
+    version=6,
     settings=ScoresSettings,
     consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.tables import STRINGS, Table, column
+from treadle.core.tables import PARTS, STRINGS, Table, column
 from treadle.environments.rollouts.tables import TOOL_COUNTS
 
 SCORES = Table(
     "scores",
-    4,
+    5,
     ("rollout_key",),
     pa.schema(
         [
@@ -20,12 +20,16 @@ SCORES = Table(
             column("model", pa.string(), "copied from the rollout"),
             column("sample_index", pa.int32(), "copied from the rollout"),
             column("status", pa.string(), "copied from the rollout"),
-            column("prediction", pa.string(), "extracted answer; empty if there is none"),
+            column(
+                "prediction",
+                pa.string(),
+                "extracted answer, or empty; the beginning of the last turn if the scorer reads all",
+            ),
             column("is_valid_answer", pa.bool_(), "answered, with a non-empty prediction"),
             column(
                 "correct",
                 pa.bool_(),
-                "the verdict of the domain's scorer; null if it failed",
+                "the verdict of the scorer; null if it failed",
                 nullable=True,
             ),
             column(
@@ -35,12 +39,12 @@ SCORES = Table(
                 "failed",
                 nullable=True,
             ),
-            column("em", pa.float64(), "exact match after normalisation"),
-            column("acc", pa.float64(), "a gold answer occurs in the prediction, at token boundaries"),
-            column("f1", pa.float64(), "token F1, best over the gold answers"),
-            column("f1_legacy", pa.float64(), "the same with punctuation kept, as published for ET-Agent"),
+            column("is_reward", pa.bool_(), "score is a reward, which may be any number; else it is a share"),
+            column("parts", PARTS, "further figures by name, as the scorer declares them"),
             column(
-                "scorer", pa.string(), "deciding rule, such as status, choice, qa_f1, math_text, math_symbolic or judge"
+                "scorer",
+                pa.string(),
+                "what decided, such as status, choice, qa_f1, math_text, judge, or a name under `scorers`",
             ),
             column("error", pa.string(), "why there is no verdict", nullable=True),
             column(

@@ -9,6 +9,7 @@ from typing import Any
 from treadle.core.figures import Figures, escape, render_table
 from treadle.eval.averages import ALL, EVERY
 from treadle.eval.config import ReportSettings
+from treadle.eval.metrics import PARTS
 from treadle.report.layout import (
     COMPARISON,
     NUM_NAMES,
@@ -138,8 +139,8 @@ def _all_figures(given: Sequence[SummaryLine]) -> Iterator[str]:
         table = all_figures(name, {line.model: line for line in given if line.dataset == name})
         yield f"### {escape(table.title)}"
         yield render_table(table)
-    if shown_figures(["f1_legacy"], given):
-        yield "- **F1 as published**: with punctuation kept, to compare with published tables."
+    if parts := shown_figures(PARTS, given):
+        yield "\n".join(f"- **{PARTS[name].title}**: {PARTS[name].note}." for name in parts)
 
 
 def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:

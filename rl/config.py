@@ -14,6 +14,7 @@ from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
+from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
@@ -335,6 +336,8 @@ class RlSettings(Section):
     """Number of phases in the curriculum; adding phases does not change earlier ones."""
     environment: AnyEnvironment = QuestionSettings()
     """Environment of the policy: the same as in every rollout of the run."""
+    scorers: dict[str, AnyScorer] = {}
+    """Scorers of users that the questions name."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""
     model_digest: str = ""

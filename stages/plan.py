@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from treadle.core.config import Section
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
+from treadle.environments.scorers.base import Scorer
 from treadle.environments.settings import EnvironmentSettings
 
 T_Section = TypeVar("T_Section", bound=Section)
@@ -45,6 +46,13 @@ class Plan(Protocol):
     @property
     def environment(self) -> EnvironmentSettings:
         """Environment of the run."""
+        ...
+
+    def scorers(self) -> Mapping[str, Scorer]:
+        """Return the scorers of users that sources and benchmarks of questions name, by name: entries and entry points.
+
+        Raises ConfigError, listing what there is, for an unknown name.
+        """
         ...
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, WithJsonSchema, model_validator
 
 from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
+from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.shards import MAX_SHARDS
@@ -17,6 +18,7 @@ from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
 from treadle.environments.rollouts.settings import RolloutOptions
+from treadle.environments.scorers.registry import AnyScorer, check_entry_names, scorer_named
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.config import ReportSettings, ScoresOptions
 from treadle.rl.config import RlOptions
@@ -120,6 +122,8 @@ class TreadleConfig(_Tables):
     """Phases of reinforcement learning."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: number of rollouts per question, and how they are sampled."""
+    scorers: Revisable[dict[str, AnyScorer]] = {}
+    """Scorers of your own, by the name that `scorer` of a source or benchmark refers to."""
     scores: ScoresOptions = ScoresOptions()
     """Stage `scores`: how rollouts are scored."""
     report: Revisable[ReportSettings] = ReportSettings()
@@ -139,6 +143,12 @@ class TreadleConfig(_Tables):
             Address.parse(f"1/rollouts@{name}")
             if phase_of(name) is not None:
                 raise ValueError(f"models.{name}: this name stands for the policy of a phase; choose another one")
+        check_entry_names(self.scorers)
+        for key, name in self.questions.named_scorers():
+            try:
+                scorer_named(name, self.scorers)
+            except ConfigError as error:
+                raise ValueError(f"{key}: {error}") from None
         for text in self.overrides:
             if (stage := Address.parse(text).stage) not in type(self).model_fields:
                 raise ValueError(f"overrides names {text!r}, but there is no table [{stage}]")

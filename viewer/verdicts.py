@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from treadle.core.answers.score import ENVIRONMENT
 from treadle.viewer.reading import LoadedTrajectory
 from treadle.viewer.trajectories import NO_VERDICT, NOT_JUDGED, PARTLY, RIGHT, WRONG
 
@@ -90,14 +89,14 @@ def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
 def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownVerdict:
     judges = orjson.loads(row.get("judges") or "{}")
     errors = {one["judge"]: one["error"] for one in judgements if one["kind"] == "correctness"}
-    names = ("score", "em", "acc", "f1", "efficiency")
-    is_rewarded = row["scorer"] == ENVIRONMENT
+    parts = {part["name"]: part["value"] for part in row["parts"]}
+    measures = {"score": row["score"], **parts} | ({} if row["is_reward"] else {"efficiency": row["efficiency"]})
     return ShownVerdict(
         word=word,
         by=row["scorer"],
         prediction=row["prediction"],
-        predicted_as="last turn" if is_rewarded else "prediction",
-        measures={"score": row["score"]} if is_rewarded else {name: row[name] for name in names},
+        predicted_as="last turn" if row["is_reward"] else "prediction",
+        measures=measures,
         said=[
             JudgeReply(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
             for name, said in judges.items()

@@ -18,6 +18,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
+from treadle.environments.scorers.base import Scorer
 from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
@@ -226,6 +227,9 @@ def print_plan(
             ]
             lines += own_keys(tool, ToolSettings)
             _print_keys(f"tools and keys of {tool.type} (under environment.tools.{name}):", lines)
+        for name, scorer in config.scorers.items():
+            lines = [f"part {part}: {line}" for part, line in scorer.PARTS.items()]
+            _print_keys(f"parts and keys of {scorer.type} (under scorers.{name}):", lines + own_keys(scorer, Scorer))
     elif changed:
         _print_keys("keys that differ from those of the run:", changed)
     if refused:

@@ -13,7 +13,6 @@ from rich.rule import Rule
 from rich.text import Text
 
 from treadle.agent.dialects.base import FRAME
-from treadle.core.answers.score import ENVIRONMENT
 from treadle.core.untrusted.sanitize import one_line, sanitize
 from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
@@ -128,7 +127,7 @@ def _verdict(found: FoundRollout, addresses: Mapping[str, str]) -> Text:
         text.append(f"\n{_spent(row)}", style="dim")
     elif found.score is not None:
         score = found.score
-        if score["scorer"] == ENVIRONMENT:
+        if score["is_reward"]:
             _append_verdict(text, score["correct"], score["scorer"], score["prediction"], score["score"], "last turn")
         else:
             _append_verdict(text, score["correct"], score["scorer"], score["prediction"], None)

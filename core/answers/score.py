@@ -1,33 +1,15 @@
-"""Decide whether an answer is right: the one implementation for scoring, selection, rewards and evaluation."""
+"""Decide whether an answer is right: pure functions, one per rule, for scoring, selection, rewards and evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from treadle.core.answers.choice import is_letter, match_choice
 from treadle.core.answers.math_equal import Checker, MathVerdict, math_equal
-from treadle.core.answers.text_match import characters, match_text, math_words, words
+from treadle.core.answers.text_match import TextMatch, Tokens, characters, match_text, math_words, words
 from treadle.core.errors import ConfigError, EngineError
-
-_TOKENS = {"qa": words, "qa_characters": characters}
-RULES = ("math", *_TOKENS, "choice")
-"""Rules by which answers are compared: the domain of a question, or the `scorer` that its benchmark names."""
-
-GRADED = frozenset(_TOKENS)
-"""Rules whose score is an F1; the others score 0 or 1."""
-
-ENVIRONMENT = "environment"
-"""Name of the rule by which an environment itself says how good a rollout is."""
-
-WORKSPACE_TESTS = "workspace_tests"
-"""Name of the rule by which hidden tests decide, which ran on the workspace at the end of the episode."""
-
-OUTCOME = "outcome"
-"""Name of the rule by which the `outcome` of the episode's tools decides."""
-
-BY_OUTCOME = frozenset({WORKSPACE_TESTS, OUTCOME})
-"""Rules that read a rollout's outcome, not its answer."""
 
 DEFAULT_F1_THRESHOLD = 0.8
 """Token F1 above which a qa answer is right."""
@@ -35,52 +17,61 @@ DEFAULT_F1_THRESHOLD = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Verdict on a prediction. `score` and `correct` are None if and only if the scorer failed (`error`)."""
+    """Verdict on a rollout. `score` and `correct` are None if and only if there is none (`error`).
 
-    em: float
-    acc: float
-    f1: float
+    Attributes:
+        score: P of the metrics (`docs/behaviour/metrics.md`): 1 or 0 for math and choice, F1 for qa.
+        correct: Whether it is right.
+        scorer: Rule that decided; filled in for scorers of users.
+        error: Why there is no verdict.
+        parts: Further figures by name, as the scorer declares them.
+    """
+
     score: float | None
-    """P of the metrics (`docs/behaviour/metrics.md`): 1 or 0 for math and choice, F1 for qa."""
-    correct: bool | None
-    scorer: str
-    """Rule that decided."""
+    correct: bool | None = None
+    scorer: str = ""
     error: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
-def score_answer(
+def score_choice(prediction: str, answers: Sequence[str], choices: Sequence[str] = ()) -> Score:
+    """Score a choice among options. An empty prediction is wrong."""
+    if not prediction.strip():
+        return _EMPTY
+    value = float(match_choice(prediction, answers, choices))
+    return Score(value, bool(value), "choice", parts={"em": value, "acc": value, "f1": value})
+
+
+def score_text(
     prediction: str,
     answers: Sequence[str],
     choices: Sequence[str] = (),
-    domain: str = "qa",
     *,
-    checker: Checker | None = None,
+    tokens: Tokens = words,
     f1_threshold: float = DEFAULT_F1_THRESHOLD,
 ) -> Score:
-    """Score a prediction against the accepted answers by the rule of the domain; the best answer counts.
+    """Score an answer by token F1; the best gold answer counts.
 
-    `domain` is one of RULES; `qa_characters` computes F1 over characters in scripts without spaces. An empty prediction
-    scores 0. With choices, or if all gold answers are single letters outside math, the choice rule decides. `checker`
-    adds the symbolic layer to math; without it, pairs that need it are unequal by `math_rules`. Raise ConfigError for
-    an unknown domain.
+    With choices, or if all gold answers are single letters, the choice rule decides.
     """
-    if domain not in RULES:
-        raise ConfigError(f"domain {domain!r} has no scorer; known: {', '.join(RULES)}")
-    if not prediction.strip():
-        return Score(0.0, 0.0, 0.0, 0.0, False, "empty")
-    if choices or domain == "choice" or (domain in _TOKENS and answers and all(map(is_letter, answers))):
-        value = float(match_choice(prediction, answers, choices))
-        return Score(value, value, value, value, bool(value), "choice")
-    if domain == "math":
-        return _score_math(prediction, answers, checker)
-    match = match_text(prediction, answers, _TOKENS[domain])
+    if choices or (answers and all(map(is_letter, answers))) or not prediction.strip():
+        return score_choice(prediction, answers, choices)
+    match = match_text(prediction, answers, tokens)
     if match.em:
-        return Score(match.em, match.acc, match.f1, 1.0, True, "qa_em")
-    return Score(match.em, match.acc, match.f1, match.f1, match.f1 > f1_threshold, "qa_f1")
+        return Score(1.0, True, "qa_em", parts=_parts(match))
+    return Score(match.f1, match.f1 > f1_threshold, "qa_f1", parts=_parts(match))
 
 
-def _score_math(prediction: str, answers: Sequence[str], checker: Checker | None) -> Score:
-    match = match_text(prediction, answers, math_words)
+def score_math(
+    prediction: str, answers: Sequence[str], choices: Sequence[str] = (), *, checker: Checker | None = None
+) -> Score:
+    """Score an answer by mathematical equality; with choices, the choice rule decides.
+
+    `checker` adds the symbolic layer; without it, pairs that need it are unequal by `math_rules`.
+    """
+    if choices or not prediction.strip():
+        return score_choice(prediction, answers, choices)
+    parts = _parts(match_text(prediction, answers, math_words))
     verdict = MathVerdict(False, "math_rules")
     error: str | None = None
     for gold in answers:
@@ -92,10 +83,44 @@ def _score_math(prediction: str, answers: Sequence[str], checker: Checker | None
         if not verdict.equal and _is_option(gold) and match_choice(prediction, [_bare(gold)]):
             verdict = MathVerdict(True, "choice")
         if verdict.equal:
-            return Score(match.em, match.acc, match.f1, 1.0, True, verdict.rule)
+            return Score(1.0, True, verdict.rule, parts=parts)
     if error is not None:
-        return Score(match.em, match.acc, match.f1, None, None, "math_symbolic", error)
-    return Score(match.em, match.acc, match.f1, 0.0, False, verdict.rule)
+        return Score(None, None, "math_symbolic", error, parts)
+    return Score(0.0, False, verdict.rule, parts=parts)
+
+
+def score_answer(
+    prediction: str,
+    answers: Sequence[str],
+    choices: Sequence[str] = (),
+    domain: str = "qa",
+    *,
+    checker: Checker | None = None,
+    f1_threshold: float = DEFAULT_F1_THRESHOLD,
+) -> Score:
+    """Score a prediction by the rule called `domain`; raise ConfigError if there is no such rule."""
+    rule = _RULES.get(domain)
+    if rule is None:
+        raise ConfigError(f"domain {domain!r} has no scorer; known: {', '.join(_RULES)}")
+    return rule(prediction, answers, choices, checker, f1_threshold)
+
+
+_Rule = Callable[[str, Sequence[str], Sequence[str], Checker | None, float], Score]
+_RULES: Mapping[str, _Rule] = MappingProxyType(
+    {
+        "math": lambda text, gold, options, checker, _: score_math(text, gold, options, checker=checker),
+        "qa": lambda text, gold, options, _, least: score_text(text, gold, options, f1_threshold=least),
+        "qa_characters": lambda text, gold, options, _, least: score_text(
+            text, gold, options, tokens=characters, f1_threshold=least
+        ),
+        "choice": lambda text, gold, options, *_: score_choice(text, gold, options),
+    }
+)
+_EMPTY = Score(0.0, False, "empty", parts={"em": 0.0, "acc": 0.0, "f1": 0.0})
+
+
+def _parts(match: TextMatch) -> dict[str, float]:
+    return {"em": match.em, "acc": match.acc, "f1": match.f1}
 
 
 def _bare(gold: str) -> str:

@@ -27,7 +27,6 @@ from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api,
 from treadle.agent.role import RoleBackend
 from treadle.agent.rollout import rare_collections
 from treadle.core import steady_loop
-from treadle.core.answers.score import BY_OUTCOME
 from treadle.core.errors import StageFailed
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
@@ -46,6 +45,7 @@ from treadle.environments.registry import environment_type
 from treadle.environments.rollouts.rows import telemetry_of
 from treadle.environments.rollouts.settings import JOB_COLUMNS, selected_questions
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY
+from treadle.environments.scorers.registry import compares_answers
 from treadle.environments.settings import ENVIRONMENT_VERSION
 from treadle.environments.types import EnvironmentRuntime, Resources
 
@@ -279,10 +279,11 @@ def pool_jobs(settings: PoolsSettings, inputs: Mapping[str, Sequence[Rows]]) -> 
     """
     shared, environment = shared_digest(settings, inputs), settings.environment.digests()
     for question in selected_questions(settings.options, inputs["questions"], _COLUMNS):
-        if question["scorer"] in BY_OUTCOME:
+        if question["scorer"] is not None and not compares_answers(question["scorer"]):
             raise StageFailed(
-                f"pools judges answers, but outcomes decide about the tasks of {question['dataset']}; leave it out "
-                "of pools.datasets, or make rows from rollouts: sft_rows.trajectories = 'rollouts'"
+                f"pools judges answers, but the scorer {question['scorer']} decides about the tasks of "
+                f"{question['dataset']}; leave it out of pools.datasets, or make rows from rollouts: "
+                "sft_rows.trajectories = 'rollouts'"
             )
         asked = [question[name] for name in _DEPENDS_ON]
         yield QuestionJob(job_key(shared, CONTENT_VERSION, environment.of(question), *asked), question)

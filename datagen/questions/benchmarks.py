@@ -21,12 +21,6 @@ from treadle.core.errors import ConfigError
 
 Domain = Literal["math", "qa", "choice", "task"]
 """Kind of question, which decides the scorer. `task`: the environment scores it."""
-Scorer = Literal["math", "qa", "qa_characters", "choice"]
-"""Comparison of answers. `qa_characters` is `qa` with exact match and F1 over characters instead of words for
-scripts that are written without spaces (Chinese, Japanese, Thai, ...) or with particles on words (Korean); words and
-numbers of other scripts stay whole."""
-OutcomeScorer = Literal["workspace_tests", "outcome"]
-"""Scorer of tasks without gold answers: hidden tests in their payload, or the `outcome` of the tools."""
 AnswerForm = Literal[
     "plain", "gsm8k", "boxed_solution", "last_box", "first_item", "before_parenthesis", "choice_index", "json_list"
 ]
@@ -88,8 +82,9 @@ class Benchmark(Section):
     format: Format | None = None
     """Format of rows without a format field: multiple_choice, assertion, fill_in or open_ended. Default for rows
     with options: multiple_choice."""
-    scorer: Scorer | None = None
-    """Scorer of questions without options, if it differs from the domain's: math, qa, qa_characters or choice.
+    scorer: str | None = None
+    """Scorer of questions without options, if it differs from the domain's: a shipped one, an entry point, or an entry
+    of the table `scorers`.
     `qa_characters` computes token F1 over characters for Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan,
     whose words are not separated by spaces, and for Korean, whose words have particles; words of other scripts stay
     whole."""

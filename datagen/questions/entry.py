@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from treadle.core.answers.score import OUTCOME, WORKSPACE_TESTS
+from collections.abc import Mapping
+
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.environments.registry import traits_of
+from treadle.environments.scorers.base import Scorer
+from treadle.environments.scorers.registry import scorer_named
 from treadle.environments.settings import EnvironmentSettings
 from treadle.stages.entry import StageEntry
 from treadle.stages.plan import Plan
@@ -17,32 +20,35 @@ def _settings(plan: Plan, address: Address) -> QuestionsSettings:
     environment = plan.environment_with_digests()
     traits = traits_of(environment)
     options = plan.options(address, QuestionsSettings)
-    _check_scorers(address, environment, options)
+    scorers = plan.scorers()
+    _check_scorers(address, environment, options, scorers)
     asked = options.for_environment(
         environment.type,
         needs_answers=traits.has_answers,
         tasks_digest=environment.digest() if traits.brings_tasks else "",
         seed=plan.seed,
         environment=environment,
+        scorers=scorers,
     )
     return asked.with_digests()
 
 
-def _check_scorers(address: Address, environment: EnvironmentSettings, questions: QuestionsSettings) -> None:
-    """Raise ConfigError if the outcome that decides about the tasks of a source cannot exist."""
-    if not traits_of(environment).has_answers:
-        return
-    tools = [tool for tool in environment.tools.values() if tool.max_calls != 0]
+def _check_scorers(
+    address: Address, environment: EnvironmentSettings, questions: QuestionsSettings, entries: Mapping[str, Scorer]
+) -> None:
+    """Raise ConfigError if what a source's scorer needs cannot exist: gold answers, or something of the environment."""
+    has_answers = traits_of(environment).has_answers
     for source in questions.sources:
-        if source.scorer == WORKSPACE_TESTS and not any(tool.type == "workspace" for tool in tools):
-            missing = 'a tool with type = "workspace"'
-        elif source.scorer == OUTCOME and not any(tool.gives_outcome for tool in tools):
-            missing = "a class with a method `outcome`"
-        else:
+        if source.scorer is None:
             continue
-        raise ConfigError(
-            f"{address}: scorer = {source.scorer!r} of {source.label} needs {missing} in environment.tools"
-        )
+        scorer = scorer_named(source.scorer, entries)
+        if scorer.NEEDS_ANSWERS and not has_answers:
+            raise ConfigError(
+                f"{address}: scorer = {source.scorer!r} of {source.label} compares with gold answers, which the tasks "
+                f"of {environment.type} do not have; leave it out"
+            )
+        if (missing := scorer.missing(environment)) is not None:
+            raise ConfigError(f"{address}: scorer = {source.scorer!r} of {source.label} needs {missing}")
 
 
 QUESTIONS = StageEntry(

@@ -20,11 +20,10 @@ import orjson
 
 from treadle.agent.prompts import Format
 from treadle.agent.tools.search_config import SearchRoute
-from treadle.agent.tools.workspace.files import BadTask, check_payload
-from treadle.core.answers.score import WORKSPACE_TESTS
+from treadle.agent.tools.workspace.files import BadTask
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.input_files import InputRow
-from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, OutcomeScorer, Scorer
+from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain
 from treadle.datagen.questions.layouts import RowRejected, check_is_text
 from treadle.datagen.questions.payload import EMPTY, canonical, masked, payload_of
 from treadle.datagen.questions.row_reader import NO_GOLD, Gold, Options, RowReader, answers_of
@@ -71,7 +70,7 @@ class ParsedQuestion:
     source_row: int
     meta: str
     format: Format | None = None
-    scorer: Scorer | OutcomeScorer | None = None
+    scorer: str | None = None
     search: SearchRoute | None = None
     payload: str = EMPTY
     """Hidden JSON object with sorted keys."""
@@ -178,9 +177,9 @@ def _payload(row: Mapping[str, Any], source: SourceSettings, settings: Questions
         payload = canonical({} if given is None else given, settings.max_payload_chars)
     else:
         payload = payload_of(row, source.payload, settings.max_payload_chars) if source.payload else EMPTY
-    if source.scorer == WORKSPACE_TESTS:
+    if source.scorer is not None:
         try:
-            check_payload(orjson.loads(payload))
+            settings.scorer_of(source.scorer).check_payload(orjson.loads(payload))
         except BadTask as error:
             raise RowRejected("bad_payload", f"the payload cannot be used: {error}") from None
     return payload

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import orjson
 from pydantic import Field, create_model, field_validator, model_validator
 
 from treadle.agent.tools.search_config import SearchRoute
-from treadle.core.answers.score import WORKSPACE_TESTS
-from treadle.core.config import Operational, Section
+from treadle.core.config import Operational, Section, canonical_json
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
-from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, OutcomeScorer, rule_for
+from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
+from treadle.environments.scorers.base import Scorer
+from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
@@ -98,9 +102,10 @@ class SourceSettings(_Origin):
     """Form of the answer in its field."""
     choices_field: str | None = None
     """Field with the list of options."""
-    scorer: OutcomeScorer | None = None
-    """`workspace_tests` if the hidden tests in the payload decide, `outcome` if the tools' method `outcome` does; its
-    questions then need no gold answers."""
+    scorer: str | None = None
+    """What scores its rollouts in place of the scorer of the domain: a shipped type such as `workspace_tests` (the
+    hidden tests in the payload decide) or `outcome` (the tools' method `outcome` does), an entry point, or an entry of
+    the table `scorers`. Questions need gold answers only if it does."""
     search: SearchRoute | None = None
     """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
     benchmark."""
@@ -125,12 +130,6 @@ class SourceSettings(_Origin):
             raise ValueError('give either path or hub, or from = "environment"')
         if self.is_environment and (given := [name for name in _KEYS_OF_FILES if getattr(self, name)]):
             raise ValueError(f'tasks of the environment have fixed fields; remove {given[0]}, or from = "environment"')
-        return self
-
-    @model_validator(mode="after")
-    def _check_tests_are_hidden(self) -> Self:
-        if self.scorer == WORKSPACE_TESTS and not self.is_environment and "tests" not in self.payload:
-            raise ValueError(f'scorer = {self.scorer!r} reads hidden tests; set payload = ["files", "tests"]')
         return self
 
     @model_validator(mode="after")
@@ -204,6 +203,10 @@ class QuestionsSettings(Section):
     """Type of the environment, part of a question's key; filled in when the run starts."""
     needs_answers: bool = True
     """Whether every question needs a gold answer; filled in when the run starts."""
+    scorers: Operational[dict[str, dict[str, Any]]] = {}
+    """Settings of the scorers of users that sources name, by name; filled in when the run starts."""
+    without_answers: tuple[str, ...] = ()
+    """Names of those that need no gold answers; filled in when the run starts."""
     tasks_digest: str = ""
     """Digest of what the tasks of the environment depend on; filled in when the run starts."""
     seed: int = 0
@@ -216,11 +219,36 @@ class QuestionsSettings(Section):
                 raise ValueError("decontaminate: benchmarks are compared by their questions; remove payload and from")
         return self
 
+    def named_scorers(self) -> Iterator[tuple[str, str]]:
+        """Yield each key that names a scorer, and the name."""
+        for number, source in enumerate(self.sources):
+            if source.scorer is not None:
+                yield f"questions.sources[{number}].scorer", source.scorer
+        for name, benchmark in self.benchmarks.items():
+            if benchmark.scorer is not None:
+                yield f"questions.benchmarks.{name}.scorer", benchmark.scorer
+
+    def scorer_of(self, name: str) -> Scorer:
+        """Return a scorer by name. Raises ConfigError, listing what there is."""
+        return scorer_named(name, _entries(canonical_json(self.scorers)) if self.scorers else {})
+
+    def _check_scorers(self) -> None:
+        """Raise ConfigError for an unknown scorer, or one that reads fields which the payload of its source lacks."""
+        for source in self.sources:
+            if source.scorer is None or source.is_environment:
+                continue
+            needed = self.scorer_of(source.scorer).PAYLOAD
+            if missing := [name for name in needed if name not in source.payload]:
+                both = ", ".join(f'"{name}"' for name in [*source.payload, *missing])
+                raise ConfigError(
+                    f"scorer = {source.scorer!r} reads hidden {' and '.join(missing)}; set payload = [{both}]"
+                )
+
     def _check_domains(self) -> None:
         """Raise ConfigError for a data set without a domain, unless its questions may be tasks."""
         for source in self.sources if self.needs_answers else ():
             name = source.dataset_name
-            if source.scorer is not None or source.is_environment or source.source_field is not None:
+            if source.is_environment or source.source_field is not None or not self.needs_answers_of(source):
                 continue
             if self.domain_of(name, source) is None:
                 raise ConfigError(
@@ -257,7 +285,9 @@ class QuestionsSettings(Section):
 
     def needs_answers_of(self, source: SourceSettings) -> bool:
         """Return whether every question of a source needs a gold answer."""
-        return self.needs_answers and source.scorer is None
+        if source.scorer is None or not self.needs_answers:
+            return self.needs_answers
+        return source.scorer not in self.without_answers and self.scorer_of(source.scorer).NEEDS_ANSWERS
 
     def search_of(self, dataset: str, source: SourceSettings) -> SearchRoute | None:
         """Return where the questions of a data set in this source are searched; None if it is not configured."""
@@ -273,8 +303,9 @@ class QuestionsSettings(Section):
         tasks_digest: str,
         seed: int,
         environment: EnvironmentSettings | None = None,
+        scorers: Mapping[str, Scorer] = MappingProxyType({}),
     ) -> QuestionsSettings:
-        """Return the settings with what the type of the environment says of its tasks.
+        """Return the settings with what the type of the environment and the scorers of users say of the tasks.
 
         `tasks_digest` stands for everything that the tasks which it brings depend on, but for split and seed; empty if
         it brings none, which is a ConfigError for a source with `from`.
@@ -290,7 +321,13 @@ class QuestionsSettings(Section):
                 "environment": environment and environment.model_dump(mode="json"),
             }
         sources = tuple(source.with_task_fields(kind) for source in self.sources)
-        return self.model_copy(update={"kind": kind, "needs_answers": needs_answers, "sources": sources, **of_tasks})
+        of_scorers = {
+            "scorers": {name: one.model_dump(mode="json") for name, one in scorers.items()},
+            "without_answers": tuple(sorted(name for name, one in scorers.items() if not one.NEEDS_ANSWERS)),
+        }
+        return self.model_copy(
+            update={"kind": kind, "needs_answers": needs_answers, "sources": sources, **of_tasks, **of_scorers}
+        )
 
     def with_digests(self) -> QuestionsSettings:
         """Return the settings with each source's current name and digest or hub revision, for the fingerprint.
@@ -299,6 +336,7 @@ class QuestionsSettings(Section):
         """
         if not self.sources:
             raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
+        self._check_scorers()
         self._check_domains()
         names = unique_names([*self.sources, *self.decontaminate])
         filled = [
@@ -306,6 +344,12 @@ class QuestionsSettings(Section):
         ]
         count = len(self.sources)
         return self.model_copy(update={"sources": tuple(filled[:count]), "decontaminate": tuple(filled[count:])})
+
+
+@functools.lru_cache(maxsize=16)
+def _entries(scorers: bytes) -> Mapping[str, Scorer]:
+    # Cached, because this is called for every row.
+    return {name: SCORERS.parse(data) for name, data in orjson.loads(scorers).items()}
 
 
 def no_tasks(kind: str) -> ConfigError:

@@ -21,7 +21,7 @@ from treadle.rl.training.plan import RlPlan
 
 
 def plan_of(job: Mapping[str, Any]) -> RlPlan:
-    """Return the job's plan, whose rules may be outside of this engine's packages."""
+    """Return the job's plan, whose rules and scorers may have code outside of this engine's packages."""
     _add_import_folders(job)
     return RlPlan.from_json(json.dumps(job["plan"]))
 

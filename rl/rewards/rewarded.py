@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 
-from treadle.core.answers.extraction import extract_prediction
-from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import Score, score_answer
+from treadle.core.answers.score import Score
 from treadle.core.errors import EngineError
-from treadle.rl.rewards.base import ANSWERED, FAILED, GroupItem, Reward, RewardGroup, RewardRule
+from treadle.rl.rewards.base import FAILED, GroupItem, Reward, RewardGroup, RewardRule
 
 LARGEST_REWARD = 1e9
 """Largest absolute reward: sums of squares of larger ones are not exact enough to compare."""
-
-UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
-"""Verdict on an item that did not end with its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,28 +43,6 @@ class RewardedItem:
     tool_failures: int
     length: int
     web_misses: int = 0
-
-
-def score_item(
-    item: GroupItem,
-    gold: Sequence[str],
-    domain: str,
-    *,
-    choices: Sequence[str] = (),
-    checker: Checker | None = None,
-) -> tuple[str, Score]:
-    """Return prediction and verdict, as the stage `scores` does; raise EngineError if there is no verdict.
-
-    `gold`: accepted answers; the best match counts. `checker` adds computer algebra to math. Raises ConfigError for an
-    unknown domain.
-    """
-    answer = extract_prediction({"kind": part.kind, "text": part.text} for part in item.segments)
-    if item.status != ANSWERED:
-        return answer, UNFINISHED
-    score = score_answer(answer, gold, choices, domain, checker=checker)
-    if score.score is None:
-        raise EngineError(f"an answer of a rollout could not be compared with the gold answers: {score.error}")
-    return answer, score
 
 
 def reward_items(rule: RewardRule, group: RewardGroup) -> list[RewardedItem]:

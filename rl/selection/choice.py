@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from treadle.core.errors import StageFailed
-from treadle.environments.scoring import SUCCESS_REWARD
+from treadle.environments.scorers.outcome import SUCCESS_SCORE
 from treadle.rl.selection.dispersion import GRADED, TASK, Dispersion, is_mixed
 from treadle.rl.selection.pareto import rank_questions
 from treadle.rl.selection.settings import Domain, SelectionOptions
@@ -151,7 +151,7 @@ def _filter(
     """
     mixed = is_mixed(dispersion.lowest, dispersion.highest, domains, options.mixed_f1)
     enough = np.where(domains == GRADED, options.mixed_f1, 1.0)
-    right = np.where(domains == TASK, dispersion.lowest > SUCCESS_REWARD, dispersion.lowest >= enough)
+    right = np.where(domains == TASK, dispersion.lowest > SUCCESS_SCORE, dispersion.lowest >= enough)
     left = OVER_QUOTA if options.quotas else OVER_LIMIT
     decisions = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
     decisions[dispersion.num_usable < options.min_rollouts] = TOO_FEW

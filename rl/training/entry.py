@@ -32,6 +32,7 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
         phase=phase_number(address),
         phases=curriculum(plan).phases,
         environment=environment,
+        scorers=dict(plan.scorers()),
         algebra=limits if options.symbolic else None,
         model_digest=folder_digest(options.start),
         seed=plan.seed,

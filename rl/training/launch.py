@@ -68,7 +68,7 @@ class EngineJob:
     interpreter: str
     """Python interpreter for the policy's programs, because the engine's environment may lack their packages."""
     import_folders: tuple[Path, ...] = ()
-    """Folders of the modules of types that are outside of Treadle; see `Registry.import_folder`."""
+    """Folders of the modules with code of users; see `Registry.import_folder`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from treadle.core.config import Section
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
+from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 
 PLAN_VERSION = 3
@@ -52,6 +53,8 @@ class RlPlan(Section):
     """Seed of the order of the rows and of all sampling."""
     machine: Machine = Machine()
     """Hardware that the phase is trained on."""
+    scorers: dict[str, AnyScorer] = {}
+    """Scorers of users that tasks name."""
     algebra: AlgebraLimits | None = None
     """Limits of computer algebra in the reward; None if it is not used."""
     options: RlOptions
@@ -148,6 +151,7 @@ def plan_phase(
         environment_digest=settings.environment.digest(),
         seed=settings.seed,
         machine=machine,
+        scorers=settings.scorers,
         algebra=settings.algebra,
         options=options,
     )

@@ -28,6 +28,8 @@ from treadle.core.store.roots import is_object_store
 from treadle.core.store.storage import storage_errors
 from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.environments.registry import ENVIRONMENTS, traits_of
+from treadle.environments.scorers.registry import SCORERS
+from treadle.environments.scorers.scoring import reads_all
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.credit.registry import CREDITS
@@ -193,8 +195,9 @@ class RlRun:
         return rows.num_rows
 
     def _store_payloads(self) -> None:
-        """Write the payloads of the rows for the engine, in a file of their own, if episodes read payloads."""
-        if not traits_of(self._settings.environment).reads_payload:
+        """Write the payloads of the rows for the engine, in a file of their own, if episodes or scorers read them."""
+        is_read = traits_of(self._settings.environment).reads_payload
+        if not is_read and not any(map(reads_all, self._settings.scorers.values())):
             return
         files = [path for path in (self._folder.parquet, self._folder.validation) if path.is_file()]
         keys = {key for path in files for key in pq.read_table(path, columns=["question_key"])[0].to_pylist()}
@@ -316,6 +319,7 @@ def import_folders(settings: RlSettings) -> tuple[Path, ...]:
         ENVIRONMENTS.import_folder(settings.environment),
         REWARDS.import_folder(options.reward),
         CREDITS.import_folder(options.credit),
+        *map(SCORERS.import_folder, settings.scorers.values()),
     )
     return tuple(dict.fromkeys(folder for folder in found if folder is not None))
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.tables import Table, column
+from treadle.core.tables import PARTS, Table, column
 from treadle.environments.rollouts.tables import TURN_REWARDS
-
-PARTS = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
-"""Type of the column `parts`, sorted by name."""
 
 RL_ROLLOUTS = Table(
     "rl_rollouts",

@@ -16,16 +16,17 @@ from treadle.core.errors import DataError
 from treadle.rl.selection.tables import RL_ROWS
 
 DOMAINS = ("math", "qa", "choice", "task")
+UNSCORED = "task"
+"""Domain of tasks that the environment scores, unless they name a scorer."""
+_OTHERS = "treadle_"
 DATA_SOURCES: Mapping[str, str] = {
     "math": "math_effi_rl",
     "qa": "qa_effi_rl",
     "qa_characters": "qa_characters_effi_rl",
     "choice": "choice_effi_rl",
-    "task": "treadle_task",
-    "workspace_tests": "treadle_workspace_tests",
-    "outcome": "treadle_outcome",
+    UNSCORED: f"{_OTHERS}{UNSCORED}",
 }
-"""Answer rule -> `data_source`, from which a verl reward function chooses the rule."""
+"""Answer rule -> `data_source`, from which a verl reward function chooses the rule; see `data_source_of`."""
 VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 VERL_SCHEMA = pa.schema([pa.field(name, RL_ROWS.schema.field(name).type) for name in VERL_COLUMNS])
 """Schema of a file for verl; every column has a type, so that files can be concatenated."""
@@ -93,7 +94,7 @@ def verl_row(
     domain = question["domain"]
     check_domain(domain, question["dataset"])
     return {
-        "data_source": DATA_SOURCES[question.get("scorer") or domain],
+        "data_source": data_source_of(question.get("scorer") or domain),
         "prompt": [{"content": message["content"], "role": message["role"]} for message in messages],
         "ability": domain,
         "reward_model": {"ground_truth": gold_answers(question["answers"]), "style": "rule"},
@@ -111,6 +112,11 @@ def verl_row(
             "choices": list(question["choices"]),
         },
     }
+
+
+def data_source_of(scorer: str) -> str:
+    """Return the `data_source` of rows that a scorer decides about; functions of verl have no rule for others."""
+    return DATA_SOURCES.get(scorer, f"{_OTHERS}{scorer}")
 
 
 def check_domain(domain: str, dataset: str) -> None:
@@ -158,6 +164,8 @@ def domain_of(data_source: str, domains: Mapping[str, str] | None = None) -> str
     """Return the answer rule of a `data_source`, Treadle's own or one in `domains`; raise DataError if unknown."""
     known = {**{source: domain for domain, source in DATA_SOURCES.items()}, **(domains or {})}
     if data_source not in known:
+        if data_source.startswith(_OTHERS):
+            return data_source.removeprefix(_OTHERS)
         raise DataError(
             f"data source {data_source!r} has no domain; map it to one of {', '.join(DOMAINS)} "
             f"(known: {', '.join(known)})"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from treadle.core.answers.score import ENVIRONMENT
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
+from treadle.environments.scorers.environment import ENVIRONMENT
 from treadle.eval.verdicts import FAILED, FALLBACK_RULE, PARSED
 from treadle.report.layout import SummaryLine
 from treadle.report.page.document import Fold, Part, Section

@@ -16,7 +16,10 @@ from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.datagen.pools.entry import pool_models
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.environments.scorers.base import Scorer
+from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.phases import phase_model, phase_policy, sampling_model
 from treadle.stages.models import named_checkpoint, with_weights
@@ -45,6 +48,13 @@ class FlowPlan:
     def environment(self) -> EnvironmentSettings:
         """See `Plan`."""
         return self.config.environment
+
+    def scorers(self) -> Mapping[str, Scorer]:
+        """See `Plan`."""
+        address = Address(self.config.flow.iterations, "questions")
+        named = {name for _, name in self.options(address, QuestionsSettings).named_scorers()}
+        found = {name: scorer_named(name, self.config.scorers) for name in sorted(named)}
+        return {name: scorer for name, scorer in found.items() if name not in SCORERS.shipped}
 
     @property
     def stages(self) -> tuple[str, ...]:

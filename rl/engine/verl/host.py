@@ -31,7 +31,7 @@ from treadle.rl.groups.dump import rollout_row
 from treadle.rl.groups.rollout import Group, GroupJob, GroupTrajectory, require_groups
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
-from treadle.rl.verl.rows import domain_of
+from treadle.rl.verl.rows import UNSCORED, domain_of
 
 VALIDATION = "valid"
 """Value of `extra_info.split` for a validation question."""
@@ -59,7 +59,7 @@ class Sample:
             dataset=info.get("source") or "",
             domain=info.get("domain") or rule,
             format=info.get("format"),
-            scorer=rule,
+            scorer=None if rule == UNSCORED else rule,
             answers=tuple(fields["reward_model"]["ground_truth"]),
         )
         return cls(

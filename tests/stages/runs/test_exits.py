@@ -152,7 +152,7 @@ async def test_pools_without_selected_questions_fail(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scorer", ["workspace_tests", "outcome"])
 async def test_pools_of_tasks_that_outcomes_decide_fail(tmp_path: Path, scorer: str) -> None:
     bench = PoolsBench(tmp_path, [{"scorer": scorer}])
-    with pytest.raises(StageFailed, match="pools judges answers, but outcomes decide about the tasks of"):
+    with pytest.raises(StageFailed, match=f"pools judges answers, but the scorer {scorer} decides about the tasks of"):
         await bench.make("http://127.0.0.1:9/v1")
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.rollouts.scores_bench import ScoresBench, asked, judged_by, predicted, server, voted_by
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 from support.tables.score_tables import called as ran
-from support.tables.score_tables import question, rollout
+from support.tables.score_tables import parts_of, question, rollout
 
 from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, JobsPending, StageFailed
 from treadle.eval.config import VoteSampling
@@ -87,7 +87,7 @@ async def test_text_answers_of_judged_domains_are_scored_by_the_verdict(tmp_path
         assert len(asked(scripted)) == 2
     rows = made.rows(record)
     assert [(row["scorer"], row["score"]) for row in rows] == [("qa_em", 1.0), ("judge", 1.0), ("judge", 0.0)]
-    assert 0 < rows[2]["f1"] < 1
+    assert 0 < parts_of(rows[2])["f1"] < 1
 
 
 @pytest.mark.covers("evaluation-6")

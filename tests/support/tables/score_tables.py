@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from treadle.agent.contract import Task
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
-from treadle.core.tables import TABLES, Table
+from treadle.core.tables import TABLES, Table, part_items
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
+from treadle.eval.answers import Gold
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES_STAGE
 from treadle.stages.registry import stage_entries
@@ -132,9 +134,24 @@ def called(**tools: int) -> dict[str, Any]:
     return {"calls_requested": num_calls, "calls_executed": num_calls, "tools": counts}
 
 
+def gold(answers: Sequence[str], choices: Sequence[str], rule: str, asked: str = "") -> Gold:
+    """Return the gold answers of a question."""
+    return Gold(Task("q1", asked, tuple(choices), domain=rule, answers=tuple(answers)), asked)
+
+
+ANSWER_PARTS = ("em", "acc", "f1", "f1_legacy")
+
+
+def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the parts in a row of `scores`."""
+    return {part["name"]: part["value"] for part in row["parts"]}
+
+
 def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> dict[str, Any]:
-    """Return a row of `scores`."""
+    """Return a row of `scores`; `columns` may also have parts of an answer."""
     value = None if correct is None else float(correct)
+    is_reward = columns.get("scorer") == "environment"
+    parts = {} if is_reward else {name: columns.pop(name, value or 0.0) for name in ANSWER_PARTS}
     return {
         "rollout_key": key,
         "question_key": question_key,
@@ -149,10 +166,8 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "is_valid_answer": True,
         "correct": correct,
         "score": value,
-        "em": value or 0.0,
-        "acc": value or 0.0,
-        "f1": value or 0.0,
-        "f1_legacy": value or 0.0,
+        "is_reward": is_reward,
+        "parts": part_items(parts),
         "scorer": "qa_em",
         "error": "broken" if correct is None else None,
         "efficiency": value,

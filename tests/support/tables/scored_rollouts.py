@@ -28,16 +28,18 @@ def scored(
     """Return a rollout with P, T, Wrong and L; correct if P is 1, answered with all calls run unless `given`
     differs.
     """
+    exact, f1 = float(score == 1.0), score or 0.0
+    is_reward = given.get("scorer") == "environment"
+    parts = {} if is_reward else {"em": exact, "acc": exact, "f1": f1, "f1_legacy": f1}
+    parts |= {name: given.pop(name) for name in parts if name in given}
     fields: dict[str, Any] = {
         "question_key": "q0",
         "dataset": "world",
         "domain": "qa",
         "score": score,
         "correct": None if score is None else score == 1.0,
-        "em": float(score == 1.0),
-        "acc": float(score == 1.0),
-        "f1": score or 0.0,
-        "f1_legacy": score or 0.0,
+        "is_reward": is_reward,
+        "parts": tuple(sorted(parts.items())),
         "scorer": "qa_f1",
         "calls_requested": calls,
         "calls_executed": calls,

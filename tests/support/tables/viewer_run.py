@@ -176,7 +176,8 @@ def _put_rollouts(run: Run) -> None:
         filled(
             SCORES, rollout_key=key, question_key=row["question_key"], dataset=row["dataset"],
             domain=row["domain"], model="base", status=row["status"], prediction="Ilme" if correct else "",
-            correct=correct, score=None if correct is None else float(correct), f1=float(bool(correct)),
+            correct=correct, score=None if correct is None else float(correct),
+            parts=[{"name": "f1", "value": float(bool(correct))}],
             scorer="qa_f1", error="the checker ended early" if correct is None else None,
             judges=json.dumps({"tutor": said} if correct else {}),
             votes_yes=2 if correct else None, votes_no=7 if correct else None, votes_abstained=1 if correct else None,

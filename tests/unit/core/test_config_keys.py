@@ -25,6 +25,7 @@ from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
+from treadle.environments.scorers.registry import SCORERS
 from treadle.environments.tools.registry import TOOLS
 from treadle.rl.credit.registry import CREDITS
 from treadle.rl.rewards.registry import REWARDS
@@ -36,10 +37,11 @@ from treadle.web.record.table import write_record
 REVISABLE = (
     ("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",),
     ("rollouts", "samples_per_question"), ("rollouts", "max_questions"), ("rollouts", "max_questions_per_dataset"),
-    ("rollouts", "datasets"), ("rollouts", "split"),
+    ("rollouts", "datasets"), ("rollouts", "split"), ("scorers",),
 )  # fmt: skip
 
 OPERATIONAL = """
+QuestionsSettings.scorers
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
 FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_timeout_s FetchSettings.max_fetches
@@ -85,7 +87,7 @@ WorkspaceSettings.engine WorkspaceSettings.folder
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS)
+KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, SCORERS)
 """Registries, of whose types the shipped ones are tried."""
 
 FIXED = {
@@ -108,6 +110,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.models": (["near"],),
     "TreadleConfig.models": (dict.fromkeys(("near", "vllm", "tutor"), FAR),),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
+    "QuestionsSettings.scorers": ({"x": {"type": "qa"}},),
+    "SourceSettings.scorer": ("qa",),
+    "Benchmark.scorer": ("qa",),
     "QuestionSettings.preset": ("et-agent-rl",),
     "QuestionSettings.roles": ({},),
     "QuestionSettings.tools": ({},),

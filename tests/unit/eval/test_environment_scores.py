@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from treadle.agent.contract import Outcome, Task
-from treadle.environments import scoring
+from treadle.environments.scorers import environment
+from treadle.environments.scorers.scoring import OpenScorers
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
-from treadle.eval.answers import Answer, Gold, environment_scores
+from treadle.eval.answers import Answer, Gold
 
 NUM_ROLLOUTS = 100
 
@@ -21,7 +22,7 @@ def answer(number: int) -> Answer:
         "rollout_key": f"r{number}", "status": "finished", "truncated": False, "segments": "[]", "tool_calls": "[]",
         "turn_rewards": [], "reward": float(number), "outcome": None,
     }  # fmt: skip
-    return Answer(row, [], "", Gold((), (), "task", task=Task(f"q{number}", "Guess.")))
+    return Answer(row, [], "", Gold(Task(f"q{number}", "Guess.", domain="task")))
 
 
 def test_scores_run_at_most_32_at_once_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +37,7 @@ def test_scores_run_at_most_32_at_once_and_keep_their_order(monkeypatch: pytest.
         running.remove(task.key)
         return Outcome(rollout.reward)
 
-    monkeypatch.setattr(scoring, "environment_type", lambda settings: SimpleNamespace(score=score))
-    scores = environment_scores([answer(number) for number in range(NUM_ROLLOUTS)], EnvironmentSettings())
+    monkeypatch.setattr(environment, "environment_type", lambda settings: SimpleNamespace(score=score))
+    with OpenScorers({}, EnvironmentSettings()) as scorers:
+        scores = scorers.scores([answer(number) for number in range(NUM_ROLLOUTS)])
     assert [score.score for score in scores] == [float(number) for number in range(NUM_ROLLOUTS)] and most == 32

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 from support.rollouts.scores_bench import judged_by, role
+from support.tables.score_tables import gold
 
 from treadle.core.answers.score import Score
 from treadle.core.config import load_config, merge
-from treadle.eval.answers import COPIED_COLUMNS, Answer, Gold
+from treadle.eval.answers import COPIED_COLUMNS, Answer
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import JudgeQueue
 
 SERVED = {"model": {"server": {"type": "vllm", "model": "1/rl@phase-1"}, "endpoints": []}}
-WRONG = Score(0.0, 0.0, 0.0, None, False, "math_rules")
+WRONG = Score(None, False, "math_rules")
 
 
 def settings(**changes: Any) -> ScoresSettings:
@@ -32,7 +33,7 @@ def keys(made: ScoresSettings, trained: tuple[str, ...] = ()) -> list[str]:
         "calls_requested": 1,
     }
     segments = [{"kind": "answer", "text": "<answer>seven</answer>"}]
-    answer = Answer(row, segments, "seven", Gold(("7",), (), "math", "How many?"))
+    answer = Answer(row, segments, "seven", gold(("7",), (), "math", "How many?"))
     return [judgement.key for judgement in JudgeQueue(made, trained).about(answer, WRONG)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.tables.score_tables import question, rollout, sample, score_rows
+from support.tables.score_tables import parts_of, question, rollout, sample, score_rows
 
 from treadle.agent.contract import CallRecord
 from treadle.agent.dialects.base import Segment
@@ -101,8 +101,8 @@ def test_published_token_f1_is_reported_next_to_the_corrected_one(tmp_path: Path
         rollout("r4", "q1", [("answer", "<answer>Paris</answer>")], status="limit"),
     ]
     rows, _ = score_rows(tmp_path, questions, rollouts)
-    assert [row["f1_legacy"] for row in rows] == [0.0, 0.0, 0.5, 0.0]
-    assert [row["f1"] for row in rows] == [1.0, 1.0, 0.5, 0.0]
+    assert [parts_of(row)["f1_legacy"] for row in rows] == [0.0, 0.0, 0.5, 0.0]
+    assert [parts_of(row)["f1"] for row in rows] == [1.0, 1.0, 0.5, 0.0]
 
 
 def scored_calls(tmp_path: Path, calls: list[CallRecord], segments: list[tuple[str, str]]) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.tables.score_tables import question, rollout, score_rows
+from support.tables.score_tables import gold, parts_of, question, rollout, score_rows
 
 from treadle.core.errors import ArtifactError, StageFailed
-from treadle.eval.answers import Answer, Gold, rule_score
+from treadle.environments.scorers.registry import scorer_named
+from treadle.environments.scorers.scoring import OpenScorers
+from treadle.eval.answers import Answer
 from treadle.eval.config import ScoresOptions
 from treadle.eval.scores import scored_row
 from treadle.eval.tables import SCORES
@@ -50,13 +52,13 @@ def test_scorer_of_a_question_replaces_that_of_its_domain(tmp_path: Path) -> Non
 
 @pytest.mark.covers("evaluation-7")
 def test_efficiency_divides_by_requested_calls(tmp_path: Path) -> None:
-    gold = "red green blue black"
+    right = "red green blue black"
     half = "red green white pink"
     rollouts = [
         rollout(f"r{index}", "q1", [("answer", f"<answer>{answer}</answer>")], calls_requested=calls)
-        for index, (answer, calls) in enumerate([(gold, 0), (gold, 2), (half, 1), ("none", 3)])
+        for index, (answer, calls) in enumerate([(right, 0), (right, 2), (half, 1), ("none", 3)])
     ]
-    rows, _ = score_rows(tmp_path, [question("q1", [gold])], rollouts)
+    rows, _ = score_rows(tmp_path, [question("q1", [right])], rollouts)
     assert [row["score"] for row in rows] == [1.0, 1.0, 0.5, 0.0]
     assert [row["efficiency"] for row in rows] == [1.0, 0.5, 0.5, 0.0]
 
@@ -65,7 +67,7 @@ def test_efficiency_divides_by_requested_calls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", ["no_answer", "limit", "max_turns", "length", "timeout", "failed"])
 def test_unfinished_rollout_keeps_its_prediction_and_is_never_correct(tmp_path: Path, status: str) -> None:
     (row,), _ = score_rows(tmp_path, [question("q1", ["Paris"])], [rollout("r1", "q1", PARIS, status=status)])
-    assert (row["prediction"], row["correct"], row["score"], row["f1"]) == ("Paris", False, 0.0, 0.0)
+    assert (row["prediction"], row["correct"], row["score"], parts_of(row)["f1"]) == ("Paris", False, 0.0, 0.0)
     assert (row["is_valid_answer"], row["scorer"], row["error"]) == (False, "status", None)
 
 
@@ -99,8 +101,10 @@ def test_verdict_does_not_depend_on_rollout_order(tmp_path: Path) -> None:
 
 
 def test_all_columns_of_the_schema_are_filled() -> None:
-    answer = Answer.of(rollout("r1", "q1", PARIS) | {"num_agent_ids": 0}, Gold(("Paris",), (), "qa"))
-    assert set(scored_row(answer, rule_score(answer, None, 0.8))) == set(SCORES.schema.names)
+    answer = Answer.of(rollout("r1", "q1", PARIS) | {"num_agent_ids": 0}, gold(("Paris",), (), "qa"))
+    assert set(scored_row(answer, OpenScorers({}).rule_score(answer), scorer_named("qa", {}))) == set(
+        SCORES.schema.names
+    )
 
 
 def test_hidden_tests_decide_whatever_the_rollout_ended_with(tmp_path: Path) -> None:

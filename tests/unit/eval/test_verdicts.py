@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from treadle.core.answers.score import Score
 from treadle.eval.verdicts import Agreement, JudgeVerdict, agreement, binary_score, decide, joint_verdicts
 
-WRONG = Score(0.0, 0.0, 0.0, 0.0, False, "math_rules")
+WRONG = Score(0.0, False, "math_rules")
 YES, NO = JudgeVerdict(True, "parsed", ("Correct",)), JudgeVerdict(False, "parsed", ("Incorrect",))
 ODD, GONE = JudgeVerdict(None, "failed", ("Perhaps", "Perhaps")), JudgeVerdict(None, "fallback_rule")
 
@@ -45,7 +45,7 @@ def test_unreadable_judges_leave_the_verdict_to_the_rule_if_configured() -> None
 
 
 def test_judges_decide_if_the_scorer_failed() -> None:
-    broken = Score(0.0, 0.0, 0.0, None, None, "math_symbolic", "the worker is gone")
+    broken = Score(None, None, "math_symbolic", "the worker is gone")
     score, _ = decide(broken, [YES], "exclude")
     assert (score.correct, score.score, score.error) == (True, 1.0, None)
     score, status = decide(broken, [YES, NO], "exclude")
@@ -58,8 +58,8 @@ def test_judge_order_does_not_matter(judge_verdicts: list[JudgeVerdict], policy:
 
 
 def test_partial_credit_becomes_binary_if_judges_decide_other_answers() -> None:
-    assert binary_score(Score(0.0, 1.0, 0.85, 0.85, True, "qa_f1")).score == 1.0
-    assert binary_score(Score(0.0, 1.0, 0.5, 0.5, False, "qa_f1")).score == 0.0
+    assert binary_score(Score(0.85, True, "qa_f1")).score == 1.0
+    assert binary_score(Score(0.5, False, "qa_f1")).score == 0.0
 
 
 def test_kappa_of_two_is_cohens_kappa() -> None:

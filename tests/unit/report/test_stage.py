@@ -20,6 +20,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.exported import write_file
+from treadle.core.tables import part_items
 from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.eval.tables import SCORES
@@ -215,11 +216,11 @@ def test_other_judges_and_other_failure_policies_are_reported(tmp_path: Path) ->
         "answers without a parsable judge reply are left out of the first only"
     }
     assert notes("kept", kept, kept) == {None}
-    by_f1 = {"scorer": "qa_f1", "correct": True, "score": 0.6, "f1": 0.6}
-    strict = by_f1 | {"correct": False, "score": 0.7, "f1": 0.7}
+    by_f1 = {"scorer": "qa_f1", "correct": True, "score": 0.6, "parts": part_items({"f1": 0.6})}
+    strict = by_f1 | {"correct": False, "score": 0.7, "parts": part_items({"f1": 0.7})}
     told = "an F1 of 0.600 is right for the first, one of 0.700 is not for the second"
     assert notes("strict", by_f1, strict) == {told}
-    assert notes("possible", by_f1, strict | {"f1": 0.5}) == {None}
+    assert notes("possible", by_f1, strict | {"parts": part_items({"f1": 0.5})}) == {None}
 
 
 def test_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_path: Path) -> None:

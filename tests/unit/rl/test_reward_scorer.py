@@ -8,13 +8,15 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tables.score_tables import rollout
+from support.tables.score_tables import gold, rollout
 from support.training.rewards import group_rewards
 
 from treadle.agent.dialects.base import Segment
 from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
 from treadle.agent.trajectory import STATUSES
-from treadle.eval.answers import Answer, Gold, rule_score
+from treadle.environments.scorers.registry import scorer_named
+from treadle.environments.scorers.scoring import OpenScorers
+from treadle.eval.answers import Answer
 from treadle.eval.scores import scored_row
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.figures import validation_figures
@@ -37,15 +39,15 @@ FORMS = [
 ]
 
 
-def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any], Any]:
+def both(segments: list[Segment], status: str, asked: Any) -> tuple[dict[str, Any], Any]:
     """Return the row of `scores`, and the reward, of one trajectory."""
     parts = [(part.kind, part.text) for part in segments]
-    row = rollout("r1", "q1", parts, status=status, domain=gold[2])
+    row = rollout("r1", "q1", parts, status=status, domain=asked[2])
     assert [part["text"] for part in orjson.loads(row["segments"])] == [part.text for part in segments]
     item = GroupItem(segments=tuple(segments), tool_calls=2, model_tokens=9, total_tokens=9, status=status)
-    (reward,) = group_rewards([item], gold[0], gold[2], 0.1, 0.1, choices=gold[1], dialect=TOOL_DIALECT)
-    answer = Answer.of(row | {"num_agent_ids": 0}, Gold(*gold))
-    return scored_row(answer, rule_score(answer, None, 0.8)), reward
+    (reward,) = group_rewards([item], asked[0], asked[2], 0.1, 0.1, choices=asked[1], dialect=TOOL_DIALECT)
+    answer = Answer.of(row | {"num_agent_ids": 0}, gold(*asked))
+    return scored_row(answer, OpenScorers({}).rule_score(answer), scorer_named(asked[2], {})), reward
 
 
 @pytest.mark.covers("pareto-34")
@@ -57,13 +59,13 @@ def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any
     st.booleans(),
 )
 def test_reward_and_scores_agree_on_every_text(
-    gold: Any, form: str, answer: str, status: str, with_result: bool
+    asked: Any, form: str, answer: str, status: str, with_result: bool
 ) -> None:
     segments = tokenise(form % answer.replace("%", ""), model_text=True, dialect=TOOL_DIALECT)
     if with_result:
         quoted = result_block(r"<answer>\boxed{12}</answer>", TOOL_DIALECT)
         segments = [*tokenise("<search>q</search>", TOOL_DIALECT), Segment("result", quoted, 0, 0), *segments]
-    row, reward = both(segments, status, gold)
+    row, reward = both(segments, status, asked)
     assert (row["score"], row["prediction"], row["scorer"]) == (reward.score, reward.answer, reward.scorer)
 
 

@@ -133,7 +133,7 @@ def viewed(root: Path, *rows: dict[str, Any], environment: str = "question", **s
     run = new_run(root)
     put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Guess my number.", [])])
     made = put_from(run, "1/rollouts@base", {"rollouts": rows}, {}, environment=environment)
-    fixed = {"question_key": "q1", "scorer": "environment", "judges": "{}", **score}
+    fixed = {"question_key": "q1", "scorer": "environment", "is_reward": True, "judges": "{}", **score}
     scores = [filled(SCORES, rollout_key=row["rollout_key"], **fixed) for row in rows]
     put_from(run, "1/scores@base", {"scores": scores, "judgements": []}, {"rollouts": made})
     return client(run)

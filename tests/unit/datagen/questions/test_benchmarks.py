@@ -123,7 +123,7 @@ def test_custom_benchmark_uses_character_f1(bench: Bench) -> None:
 def test_choice_is_correct_by_its_letter_in_any_notation(bench: Bench) -> None:
     rows = [{"question": "Which?", "options": ["w", "x"], "answer": "A"}]
     (asked,) = bench.take({"path": write_rows(bench.folder / "mmlu-pro.json", tuple(rows))}).questions
-    said = [score_answer(text, asked["answers"], asked["choices"], asked["domain"]).em for text in ("A", "B", "(A)")]
+    said = [score_answer(text, asked["answers"], asked["choices"], asked["domain"]).score for text in ("A", "B", "(A)")]
     assert said == [1.0, 0.0, 1.0]
 
 

@@ -28,7 +28,7 @@ from treadle.environments.custom.episode import CustomEpisode
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.rollouts.restarts import cached_usage, roll_out_again
-from treadle.environments.scoring import environment_score
+from treadle.environments.scorers.environment import EnvironmentScorer
 from treadle.environments.tools.calls import EpisodeCalls
 
 TASK = Task("k", "Guess.", payload={"secret": 37})
@@ -434,7 +434,7 @@ class Silent(Environment):
 
 async def test_rollout_without_a_reward_says_what_gives_one() -> None:
     settings = ENVIRONMENTS.parse({"type": f"{__name__}:Silent"})
-    found = await environment_score(settings, TASK, StoredRollout("max_turns", True, (), (), (), None, None))
+    found = await EnvironmentScorer().of(settings).score(TASK, StoredRollout("max_turns", True, (), (), (), None, None))
     assert found.score is None and found.error == (
         "the environment gave no reward; let `score` return one for every rollout"
     )

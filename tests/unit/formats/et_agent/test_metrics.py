@@ -213,7 +213,7 @@ def test_missing_answer_is_scored_by_the_end_of_the_output() -> None:
     assert legacy_scored_text("Rome", output) == "Rome"
     row = legacy_sample("", output, "Paris", "qa")
     assert (row.acc, row.is_valid_answer) == (1.0, True)
-    assert score_answer("", ["Paris"], [], "qa").acc == 0.0
+    assert score_answer("", ["Paris"], [], "qa").parts["acc"] == 0.0
 
 
 def test_empty_prediction_is_not_valid() -> None:

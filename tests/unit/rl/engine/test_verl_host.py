@@ -24,6 +24,7 @@ from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.question.kind import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.scorers.scoring import OpenScorers
 from treadle.rl.engine.rows import Payloads
 from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl.barrier import GroupFailed
@@ -59,7 +60,7 @@ class CallsHost(LoopHost):
 def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, kind: type[LoopHost] = LoopHost) -> LoopHost:
     tools = {"search": StubTool("search"), "python": StubTool("python")}
     opened = OpenEnvironment(SETTINGS, QuestionRuntime(SETTINGS, tools))
-    scorer = GroupScorer(plan, None, SETTINGS)
+    scorer = GroupScorer(plan, OpenScorers({}), SETTINGS)
     return kind(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer, Payloads(None))
 
 

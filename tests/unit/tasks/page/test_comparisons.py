@@ -16,6 +16,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.core.tables import part_items
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.dataset_figures import by_dataset
@@ -173,7 +174,7 @@ def test_questions_of_one_side_only_are_reported_as_excluded(tmp_path: Path) -> 
 def test_every_metric_is_shown_for_every_dataset(tmp_path: Path) -> None:
     """F1 as published is shown next to F1, if published tables have it; on the page and in the report's text."""
     votes = {"votes_yes": 0, "votes_no": 10, "votes_abstained": 0}
-    rows = [row | votes | {"f1": 0.5, "f1_legacy": 0.25 if row["dataset"] == "a" else 0.75}
+    rows = [row | votes | {"parts": part_items({"f1": 0.5, "f1_legacy": 0.25 if row["dataset"] == "a" else 0.75})}
             for name in ("a", "b") for row in tries("m", name, [True], [False])]  # fmt: skip
     run = reported(tmp_path, [(rows, RULES)])
     page = PageReader(report_page([run]))
@@ -185,7 +186,8 @@ def test_every_metric_is_shown_for_every_dataset(tmp_path: Path) -> None:
         text = markdown.partition(f"### {name}\n")[2].partition("###")[0]
         assert f"{value} [" in next(line for line in text.splitlines() if line.startswith("| F1 as published "))
         titles = {row[0].removesuffix(", %") for row in table.rows[1:]}
-        assert titles == {title_of(name) for name, figure in FIGURES.items() if figure.of != "rewards"}
+        names = [*(name for name, figure in FIGURES.items() if figure.of != "rewards"), "f1", "f1_legacy"]
+        assert titles == set(map(title_of, names))
         assert all(f"\n| {title} " in text for title in titles)
 
 

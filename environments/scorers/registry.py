@@ -1,0 +1,97 @@
+"""Find scorers by name: shipped ones, entry points, and the table `scorers` of a configuration."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
+
+from pydantic import SerializeAsAny, WrapValidator
+
+from treadle.core.errors import ConfigError
+from treadle.core.registry import Registry
+from treadle.environments.scorers.answer import AnswerScorer
+from treadle.environments.scorers.base import Reads, Scale, Scorer
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_TAKEN = frozenset({"status", "empty", "judge"})
+"""Values of the column `scorer` that mean something else."""
+_MAX_PARTS = 64
+
+
+def _settings_of(found: Any, place: str) -> type[Scorer]:
+    """Return a class of scorers; raise ConfigError for one that cannot be used."""
+    if not (isinstance(found, type) and issubclass(found, Scorer)):
+        raise ConfigError(f"scorers.type: {place} is not derived from treadle.api.Scorer")
+    scorer: type[Scorer] = found
+    if scorer.score is Scorer.score:
+        raise ConfigError(f"scorers.type: {place} has no method score(task, rollout)")
+    if not inspect.iscoroutinefunction(inspect.unwrap(scorer.score)):
+        raise ConfigError(f"scorers.type: {place}.score must be written with `async def`")
+    for name, allowed in (("READS", get_args(Reads)), ("SCALE", get_args(Scale))):
+        if getattr(scorer, name) not in allowed:
+            raise ConfigError(f"scorers.type: {place}.{name} must be one of {', '.join(allowed)}")
+    if not isinstance(scorer.PARTS, Mapping) or len(scorer.PARTS) > _MAX_PARTS:
+        raise ConfigError(f"scorers.type: {place}.PARTS must be a dict with at most {_MAX_PARTS} names")
+    for part, line in scorer.PARTS.items():
+        if not (isinstance(part, str) and _NAME.fullmatch(part) and isinstance(line, str) and "\n" not in line):
+            raise ConfigError(
+                f"scorers.type: {place}.PARTS: {str(part)[:60]!r} must be a name of a-z, 0-9, _ with one line of text"
+            )
+    return scorer
+
+
+SCORERS = Registry(
+    base=Scorer,
+    key="scorers",
+    group="treadle.scorers",
+    example="my_scorers.py:Steps",
+    shipped={
+        "math": "treadle.environments.scorers.math:MathScorer",
+        "qa": "treadle.environments.scorers.qa:QaScorer",
+        "qa_characters": "treadle.environments.scorers.qa_characters:QaCharactersScorer",
+        "choice": "treadle.environments.scorers.choice:ChoiceScorer",
+        "environment": "treadle.environments.scorers.environment:EnvironmentScorer",
+        "workspace_tests": "treadle.environments.scorers.workspace_tests:WorkspaceTestsScorer",
+        "outcome": "treadle.environments.scorers.outcome:OutcomeScorer",
+    },
+    settings_of=_settings_of,
+)
+"""Types of scorers."""
+
+AnyScorer = Annotated[SerializeAsAny[Scorer], WrapValidator(SCORERS.validate), SCORERS]
+"""Settings of a scorer of any type."""
+
+
+def check_entry_names(entries: Mapping[str, Scorer]) -> None:
+    """Raise ValueError for a name in the table `scorers` that is taken or cannot be one."""
+    for name in entries:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"scorers.{name!r}: a name has up to 48 of a-z, 0-9 and _, and begins with a letter")
+        if name in SCORERS.known() or name in _TAKEN:
+            raise ValueError(f"scorers.{name}: this name is taken; choose another one")
+
+
+def scorer_named(name: str, entries: Mapping[str, Scorer]) -> Scorer:
+    """Return an entry of the table `scorers`, or a scorer with default settings. Raises ConfigError."""
+    return entries[name] if name in entries else _with_defaults(name, tuple(entries))
+
+
+@functools.lru_cache(maxsize=256)
+def _with_defaults(name: str, others: tuple[str, ...]) -> Scorer:
+    known = SCORERS.known()
+    if name not in known:
+        raise ConfigError(
+            f"scorer {name[:60]!r} is unknown; known: {', '.join([*others, *known])}; add [scorers.<name>] for your own"
+        )
+    try:
+        return SCORERS.parse(name)
+    except ValueError as error:
+        raise ConfigError(f"scorer {name!r}: {error}") from error
+
+
+def compares_answers(name: str) -> bool:
+    """Return whether a shipped scorer of this name compares answers with gold answers."""
+    return name in SCORERS.shipped and issubclass(SCORERS.settings(name), AnswerScorer)

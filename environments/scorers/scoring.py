@@ -1,0 +1,221 @@
+"""Score finished rollouts by the scorers of a run: the one way for the stage `scores` and for reinforcement."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from treadle.agent.contract import Outcome, Task
+from treadle.agent.jobs.runner import cause_of
+from treadle.agent.outcome_values import as_number
+from treadle.core.answers.score import Score
+from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
+from treadle.environments.scorers.base import STATUS, Scorer, no_verdict
+from treadle.environments.scorers.environment import ENVIRONMENT, EnvironmentScorer
+from treadle.environments.scorers.outcome import LARGEST_SCORE, SUCCESS_SCORE, OutcomeScorer
+from treadle.environments.scorers.registry import scorer_named
+from treadle.environments.scorers.user_loop import ScorerCall, UserLoop
+from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.stored_rollout import StoredRollout
+
+ANSWERED = "answered"
+FAILED = "failed"
+"""Status of a rollout that infrastructure, not the policy, ended."""
+
+_MAX_ERROR_CHARS = 500
+
+_log = logging.getLogger(__name__)
+
+
+class FinishedRollout(Protocol):
+    """What scoring reads of a rollout; the whole of it only for scorers that need it."""
+
+    @property
+    def task(self) -> Task:
+        """The task, with gold answers, and with payload if the run has scorers that read it."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        ...
+
+    @property
+    def prediction(self) -> str:
+        """Its answer; empty if there is none."""
+        ...
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the tools said of the episode."""
+        ...
+
+    def stored(self) -> StoredRollout:
+        """Return all of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedScorer:
+    """A scorer with its name in rows and messages."""
+
+    name: str
+    scorer: Scorer
+
+
+class OpenScorers:
+    """The scorers of a run. Safe to use from several threads, outside of event loops."""
+
+    def __init__(
+        self,
+        entries: Mapping[str, Scorer],
+        environment: EnvironmentSettings | None = None,
+        tools: AnswerTools | None = None,
+    ) -> None:
+        """Use the entries of the table `scorers`; `environment` is one that scores its own tasks, else None."""
+        self._entries = entries
+        self._tools = tools or AnswerTools()
+        self._environment: NamedScorer | None = None
+        of_users = {name: scorer for name, scorer in entries.items() if reads_all(scorer)}
+        if environment is not None:
+            self._environment = NamedScorer(ENVIRONMENT, EnvironmentScorer().of(environment))
+        self._users = UserLoop(of_users)
+        self.reads_all = bool(of_users) or environment is not None
+        """Whether some rollouts are scored by all that is known of them, payload included."""
+
+    def __enter__(self) -> Self:
+        """Return itself; scorers are opened when they are first needed."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users.close()
+
+    def scorer_of(self, task: Task) -> NamedScorer:
+        """Return the scorer of a task: the one it names, else its environment's or its domain's.
+
+        Raises ConfigError if there is none of that name.
+        """
+        if self._environment is None:
+            return NamedScorer(task.rule, scorer_named(task.rule, self._entries))
+        if task.scorer is not None:
+            named = scorer_named(task.scorer, self._entries)
+            if not named.NEEDS_ANSWERS:
+                return NamedScorer(task.scorer, named)
+        return self._environment
+
+    def scores(
+        self, rollouts: Sequence[FinishedRollout], run: Callable[..., Iterable[Score]] | None = None
+    ) -> list[Score]:
+        """Return the verdicts on rollouts, in their order; an error of a user's code leaves a rollout without one.
+
+        `run` is a replacement of `map` for comparisons of answers, such as that of a pool of threads.
+        """
+        found = []
+        for rollout, result in zip(rollouts, self.results(rollouts, run), strict=True):
+            if isinstance(result, Exception):
+                name = self.scorer_of(rollout.task).name
+                _log.warning("a rollout of task %s could not be scored by %s: %s", rollout.task.key, name, result)
+                result = no_verdict(cause_of(result)[:_MAX_ERROR_CHARS], name)
+            found.append(result)
+        return found
+
+    def results(
+        self, rollouts: Sequence[FinishedRollout], run: Callable[..., Iterable[Score]] | None = None
+    ) -> list[Score | Exception]:
+        """Return verdicts like `scores`, with the exceptions that scorers raised in their place."""
+        named = [self.scorer_of(rollout.task) for rollout in rollouts]
+        whole = [
+            number
+            for number, (one, rollout) in enumerate(zip(named, rollouts, strict=True))
+            if reads_all(one.scorer) and is_decided(one.scorer, rollout) is None
+        ]
+        calls = [
+            ScorerCall(named[number].name, named[number].scorer, rollouts[number].task, rollouts[number].stored)
+            for number in whole
+        ]
+        found: dict[int, Score | Exception] = {}
+        if calls:
+            returned = self._users.results(calls)
+            found = {number: _checked(call, value) for number, call, value in zip(whole, calls, returned, strict=True)}
+        others = [number for number in range(len(rollouts)) if number not in found]
+        compared = (run or map)(
+            self._compared, (named[one].scorer for one in others), (rollouts[one] for one in others)
+        )
+        found |= dict(zip(others, compared, strict=True))
+        return [found[number] for number in range(len(rollouts))]
+
+    def rule_score(self, rollout: FinishedRollout) -> Score:
+        """Return the verdict on a rollout whose scorer runs no code of users."""
+        return self._compared(self.scorer_of(rollout.task).scorer, rollout)
+
+    def _compared(self, scorer: Scorer, rollout: FinishedRollout) -> Score:
+        if (decided := is_decided(scorer, rollout)) is not None:
+            return decided
+        if isinstance(scorer, OutcomeScorer):
+            return scorer.verdict(rollout.outcome)
+        assert isinstance(scorer, AnswerScorer), "scorers of other kinds run in a loop of their own"
+        task = rollout.task
+        return scorer.compare(rollout.prediction, task.answers, task.choices, self._tools)
+
+
+def reads_all(scorer: Scorer) -> bool:
+    """Return whether a scorer gets the whole rollout, not only its answer or its outcome."""
+    return not isinstance(scorer, (AnswerScorer, OutcomeScorer))
+
+
+def is_decided(scorer: Scorer, rollout: FinishedRollout) -> Score | None:
+    """Return the verdict on a rollout that is wrong because of its status; None if the scorer decides."""
+    is_wrong = rollout.status == FAILED or (scorer.READS == "answer" and rollout.status != ANSWERED)
+    if not is_wrong:
+        return None
+    # Parts of an answer that was not given are 0; nothing is known of the parts of a lost rollout.
+    return Score(0.0, False, STATUS, parts=dict.fromkeys(scorer.PARTS, 0.0) if scorer.READS == "answer" else {})
+
+
+def _checked(call: ScorerCall, value: Any) -> Score | Exception:
+    """Return what a user's scorer returned as a verdict; without one if it cannot be used."""
+    if isinstance(value, Exception) or isinstance(call.scorer, EnvironmentScorer):
+        verdict: Score | Exception = value
+        return verdict
+    try:
+        return _verdict(call.name, call.scorer, value)
+    except (TypeError, ValueError) as error:
+        return no_verdict(str(error), call.name)
+
+
+def _verdict(name: str, scorer: Scorer, value: Any) -> Score:
+    if value is None:
+        return no_verdict(f"scorer {name} gave no score", name)
+    given = value if isinstance(value, Score) else Score(_number(name, "score", value))
+    parts = {}
+    for part, number in given.parts.items():
+        if part not in scorer.PARTS:
+            raise ValueError(f"scorer {name} gave a part that its PARTS do not declare; known: {_names(scorer.PARTS)}")
+        parts[part] = _number(name, part, number)
+        if part in AnswerScorer.PARTS and not 0 <= parts[part] <= 1:
+            raise ValueError(f"scorer {name} gave {parts[part]:g} as {part}, which is a share; rename the part")
+    if given.score is None:
+        return no_verdict((given.error or f"scorer {name} gave no score")[:_MAX_ERROR_CHARS], name, parts)
+    score = _number(name, "score", given.score)
+    if (scorer.SCALE == "binary" and score not in (0, 1)) or (scorer.SCALE == "graded" and not 0 <= score <= 1):
+        raise ValueError(f'scorer {name} gave {score:g}, but its SCALE is "{scorer.SCALE}"; set it to "reward"')
+    correct = score > SUCCESS_SCORE if given.correct is None else bool(given.correct)
+    return Score(score, correct, name, parts=parts)
+
+
+def _number(name: str, what: str, value: Any) -> float:
+    """Return a finite number of bounded size; the message of an error does not quote other values."""
+    number = as_number(value, f"scorer {name} gave a {what}", "return a number, Score, or None")
+    if not math.isfinite(number) or abs(number) > LARGEST_SCORE:
+        raise ValueError(f"scorer {name} gave {number:g} as {what}; give a finite number of at most 1e9")
+    return number
+
+
+def _names(parts: Mapping[str, str]) -> str:
+    return ", ".join(parts) or "none"

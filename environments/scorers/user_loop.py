@@ -1,0 +1,185 @@
+"""Run scorers with code of users in an event loop of their own, which may be given up if the code blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.agent.contract import Task
+from treadle.core.errors import ConfigError, ToolError
+from treadle.core.steady_loop import TICK_S, SteadyClock, SteadyLoop
+from treadle.core.untrusted.concealment import user_code
+from treadle.environments.scorers.base import Scorer
+from treadle.environments.stored_rollout import StoredRollout
+
+_log = logging.getLogger(__name__)
+
+_MAX_AT_ONCE = 32
+"""Scores that are computed at once: each may start processes."""
+_CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerCall:
+    """Call of one scorer for one rollout; `name` is that of the scorer in the configuration."""
+
+    name: str
+    scorer: Scorer
+    task: Task
+    rollout: Callable[[], StoredRollout]
+
+
+class UserLoop:
+    """Event loop in a thread, in which scorers are open. Safe to use from several threads.
+
+    Code that blocks the loop cannot be interrupted. Its rollout has no verdict, and a new loop takes the other ones.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
+        """Prepare to open `scorers` with the first call."""
+        self._scorers = scorers
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+
+    def results(self, calls: Sequence[ScorerCall]) -> list[Any]:
+        """Return what each scorer returned, or the exception that it raised.
+
+        Raises ConfigError if a scorer cannot be opened.
+        """
+        found: dict[int, Any] = {}
+        while len(found) < len(calls):
+            pending = {number: call for number, call in enumerate(calls) if number not in found}
+            found |= self._running_loop().results(pending)
+        return [found[number] for number in range(len(calls))]
+
+    def close(self) -> None:
+        """Close the scorers."""
+        with self._lock:
+            if self._running is not None:
+                self._running.close()
+            self._running = None
+
+    def _running_loop(self) -> _Running:
+        with self._lock:
+            if self._running is None or self._running.is_given_up:
+                self._running = _Running(self._scorers)
+            return self._running
+
+
+class _Running:
+    """One event loop in a thread."""
+
+    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
+        self._scorers = scorers
+        self._loop = SteadyLoop()
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._end: asyncio.Event
+        self._places: asyncio.Semaphore
+        self._tasks: dict[asyncio.Task[Any], ScorerCall] = {}
+        self.is_given_up = False
+        # A daemon, because code that blocks must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="scorers", daemon=True)
+        self._thread.start()
+        self._opened.result()
+
+    def results(self, calls: Mapping[int, ScorerCall]) -> dict[int, Any]:
+        """Return the results that there are: all, unless the loop was given up."""
+        futures = {}
+        for number, call in calls.items():
+            coroutine = self._call(call)
+            try:
+                futures[number] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            except RuntimeError:  # The loop was closed by another thread.
+                coroutine.close()
+        blocking = self._wait(list(futures.values()))
+        found = {number: future.result() for number, future in futures.items() if future.done()}
+        if blocking is not None:
+            found |= {number: _blocked(call) for number, call in calls.items() if call is blocking}
+        return found
+
+    def _wait(self, futures: Sequence[concurrent.futures.Future[Any]]) -> ScorerCall | None:
+        """Wait for all futures, or until code blocks the loop; return the call that does."""
+        clock, since, last = SteadyClock(), 0.0, None
+        while concurrent.futures.wait(futures, timeout=TICK_S).not_done and not self.is_given_up:
+            # The same task at each look may also have been resumed in between; the loop's next step then changes it.
+            task, now = asyncio.current_task(self._loop), clock.time()
+            if task is not last or task is None:
+                since, last = now, task
+                continue
+            call = self._tasks.get(task)
+            limit_s = call.scorer.TIME_LIMIT_S if call is not None else None
+            if call is not None and limit_s is not None and now - since > limit_s:
+                self.is_given_up = True
+                return call
+        return None
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            if not self._opened.done():
+                self._opened.set_exception(error)
+            else:
+                _log.warning("scorers could not be closed: %s", error)
+        finally:
+            self.is_given_up = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.close()
+
+    async def _main(self) -> None:
+        self._end, self._places = asyncio.Event(), asyncio.Semaphore(_MAX_AT_ONCE)
+        async with contextlib.AsyncExitStack() as stack:
+            for name, scorer in self._scorers.items():
+                try:
+                    await stack.enter_async_context(scorer.open())
+                except Exception as error:
+                    raise ConfigError(f"scorer {name} cannot be opened: {type(error).__name__}: {error}") from error
+            self._opened.set_result(None)
+            await self._end.wait()
+
+    async def _call(self, call: ScorerCall) -> Any:
+        async with self._places:
+            with self._noted(call):
+                try:
+                    async with asyncio.timeout(call.scorer.TIME_LIMIT_S) as scope:
+                        with user_code(call.scorer, call.task.payload):
+                            return await call.scorer.score(call.task, call.rollout())
+                except TimeoutError as error:
+                    return _too_slow(call) if scope.expired() else error
+                except Exception as error:  # noqa: BLE001 - any error of a user's code leaves one rollout without a verdict
+                    return error
+                except BaseException as error:  # noqa: BLE001 - such as SystemExit, which would end the loop
+                    return ToolError(f"scorer {call.name} raised {type(error).__name__}")
+
+    @contextlib.contextmanager
+    def _noted(self, call: ScorerCall) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine of a loop runs in a task"
+        self._tasks[task] = call
+        try:
+            yield
+        finally:
+            del self._tasks[task]
+
+
+def _too_slow(call: ScorerCall) -> ToolError:
+    return ToolError(f"scorer {call.name} did not return within {call.scorer.TIME_LIMIT_S:g} s")
+
+
+def _blocked(call: ScorerCall) -> ToolError:
+    return ToolError(
+        f"scorer {call.name} blocked its event loop for {call.scorer.TIME_LIMIT_S:g} s; use `await`, or "
+        "asyncio.to_thread for code that takes long"
+    )
