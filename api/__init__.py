@@ -1,7 +1,7 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
-Environments, tools and operators (docs/guides) are written against it. Any other module of Treadle may change or move
-without notice.
+Environments, tools, operators and training engines (docs/guides) are written against it. Any other module may change or
+move without notice.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.user_tool import tool
 from treadle.agent.trajectory import Trajectory
+from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.own_code import own_code
 from treadle.core.errors import ToolError, TreadleError
 from treadle.core.runs.address import Address
@@ -25,6 +26,8 @@ from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.environments.custom.base import Done, Environment
 from treadle.environments.stored_rollout import StoredRollout
+from treadle.rl.training_engine import RlEngine
+from treadle.sft.training_engine import SftEngine
 
 __all__ = [
     "Address",
@@ -35,6 +38,7 @@ __all__ = [
     "Edit",
     "EditRejected",
     "Environment",
+    "EventFile",
     "FreeDialect",
     "FunctionsDialect",
     "Message",
@@ -42,7 +46,9 @@ __all__ = [
     "Operator",
     "OperatorContext",
     "Outcome",
+    "RlEngine",
     "Run",
+    "SftEngine",
     "StoredRollout",
     "Tag",
     "TagDialect",
@@ -53,6 +59,7 @@ __all__ = [
     "Trajectory",
     "TreadleError",
     "as_data",
+    "mark_complete",
     "own_code",
     "tool",
 ]

@@ -150,7 +150,7 @@ class Registry(Generic[T_Entry]):
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the keys of every named type, and any keys for a class named by its place; Prefect's form shows it.
 
-        No class is loaded that only a configuration names.
+        A type may stand as a text in place of its table. No class is loaded that only a configuration names.
         """
         default = self.base.model_fields["type"].default
         variants = []
@@ -167,7 +167,7 @@ class Registry(Generic[T_Entry]):
         of_place["properties"]["type"].pop("default", None)
         of_place["properties"]["type"]["pattern"] = ":"
         more = {"title": "class in a file or module", "required": ["type"], "additionalProperties": True}
-        return {"anyOf": [*variants, of_place | more]}
+        return {"anyOf": [*variants, of_place | more, {"title": "type alone", "type": "string"}]}
 
 
 def _own_schema(settings: type[Section], handler: GetJsonSchemaHandler) -> JsonSchemaValue:

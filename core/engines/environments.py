@@ -3,9 +3,9 @@
 An environment's folder is named after the digest of its lock, so a changed lock creates a new one. A marker that is
 written last distinguishes complete environments from interrupted installations, which the next installation removes.
 
-An environment is defined by its locks alone: `locks/<engine>-<variant>.txt`, whose first comments say more about it, as
-`# size: 2.5 GB` (on disk), `# imports: torch, trl` (modules that `treadle doctor` imports) and `# removed folders: tests`
-(folders that a wheel installs next to its own package, and which any `import tests` would find).
+An environment is defined by its locks alone: `locks/<engine>-<variant>.txt`. Comments in them give its size on disk
+(`# size: 2.5 GB`), the modules that `treadle doctor` imports (`# imports: torch, trl`) and folders that a wheel installs
+next to its own package, where any `import tests` would find them (`# removed folders: tests`).
 """
 
 from __future__ import annotations

@@ -21,16 +21,21 @@ from treadle.rl.training.plan import RlPlan
 
 
 def plan_of(job: Mapping[str, Any]) -> RlPlan:
-    """Return the job's plan."""
+    """Return the job's plan, whose engine may be outside of this engine's packages."""
+    add_to_path(job.get("engine_folder"))
     return RlPlan.from_json(json.dumps(job["plan"]))
+
+
+def add_to_path(folder: str | None) -> None:
+    """Let this process import from a folder too."""
+    if folder and folder not in sys.path:
+        # Last, so that no package of the engine is replaced.
+        sys.path.append(folder)
 
 
 def settings_of(job: Mapping[str, Any]) -> EnvironmentSettings:
     """Return the settings of the policy's environment, whose code may be outside of this engine's packages."""
-    folder = job.get("import_folder")
-    if folder and folder not in sys.path:
-        # Last, so that no package of the engine is replaced.
-        sys.path.append(folder)
+    add_to_path(job.get("import_folder"))
     return ENVIRONMENTS.parse(job["environment"])
 
 

@@ -21,6 +21,7 @@ from treadle.core.engines.training_run import TrainingListener, TrainingResult, 
 from treadle.core.errors import EngineError
 from treadle.rl.training.events import RlEvents, RlStep, Validation
 from treadle.rl.training.plan import RlPlan
+from treadle.rl.training_engine import RL_ENGINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,7 @@ class RlFolder(EngineFolder):
 def saved_step(folder: RlFolder) -> int:
     """Return the step from which the next call of `reinforce` would resume; 0 if it would start from the beginning."""
     events = RlEvents(folder.events)
-    for _ in events.new():
-        pass
+    events.replay()
     return max((step for step, state in events.saved.items() if folder.complete_state(state) is not None), default=0)
 
 
@@ -129,7 +129,6 @@ class _ReinforcementRun(TrainingRun[RlStep]):
 
     name = "reinforcement"
     verb = "reinforcing"
-    module = "treadle.rl.engine"
 
     folder: RlFolder
     events: RlEvents
@@ -147,18 +146,18 @@ class _ReinforcementRun(TrainingRun[RlStep]):
     def _announcement(self, command: str) -> str:
         if command == "finish":
             return f"writing the policy of step {self.chosen_step():,}"
-        return f"{self.engine} checks the plan" if command == "check" else ""
+        return f"{self.engine.title} checks the plan" if command == "check" else ""
 
     def _advice(self, command: str) -> Advice:
         fewer = "lower rl.per_device_batch_size, max_response_tokens or group_size, use LoRA"
         return Advice(
-            refused=f"{self.engine} refuses the configuration of rl",
+            refused=f"{self.engine.title} refuses the configuration of rl",
             memory=f"{fewer}, set gradient_checkpointing, or lower gpu_memory_share",
             killed=f"{fewer}, or use a machine with more memory",
         )
 
     def _job(self, command: str) -> dict[str, Any]:
-        folder = self.folder
+        folder, engine_folder = self.folder, RL_ENGINES.import_folder(self.engine)
         state = self._state(self.chosen_step()) if command == "finish" else None
         return {
             "plan": orjson.loads(self.plan.to_json()),
@@ -166,6 +165,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
             "environment_digest": self.plan.environment_digest,
             "interpreter": self.engine_job.interpreter,
             "import_folder": str(self.engine_job.import_folder) if self.engine_job.import_folder else None,
+            "engine_folder": str(engine_folder) if engine_folder else None,
             "rows": str(folder.parquet),
             "validation": str(folder.validation) if folder.validation.is_file() else None,
             "payloads": str(folder.payloads) if folder.payloads.is_file() else None,
@@ -191,7 +191,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         """Report that training starts or resumes; raise EngineError if its steps are not those of the plan."""
         if begin["num_steps"] != self.plan.num_steps:
             raise EngineError(
-                f"{self.engine} would train {begin['num_steps']:,} steps, but the plan has "
+                f"{self.engine.title} would train {begin['num_steps']:,} steps, but the plan has "
                 f"{self.plan.num_steps:,}; see {self.folder.path}"
             )
         if self.resume is not None:

@@ -46,11 +46,11 @@ _STAGES = {
     "index": "Build the search index on the machine of this worker; rollouts there find it.",
     "pools": "Make pools of trajectories from the training questions, repaired and condensed over rounds.",
     "sft_rows": "Apply the quality gate to trajectories and write the fine-tuning rows.",
-    "sft": "Fine-tune a model on the rows with LLaMA-Factory; needs a worker with the engine sft.",
+    "sft": "Fine-tune a model on the rows; needs a worker with the environment of `sft.engine`.",
     "rollouts": "Sample rollouts over the questions; set the instance, such as 1/rollouts@base or 1/rollouts@phase-2.",
     "scores": "Score rollouts; set the instance, such as 1/scores@base or 1/scores@phase-2.",
     "selection": "Select the questions that a phase trains on; set its instance, such as 1/selection@phase-2.",
-    "rl": "Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the engine trl or verl.",
+    "rl": "Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the environment of `rl.engine`.",
     "report": "Build the report of all scores.",
 }
 _ON_GPU = ("pools", "sft", "rollouts", "rl")
