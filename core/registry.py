@@ -120,7 +120,7 @@ class Registry(Generic[T_Entry]):
         file = find_code_file(name, given.get("code_file"), self.key)
         if file is not None:
             given |= {"code_file": file, "code_sha256": file_sha256(file)}
-        elif given.get("code_file"):
+        elif given.get("code_file") or given.get("code_sha256"):
             raise ValueError(f"code_file belongs to a type in a file, and type = {name!r} is none; leave it out")
         try:
             settings = self.settings(name, file)

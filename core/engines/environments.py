@@ -4,8 +4,8 @@ An environment's folder is named after the digest of its lock, so a changed lock
 written last distinguishes complete environments from interrupted installations, which the next installation removes.
 
 An environment is defined by its locks alone: `locks/<engine>-<variant>.txt`. Comments in them give its size on disk
-(`# size: 2.5 GB`), the modules that `treadle doctor` imports (`# imports: torch, trl`) and folders that a wheel installs
-next to its own package, where any `import tests` would find them (`# removed folders: tests`).
+(`# size: 2.5 GB`), the modules that `treadle doctor` imports (`# imports: torch, trl`) and folders that a wheel
+installs next to its own package, where any `import tests` would find them (`# removed folders: tests`).
 """
 
 from __future__ import annotations

@@ -69,6 +69,8 @@ class EventLog(Generic[T_Step]):
         """Latest `begin` event."""
         self.last: dict[str, dict[str, Any]] = {}
         """Latest event of each kind; of errors the first one, until a caller removes it from here."""
+        self.has_invalid = False
+        """True if an event since the training last started from the beginning is invalid, so its steps are not complete."""
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield the events of complete lines added since the last call; skip lines torn by a kill.
@@ -80,7 +82,7 @@ class EventLog(Generic[T_Step]):
             yield event
 
     def replay(self) -> None:
-        """Record the events of earlier attempts; skip those that cannot be used, which ended their attempt."""
+        """Record the events of earlier attempts; skip invalid ones, each of which ended its attempt."""
         for event in self._read():
             with contextlib.suppress(InvalidEvent):
                 self._record(event)
@@ -99,7 +101,14 @@ class EventLog(Generic[T_Step]):
                 yield load_json(line)
 
     def _record(self, event: Any) -> None:
-        """Check the facts of an event, then record it."""
+        """Check the facts of an event, then record it; raise InvalidEvent."""
+        try:
+            self._take_checked(event)
+        except InvalidEvent:
+            self.has_invalid = True
+            raise
+
+    def _take_checked(self, event: Any) -> None:
         name = event.get("event") if isinstance(event, dict) else None
         if not isinstance(name, str):
             raise InvalidEvent(f"it has no name: {printable(str(event))[:200]}")
@@ -128,6 +137,8 @@ class EventLog(Generic[T_Step]):
             self.last[event["event"]] = event
         if event["event"] == "begin":
             self.begin = event
+            self.last.pop("end", None)
+            self.has_invalid = self.has_invalid and event["resumed_step"] > 0
             self.steps = [step for step in self.steps if step.step <= event["resumed_step"]]
             self.earlier_s = self.steps[-1].seconds if self.steps else 0.0
         elif event["event"] == "step":

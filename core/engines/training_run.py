@@ -173,6 +173,8 @@ class TrainingRun(ABC, Generic[T_Step]):
         with storage_errors("write", self.folder.path):
             self.events.end_torn_line()
             self.events.replay()
+            if self.events.has_invalid and not self.folder.trained.is_file():
+                self._discard_states()
             is_checked = self._store_config()
         if self._is_finished():
             return

@@ -53,6 +53,8 @@ def saved_step(folder: RlFolder) -> int:
     """Return the step from which the next call of `reinforce` would resume; 0 if it would start from the beginning."""
     events = RlEvents(folder.events)
     events.replay()
+    if events.has_invalid:
+        return 0
     return max((step for step, state in events.saved.items() if folder.complete_state(state) is not None), default=0)
 
 
