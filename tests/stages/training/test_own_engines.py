@@ -103,7 +103,7 @@ WRONG_RL = [
     ("no facts", EngineError, r"wrote an event that cannot be used \(end.step is None\)"),
     ("no name", EngineError, r"wrote an event that cannot be used \(it has no name: \[1, 2\]\)"),
     ("stops", EngineError, "took no step"),
-    ("freezes", EngineError, r"hangs: it sent no events for 3 s \(stall_timeout_s\)"),
+    ("freezes", EngineError, r"hangs: it sent no events for 5 s \(stall_timeout_s\)"),
     ("other template", StageFailed, "tokenizer or chat template"),
 ]
 
