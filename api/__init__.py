@@ -1,7 +1,7 @@
 """Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
 
-Environments, tools, scorers, operators, reward and credit rules (docs/guides) are written against it. Any other module
-of Treadle may change or move without notice.
+Environments, tools, scorers, operators, reward and credit rules and training engines (docs/guides) are written against
+it. Any other module of Treadle may change or move without notice.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from treadle.agent.tools.user_tool import tool
 from treadle.agent.trajectory import Trajectory
 from treadle.core.answers.score import Score
 from treadle.core.config import Section
+from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.own_code import own_code
 from treadle.core.errors import ToolError, TreadleError
 from treadle.core.runs.address import Address
@@ -32,6 +33,8 @@ from treadle.environments.scorers.base import Scorer
 from treadle.environments.stored_rollout import StoredRollout
 from treadle.rl.credit.base import CreditGroup, CreditRule
 from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
+from treadle.rl.training_engine import RlEngine
+from treadle.sft.training_engine import SftEngine
 from treadle.stages.entry import StageEntry
 from treadle.stages.plan import Plan
 from treadle.stages.recipes.base import Recipe, Step
@@ -48,6 +51,7 @@ __all__ = [
     "Edit",
     "EditRejected",
     "Environment",
+    "EventFile",
     "FreeDialect",
     "FunctionsDialect",
     "GroupItem",
@@ -61,10 +65,12 @@ __all__ = [
     "Reward",
     "RewardGroup",
     "RewardRule",
+    "RlEngine",
     "Run",
     "Score",
     "Scorer",
     "Section",
+    "SftEngine",
     "Stage",
     "StageContext",
     "StageEntry",
@@ -82,6 +88,7 @@ __all__ = [
     "TreadleError",
     "as_data",
     "column",
+    "mark_complete",
     "own_code",
     "tool",
 ]

@@ -96,6 +96,10 @@ class Section(BaseModel):
         """Return this section with keys that have no effect set to their defaults; fingerprints are made from it."""
         return self
 
+    def as_text(self) -> str | None:
+        """Return the text that stands for this section, in fingerprints too; None if it has to be a table."""
+        return None
+
 
 def is_operational(field: FieldInfo) -> bool:
     """Return whether a key of a section is operational."""
@@ -117,6 +121,8 @@ def semantic_dump(value: Any) -> Any:
 
     Keys without effect have their defaults (`Section.effective`).
     """
+    if isinstance(value, Section) and (text := value.as_text()) is not None:
+        return text
     if isinstance(value, BaseModel):
         counted = value.effective() if isinstance(value, Section) else value
         return {

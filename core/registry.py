@@ -120,7 +120,7 @@ class Registry(Generic[T_Entry]):
         file = find_code_file(name, given.get("code_file"), self.key)
         if file is not None:
             given |= {"code_file": file, "code_sha256": file_sha256(file)}
-        elif given.get("code_file"):
+        elif given.get("code_file") or given.get("code_sha256"):
             raise ValueError(f"code_file belongs to a type in a file, and type = {name!r} is none; leave it out")
         else:
             given.pop("code_sha256", None)
@@ -152,7 +152,7 @@ class Registry(Generic[T_Entry]):
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the keys of every named type, and any keys for a class named by its place; Prefect's form shows it.
 
-        No class is loaded that only a configuration names.
+        A type may stand as a text in place of its table. No class is loaded that only a configuration names.
         """
         default = self.base.model_fields["type"].default
         variants = []
@@ -169,7 +169,7 @@ class Registry(Generic[T_Entry]):
         of_place["properties"]["type"].pop("default", None)
         of_place["properties"]["type"]["pattern"] = ":"
         more = {"title": "class in a file or module", "required": ["type"], "additionalProperties": True}
-        return {"anyOf": [*variants, of_place | more]}
+        return {"anyOf": [*variants, of_place | more, {"title": "type alone", "type": "string"}]}
 
 
 def _own_schema(settings: type[Section], handler: GetJsonSchemaHandler) -> JsonSchemaValue:

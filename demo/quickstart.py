@@ -10,7 +10,7 @@ from typing import Any
 
 from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, cache_root
-from treadle.core.engines.environments import SIZES, choose_variant, install, is_installed
+from treadle.core.engines.environments import choose_variant, install, is_installed, lock_fact
 from treadle.core.runs.run import list_runs
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.embedded_model import embedded_tokenizer
@@ -62,7 +62,7 @@ def _install_engines(notify: Notify) -> None:
     """Install missing engines, after a message about their total time and size."""
     missing = [engine for engine in ENGINES if not is_installed(engine)]
     if missing:
-        named = [(*ENGINES[engine], SIZES[f"{engine}-{choose_variant(engine)}"]) for engine in missing]
+        named = [(*ENGINES[engine], lock_fact(engine, choose_variant(engine), "size")) for engine in missing]
         parts = [f"{name}, about {minutes} minutes and {size}" for name, minutes, size in named]
         notify(f"the demo installs, once, into {cache_root()}: {'; '.join(parts)}")
     for place, engine in enumerate(missing):

@@ -20,6 +20,7 @@ from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.registry import AnyReward
+from treadle.rl.training_engine import AnyRlEngine
 
 ET_AGENT_7B: dict[str, Any] = {
     "engine": "verl",
@@ -60,82 +61,7 @@ ET_AGENT_7B: dict[str, Any] = {
 real tokens and the format check is strict, unlike in the scripts. The reward has its defaults, and sigmas of the
 curriculum's phases."""
 
-TYPED_KEYS: dict[str, str] = {
-    "num_generations": "group_size",
-    "per_device_train_batch_size": "per_device_batch_size",
-    "num_train_epochs": "num_epochs",
-    "max_completion_length": "max_response_tokens",
-    "beta": "kl_coef",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
-    "delta": "dual_clip",
-    "loss_type": "loss_agg",
-    "eval_steps": "validation_steps",
-    "report_to": "trackers",
-    "bf16": "precision",
-    "fp16": "precision",
-    "ddp_timeout": "stall_timeout_s",
-    "use_cpu": "variant",
-    "no_cuda": "variant",
-    "vllm_gpu_memory_utilization": "gpu_memory_share",
-    "vllm_tensor_parallel_size": "tensor_parallel",
-}
-"""TRL's key -> key of `rl` with the same meaning."""
-
-_REFUSED = {
-    "Treadle sets it": (
-        "output_dir overwrite_output_dir resume_from_checkpoint do_train local_rank save_strategy save_only_model "
-        "save_on_each_node save_total_limit logging_strategy logging_steps logging_nan_inf_filter log_completions "
-        "log_unique_prompts log_multimodal num_completions_to_print load_best_model_at_end disable_dropout "
-        "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor dataloader_in_order"
-    ),
-    "a step is logged once, with all its updates": "logging_first_step",
-    "it is the run's `seed`": "seed data_seed",
-    "it follows from the questions of a step and their groups": (
-        "gradient_accumulation_steps steps_per_generation generation_batch_size num_generations_eval "
-        "per_device_eval_batch_size auto_find_batch_size num_iterations dataloader_drop_last accelerator_config"
-    ),
-    "Treadle sets rows, prompts and their order": (
-        "shuffle_dataset remove_unused_columns chat_template_kwargs train_sampling_strategy length_column_name "
-        "label_names"
-    ),
-    "an interrupted training must resume exactly, from the end of a step": (
-        "ignore_data_skip enable_jit_checkpoint restore_callback_states_from_checkpoint"
-    ),
-    "validation is set by `rl.validation_questions`": (
-        "do_eval do_predict eval_strategy eval_on_start eval_delay metric_for_best_model greater_is_better "
-        "prediction_loss_only bf16_full_eval fp16_full_eval eval_accumulation_steps batch_eval_metrics "
-        "include_for_metrics eval_do_concat_batches eval_use_gather_object"
-    ),
-    "Treadle generates the rollouts, in the run's environment": (
-        "generation_kwargs repetition_penalty min_p max_tool_calling_iterations use_vllm vllm_mode "
-        "vllm_structured_outputs_regex vllm_max_model_length vllm_server_base_url vllm_server_host vllm_server_port "
-        "vllm_server_timeout vllm_group_port cache_implementation use_transformers_continuous_batching "
-        "use_transformers_paged transformers_continuous_batching_config"
-    ),
-    "rollouts call vLLM directly, so it must not sleep": "vllm_enable_sleep_mode",
-    "Treadle computes the rewards; see the keys of `rl`": (
-        "reward_weights scale_rewards multi_objective_aggregation mask_truncated_completions importance_sampling_level"
-    ),
-    "the loss covers all tokens that the model wrote; see the keys of `rl`": (
-        "top_entropy_quantile label_smoothing_factor neftune_noise_alpha sapo_temperature_neg sapo_temperature_pos "
-        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"
-    ),
-    "`rl.kl_coef` weights the divergence from the start policy": (
-        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
-    ),
-    'each device holds the whole policy; for a larger one set rl.engine = "verl"': (
-        "fsdp fsdp_config deepspeed parallelism_config ds3_gather_for_generation"
-    ),
-    "Treadle loads the policy, in 32 bits": "model_init_kwargs cast_lm_head_to_fp32",
-    "code that comes with a model is never run": "trust_remote_code",
-    "nothing is uploaded": (
-        "push_to_hub hub_model_id hub_private_repo hub_strategy hub_always_push hub_revision log_completions_hub_repo"
-    ),
-    "secrets are not configuration; set the environment variable that its library reads": "hub_token",
-}
-REFUSED_KEYS: dict[str, str] = {key: reason for reason, keys in _REFUSED.items() for key in keys.split()}
-"""Keys of TRL's GRPOConfig that would break what the stage guarantees, each with the reason."""
+DEFAULT_ENGINE: Any = "trl"
 
 
 class RlOptions(TrainingOptions):
@@ -149,8 +75,9 @@ class RlOptions(TrainingOptions):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
-    engine: Literal["trl", "verl"] = "trl"
-    """Training engine: TRL, on one machine with CPU or GPUs; or verl, on the GPUs of one or more machines."""
+    engine: AnyRlEngine = Field(default=DEFAULT_ENGINE, validate_default=True)
+    """Training engine: `trl`, on one machine with CPU or GPUs; `verl`, on the GPUs of one or more machines; or one of
+    your own (docs/behaviour/rl.md). A text, or a table with its `type` and its own keys."""
     start: str = "1/sft"
     """Policy that the first phase starts from: the checkpoint of an instance of this run, `embedded`, a folder in
     Hugging Face format, or a hub id. Each later phase starts from the policy of the previous phase."""
@@ -247,21 +174,8 @@ class RlOptions(TrainingOptions):
     """Number of GPUs over which vLLM shards the policy."""
 
     @model_validator(mode="after")
-    def _check_extra(self) -> RlOptions:
-        typed, refused = (TYPED_KEYS, REFUSED_KEYS) if self.engine == "trl" else ({}, {})
-        for key in self.extra:
-            if (ours := typed.get(key)) or (ours := key) in type(self).model_fields:
-                raise ValueError(f"{key!r} is not passed through: write it as `rl.{ours}`")
-            if (reason := refused.get(key)) is not None:
-                raise ValueError(f"{key!r} is not passed through: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_nodes(self) -> RlOptions:
-        if self.engine == "verl" and self.num_nodes > 1 and self.devices:
-            raise ValueError(
-                "`devices` has no effect with num_nodes above 1, because Ray assigns the GPUs; leave it out"
-            )
+    def _check_engine(self) -> RlOptions:
+        self.engine.check_options(self)
         return self
 
     @model_validator(mode="after")
@@ -328,7 +242,7 @@ class AlgebraLimits(Section):
 class RlSettings(Section):
     """All settings that an instance of the stage reads."""
 
-    options: RlOptions = RlOptions()
+    options: RlOptions = Field(default_factory=RlOptions)
     """Options of this phase; the reward's values of the curriculum are filled in."""
     phase: int = Field(default=1, ge=1)
     """Number of the phase, from 1."""

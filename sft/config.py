@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import EMBEDDED, TrainingOptions
+from treadle.sft.training_engine import AnySftEngine, SftEngine
 
 ET_AGENT_7B: dict[str, Any] = {
     "model": "Qwen/Qwen2.5-7B-Instruct",
@@ -35,54 +36,7 @@ ET_AGENT_7B: dict[str, Any] = {
 }
 """Fine-tuning of ET-Agent (arXiv 2601.06860), from the paper and the configuration published with it."""
 
-TYPED_KEYS: dict[str, str] = {
-    "model_name_or_path": "model",
-    "model_revision": "revision",
-    "report_to": "trackers",
-    "ddp_timeout": "ddp_timeout_s",
-    "flash_attn": "attention",
-    "enable_liger_kernel": "liger_kernel",
-    "use_unsloth_gc": "unsloth_gradient_checkpointing",
-    "disable_gradient_checkpointing": "gradient_checkpointing",
-    "bf16": "precision",
-    "fp16": "precision",
-    "cutoff_len": "cutoff_tokens",
-    "max_samples": "max_rows",
-    "per_device_train_batch_size": "per_device_batch_size",
-    "gradient_accumulation_steps": "batch_size",
-    "use_cpu": "variant",
-    "no_cuda": "variant",
-}
-"""Names of Treadle's keys by LLaMA-Factory's names, if they differ."""
-
-_REFUSED = {
-    "Treadle sets it": (
-        "stage do_train output_dir overwrite_output_dir resume_from_checkpoint save_strategy save_only_model "
-        "save_on_each_node logging_strategy"
-    ),
-    "it is the run's `seed`": "seed data_seed",
-    "training uses only the tokenised rows of `sft_rows`, with their labels": (
-        "dataset dataset_dir media_dir tokenized_path streaming buffer_size mix_strategy interleave_probs tool_format "
-        "default_system train_on_prompt mask_history packing neat_packing ignore_pad_token_for_loss "
-        "data_shared_file_system"
-    ),
-    "there is no evaluation during training; `rollouts` and `scores` measure the checkpoint": (
-        "val_size eval_dataset do_eval do_predict eval_strategy predict_with_generate load_best_model_at_end "
-        "compute_accuracy early_stopping_steps"
-    ),
-    "the rows have the token ids of the base model's tokenizer, which must stay as it is": (
-        "resize_vocab add_tokens add_special_tokens new_special_tokens_config split_special_tokens use_fast_tokenizer"
-    ),
-    "set the start model as `model`; adapters are merged at the end of a training": "adapter_name_or_path",
-    "every training starts from a merged model, so there is no older adapter": "create_new_adapter",
-    "code that comes with a model is never run": "trust_remote_code",
-    "Ray is not used": "ray_num_workers ray_init_kwargs master_addr master_port",
-    "secrets are not configuration; set the environment variable that its library reads": (
-        "hf_hub_token ms_hub_token om_hub_token hub_token swanlab_api_key swanlab_lark_secret"
-    ),
-}
-REFUSED_KEYS: dict[str, str] = {key: reason for reason, keys in _REFUSED.items() for key in keys.split()}
-"""Keys of LLaMA-Factory that would break guarantees of the stage, each with the reason."""
+DEFAULT_ENGINE: Any = "llamafactory"
 
 
 class SftOptions(TrainingOptions):
@@ -93,6 +47,9 @@ class SftOptions(TrainingOptions):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
+    engine: AnySftEngine = Field(default=DEFAULT_ENGINE, validate_default=True)
+    """Training engine: `llamafactory`, or one of your own (docs/behaviour/rl.md). A text, or a table with its `type`
+    and its own keys."""
     model: str = EMBEDDED
     """Model to train: `embedded`, a folder in Hugging Face format, a hub id, or the policy of a phase of this run, such
     as `1/rl@phase-1`. Its tokenizer and chat template must be those that the rows were made with."""
@@ -134,7 +91,7 @@ class SftOptions(TrainingOptions):
     logging_steps: int = Field(default=1, ge=1)
     """Number of steps over which a logged loss is averaged; the checkpoint's row has the first and the last one."""
     extra: dict[str, JsonValue] = {}
-    """Any other keys of LLaMA-Factory, checked by its own parser before training starts."""
+    """Any other keys of the engine's own configuration; the engine checks them before training starts."""
 
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
     """Number of rows that a device processes at once; by default as many as give 8,192 tokens with the longest row."""
@@ -153,12 +110,10 @@ class SftOptions(TrainingOptions):
 
     @field_validator("extra")
     @classmethod
-    def _check_extra(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        for key in extra:
-            if (ours := TYPED_KEYS.get(key)) or (ours := key) in cls.model_fields:
-                raise ValueError(f"{key!r} is not passed through: write it as `sft.{ours}`")
-            if (reason := REFUSED_KEYS.get(key)) is not None:
-                raise ValueError(f"{key!r} is not passed through: {reason}")
+    def _check_extra(cls, extra: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
+        engine: SftEngine | None = info.data.get("engine")
+        if engine is not None:
+            engine.check_extra(extra, cls.model_fields)
         return extra
 
     @model_validator(mode="after")
@@ -171,7 +126,7 @@ class SftOptions(TrainingOptions):
 class SftSettings(Section):
     """All settings that an instance of the stage reads."""
 
-    options: SftOptions = SftOptions()
+    options: SftOptions = Field(default_factory=SftOptions)
     """Model and hyperparameters."""
     model_digest: str = ""
     """Digest of the files of the base model; empty for a hub id."""

@@ -36,6 +36,6 @@ SFT = StageEntry(
     settings=_settings,
     inputs=_inputs,
     start_key="model",
-    description="Fine-tune a model on the rows with LLaMA-Factory; needs a worker with the engine sft.",
+    description="Fine-tune a model on the rows; needs a worker with the environment of `sft.engine`.",
     on_gpu=True,
 )

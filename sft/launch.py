@@ -1,4 +1,4 @@
-"""Run fine-tuning in child processes (prepare, train, finish), each in the environment of the engine `sft`.
+"""Run fine-tuning in child processes (prepare, train, finish), each in the environment of the engine.
 
 All files of a training are in one folder. If called again with the folder of an interrupted training, it resumes from
 the newest complete state. See docs/behaviour/sft.md, part "Engine".
@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,14 +22,12 @@ from treadle.core.engines.training import Advice, EngineFolder, PathIn, error_te
 from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
 from treadle.core.errors import EngineError
 from treadle.sft.llamafactory_config import commands_of_nodes
+from treadle.sft.training_engine import SFT_ENGINES, SftEngine
 
 _log = logging.getLogger(__name__)
 
-ENGINE = "sft"
-_BLOCKED_VARIABLES = ("ALLOW_EXTRA_ARGS", "DISABLE_VERSION_CHECK", "LLAMABOARD_ENABLED", "USE_KT", "USE_MCA", "USE_RAY")
-"""Switches of LLaMA-Factory that would change the program that runs."""
 _ADVICE = Advice(
-    refused="LLaMA-Factory refuses the configuration of sft",
+    refused="the engine refuses the configuration of sft",
     memory="lower per_device_batch_size or cutoff_tokens, set gradient_checkpointing, use LoRA, or "
     'spread the model over more GPUs with deepspeed = "zero3"',
     killed="lower per_device_batch_size or cutoff_tokens, use LoRA, or use a machine with more memory",
@@ -69,7 +67,7 @@ class TrainingFolder(EngineFolder):
     rows = PathIn("rows")
     """Rows as `datasets` saves them, for `tokenized_path`."""
     config = PathIn("train.yaml")
-    """LLaMA-Factory's YAML."""
+    """The engine's YAML."""
     deepspeed = PathIn("deepspeed.json")
     """DeepSpeed's JSON; the caller writes it."""
     nodes = PathIn("nodes.txt")
@@ -78,8 +76,9 @@ class TrainingFolder(EngineFolder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(training.EngineOptions):
-    """Options of the engine's processes."""
+    """The engine, and options of its processes."""
 
+    engine: SftEngine = field(default_factory=lambda: SFT_ENGINES.parse("llamafactory"))
     torchrun: tuple[str, ...] | None = None
     """Arguments of torchrun, for distributed training."""
     num_nodes: int = 1
@@ -120,13 +119,13 @@ def fine_tune(
     *,
     prompt: Sequence[int] = (),
 ) -> Training:
-    """Train on the stored rows according to LLaMA-Factory's YAML, or resume an interrupted training.
+    """Train on the stored rows according to the engine's YAML, or resume an interrupted training.
 
     The YAML must name the folder's `rows` and `output`. The event `prepared` has `tokenizer_digest` and `revision`.
     Raises the errors of `TrainingRun.run`.
     """
     run = _FineTuningRun(
-        engine=ENGINE,
+        engine=options.engine,
         folder=folder,
         options=options,
         events=EventLog(folder.events, TrainingStep),
@@ -148,7 +147,6 @@ class _FineTuningRun(TrainingRun[TrainingStep]):
     """One call of `fine_tune`."""
 
     name = "fine-tuning"
-    module = "treadle.sft.engine"
     check_command = "prepare"
     job_file = "{}.json"
 
@@ -158,10 +156,10 @@ class _FineTuningRun(TrainingRun[TrainingStep]):
     prompt: list[int]
 
     def _store_config(self) -> bool:
-        """Write the YAML; return whether it was the last that LLaMA-Factory accepted, and the rows are saved."""
+        """Write the YAML; return whether it was the last that the engine accepted."""
         self.folder.config.write_text(self.config_text, encoding="utf-8")
         digest = hashlib.sha256(self.config_text.encode()).hexdigest()
-        return self.folder.rows.is_dir() and self.events.last.get("prepared", {}).get("config_digest") == digest
+        return bool(self.events.last.get("prepared", {}).get("config_digest") == digest)
 
     def _is_finished(self) -> bool:
         """Return whether everything is done: the model is written, and the prompt, if any, is continued."""
@@ -169,14 +167,18 @@ class _FineTuningRun(TrainingRun[TrainingStep]):
 
     def _announcement(self, command: str) -> str:
         if command == "prepare":
-            return "checking LLaMA-Factory's configuration and saving the rows"
+            return f"checking {self.engine.title}'s configuration and saving the rows"
         return "writing the model" if command == "finish" else ""
 
     def _advice(self, command: str) -> Advice:
-        return _FINISH_ADVICE if command == "finish" else _ADVICE
+        advice = _FINISH_ADVICE if command == "finish" else _ADVICE
+        return replace(advice, refused=f"{self.engine.title} refuses the configuration of sft")
 
     def _job(self, command: str) -> dict[str, Any]:
+        engine_folder = SFT_ENGINES.import_folder(self.engine)
         return {
+            "engine": self.engine.model_dump(mode="json"),
+            "engine_folder": str(engine_folder) if engine_folder else None,
             "config": str(self.folder.config),
             "parquet": str(self.folder.parquet),
             "rows": str(self.folder.rows),
@@ -194,10 +196,8 @@ class _FineTuningRun(TrainingRun[TrainingStep]):
         return argv
 
     def _environ(self, command: str) -> dict[str, str]:
-        """Return the environment variables, without those that would change the program."""
+        """Return the environment variables; without torchrun, `prepare` gets those that it would set."""
         environ = super()._environ(command)
-        for name in _BLOCKED_VARIABLES:
-            environ.pop(name, None)
         if command == "prepare" and self.options.torchrun is not None:
             # LLaMA-Factory refuses settings that need torchrun if it is started otherwise; port 0 is any free one.
             environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,52 +15,13 @@ import orjson
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
 from treadle.sft.config import SftOptions
+from treadle.sft.training_plan import Paths, TrainingPlan
 
 NO_DATASET = "none-only-tokenized-path"
 """Value of `dataset`, which never exists, so that missing rows cause an error and not a training on other data."""
 MICRO_BATCH_TOKENS = 8192
 """Number of tokens that a device processes at once if `per_device_batch_size` is not set."""
 _MAX_STATES = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paths:
-    """The paths of a training's inputs and outputs."""
-
-    model: str
-    """Folder of the base model, or a hub id."""
-    rows: Path
-    """Folder of tokenised rows, as `datasets` saves them; it must exist before LLaMA-Factory starts."""
-    output: Path
-    """Folder for the model, the states and the logs."""
-    deepspeed: Path
-    """File with `deepspeed_config()`; read only with `deepspeed = "zero3"`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingPlan:
-    """The arguments for LLaMA-Factory, and the settings that have no effect here."""
-
-    arguments: dict[str, Any]
-    """Keys of LLaMA-Factory, in the order of the YAML."""
-    notes: tuple[str, ...]
-    """Notes on the settings without effect on this machine, one sentence each."""
-    machine: Machine
-
-    @property
-    def distributed(self) -> bool:
-        """Whether torchrun must start the training."""
-        return self.machine.num_processes > 1 or "deepspeed" in self.arguments
-
-    def yaml(self) -> str:
-        """Return the configuration file of `llamafactory-cli train`; raise ConfigError without PyYAML."""
-        try:
-            import yaml
-        except ModuleNotFoundError:
-            raise ConfigError("fine-tuning needs PyYAML: pip install 'treadle[sft]'") from None
-
-        body: str = yaml.safe_dump(self.arguments, sort_keys=False, allow_unicode=False, width=1000)
-        return "# Written by Treadle for LLaMA-Factory 0.9.5.\n" + "".join(f"# {note}\n" for note in self.notes) + body
 
 
 def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
@@ -108,7 +67,14 @@ def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longes
     }
     if "deepspeed" in device:
         arguments["deepspeed"] = str(paths.deepspeed)
-    return TrainingPlan(arguments={**arguments, **options.extra}, notes=notes, machine=machine)
+    distributed = machine.num_processes > 1 or "deepspeed" in device
+    return TrainingPlan(
+        arguments={**arguments, **options.extra},
+        notes=notes,
+        machine=machine,
+        torchrun=tuple(torchrun_arguments(options, machine)) if distributed else None,
+        files={paths.deepspeed: deepspeed_config()},
+    )
 
 
 def _finetuning(options: SftOptions) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from treadle.core.store.storage import storage_errors
 from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import (
-    ENGINE,
     EngineOptions,
     Listener,
     Training,
@@ -33,15 +32,9 @@ from treadle.sft.launch import (
     fine_tune,
     store_rows,
 )
-from treadle.sft.llamafactory_config import (
-    Paths,
-    TrainingPlan,
-    deepspeed_config,
-    plan_training,
-    torchrun_arguments,
-)
 from treadle.sft.tables import TRAINING_LOG
 from treadle.sft.trained_rows import COLUMNS, RowSelection, RowStatistics, draw_rows, metrics_of, render_statistics
+from treadle.sft.training_plan import Paths, TrainingPlan
 
 _log = logging.getLogger(__name__)
 
@@ -84,13 +77,14 @@ class SftRun:
             self._folder,
             plan.yaml(),
             EngineOptions(
+                engine=self._options.engine,
                 variant=plan.machine.variant,
                 threads=self._options.threads,
                 devices=self._options.devices,
                 num_devices=plan.machine.num_devices,
                 stall_timeout_s=self._options.stall_timeout_s,
                 offline=isinstance(base, Path),
-                torchrun=tuple(torchrun_arguments(self._options, plan.machine)) if plan.distributed else None,
+                torchrun=plan.torchrun,
                 num_nodes=plan.machine.num_nodes,
             ),
             Listener(
@@ -142,11 +136,13 @@ class SftRun:
 
     def _plan(self, base: Path | str) -> TrainingPlan:
         options, folder = self._options, self._folder
-        machine = find_machine(ENGINE, options, options.num_nodes)
+        machine = find_machine(options.engine, options, options.num_nodes)
         paths = Paths(model=str(base), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
-        plan = plan_training(options, paths, machine, longest_row=self._selection.longest_row, seed=self._settings.seed)
-        with storage_errors("write", folder.deepspeed):
-            folder.deepspeed.write_bytes(deepspeed_config())
+        longest_row, seed = self._selection.longest_row, self._settings.seed
+        plan: TrainingPlan = options.engine.plan(options, paths, machine, longest_row=longest_row, seed=seed)
+        for path, content in plan.files.items():
+            with storage_errors("write", path):
+                path.write_bytes(content)
         for note in plan.notes:
             _log.warning("%s", note)
         return plan
@@ -173,7 +169,7 @@ class SftRun:
             "num_rows": num_rows,
             "num_target_tokens": overall.target_tokens,
             "seed": self._settings.seed,
-            "engine": f"llamafactory {training.versions['llamafactory']}, {plan.machine.variant}",
+            "engine": options.engine.label(training.versions, plan.machine.variant),
         }
         log = [{name: getattr(step, name) for name in TRAINING_LOG.schema.names} for step in training.steps]
         context.write_telemetry(TRAINING_LOG.kind, log)

@@ -15,18 +15,20 @@ from typing import Literal
 
 from treadle.core.engines.cache import cache_root
 from treadle.core.engines.devices import visible_gpus
-from treadle.core.engines.environments import choose_variant, engine_environ, environment_path, is_installed, python_of
+from treadle.core.engines.environments import (
+    builds,
+    choose_variant,
+    engine_environ,
+    environment_path,
+    is_installed,
+    lock_fact,
+    python_of,
+)
 from treadle.core.engines.gpu_claims import occupied_gpus
 from treadle.core.errors import TreadleError
 
 Status = Literal["ok", "warn", "fail"]
 _GIB = 1024**3
-_ENGINES = {
-    "serve": "torch, transformers",
-    "sft": "torch, torchaudio, torchvision, llamafactory.hparams.parser",
-    "trl": "torch, peft, trl, tantivy",
-}
-"""Modules that each engine's environment must be able to import; LLaMA-Factory's parser checks versions on import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Check:
 
 def core_checks(root: Path) -> list[Check]:
     """Check what the core needs; `root` is the folder of the runs. Errors become failed checks."""
+    found = ((name, lock_fact(name, choose_variant(name), "imports")) for name in builds())
+    engines = [(name, modules) for name, modules in found if modules]
     probes: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("processor", _processor),
@@ -51,7 +55,7 @@ def core_checks(root: Path) -> list[Check]:
         ("root", lambda: _folder("root", root, 1)),
         ("cache", lambda: _folder("cache", cache_root(), 4)),
         ("gpu", _gpu),
-        *((f"engine {engine}", lambda e=engine, m=modules: _engine(e, m)) for engine, modules in _ENGINES.items()),
+        *((f"engine {name}", lambda name=name, modules=modules: _engine(name, modules)) for name, modules in engines),
     ]
     return [run_check(name, probe) for name, probe in probes]
 

@@ -2,10 +2,15 @@
 
 An environment's folder is named after the digest of its lock, so a changed lock creates a new one. A marker that is
 written last distinguishes complete environments from interrupted installations, which the next installation removes.
+
+An environment is defined by its locks alone: `locks/<engine>-<variant>.txt`. Comments in them give its size on disk
+(`# size: 2.5 GB`), the modules that `treadle doctor` imports (`# imports: torch, trl`) and folders that a wheel
+installs next to its own package, where any `import tests` would find them (`# removed folders: tests`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import os
@@ -16,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from treadle.core.engines.cache import Notify, cache_lock, cache_root, quiet
@@ -23,23 +29,8 @@ from treadle.core.engines.own_code import own_code
 from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import ConfigError, EngineError
 
-VARIANTS = {"serve": ("cpu", "cuda"), "sft": ("cpu", "cuda"), "trl": ("cpu", "cuda"), "verl": ("cpu", "cuda")}
-"""Builds of each engine for which there is a lock."""
-SIZES = {
-    "serve-cpu": "2.5 GB",
-    "serve-cuda": "about 10 GB",
-    "sft-cpu": "5.2 GB",
-    "sft-cuda": "about 6 GB",
-    "trl-cpu": "1.5 GB",
-    "trl-cuda": "about 10 GB",
-    "verl-cpu": "1.8 GB",
-    "verl-cuda": "about 11 GB",
-}
-"""Disk space of an installed environment."""
 WITHOUT_DIGESTS = frozenset({"torch", "torchaudio", "torchcodec", "torchvision", "triton"})
 """Packages whose builds differ between package indexes under one version; locks give no digests for them."""
-_STRAY_PACKAGES = {"verl": ("scripts", "tests")}
-"""Folders that an engine's wheel installs next to its own package, where any `import tests` would find them."""
 _COMPLETE = ".complete"
 _PLATFORM = "CPython 3.11 on Linux x86_64"
 """What the digests of the locks are for."""
@@ -49,14 +40,22 @@ _NETWORK = re.compile(
 )
 
 
+@functools.cache
+def builds() -> dict[str, tuple[str, ...]]:
+    """Return the engines that have locks, each with its builds."""
+    names = sorted(file.name.removesuffix(".txt").rpartition("-") for file in _locks().iterdir())
+    return {engine: tuple(one for name, _, one in names if name == engine) for engine, _, _ in names}
+
+
 def choose_variant(engine: str, variant: str = "auto") -> str:
     """Return the build to use, `cpu` or `cuda`; raise ConfigError for an unknown engine or build."""
-    if engine not in VARIANTS:
-        raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(VARIANTS)}")
+    known = builds()
+    if engine not in known:
+        raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(known)}")
     if variant == "auto":
         return "cuda" if has_gpu() else "cpu"
-    if variant not in VARIANTS[engine]:
-        raise ConfigError(f"engine {engine} has no build {variant!r}; known: {', '.join(VARIANTS[engine])}")
+    if variant not in known[engine]:
+        raise ConfigError(f"engine {engine} has no build {variant!r}; known: {', '.join(known[engine])}")
     return variant
 
 
@@ -69,7 +68,17 @@ def has_gpu() -> bool:
 
 def lock_text(engine: str, variant: str) -> str:
     """Return the lock of one build, as shipped."""
-    return files("treadle.core.engines").joinpath("locks", f"{engine}-{variant}.txt").read_text(encoding="utf-8")
+    return _locks().joinpath(f"{engine}-{variant}.txt").read_text(encoding="utf-8")
+
+
+def _locks() -> Traversable:
+    return files("treadle.core.engines").joinpath("locks")
+
+
+def lock_fact(engine: str, variant: str, name: str) -> str:
+    """Return a fact from the comments of a lock, such as `size`; empty if it does not give it."""
+    lines = lock_text(engine, variant).splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith(f"# {name}: ")), "")
 
 
 def pins(lock: str) -> tuple[list[str], list[str]]:
@@ -95,7 +104,7 @@ def is_installed(engine: str, variant: str = "auto") -> bool:
 
 def installed() -> dict[str, Path]:
     """Return every complete environment of the current locks, by `<engine>-<variant>`."""
-    found = {f"{name}-{kind}": environment_path(name, kind) for name, kinds in VARIANTS.items() for kind in kinds}
+    found = {f"{name}-{kind}": environment_path(name, kind) for name, kinds in builds().items() for kind in kinds}
     return {name: path for name, path in found.items() if (path / _COMPLETE).is_file()}
 
 
@@ -135,7 +144,7 @@ def install(engine: str, variant: str = "auto", *, notify: Notify = quiet) -> Pa
             notify(f"removing an unfinished installation in {target}")
             shutil.rmtree(target)
         started = time.monotonic()
-        size = SIZES[f"{engine}-{variant}"]
+        size = lock_fact(engine, variant, "size")
         notify(f"installing engine {engine} ({variant}) into {target}: {size}, 2 to 10 minutes, once per machine")
         _build(engine, variant, target, notify)
         (target / _COMPLETE).write_text(f"{time.time():.0f}\n", encoding="utf-8")
@@ -166,7 +175,7 @@ def _build(engine: str, variant: str, target: Path, notify: Notify) -> None:
             command = [str(target / "bin" / "python"), "-m", "pip", "install", *options, "-r", str(lock)]
             child = start_child(command, name="pip", log_path=log, env=pip_environ)
             _step(child, len(lines), notify, f"engine {engine} ({variant})")
-    for stray in _STRAY_PACKAGES.get(engine, ()):
+    for stray in filter(None, lock_fact(engine, variant, "removed folders").split(", ")):
         for folder in target.glob(f"lib/python*/site-packages/{stray}"):
             shutil.rmtree(folder)
 

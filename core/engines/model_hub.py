@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.process import printable
-from treadle.core.engines.weight_files import PYTORCH, SAFETENSORS, weight_files
+from treadle.core.engines.weights.files import PYTORCH, SAFETENSORS, weight_files
 from treadle.core.errors import EngineError
 
 _METADATA_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]

@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from treadle.core.engines.config import Machine, TrainingOptions
 from treadle.core.engines.devices import VISIBLE, first_gpus, num_devices, only_gpus
-from treadle.core.engines.environments import choose_variant, engine_environ
+from treadle.core.engines.environments import engine_environ
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.events import STATE_MARKER
 from treadle.core.engines.process import Child, log_tail, printable
+from treadle.core.engines.training_engine import TrainingEngine
 from treadle.core.errors import ConfigError
 from treadle.core.steady_loop import SteadyClock
 from treadle.core.store.storage import WatchedPath, storage_errors
@@ -144,9 +145,9 @@ class Advice:
     """For weights that did not change."""
 
 
-def find_machine(engine: str, options: TrainingOptions, num_nodes: int) -> Machine:
+def find_machine(engine: TrainingEngine, options: TrainingOptions, num_nodes: int) -> Machine:
     """Return the hardware that a training with these settings uses; raise ConfigError if its GPUs cannot be counted."""
-    variant = choose_variant(engine, options.variant)
+    variant = engine.choose_variant(options.variant)
     count = num_devices(options.num_devices, variant, options.devices)
     return Machine.model_validate({"variant": variant, "num_devices": count, "num_nodes": num_nodes})
 
@@ -235,7 +236,7 @@ def error_text(error: Mapping[str, Any] | None) -> str:
     return printable(" ".join(str(error["message"]).split()))[:1000] if error else ""
 
 
-def training_environ(engine: str, folder: EngineFolder, options: EngineOptions) -> dict[str, str]:
+def training_environ(engine: TrainingEngine, folder: EngineFolder, options: EngineOptions) -> dict[str, str]:
     """Return the environment variables of a training process."""
     extra = {
         "TOKENIZERS_PARALLELISM": "false",
@@ -247,7 +248,7 @@ def training_environ(engine: str, folder: EngineFolder, options: EngineOptions) 
     }
     if options.offline:
         extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    is_cpu = choose_variant(engine, options.variant) == "cpu"
+    is_cpu = engine.choose_variant(options.variant) == "cpu"
     if is_cpu:
         threads = options.threads or len(os.sched_getaffinity(0))
         # Threads that spin at barriers wait for each other's time slices as soon as other processes need the cores.

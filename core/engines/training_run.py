@@ -17,8 +17,7 @@ import orjson
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.cache import Notify, quiet
-from treadle.core.engines.environments import python_of
-from treadle.core.engines.event_log import EventLog, T_Step
+from treadle.core.engines.event_log import EventLog, InvalidEvent, T_Step
 from treadle.core.engines.process import Child, log_tail, printable, start_child
 from treadle.core.engines.training import (
     Advice,
@@ -29,6 +28,7 @@ from treadle.core.engines.training import (
     follow,
     training_environ,
 )
+from treadle.core.engines.training_engine import TrainingEngine
 from treadle.core.errors import EngineError
 from treadle.core.runs.stage import Progress
 from treadle.core.store.storage import storage_errors
@@ -121,15 +121,12 @@ class TrainingRun(ABC, Generic[T_Step]):
     """Kind of training in messages, such as `fine-tuning`."""
     verb: ClassVar[str] = "training"
     """Opening of the message at the start of the training."""
-    module: ClassVar[str]
-    """Module of the engine's commands, run with `-m`."""
     check_command: ClassVar[str] = "check"
     """Command that checks the configuration and writes the event `prepared`."""
     job_file: ClassVar[str] = "job.json"
     """Name of the file for the job of a command; `{}` is the command."""
 
-    engine: str
-    """Environment of the processes."""
+    engine: TrainingEngine
     folder: EngineFolder
     options: EngineOptions
     events: EventLog[T_Step]
@@ -157,12 +154,11 @@ class TrainingRun(ABC, Generic[T_Step]):
 
     def _argv(self, command: str) -> list[str]:
         """Return the command line of a command."""
-        python = python_of(self.engine, self.options.variant)
-        return [str(python), "-m", self.module, command, str(self.folder.path / self.job_file.format(command))]
+        return self.engine.argv(command, self.folder.path / self.job_file.format(command), self.options.variant)
 
     def _environ(self, command: str) -> dict[str, str]:
         """Return the environment variables of a command."""
-        return training_environ(self.engine, self.folder, self.options)
+        return self.engine.environ(command, training_environ(self.engine, self.folder, self.options))
 
     def _is_finished(self) -> bool:
         """Return whether everything is done."""
@@ -176,13 +172,16 @@ class TrainingRun(ABC, Generic[T_Step]):
         """
         with storage_errors("write", self.folder.path):
             self.events.end_torn_line()
-            for _ in self.events.new():
-                pass
+            self.events.replay()
+            if self.events.has_invalid and not self.folder.trained.is_file():
+                self._discard_states()
             is_checked = self._store_config()
         if self._is_finished():
             return
         if not is_checked:
             self._process(self.check_command)
+        if "prepared" not in self.events.last:
+            raise self._failure(f"{self.name} was not prepared: the engine wrote no event `prepared`", "check")
         self.listener.prepared(self.events.last["prepared"])
         if not self.folder.trained.is_file():
             self.folder.remove_incomplete_states()
@@ -190,6 +189,8 @@ class TrainingRun(ABC, Generic[T_Step]):
             self._check_training()
             self.folder.trained.touch()
         self._process("finish")
+        if not self.folder.model.is_dir():
+            raise self._failure(f"{self.name} exported no model: there is no folder {self.folder.model}", "finish")
 
     def _process(self, command: str) -> None:
         if message := self._announcement(command):
@@ -198,7 +199,10 @@ class TrainingRun(ABC, Generic[T_Step]):
         self.events.last.pop("error", None)
         self.resume = self.folder.newest_state() if command == "train" else None
         child = self._start(command)
-        code = follow(child, self.events, self.options.stall_timeout_s, self._on_event)
+        try:
+            code = follow(child, self.events, self.options.stall_timeout_s, self._on_event)
+        except InvalidEvent as wrong:
+            raise child.failure(f"wrote an event that cannot be used ({wrong})") from None
         if code:
             error = self.events.last.get("error")
             if error and error["kind"] == "nothing_learned":
@@ -254,9 +258,9 @@ class TrainingRun(ABC, Generic[T_Step]):
         if end["step"] < num_steps:
             raise self._failure(f"{self.name} ended after {end['step']:,} of {num_steps:,} steps")
 
-    def _failure(self, what: str) -> EngineError:
+    def _failure(self, what: str, command: str = "train") -> EngineError:
         """Return the error for a training that failed a check, with the path of its log and the log's last lines."""
-        log = self.folder.logs / "train.log"
+        log = self.folder.logs / f"{self.check_command if command == 'check' else command}.log"
         return EngineError(f"{what}; log: {log}\n{log_tail(log)}")
 
     def facts(self) -> dict[str, Any]:

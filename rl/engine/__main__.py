@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -11,6 +10,8 @@ from typing import Any
 
 from treadle.core.engines.events import EventFile
 from treadle.rl.engine.errors import BadPlan, report
+from treadle.rl.engine.rows import add_import_folders
+from treadle.rl.training_engine import RL_ENGINES, RlEngine
 
 _COMMANDS = ("check", "train", "finish")
 
@@ -27,8 +28,7 @@ def main(name: str, job_path: str) -> int:
     try:
         if name not in _COMMANDS:
             raise BadPlan(f"unknown command {name!r}")
-        commands = importlib.import_module(f"treadle.rl.engine.{engine_of(job)}.commands")
-        getattr(commands, name)(job, events)
+        getattr(engine_of(job), name)(job, events)
     # Any error ends this process and must be reported with its kind.
     except Exception as error:  # noqa: BLE001
         report(error, events, int(os.environ.get("RANK", "0")))
@@ -36,12 +36,13 @@ def main(name: str, job_path: str) -> int:
     return 0
 
 
-def engine_of(job: dict[str, Any]) -> str:
+def engine_of(job: dict[str, Any]) -> RlEngine:
     """Return the engine of the job's plan; raise BadPlan for an unknown one."""
-    engine = job["plan"]["options"]["engine"]
-    if engine not in ("trl", "verl"):
-        raise BadPlan(f"unknown engine {engine!r}")
-    return str(engine)
+    add_import_folders(job)
+    try:
+        return RL_ENGINES.parse(job["plan"]["options"]["engine"])
+    except ValueError as error:
+        raise BadPlan(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -21,18 +21,19 @@ from treadle.rl.training.plan import RlPlan
 
 
 def plan_of(job: Mapping[str, Any]) -> RlPlan:
-    """Return the job's plan, whose rules and scorers may have code outside of this engine's packages."""
-    _add_import_folders(job)
+    """Return the job's plan, whose engine, rules and scorers may have code outside of this engine's packages."""
+    add_import_folders(job)
     return RlPlan.from_json(json.dumps(job["plan"]))
 
 
 def settings_of(job: Mapping[str, Any]) -> EnvironmentSettings:
     """Return the settings of the policy's environment, whose code may be outside of this engine's packages."""
-    _add_import_folders(job)
+    add_import_folders(job)
     return ENVIRONMENTS.parse(job["environment"])
 
 
-def _add_import_folders(job: Mapping[str, Any]) -> None:
+def add_import_folders(job: Mapping[str, Any]) -> None:
+    """Let this process import from the folders of code of users."""
     # Last, so that no package of the engine is replaced.
     sys.path += [folder for folder in job.get("import_folders", ()) if folder not in sys.path]
 

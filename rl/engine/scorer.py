@@ -142,7 +142,8 @@ def require_algebra(plan: RlPlan) -> None:
     """Raise ConfigError if the plan uses computer algebra and this engine's environment does not have it."""
     if plan.algebra is not None and importlib.util.find_spec("math_verify") is None:
         engine = plan.options.engine
+        fix = f"run `treadle env install {engine.environment}`" if engine.environment else "install it"
         raise ConfigError(
-            f"this phase checks math answers by computer algebra, but the environment of {engine} has no math-verify; "
-            f"run `treadle env install {engine}`, or set scores.symbolic = false"
+            f"this phase checks math answers by computer algebra, but the environment of {engine.type} has no "
+            f"math-verify; {fix}, or set scores.symbolic = false"
         )

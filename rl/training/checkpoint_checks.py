@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.training import Greedy
-from treadle.core.engines.weight_files import weight_files
+from treadle.core.engines.weights.files import weight_files
 from treadle.core.errors import StageFailed
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024

@@ -70,6 +70,6 @@ RL = StageEntry(
     inputs=_inputs,
     qualifiers=("phase",),
     start_key="start",
-    description="Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the engine trl or verl.",
+    description="Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the environment of `rl.engine`.",
     on_gpu=True,
 )

@@ -52,8 +52,9 @@ class RlFolder(EngineFolder):
 def saved_step(folder: RlFolder) -> int:
     """Return the step from which the next call of `reinforce` would resume; 0 if it would start from the beginning."""
     events = RlEvents(folder.events)
-    for _ in events.new():
-        pass
+    events.replay()
+    if events.has_invalid:
+        return 0
     return max((step for step, state in events.saved.items() if folder.complete_state(state) is not None), default=0)
 
 
@@ -130,7 +131,6 @@ class _ReinforcementRun(TrainingRun[RlStep]):
 
     name = "reinforcement"
     verb = "reinforcing"
-    module = "treadle.rl.engine"
 
     folder: RlFolder
     events: RlEvents
@@ -148,12 +148,12 @@ class _ReinforcementRun(TrainingRun[RlStep]):
     def _announcement(self, command: str) -> str:
         if command == "finish":
             return f"writing the policy of step {self.chosen_step():,}"
-        return f"{self.engine} checks the plan" if command == "check" else ""
+        return f"{self.engine.title} checks the plan" if command == "check" else ""
 
     def _advice(self, command: str) -> Advice:
         fewer = "lower rl.per_device_batch_size, max_response_tokens or group_size, use LoRA"
         return Advice(
-            refused=f"{self.engine} refuses the configuration of rl",
+            refused=f"{self.engine.title} refuses the configuration of rl",
             memory=f"{fewer}, set gradient_checkpointing, or lower gpu_memory_share",
             killed=f"{fewer}, or use a machine with more memory",
         )
@@ -192,7 +192,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         """Report that training starts or resumes; raise EngineError if its steps are not those of the plan."""
         if begin["num_steps"] != self.plan.num_steps:
             raise EngineError(
-                f"{self.engine} would train {begin['num_steps']:,} steps, but the plan has "
+                f"{self.engine.title} would train {begin['num_steps']:,} steps, but the plan has "
                 f"{self.plan.num_steps:,}; see {self.folder.path}"
             )
         if self.resume is not None:

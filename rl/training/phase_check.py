@@ -6,7 +6,6 @@ docs/behaviour/curriculum.md.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from treadle.core.engines.config import Machine
@@ -16,10 +15,6 @@ from treadle.rl.curriculum import PhaseRollouts
 from treadle.rl.selection.dispersion import MAX_ROLLOUTS
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.rl.training.plan import RlPlan
-from treadle.rl.trl.config import trl_arguments
-from treadle.rl.verl.config import VerlFiles, verl_overrides
-
-_PLACEHOLDER_FOLDER = Path("/training")
 
 
 def check_spread(selection: SelectionOptions, rollouts: PhaseRollouts, where: str) -> None:
@@ -77,8 +72,7 @@ def _check_engine(options: RlOptions) -> None:
     If this raises ConfigError, every other machine would be refused too.
     """
     variant: Literal["cpu", "cuda"] = "cpu" if options.variant == "cpu" else "cuda"
-    fewest = options.tensor_parallel if options.engine == "verl" else 1
-    devices = options.num_devices or len(options.devices) or fewest
+    devices = options.num_devices or len(options.devices) or options.engine.fewest_devices(options)
     machine = Machine(variant=variant, num_devices=devices, num_nodes=options.num_nodes)
     plan = RlPlan(
         options=options,
@@ -86,8 +80,4 @@ def _check_engine(options: RlOptions) -> None:
         num_validation_rows=options.validation_questions,
         machine=machine,
     )
-    if options.engine == "verl":
-        names = ("job", "rows", "validation", "model", "output", "loop", "metrics")
-        verl_overrides(plan, VerlFiles(**{name: _PLACEHOLDER_FOLDER / name for name in names}))
-    else:
-        trl_arguments(plan, _PLACEHOLDER_FOLDER / "output")
+    options.engine.check_plan(plan)

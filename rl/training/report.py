@@ -38,7 +38,7 @@ _VALIDATION_FIGURES = {
 
 def engine_of(plan: RlPlan, done: Reinforcement) -> str:
     """Return the engine, its version and the variant, as shown in a checkpoint's row."""
-    return f"{plan.options.engine} {done.versions.get(plan.options.engine, '')}, {plan.machine.variant}"
+    return plan.options.engine.label(done.versions, plan.machine.variant)
 
 
 def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too_long: int) -> dict[str, Any]:

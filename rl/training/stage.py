@@ -52,6 +52,7 @@ from treadle.rl.training.stored_rows import (
     validation_questions,
 )
 from treadle.rl.training.tables import RL_LOG, RL_ROLLOUTS, RL_VALIDATION
+from treadle.rl.training_engine import RL_ENGINES
 from treadle.rl.verl.rows import TRAINING_SCHEMA, validation_rows
 
 _log = logging.getLogger(__name__)
@@ -319,6 +320,7 @@ def import_folders(settings: RlSettings) -> tuple[Path, ...]:
         ENVIRONMENTS.import_folder(settings.environment),
         REWARDS.import_folder(options.reward),
         CREDITS.import_folder(options.credit),
+        RL_ENGINES.import_folder(options.engine),
         *map(SCORERS.import_folder, settings.scorers.values()),
     )
     return tuple(dict.fromkeys(folder for folder in found if folder is not None))

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from treadle.core.engines.errors import Diverged, NothingLearned
 from treadle.core.engines.events import EventFile, mark_complete
-from treadle.core.engines.weight_change import MIN_WEIGHT_CHANGE, WeightChange
+from treadle.core.engines.weights.change import MIN_WEIGHT_CHANGE, WeightChange
 
 _HEARTBEAT_S = 5.0
 

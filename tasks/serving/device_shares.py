@@ -12,7 +12,6 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
 from treadle.sft.config import SftSettings
-from treadle.sft.launch import ENGINE as SFT_ENGINE
 from treadle.tasks.serving.served_models import served_models
 
 CPU = "cpu"
@@ -36,8 +35,7 @@ def training_shares(settings: Any) -> Shares:
     if not isinstance(settings, SftSettings | RlSettings):
         return {}
     options = settings.options
-    engine = SFT_ENGINE if isinstance(settings, SftSettings) else settings.options.engine
-    if choose_variant(engine, options.variant) == "cpu":
+    if options.engine.choose_variant(options.variant) == "cpu":
         return {CPU: 1.0}
     return dict.fromkeys(chosen_gpus(options.devices)[: options.num_devices], 1.0)
 

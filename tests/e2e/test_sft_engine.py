@@ -23,7 +23,8 @@ from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import EngineError
 from treadle.sft.config import SftOptions
 from treadle.sft.launch import EngineOptions, Listener, TrainingFolder, fine_tune, store_rows
-from treadle.sft.llamafactory_config import Paths, plan_training, torchrun_arguments
+from treadle.sft.llamafactory_config import plan_training, torchrun_arguments
+from treadle.sft.training_plan import Paths
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 CHECKS = Path(__file__).parents[1] / "support" / "training" / "sft_checks.py"

@@ -189,7 +189,7 @@ def test_deployments_have_queues_typed_parameters_and_a_tag(up: Up) -> None:
     schema = made["full"]["parameter_openapi_schema"]
     assert schema["required"] == ["run_id"] and "TreadleConfig" in schema["definitions"]
     types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
-    assert "search" in types[0]["properties"] and types[-1]["additionalProperties"]
+    assert "search" in types[0]["properties"] and types[-2]["additionalProperties"]
 
 
 def test_second_start_reports_where_the_first_runs(up: Up) -> None:

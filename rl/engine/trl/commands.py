@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from treadle.rl.trl.config import lora_arguments, trl_arguments
 _PACKAGES = ("trl", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 
 
-def check(job: dict[str, Any], events: EventFile) -> None:
+def check(job: Mapping[str, Any], events: EventFile) -> None:
     """Check that TRL and PEFT accept the plan's arguments, and check the environment; write the event `prepared`."""
     from peft import LoraConfig
     from transformers import AutoConfig
@@ -66,7 +67,7 @@ def train(job: dict[str, Any], events: EventFile) -> None:
     train_policy(plan, job, environment_of(job), events)
 
 
-def finish(job: dict[str, Any], events: EventFile) -> None:
+def finish(job: Mapping[str, Any], events: EventFile) -> None:
     """Write the policy's folder from a state, then continue the first row's prompt greedily.
 
     Writes the events `model` and `greedy`.

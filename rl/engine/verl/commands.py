@@ -16,7 +16,7 @@ from typing import Any
 
 from treadle.core.engines.errors import NothingLearned
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.weight_change import had_no_gradient
+from treadle.core.engines.weights.change import had_no_gradient
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadPlan
 from treadle.rl.engine.rows import environment_of, plan_of, settings_of

@@ -17,7 +17,7 @@ from support.rollouts.scripted_environment import write_python
 from support.runs.processes import Seen, end_family, family, kill_alone, remaining, until
 from support.training import scripted_engine
 
-from treadle.core.engines import training_run
+from treadle.core.engines import training_engine
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
 from treadle.sft.config import SftOptions
@@ -30,9 +30,9 @@ OPTIONS = EngineOptions(variant="cpu", stall_timeout_s=60.0)
 PARENT = """
 import sys
 from pathlib import Path
-from treadle.core.engines import training_run
+from treadle.core.engines import training_engine
 from treadle.sft import launch
-training_run.python_of = lambda engine, variant: Path(sys.argv[1])
+training_engine.python_of = lambda engine, variant: Path(sys.argv[1])
 launch.fine_tune(launch.TrainingFolder(Path(sys.argv[2])), "a: 1\\n", launch.EngineOptions(variant="cpu"))
 """
 
@@ -47,7 +47,7 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingFolder:
-    monkeypatch.setattr(training_run, "python_of", lambda engine, variant: python)
+    monkeypatch.setattr(training_engine, "python_of", lambda engine, variant: python)
     (tmp_path / "work").mkdir()
     return TrainingFolder(tmp_path / "work")
 

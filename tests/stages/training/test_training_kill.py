@@ -28,7 +28,7 @@ from support.training import scripted_engine
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
-from treadle.core.engines import training_run
+from treadle.core.engines import training_engine
 from treadle.core.engines.training import EngineFolder
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -68,7 +68,7 @@ def sft(folder: Path) -> Training:
     )
 
     def train(run: Run, trace: Path) -> None:
-        training_run.python_of = lambda engine, variant: folder / "python"
+        training_engine.python_of = lambda engine, variant: folder / "python"
         script = {"copy": str(model), "base": {"tokenizer_digest": digest}, "step_s": STEP_S, "trace": str(trace)}
         write_script = launch.store_rows
 

@@ -17,7 +17,7 @@ from support.training import scripted_rl_engine
 from support.training.scripted_rl_engine import SCRIPT
 
 from treadle.core.config import load_config
-from treadle.core.engines import training_run
+from treadle.core.engines import training_engine
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.records import StageRecord
@@ -132,12 +132,12 @@ def scripted(folder: Path, **script: Any) -> Iterator[None]:
     path, python = folder / "script.json", folder / "python"
     path.write_text(json.dumps(script))
     write_python(python, scripted_rl_engine)
-    real, training_run.python_of = training_run.python_of, lambda engine, variant: python
+    real, training_engine.python_of = training_engine.python_of, lambda engine, variant: python
     os.environ[SCRIPT] = str(path)
     try:
         yield
     finally:
-        training_run.python_of = real
+        training_engine.python_of = real
         del os.environ[SCRIPT]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from treadle.core.engines.weight_change import WeightChange
+from treadle.core.engines.weights.change import WeightChange
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
 
 CPU_BUILD = {"use_cpu": True, "bf16": False}

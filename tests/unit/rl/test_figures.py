@@ -58,11 +58,12 @@ def test_step_reports_how_its_rollouts_ended() -> None:
 def test_engine_step_metrics_become_a_log_row(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     figures = step_figures([rewards(("12", 1, 10), ("7", 3, 30))])
+    fewer = ("num_rollouts", "num_groups", "num_equal_groups", "reward")
     events = [
-        {"event": "begin", "num_steps": 2, "resumed_step": 0, "num_trained_parameters": 1},
+        {"event": "begin", "num_steps": 2, "resumed_step": 0, "num_trained_parameters": 1, "device": "cpu"},
         {"event": "step", "step": 1, **figures, "seconds": 1.0},
         # Of an engine that reports less.
-        {"event": "step", "step": 2, **{name: figures[name] for name in ("num_rollouts", "reward")}, "seconds": 2.0},
+        {"event": "step", "step": 2, **{name: figures[name] for name in fewer}, "seconds": 2.0},
     ]
     path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     log = RlEvents(path)

@@ -11,12 +11,13 @@ import pytest
 from treadle.core.config import load_config
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
-from treadle.rl.config import REFUSED_KEYS, TYPED_KEYS, RlOptions, RlSettings
+from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.curriculum import PhaseRollouts
 from treadle.rl.selection.settings import SelectionOptions
 from treadle.rl.training.phase_check import check_training
 from treadle.rl.training.plan import ONE_CPU, RlPlan, plan_phase
 from treadle.rl.trl.config import check_whole_groups, lora_arguments, trl_arguments
+from treadle.rl.trl.engine import REFUSED_KEYS, TYPED_KEYS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FOUR_GPUS = Machine(variant="cuda", num_devices=4)

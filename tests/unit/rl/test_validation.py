@@ -216,14 +216,16 @@ def test_reported_but_incomplete_state_is_not_resumed_from(tmp_path: Path) -> No
 def test_steps_after_the_resumed_state_are_dropped(tmp_path: Path) -> None:
     file, events = EventFile(tmp_path / "events"), RlEvents(tmp_path / "events")
     figures = {"num_questions": 1, "score": 1.0, "efficiency": 1.0, "calls": 0.0, "length": 1.0}
-    file.write("begin", resumed_step=0)
+    begin = {"num_steps": 3, "num_trained_parameters": 5, "device": "none"}
+    counts = {"num_rollouts": 1, "num_groups": 1, "num_equal_groups": 0}
+    file.write("begin", resumed_step=0, **begin)
     for step in (1, 2, 3):
-        file.write("step", step=step, seconds=1.0 * step, num_rollouts=1)
+        file.write("step", step=step, seconds=1.0 * step, **counts)
         file.write("validation", step=step, **figures, executed=None, by_domain={})
         file.write("live_greedy", step=step, ids=[step], margins=[1.0])
         file.write("saved", step=step, state=f"checkpoint-{step}")
-    file.write("begin", resumed_step=2)
-    file.write("step", step=3, seconds=5.0, num_rollouts=1)
+    file.write("begin", resumed_step=2, **begin)
+    file.write("step", step=3, seconds=5.0, **counts)
     list(events.new())
     assert [(step.step, step.seconds) for step in events.steps] == [(1, 1.0), (2, 2.0), (3, 7.0)]
     assert list(events.validations) == list(events.saved) == list(events.live_greedy) == [1, 2]

@@ -13,14 +13,15 @@ import yaml
 from treadle.core.config import load_config
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError
-from treadle.sft.config import ET_AGENT_7B, REFUSED_KEYS, TYPED_KEYS, SftOptions
+from treadle.sft.config import ET_AGENT_7B, SftOptions
+from treadle.sft.llamafactory import REFUSED_KEYS, TYPED_KEYS
 from treadle.sft.llamafactory_config import (
-    Paths,
     commands_of_nodes,
     deepspeed_config,
     plan_training,
     torchrun_arguments,
 )
+from treadle.sft.training_plan import Paths
 from treadle.tasks.config import TreadleConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -189,8 +190,8 @@ def test_zero3_gathers_on_save_and_offloads_nothing() -> None:
     zero = json.loads(deepspeed_config())["zero_optimization"]
     assert (zero["stage"], zero["stage3_gather_16bit_weights_on_model_save"]) == (3, True)
     assert not [key for key in zero if key.startswith("offload")]
-    assert plan_training(ET_AGENT, PATHS, Machine(variant="cuda"), longest_row=9, seed=0).distributed
-    assert not plan_training(SftOptions(), PATHS, Machine(variant="cuda"), longest_row=9, seed=0).distributed
+    assert plan_training(ET_AGENT, PATHS, Machine(variant="cuda"), longest_row=9, seed=0).torchrun
+    assert not plan_training(SftOptions(), PATHS, Machine(variant="cuda"), longest_row=9, seed=0).torchrun
 
 
 def test_several_nodes_get_rendezvous_addresses() -> None:

@@ -71,12 +71,13 @@ def test_newest_state_is_the_complete_one_with_most_steps(tmp_path: Path) -> Non
 
 def test_repeated_steps_count_once(tmp_path: Path) -> None:
     file = EventFile(tmp_path / "events")
-    file.write("begin", resumed_step=0)
+    facts = {"num_steps": 3, "num_trained_parameters": 5, "device": "none"}
+    file.write("begin", resumed_step=0, **facts)
     for step in (1, 2, 3):
         write_step(file, step, 10.0 * step)
     events = EventLog(tmp_path / "events", TrainingStep)
     assert len(list(events.new())) == 4 and not list(events.new())
-    file.write("begin", resumed_step=2)
+    file.write("begin", resumed_step=2, **facts)
     write_step(file, 3, 10.0)
     assert len(list(events.new())) == 2
     assert [(step.step, step.seconds) for step in events.steps] == [(1, 10.0), (2, 20.0), (3, 30.0)]

@@ -25,7 +25,7 @@ from treadle.demo import embedded_model
 
 WRITING_VARIABLES = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
 """With them vLLM takes weights and adapters from requests."""
-BUILDS = [(engine, variant) for engine, variants in environments.VARIANTS.items() for variant in variants]
+BUILDS = [(engine, variant) for engine, variants in environments.builds().items() for variant in variants]
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +246,7 @@ def test_unimportable_engine_is_reported_with_its_reason() -> None:
     assert found.fix == f"rm -r {path} && treadle env install sft"
 
 
-@pytest.mark.parametrize("engine", environments.VARIANTS)
+@pytest.mark.parametrize("engine", environments.builds())
 def test_every_engine_with_a_lock_can_be_installed_by_name(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "install", lambda engine, variant, notify: f"{engine} {variant}")
     done = CliRunner().invoke(env_command, ["install", engine, "--variant", "cpu"])

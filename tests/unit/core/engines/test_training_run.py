@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from treadle.core.engines import training_run
+from treadle.core.engines import training_engine
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.training import Advice, EngineFolder, EngineOptions
+from treadle.core.engines.training_engine import TrainingEngine
 from treadle.core.engines.training_run import TrainingListener, TrainingResult, TrainingRun
 from treadle.core.errors import ConfigError, EngineError
 
@@ -53,10 +54,14 @@ class PairStep:
     seconds: float
 
 
+class Dpo(TrainingEngine):
+    environment = "trl"
+    module = "treadle.dpo.engine"
+
+
 @dataclass(kw_only=True)
 class PreferenceRun(TrainingRun[PairStep]):
     name = "preference tuning"
-    module = "treadle.dpo.engine"
 
     beta: float
     script: dict[str, Any]
@@ -83,7 +88,7 @@ class Tuning:
 
     def train(self, *, beta: float = 0.1, fail: str = "", fail_at: int = 0, kind: str = "") -> TrainingResult[PairStep]:
         run = PreferenceRun(
-            engine="trl",
+            engine=Dpo(type="dpo"),
             folder=self.folder,
             options=EngineOptions(variant="cpu", stall_timeout_s=60.0),
             events=EventLog(self.folder.events, PairStep),
@@ -105,7 +110,7 @@ def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(tmp_path / "engine.py")])} "$@"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(training_run, "python_of", lambda engine, variant: python)
+    monkeypatch.setattr(training_engine, "python_of", lambda engine, variant: python)
     return Tuning(EngineFolder(tmp_path / "work"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.weight_change import had_no_gradient
+from treadle.core.engines.weights.change import had_no_gradient
 
 
 @pytest.mark.parametrize(

@@ -315,9 +315,9 @@ def test_preset_of_one_phase_replaces_its_existing_keys() -> None:
         "overrides": overrides,
     }
     second = at("1/rl@phase-2", **given).settings.options
-    assert (second.engine, second.prompts_per_step, second.weight_decay, second.reward.scale) == ("verl", 64, 0.01, 2.0)
-    assert (second.learning_rate, second.start) == (3e-6, "1/rl@phase-1")
-    assert at("1/rl@phase-1", **given).settings.options.engine == "trl"
+    assert (second.engine.type, second.prompts_per_step, second.weight_decay) == ("verl", 64, 0.01)
+    assert (second.learning_rate, second.reward.scale, second.start) == (3e-6, 2.0, "1/rl@phase-1")
+    assert at("1/rl@phase-1", **given).settings.options.engine.type == "trl"
     for unknown in ("et", ["et"]):
         with pytest.raises(ConfigError, match=r"overrides.*1/rl@phase-2.*: unknown preset"):
             at("1/rl@phase-2", overrides={"1/rl@phase-2": {"preset": unknown}})

@@ -50,13 +50,11 @@ def form_problems(schema: Mapping[str, Any], environment: Mapping[str, Any]) -> 
 
 
 def test_form_has_the_keys_of_every_registered_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = {"guess": "support.rollouts.dialogues:Guess", "gone": "no_such_module:Gone"}
-    monkeypatch.setattr(
-        "treadle.core.registry.entry_point_places", lambda group: points if group == "treadle.environments" else {}
-    )
+    points = {"treadle.environments": {"guess": "support.rollouts.dialogues:Guess", "gone": "no_such_module:Gone"}}
+    monkeypatch.setattr("treadle.core.registry.entry_point_places", lambda group: points.get(group, {}))
     schema = parameter_schema(flywheel.flywheel).model_dump_for_openapi()
     types = schema["definitions"]["TreadleConfig"]["properties"]["environment"]["anyOf"]
-    assert [one["title"] for one in types] == ["question", "guess", "class in a file or module"]
+    assert [one["title"] for one in types] == ["question", "guess", "class in a file or module", "type alone"]
     top = types[1]["properties"]["top"]
     assert (top["default"], top["description"], top["type"]) == (100, "Largest number.", "integer")
     assert types[1]["description"] == "Guess a number that the environment thinks of."

@@ -8,6 +8,7 @@ from typing import Any, cast
 from treadle.rl.training.curves import end_steps
 from treadle.rl.training.events import RlStep
 from treadle.rl.training.report import render_report
+from treadle.rl.training_engine import RL_ENGINES
 from treadle.tasks.summaries.stage_report import (
     rl_figures,
     rl_sentences,
@@ -58,7 +59,7 @@ def test_artifact_page_shows_the_same_means_as_terminal_and_ui() -> None:
         for step in LOG[:20]
     ]
     options = SimpleNamespace(
-        checkpoint_rule="last", engine="trl", max_prompt_tokens=9, group_size=4,
+        checkpoint_rule="last", engine=RL_ENGINES.parse("trl"), max_prompt_tokens=9, group_size=4,
         reward=SimpleNamespace(described="mine", PARTS={"bonus": "what is added", "fixed": "always 1"}),
     )  # fmt: skip
     plan = SimpleNamespace(

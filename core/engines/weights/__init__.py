@@ -1,0 +1,1 @@
+"""Find the files with the weights of a model folder, and measure how far a training moved them."""
