@@ -25,12 +25,14 @@ from treadle.datagen.operators.context import OperatorContext
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.environments.custom.base import Done, Environment
 from treadle.environments.stored_rollout import StoredRollout
+from treadle.rl.selection.methods.base import Candidates, Ranking, SelectionMethod
 
 __all__ = [
     "Address",
     "Branch",
     "Call",
     "CallContext",
+    "Candidates",
     "Done",
     "Edit",
     "EditRejected",
@@ -42,7 +44,9 @@ __all__ = [
     "Operator",
     "OperatorContext",
     "Outcome",
+    "Ranking",
     "Run",
+    "SelectionMethod",
     "StoredRollout",
     "Tag",
     "TagDialect",
