@@ -11,6 +11,8 @@ from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.judges.base import Grade, Judge
+from treadle.agent.judges.views import View
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.user_tool import tool
@@ -39,6 +41,8 @@ __all__ = [
     "Environment",
     "FreeDialect",
     "FunctionsDialect",
+    "Grade",
+    "Judge",
     "Message",
     "ModelTurn",
     "Operator",
@@ -56,6 +60,7 @@ __all__ = [
     "ToolSchema",
     "Trajectory",
     "TreadleError",
+    "View",
     "as_data",
     "own_code",
     "tool",

@@ -12,6 +12,7 @@ from typing import Literal
 
 from treadle.core.answers.score import ENVIRONMENT
 from treadle.eval.scored_rollout import ScoredRollout, is_redundant
+from treadle.eval.verdicts import JUDGE
 
 PER_THOUSAND = 1_000
 """Factor of `reasoning_length`: correctness per token is small, so it is given per thousand tokens, as published."""
@@ -103,7 +104,7 @@ def _reasoning_length(rollout: ScoredRollout) -> float | None:
 
 def _reward(rollout: ScoredRollout) -> float | None:
     """Return the reward; None for a rollout that infrastructure lost: among negative rewards, 0 would be a good one."""
-    return rollout.score if rollout.scorer == ENVIRONMENT else None
+    return rollout.score if rollout.scorer in (ENVIRONMENT, JUDGE) else None
 
 
 def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
@@ -220,6 +221,9 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 verdict if the figure does not need one."""
 
 
+JUDGED = "judge:"
+"""Prefix of the figures of one number that a judge declares, followed by its name."""
+
 CALLS_OF, SUCCESS_OF = "calls:", "call_success:"
 """Prefixes of the figures of one tool, followed by its name."""
 
@@ -236,7 +240,11 @@ def _success_of(tool: str) -> Figure:
     return Figure(f"calls of {tool} without failure", f"{tool} ran well", term, _SHARE, of_calls=True)
 
 
-_OF_TOOL = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of}
+def _judged(part: str) -> Figure:
+    return Figure(f"{part}, by judges", part, _mean(lambda rollout: rollout.judge_parts.get(part)), _SHARE)
+
+
+_NAMED = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of, JUDGED: _judged}
 _AFTER = {"calls_requested": CALLS_OF, "call_success": SUCCESS_OF}
 """Figure of all calls -> prefix of the figures of single tools, which follow it."""
 
@@ -245,15 +253,15 @@ MAIN_FIGURES = ("score", "reward")
 
 
 def figure_of(name: str) -> Figure | None:
-    """Return a figure by name: one of `FIGURES`, or of a tool; None for anything else, such as pass@k."""
-    of_tool = next((make for prefix, make in _OF_TOOL.items() if name.startswith(prefix)), None)
-    return FIGURES.get(name) if of_tool is None else of_tool(name.partition(":")[2])
+    """Return a figure by name: one of `FIGURES`, of a tool or of a judge; None for anything else, such as pass@k."""
+    named = next((make for prefix, make in _NAMED.items() if name.startswith(prefix)), None)
+    return FIGURES.get(name) if named is None else named(name.partition(":")[2])
 
 
 def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> list[str]:
     """Return the names of the figures that a data set has, given the rollouts of a model on it.
 
-    Each of `tools` has figures of its own, also if the model did not call it.
+    Each of `tools` has figures of its own, also if the model did not call it, and each number of the judges.
     """
     given = list(rollouts)
     is_of_rewards = any(rollout.scorer == ENVIRONMENT for rollout in given)
@@ -261,7 +269,11 @@ def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> 
     other = "answers" if is_of_rewards else "rewards"
     names = [name for name, figure in FIGURES.items() if figure.of != other and (has_calls or not figure.of_calls)]
     of_tools = {name: [f"{_AFTER[name]}{tool}" for tool in tools] for name in names if name in _AFTER}
-    return [one for name in names for one in (name, *of_tools.get(name, ()))]
+    judged = sorted({part for rollout in given for part in rollout.judge_parts})
+    return [
+        *(one for name in names for one in (name, *of_tools.get(name, ()))),
+        *(f"{JUDGED}{part}" for part in judged),
+    ]
 
 
 def is_figure(name: str) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import ENVIRONMENT, Score
@@ -34,12 +33,13 @@ from treadle.eval.answers import (
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
-from treadle.eval.lengths import agent_text, load_tokenizer, reasoning_tokens
+from treadle.eval.lengths import agent_text, last_turn, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
 from treadle.eval.tables import JUDGEMENTS, SCORES
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
+    JUDGE,
     JudgeVerdict,
     agreement,
     binary_score,
@@ -55,6 +55,8 @@ class JudgeResults:
     status: str | None = None
     judge_verdicts: Mapping[str, JudgeVerdict] = field(default_factory=dict)
     votes: tuple[int, int, int] | None = None
+    of_environment: bool = False
+    """Whether the environment would have scored the rollout."""
 
 
 def run_scores(context: StageContext) -> Mapping[str, Any]:
@@ -103,7 +105,7 @@ class _ScoresRun:
     def _write(self, batch: Sequence[Answer], rules: Sequence[Score]) -> None:
         rows, judgements = [], []
         for answer, rule in zip(batch, rules, strict=True):
-            answer_judgements = self._judging.judge_queue.answer_judgements(answer, rule)
+            answer_judgements = self._judging.judge_queue.judgements(answer, rule)
             call_judgements = self._judging.judge_queue.call_judgements(answer)
             score, judged = self._judge(answer, rule, answer_judgements, call_judgements)
             rows.append(scored_row(answer, score, judged, self._encoder))
@@ -117,11 +119,13 @@ class _ScoresRun:
         self, answer: Answer, rule: Score, answer_judgements: Sequence[Judgement], call_judgements: Sequence[Judgement]
     ) -> tuple[Score, JudgeResults]:
         judging, status = self._judging, None
-        score = binary_score(rule) if judging.judge_queue.uses_judges(answer) else rule
+        score = binary_score(rule) if judging.judge_queue.decides(answer) else rule
         judge_verdicts = {judgement.judge: judging.judge_verdict(judgement) for judgement in answer_judgements}
         if judge_verdicts:
-            score, status = decide(rule, list(judge_verdicts.values()), self._options.judges.on_failed)
-        return score, JudgeResults(status, judge_verdicts, self._votes(answer, call_judgements))
+            judge = judging.judge_queue.judge
+            score, status = decide(rule, list(judge_verdicts.values()), judge.on_failed, judge.is_correct)
+        votes = self._votes(answer, call_judgements)
+        return score, JudgeResults(status, judge_verdicts, votes, self._context.settings.environment is not None)
 
     def _votes(self, answer: Answer, call_judgements: Sequence[Judgement]) -> tuple[int, int, int] | None:
         if self._context.settings.redundancy is None or answer.row["status"] == FAILED:
@@ -143,8 +147,6 @@ class _ScoresRun:
                 rows.append(row)
         return rows
 
-
-_MAX_PREDICTION_CHARS = 1_000
 
 _JUDGE_REMEDY = (
     "; raise scores.judges.sampling.max_tokens, set scores.judges.on_failed = 'rule' to fall back to the rule, or use "
@@ -190,7 +192,7 @@ class _ScoreCounts:
             self.votes.update({name: row[name] or 0 for name in _VOTES})
             if row["error"] is not None:
                 self.errors[row["error"]] += 1
-                self.judge_errors |= {row["error"]} if row["scorer"] == "judge" else set()
+                self.judge_errors |= {row["error"]} if row["scorer"] == JUDGE else set()
             if len(self.judges) > 1 and (joint := joint_verdicts(orjson.loads(row["judges"]), self.judges)):
                 self.joint.append(joint)
 
@@ -265,7 +267,9 @@ def scored_row(
     """
     row, judged = answer.row, judged or JudgeResults()
     text = agent_text(answer.segments)
-    prediction = answer.prediction if score.scorer != ENVIRONMENT else _last_turn(answer)
+    prediction = (
+        last_turn(answer.segments) if score.scorer == ENVIRONMENT or judged.of_environment else answer.prediction
+    )
     yes, no, abstained = judged.votes or (None, None, None)
     return {
         **{name: row[name] for name in COPIED_COLUMNS},
@@ -286,12 +290,6 @@ def scored_row(
     }
 
 
-def _last_turn(answer: Answer) -> str:
-    """Return the beginning of the last turn, which stands for the prediction if an environment scores."""
-    turns = [segment["text"] for segment in answer.segments if segment["kind"] not in SYSTEM_KINDS]
-    return turns[-1].strip()[:_MAX_PREDICTION_CHARS] if turns else ""
-
-
 def _f1_legacy(prediction: str, gold: Gold) -> float:
     """Return token F1 as published, to compare with published tables. For math only the first gold answer counts."""
     if gold.rule == "math":
@@ -301,7 +299,7 @@ def _f1_legacy(prediction: str, gold: Gold) -> float:
 
 SCORES_STAGE = Stage(
     name="scores",
-    version=5,
+    version=6,
     settings=ScoresSettings,
     consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),

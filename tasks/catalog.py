@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.agent.judges.answer import answer_judge_digest
-from treadle.agent.judges.model import model_judge_digest
+from treadle.agent.judges.correctness import Correctness
 from treadle.agent.judges.redundancy import redundancy_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.role_settings import RoleSettings
@@ -27,7 +27,7 @@ from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.environments.registry import traits_of
 from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
-from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
+from treadle.eval.config import RedundancyOptions, ScoresSettings
 from treadle.eval.judge_queue import check_judges
 from treadle.retriever.config import IndexSettings
 from treadle.rl.curriculum import phase_name, phase_of
@@ -300,7 +300,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     if phase_of(name) is not None:
         # No model judges: questions are selected by the same rules that rewards use.
         model, tokenizer_digest = checked_model(sampling_model(config), phase_model(config, address))
-        options = options.model_copy(update={"judges": JudgesOptions(), "redundancy": RedundancyOptions()})
+        options = options.model_copy(update={"judges": Correctness(), "redundancy": RedundancyOptions()})
     else:
         model, tokenizer_digest = checked_model(name, config.models[name])
         score_models(config, address)
@@ -309,16 +309,17 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     environment = config.environment
     check_scorers(address, environment, config.questions)
     has_answers = traits_of(environment).has_answers
-    keys = ["scores.judges.models"] if judges else []
+    keys = ["scores.judges.models"] if judges and options.judges.NEEDS_ANSWERS else []
     keys += ["scores.redundancy.model"] if options.redundancy.model is not None else []
     if keys and not has_answers:
         raise ConfigError(
             f"{address}: judges compare with gold answers, which the tasks of {environment.type} do not have: the "
-            f"environment scores its rollouts itself; leave out {' and '.join(keys)}"
+            f"environment scores its rollouts itself; leave out {' and '.join(keys)}, or set a "
+            'scores.judges.type that needs none, such as "rubric"'
         )
     voter = options.redundancy.model
     redundancy = _role(voter, config.models[voter], options.redundancy.sampling) if voter is not None else None
-    digests = (model_judge_digest(),) if judges else ()
+    digests = (options.judges.digest(),) if judges else ()
     return ScoresSettings(
         tokenizer=tokenizer_folder(model),
         tokenizer_digest=tokenizer_digest,
