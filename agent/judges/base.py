@@ -5,7 +5,7 @@ A judge of a user is a class in one file. Documented in docs/behaviour/judges.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,7 +21,9 @@ from treadle.agent.judges.views import (
 )
 from treadle.agent.role_settings import JudgeSampling
 from treadle.core.config import Operational, config_folders, digest_json, semantic_dump
+from treadle.core.errors import ConfigError
 from treadle.core.registry import Entry
+from treadle.core.untrusted.sanitize import one_line
 
 VIEWS_VERSION = 1
 """Version in the digests of judges; increment it if views are rendered differently."""
@@ -98,10 +100,25 @@ class Judge(Entry):
         return (self.prompt_text or shipped) + rubric
 
     def digest(self) -> str:
-        """Return a digest of everything that affects a reading except the model and its input."""
+        """Return a digest of everything that affects a reading except the model and its input.
+
+        Raises ConfigError as `checked_messages` does.
+        """
         given = {name: value for name, value in semantic_dump(self).items() if name not in _CHOSEN | self.UNASKED}
         bounds = [MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_ANSWER_CHARS, SEGMENT_CHARS, SEGMENT_COUNTS]
-        return digest_json([VIEWS_VERSION, bounds, given, self.messages(_EMPTY)])
+        return digest_json([VIEWS_VERSION, bounds, given, self.checked_messages(_EMPTY)])
+
+    def checked_messages(self, view: View) -> list[dict[str, str]]:
+        """Return the messages; raise ConfigError if the code of the judge fails or returns anything else."""
+        messages: Any = None
+        try:
+            messages = self.messages(view)
+            problem = "" if _are_messages(messages) else "it returned no list of messages"
+        except Exception as error:  # noqa: BLE001 - any error of a user's class
+            problem = one_line(f"{type(error).__name__}: {error}")
+        if problem:
+            raise ConfigError(f"judge {self.type}: {problem}; correct its method `messages`")
+        return list(messages)
 
     @property
     def kind(self) -> str:
@@ -127,6 +144,18 @@ class Judge(Entry):
             if isinstance(given, str):
                 texts |= _text(key, given, data.get(f"{key}_text"))
         return {**data, **texts}
+
+
+def _are_messages(found: object) -> bool:
+    """Return whether a value is a list of messages, each with texts `role` and `content`."""
+    return (
+        isinstance(found, Sequence)
+        and len(found) > 0
+        and all(
+            isinstance(one, Mapping) and all(isinstance(one.get(key), str) for key in ("role", "content"))
+            for one in found
+        )
+    )
 
 
 def _text(key: str, given: str, known: object) -> dict[str, str]:

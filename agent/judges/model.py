@@ -100,7 +100,7 @@ class ModelJudge:
         for view in self._views(case, seed):
             try:
                 return await self._model.ask(
-                    self._messages(view),
+                    self._judge.checked_messages(view),
                     cache=cache,
                     unit=f"verdict-{digest}/ask-{number}",
                     seed=seed,
@@ -118,30 +118,24 @@ class ModelJudge:
         answers = case.answers if self._judge.NEEDS_ANSWERS else None
         yield from trajectory_views(case.question, answers, case.segments, seed)
 
-    def _messages(self, view: View) -> list[dict[str, str]]:
-        try:
-            return self._judge.messages(view)
-        except Exception as error:
-            raise self._failed("messages", f"{type(error).__name__}: {error}") from error
-
     def _read(self, text: str) -> bool | Grade | None:
         """Return what a judge reads in a reply; raise StageFailed if that is nothing that a judge may return."""
         try:
             found = self._judge.read(text)
         except Exception as error:
-            raise self._failed("read", f"{type(error).__name__}: {error}") from error
+            raise self._failed(f"{type(error).__name__}: {error}") from error
         if found is None or isinstance(found, bool):
             return found
         if not isinstance(found, Grade):
-            raise self._failed("read", f"it returned {type(found).__name__}, not True, False, a Grade or None")
+            raise self._failed(f"it returned {type(found).__name__}, not True, False, a Grade or None")
         if odd := [name for name in found.parts if name not in self._judge.PARTS]:
-            raise self._failed("read", f"it returned part {odd[0]!r}, which its PARTS do not declare")
+            raise self._failed(f"it returned part {odd[0]!r}, which its PARTS do not declare")
         if odd_values := [value for value in (found.value, *found.parts.values()) if not _is_grade(value)]:
-            raise self._failed("read", f"it returned {odd_values[0]!r}, not a number from 0 to 1")
+            raise self._failed(f"it returned {odd_values[0]!r}, not a number from 0 to 1")
         return Grade(float(found.value), {name: float(value) for name, value in found.parts.items()})
 
-    def _failed(self, method: str, problem: str) -> StageFailed:
-        return StageFailed(f"judge {self._judge.type}: {one_line(problem)}; correct its method `{method}`")
+    def _failed(self, problem: str) -> StageFailed:
+        return StageFailed(f"judge {self._judge.type}: {one_line(problem)}; correct its method `read`")
 
 
 def _is_grade(value: object) -> bool:
