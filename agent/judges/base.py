@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import field_validator, model_validator
 
@@ -20,7 +20,7 @@ from treadle.agent.judges.views import (
     View,
 )
 from treadle.agent.role_settings import JudgeSampling
-from treadle.core.config import Operational, config_folders, digest_json, semantic_dump
+from treadle.core.config import config_folders, digest_json, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.registry import Entry
 from treadle.core.untrusted.sanitize import one_line
@@ -69,14 +69,18 @@ class Judge(Entry):
     way."""
     subject: Literal["answer", "trajectory"] = "answer"
     """What is judged: the answer, or everything that the agent wrote and was told."""
-    prompt: Operational[str] = ""
+    prompt: str = ""
     """System prompt instead of the shipped one: text, or a `.txt` or `.md` file next to the configuration."""
-    rubric: Operational[str] = ""
+    rubric: str = ""
     """What the judge decides by, after the system prompt: text, or a file as above."""
     prompt_text: str = ""
     """Content of `prompt`; filled in when the configuration is read."""
     rubric_text: str = ""
     """Content of `rubric`; filled in when the configuration is read."""
+
+    def effective(self) -> Self:
+        """Return the settings with texts by content, so that the place of a file does not count."""
+        return self.model_copy(update={"prompt": "", "rubric": ""})
 
     def messages(self, view: View) -> list[dict[str, str]]:
         """Return the messages that ask a model. `view.text` has the untrusted data in blocks, whose tags end in

@@ -17,6 +17,7 @@ from treadle.eval.scored_rollout import ScoredRollout
 
 CALL = [("search", "<search>q</search>"), ("result", "<result>found</result>")]
 QUESTIONS = [question("m1", ["7"], "math"), question("q1", ["Paris"])]
+OPTIONS = ("max_error_rate", "max_total_tokens", "max_concurrent")
 RUBRIC = {"type": "rubric", "rubric": "Short answers are best."}
 
 POLITE = '''
@@ -54,11 +55,9 @@ def answered(key: str, question_key: str, answer: str, domain: str = "math", **c
 
 
 def graded_by(judges: dict[str, str], *, model: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
-    """Return settings with judges of a type, whose keys are given."""
-    options = {
-        "judges": {key: keys.pop(key) for key in list(keys) if key not in ("max_error_rate", "max_total_tokens")}
-    }
-    return judged_by(judges, {**options, **keys}, **(model or {}))
+    """Return settings with judges of a type, whose keys are given; those in `OPTIONS` are keys of the stage."""
+    options = {key: keys.pop(key) for key in OPTIONS if key in keys}
+    return judged_by(judges, {**options, "judges": keys}, **(model or {}))
 
 
 def grades_by_length(request: RecordedRequest) -> str:
@@ -158,7 +157,8 @@ async def test_grades_count_towards_the_budget(tmp_path: Path) -> None:
     made = ScoresBench(tmp_path, QUESTIONS, rollouts)
     async with server(grades_by_length) as scripted:
         with pytest.raises(BudgetExceeded):
-            await made.score(graded_by({"judge": scripted.url}, **RUBRIC, max_total_tokens=50))
+            await made.score(graded_by({"judge": scripted.url}, **RUBRIC, max_total_tokens=50, max_concurrent=1))
+        assert len(asked(scripted)) == 1
 
 
 async def test_domains_that_no_question_has_are_refused(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
+from treadle.agent.judges.base import Judge
+from treadle.agent.judges.registry import JUDGES
 from treadle.agent.tools.settings import ToolSettings
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
@@ -27,6 +29,8 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.tools.registry import TOOLS
+from treadle.rl.selection.methods.base import SelectionMethod
+from treadle.rl.selection.methods.registry import METHODS
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import open_run
@@ -91,6 +95,10 @@ FIXED = {
     "McpSettings.type", "McpSettings.code_file", "McpSettings.code_sha256",
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
     "WorkspaceSettings.backend",
+    "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
+    "Correctness.type", "Correctness.code_file", "Correctness.subject",
+    "Correctness.prompt_text", "Correctness.rubric_text",
+    "Rubric.type", "Rubric.code_file", "Rubric.prompt_text", "Rubric.rubric_text",
 }  # fmt: skip
 """Keys with one possible value. The type of a server, tool or environment, and the back end of a
 workspace, change with others."""
@@ -127,8 +135,10 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "SelectionOptions.quotas": ({"qa": 5},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
-    "JudgesOptions.models": (["near"],),
-    "JudgesOptions.domains": (["qa"],),
+    "Correctness.models": (["near"],),
+    "Correctness.domains": (["qa"],),
+    "Rubric.models": (["near"],),
+    "Rubric.domains": (["qa"],),
     "RedundancyOptions.model": ("near",),
     "CurriculumSettings.sampling_model": ("near",),
     "CurriculumSettings.sigma_tool": ([0.2, 0.1, 0.05],),
@@ -280,7 +290,8 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         },
         "flow": {"stages": ["rollouts", "scores", "rl", "report"], "models": ["near", "vllm", "tutor"]},
     }
-    apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    others = {"scores": {"judges": {"type": "rubric", "rubric": "Short."}}, "selection": {"method": "random"}}
+    apart = {**tree, **others, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {
@@ -316,9 +327,10 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
     tried: dict[str, str] = {}
     for number, base in enumerate(bases):
         try_keys(tmp_path, f"r{number}", base, tried)
+    shipped = {kind for one in (TOOLS, JUDGES, METHODS) for kind in one.shipped_settings()}
     every = {
         f"{kind.__name__}.{name}"
-        for kind in sections_below(TreadleConfig) - {ToolSettings} | set(TOOLS.shipped_settings())
+        for kind in sections_below(TreadleConfig) - {ToolSettings, Judge, SelectionMethod} | shipped
         if not issubclass(kind, EnvironmentSettings) or kind in ENVIRONMENTS.shipped_settings()
         for name, field in kind.model_fields.items()
         if not is_table(field)
