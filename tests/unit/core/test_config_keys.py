@@ -16,20 +16,17 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
-from treadle.agent.judges.base import Judge
 from treadle.agent.judges.registry import JUDGES
-from treadle.agent.tools.settings import ToolSettings
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
+from treadle.core.registry import Entry
 from treadle.core.runs.execute import fingerprint_of
 from treadle.core.runs.records import json_round_trip
 from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
-from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.tools.registry import TOOLS
-from treadle.rl.selection.methods.base import SelectionMethod
 from treadle.rl.selection.methods.registry import METHODS
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
@@ -96,9 +93,9 @@ FIXED = {
     "WorkspaceSettings.type", "WorkspaceSettings.code_file", "WorkspaceSettings.code_sha256",
     "WorkspaceSettings.backend",
     "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
-    "Correctness.type", "Correctness.code_file", "Correctness.subject",
+    "Correctness.type", "Correctness.code_file", "Correctness.code_sha256", "Correctness.subject",
     "Correctness.prompt_text", "Correctness.rubric_text",
-    "Rubric.type", "Rubric.code_file", "Rubric.prompt_text", "Rubric.rubric_text",
+    "Rubric.type", "Rubric.code_file", "Rubric.code_sha256", "Rubric.prompt_text", "Rubric.rubric_text",
 }  # fmt: skip
 """Keys with one possible value. The type of a server, tool or environment, and the back end of a
 workspace, change with others."""
@@ -327,11 +324,10 @@ def test_every_changed_key_is_refused_with_its_difference_or_applied(
     tried: dict[str, str] = {}
     for number, base in enumerate(bases):
         try_keys(tmp_path, f"r{number}", base, tried)
-    shipped = {kind for one in (TOOLS, JUDGES, METHODS) for kind in one.shipped_settings()}
+    shipped = {kind for one in (ENVIRONMENTS, TOOLS, JUDGES, METHODS) for kind in one.shipped_settings()}
     every = {
         f"{kind.__name__}.{name}"
-        for kind in sections_below(TreadleConfig) - {ToolSettings, Judge, SelectionMethod} | shipped
-        if not issubclass(kind, EnvironmentSettings) or kind in ENVIRONMENTS.shipped_settings()
+        for kind in {kind for kind in sections_below(TreadleConfig) if not issubclass(kind, Entry)} | shipped
         for name, field in kind.model_fields.items()
         if not is_table(field)
     }
