@@ -7,7 +7,10 @@ columns or of their meaning raises the table's version.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -52,6 +55,18 @@ def renamed(schema: pa.Schema, **docs: str) -> list[pa.Field]:
 
 
 STRINGS = pa.list_(pa.string())
+
+PARTS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+"""Type of a column of named numbers, such as the parts of a grade: their names are data, and no table lists them."""
+
+
+def parts_cell(parts: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """Return the value of a column of parts, sorted by name, without parts that have no finite value."""
+    return [
+        {"name": name, "value": float(value)}
+        for name, value in sorted(parts.items())
+        if value is not None and math.isfinite(value)
+    ]
 
 JOB = column(
     "job",

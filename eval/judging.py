@@ -30,8 +30,8 @@ from treadle.core import steady_loop
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, ContextTooLong
-from treadle.core.parts import parts_cell
 from treadle.core.runs.stage import StageContext, WorkResult
+from treadle.core.tables import parts_cell
 from treadle.core.work_clock import timed_work
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
 from treadle.eval.config import ScoresOptions, ScoresSettings

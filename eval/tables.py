@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.parts import PARTS
-from treadle.core.tables import STRINGS, Table, column
+from treadle.core.tables import PARTS, STRINGS, Table, column
 from treadle.environments.rollouts.tables import TOOL_COUNTS
 
 SCORES = Table(

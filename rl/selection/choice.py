@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from treadle.core.errors import StageFailed
-from treadle.core.parts import parts_cell
+from treadle.core.tables import parts_cell
 from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.scoring import SUCCESS_REWARD
 from treadle.rl.selection.dispersion import GRADED, TASK, Dispersion, is_mixed

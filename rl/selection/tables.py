@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.parts import PARTS
-from treadle.core.tables import STRINGS, Table, column
+from treadle.core.tables import PARTS, STRINGS, Table, column
 
 _PROMPT = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 
