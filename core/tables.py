@@ -68,6 +68,7 @@ def parts_cell(parts: Mapping[str, float | None]) -> list[dict[str, Any]]:
         if value is not None and math.isfinite(value)
     ]
 
+
 JOB = column(
     "job",
     pa.string(),
