@@ -11,6 +11,8 @@ from treadle.agent.dialects.free import FreeDialect
 from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.dialects.tag_table import Tag
 from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.judges.base import Grade, Judge
+from treadle.agent.judges.views import View
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.user_tool import tool
@@ -33,6 +35,7 @@ from treadle.environments.scorers.base import Scorer
 from treadle.environments.stored_rollout import StoredRollout
 from treadle.rl.credit.base import CreditGroup, CreditRule
 from treadle.rl.rewards.base import GroupItem, Reward, RewardGroup, RewardRule
+from treadle.rl.selection.methods.base import Candidates, Ranking, SelectionMethod
 from treadle.rl.training_engine import RlEngine
 from treadle.sft.training_engine import SftEngine
 from treadle.stages.entry import StageEntry
@@ -45,6 +48,7 @@ __all__ = [
     "Branch",
     "Call",
     "CallContext",
+    "Candidates",
     "CreditGroup",
     "CreditRule",
     "Done",
@@ -54,13 +58,16 @@ __all__ = [
     "EventFile",
     "FreeDialect",
     "FunctionsDialect",
+    "Grade",
     "GroupItem",
+    "Judge",
     "Message",
     "ModelTurn",
     "Operator",
     "OperatorContext",
     "Outcome",
     "Plan",
+    "Ranking",
     "Recipe",
     "Reward",
     "RewardGroup",
@@ -70,6 +77,7 @@ __all__ = [
     "Score",
     "Scorer",
     "Section",
+    "SelectionMethod",
     "SftEngine",
     "Stage",
     "StageContext",
@@ -86,6 +94,7 @@ __all__ = [
     "ToolSchema",
     "Trajectory",
     "TreadleError",
+    "View",
     "as_data",
     "column",
     "mark_complete",

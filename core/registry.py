@@ -116,7 +116,8 @@ class Registry(Generic[T_Entry]):
             raise ValueError(
                 f'a key `type` is needed, such as {{ type = "{self.example}" }}; known: {", ".join(self.known())}'
             )
-        given = {**data, "type": name}
+        # The digest is that of the file as it is now, whatever was stored.
+        given = {key: value for key, value in data.items() if key != "code_sha256"} | {"type": name}
         file = find_code_file(name, given.get("code_file"), self.key)
         if file is not None:
             given |= {"code_file": file, "code_sha256": file_sha256(file)}

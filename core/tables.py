@@ -8,6 +8,7 @@ columns or of their meaning raises the table's version.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +60,16 @@ STRINGS = pa.list_(pa.string())
 PARTS = pa.list_(
     pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("value", pa.float64(), nullable=False)])
 )
-"""Named parts of a score or a reward, sorted by name; see `part_items`."""
+"""Named parts of a score, a reward or a grade, sorted by name; see `part_items`. No table lists their names."""
 
 
 def part_items(parts: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """Return parts as items of a column of type `PARTS`; those without a value are left out."""
-    return [{"name": name, "value": value} for name, value in sorted(parts.items()) if value is not None]
+    """Return parts as items of a column of type `PARTS`; those without a finite value are left out."""
+    return [
+        {"name": name, "value": float(value)}
+        for name, value in sorted(parts.items())
+        if value is not None and math.isfinite(value)
+    ]
 
 
 JOB = column(

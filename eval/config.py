@@ -5,38 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from treadle.agent.role_settings import JudgeSampling, RoleSettings
+from treadle.agent.judges.correctness import Correctness
+from treadle.agent.judges.registry import AnyJudge
+from treadle.agent.role_settings import RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
 from treadle.environments.registry import AnyEnvironment
 from treadle.environments.scorers.registry import AnyScorer
-
-
-class JudgesOptions(Section):
-    """Judge models for answers that the rules do not accept."""
-
-    models: tuple[str, ...] = ()
-    """Names of judge models under `models`. The majority of several judges decides; in a tie, the rule decides. If
-    empty, only rules are used."""
-    domains: tuple[Literal["math", "qa"], ...] = ("math",)
-    """Kinds of questions whose answers are judged, named by the rule that decides otherwise. A judged answer scores 1
-    or 0."""
-    sampling: JudgeSampling = JudgeSampling()
-    """Sampling settings of the judges."""
-    on_failed: Literal["exclude", "rule"] = "exclude"
-    """Treatment of an answer for which no judge returned a verdict that can be parsed. `exclude`: the answer has no
-    verdict and is left out of every mean. `rule`: the rule's verdict (wrong) is kept. These answers are counted either
-    way."""
-
-    @field_validator("models")
-    @classmethod
-    def _check_models(cls, models: tuple[str, ...]) -> tuple[str, ...]:
-        if twice := [name for name in models if models.count(name) > 1]:
-            raise ValueError(f"{twice[0]!r} is listed twice; list each judge once")
-        return models
 
 
 class VoteSampling(Sampling):
@@ -80,8 +58,8 @@ class ScoresOptions(Section):
     symbolic_workers: Operational[Annotated[int, Field(ge=1, le=64)]] = 1
     """Number of worker processes for symbolic comparison."""
 
-    judges: Revisable[JudgesOptions] = JudgesOptions()
-    """Judge models for answers that the rules do not accept."""
+    judges: Revisable[AnyJudge] = Correctness()
+    """Judge models for answers that the rules do not accept, or for trajectories."""
 
     redundancy: Revisable[RedundancyOptions] = RedundancyOptions()
     """Model that votes on redundant tool calls."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.agent.judges.model import model_judge_digest
+from treadle.agent.judges.correctness import Correctness
 from treadle.agent.judges.redundancy import redundancy_judge_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address, phase_of
 from treadle.environments.registry import traits_of
-from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresOptions, ScoresSettings
+from treadle.eval.config import RedundancyOptions, ScoresOptions, ScoresSettings
 from treadle.eval.judge_queue import check_judges
 from treadle.eval.scores import SCORES_STAGE
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
@@ -31,23 +31,24 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
     model, tokenizer_digest = checked_model(sampled.name, sampled.model)
     if phase_of(address.qualifier) is not None:
         # No model judges: questions are selected by the same rules that rewards use.
-        options = options.model_copy(update={"judges": JudgesOptions(), "redundancy": RedundancyOptions()})
+        options = options.model_copy(update={"judges": Correctness(), "redundancy": RedundancyOptions()})
     else:
         score_models(plan, address)
     judges = {judge: role_of(judge, plan.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges)
     environment = plan.environment
     has_answers = traits_of(environment).has_answers
-    keys = ["scores.judges.models"] if judges else []
+    keys = ["scores.judges.models"] if judges and options.judges.NEEDS_ANSWERS else []
     keys += ["scores.redundancy.model"] if options.redundancy.model is not None else []
     if keys and not has_answers:
         raise ConfigError(
             f"{address}: judges compare with gold answers, which the tasks of {environment.type} do not have: the "
-            f"environment scores its rollouts itself; leave out {' and '.join(keys)}"
+            f"environment scores its rollouts itself; leave out {' and '.join(keys)}, or set a "
+            'scores.judges.type that needs none, such as "rubric"'
         )
     voter = options.redundancy.model
     redundancy = role_of(voter, plan.models[voter], options.redundancy.sampling) if voter is not None else None
-    digests = (model_judge_digest(),) if judges else ()
+    digests = (options.judges.digest(),) if judges else ()
     return ScoresSettings(
         tokenizer=tokenizer_folder(model),
         tokenizer_digest=tokenizer_digest,

@@ -7,30 +7,31 @@ therefore judged once even if many rollouts gave it, and earlier judgements are 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import orjson
 
 from treadle.agent.dialects.base import Segment
-from treadle.agent.judges.base import Case
-from treadle.agent.judges.model import MAX_PREDICTION_CHARS, model_judge_digest
+from treadle.agent.judges.base import Judge
+from treadle.agent.judges.cases import Case
 from treadle.agent.judges.redundancy import VoteCase, redundancy_judge_digest
 from treadle.agent.judges.rules import case_digest
+from treadle.agent.judges.views import MAX_PREDICTION_CHARS
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.engines.config import VllmServer
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.seeds import derive_seed
-from treadle.environments.scorers.registry import scorer_named
+from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.environments.scorers.scoring import FAILED
 from treadle.eval.answers import Answer
 from treadle.eval.config import ScoresSettings
+from treadle.eval.lengths import last_turn
 
-CORRECTNESS: Literal["correctness"] = "correctness"
-REDUNDANCY: Literal["redundancy"] = "redundancy"
+REDUNDANCY = "redundancy"
+"""Kind of votes on calls; the other kinds are those of judges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Judgement:
     """One request to one judge. `key` is its owner in the journal."""
 
     key: str
-    kind: Literal["correctness", "redundancy"]
+    kind: str
     judge: str
     """Name of the model in the configuration."""
     answer: Answer
@@ -63,9 +64,10 @@ class JudgeQueue:
         """Check the judges. `trained`: digests of this run's checkpoints that judge. Raise as `check_judges` does."""
         check_judges(settings.judges)
         self._settings = settings
-        self._judges = {
-            name: _identity(role, model_judge_digest(), trained=trained) for name, role in settings.judges.items()
-        }
+        self.judge: Judge = settings.options.judges
+        self._is_environment = settings.environment is not None
+        digest = self.judge.digest() if settings.judges else ""
+        self._judges = {name: _identity(role, digest, trained=trained) for name, role in settings.judges.items()}
         votes = settings.options.redundancy.votes
         self._redundancy = _identity(settings.redundancy, redundancy_judge_digest(), votes, trained)
 
@@ -74,30 +76,57 @@ class JudgeQueue:
         """True if no judge is configured."""
         return not self._judges and self._settings.redundancy is None
 
-    def uses_judges(self, answer: Answer) -> bool:
-        """Return whether answers to this question are judged if the rule does not accept them."""
-        if not self._judges:
-            return False
-        scorer = scorer_named(answer.gold.rule, self._settings.scorers)
-        return scorer.JUDGED_AS in self._settings.options.judges.domains
+    def decides(self, answer: Answer) -> bool:
+        """Return whether judges decide about answers to this question if the rule does not accept them."""
+        return self._is_judged(answer) and self.judge.NEEDS_ANSWERS
 
     def needs_rule_score(self, answer: Answer) -> bool:
         """Return whether the rule score decides if a judge is asked, so that it has to be stored in the journal."""
-        return self.uses_judges(answer) and answer.is_answered and bool(answer.prediction.strip())
+        return (
+            self.decides(answer)
+            and answer.is_answered
+            and bool(answer.gold.answers)
+            and bool(answer.prediction.strip())
+        )
 
-    def answer_judgements(self, answer: Answer, rule: Score) -> list[Judgement]:
-        """Return the judgements to request for an answer, given its rule score; empty if the rule settles it.
+    def judgements(self, answer: Answer, rule: Score | None) -> list[Judgement]:
+        """Return the judgements to request for an answer or its trajectory; empty if the rule settles it.
 
-        A prediction longer than `MAX_PREDICTION_CHARS` stays wrong and is not shown to a judge.
+        `rule` is its rule score, required if `needs_rule_score` returns True. A prediction longer than
+        `MAX_PREDICTION_CHARS` stays wrong and is not compared with gold answers by a judge.
         """
-        if not self.needs_rule_score(answer) or rule.correct or rule.scorer == "choice":
+        if self.judge.NEEDS_ANSWERS:
+            if not self.needs_rule_score(answer) or rule is None or rule.correct or rule.scorer == "choice":
+                return []
+            if len(answer.prediction) > MAX_PREDICTION_CHARS:
+                return []
+        elif not self._is_judged(answer) or not self._has_subject(answer):
             return []
-        if len(answer.prediction) > MAX_PREDICTION_CHARS:
-            return []
+        case = self._case(answer)
         return [
-            Judgement(case_digest(self._case(answer), identity), CORRECTNESS, name, answer)
+            Judgement(case_digest(case, identity), self.judge.kind, name, answer)
             for name, identity in self._judges.items()
         ]
+
+    def prediction(self, answer: Answer) -> str:
+        """Return the answer that is judged: the extracted one, or the last turn if an environment scores."""
+        return last_turn(answer.segments) if self._is_environment else answer.prediction
+
+    def _is_judged(self, answer: Answer) -> bool:
+        domains = self.judge.domains
+        return bool(self._judges) and (not domains or bool(self._kinds(answer) & {*domains}))
+
+    def _kinds(self, answer: Answer) -> set[str]:
+        """Return the names by which `domains` may mean the answers to a question: of its scorer, and of its kind."""
+        rule = answer.gold.rule
+        return {rule} if self._is_environment else {rule, scorer_named(rule, self._settings.scorers).JUDGED_AS}
+
+    def _has_subject(self, answer: Answer) -> bool:
+        """Return whether there is something to judge: of an environment that scores, unfinished episodes as well."""
+        if self.judge.subject == "trajectory":
+            return answer.row["status"] != FAILED if self._is_environment else answer.is_answered
+        has_ended = answer.has_ended if self._is_environment else answer.is_answered
+        return has_ended and bool(self.prediction(answer).strip())
 
     def call_judgements(self, answer: Answer) -> list[Judgement]:
         """Return the judgements on redundant calls; empty without calls or if infrastructure ended the rollout."""
@@ -110,12 +139,11 @@ class JudgeQueue:
 
     def about(self, answer: Answer, rule: Score | None) -> Iterator[Judgement]:
         """Yield all judgements to request for a rollout. `rule` is required if `needs_rule_score` returns True."""
-        if rule is not None:
-            yield from self.answer_judgements(answer, rule)
+        yield from self.judgements(answer, rule)
         yield from self.call_judgements(answer)
 
     def case(self, judgement: Judgement, deadline: float) -> Case:
-        """Return the judge's input for an answer."""
+        """Return the judge's input for an answer or a trajectory."""
         return self._case(judgement.answer, derive_seed(self._settings.seed, judgement.key), deadline)
 
     def vote_case(self, judgement: Judgement, deadline: float) -> VoteCase:
@@ -124,24 +152,38 @@ class JudgeQueue:
         return VoteCase(
             question=answer.gold.asked,
             answers=answer.gold.answers,
-            segments=[Segment(part["kind"], part["text"], 0, 0) for part in answer.segments],
+            segments=_segments(answer),
             seed=derive_seed(self._settings.seed, judgement.key),
             session=answer.row["question_key"],
             deadline=deadline,
         )
 
     def _case(self, answer: Answer, seed: int = 0, deadline: float = 0.0) -> Case:
+        gold, of_answer = answer.gold, self.judge.subject == "answer"
         return Case(
-            question=answer.gold.asked,
-            answers=answer.gold.answers,
-            choices=answer.gold.choices,
-            domain=answer.gold.rule,
-            prediction=answer.prediction,
-            answered=answer.is_answered,
+            question=gold.asked,
+            answers=gold.answers if self.judge.NEEDS_ANSWERS else (),
+            choices=gold.choices,
+            domain=gold.rule,
+            prediction=self.prediction(answer) if of_answer else "",
+            answered=True,
             seed=seed,
             session=answer.row["question_key"],
             deadline=deadline,
+            segments=() if of_answer else _segments(answer),
         )
+
+
+def check_domains(judge: Judge, rules: Collection[str]) -> None:
+    """Raise StageFailed if a judge is asked about a rule that does not exist and that no question of the run has."""
+    if unknown := sorted(set(judge.domains) - {*rules, *SCORERS.known()}):
+        raise StageFailed(
+            f"scores.judges.domains names {unknown[0]!r}, but the rules of the questions are {', '.join(sorted(rules))}"
+        )
+
+
+def _segments(answer: Answer) -> list[Segment]:
+    return [Segment(part["kind"], part["text"], 0, 0) for part in answer.segments]
 
 
 def _identity(role: RoleSettings | None, prompts: str, votes: int = 1, trained: Sequence[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Ask judge models, as part of the stage `scores`: verdicts on answers, and votes on redundant tool calls.
+"""Ask judge models, as part of the stage `scores`: about answers and trajectories, and for votes on redundant calls.
 
 Each judgement owns its records in the journal, under a digest of everything it depends on. Every reply is cached there,
 and the finished row is one record. The journal outlives results and settings, so no request is paid for twice. Rule
@@ -20,7 +20,7 @@ import orjson
 
 from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
 from treadle.agent.jobs.stage import JobStage
-from treadle.agent.judges.base import Verdict
+from treadle.agent.judges.cases import Verdict
 from treadle.agent.judges.model import ModelJudge
 from treadle.agent.judges.redundancy import RedundancyJudge, Vote, cached_votes
 from treadle.agent.judges.rules import SymbolicLimits, rules_digest
@@ -31,11 +31,12 @@ from treadle.core.answers.score import Score
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.errors import ArtifactError, ContextTooLong
 from treadle.core.runs.stage import StageContext, WorkResult
+from treadle.core.tables import part_items
 from treadle.core.work_clock import timed_work
 from treadle.environments.scorers.base import no_verdict
 from treadle.eval.answers import Answer, answers, open_scorers
 from treadle.eval.config import ScoresOptions, ScoresSettings
-from treadle.eval.judge_queue import CORRECTNESS, REDUNDANCY, Judgement, JudgeQueue
+from treadle.eval.judge_queue import REDUNDANCY, Judgement, JudgeQueue, check_domains
 from treadle.eval.lengths import load_tokenizer
 from treadle.eval.tables import JUDGEMENTS
 from treadle.eval.verdicts import FAILED as UNREADABLE
@@ -67,7 +68,7 @@ class Judging(JobStage[Judgement]):
     def store_rule_scores(self) -> None:
         """Compute and store the rule scores of answers that a judge may be asked about."""
         options = self._options
-        if not self.settings.judges:
+        if not self.settings.judges or not self.judge_queue.judge.NEEDS_ANSWERS:
             return
         with open_scorers(self.settings) as scorers, ThreadPoolExecutor(options.symbolic_workers) as threads:
             for batch in self._batches():
@@ -76,6 +77,15 @@ class Judging(JobStage[Judgement]):
                 for answer, score in zip(unknown, threads.map(scorers.rule_score, unknown), strict=True):
                     if score.error is None:  # A failed score is not stored, so that the next attempt computes it again.
                         self._journal.append(RULES, self._rule_unit(answer), orjson.dumps(asdict(score)))
+
+    def rules(self) -> set[str]:
+        """Return the rules of the run's questions."""
+        pairs = {
+            (row["scorer"], row["domain"])
+            for table in self._context.inputs["questions"]
+            for row in table.rows(("scorer", "domain"))
+        }
+        return {scorer or domain for scorer, domain in pairs}
 
     async def work(self) -> WorkResult:
         """Make the pending judgements."""
@@ -98,6 +108,8 @@ class Judging(JobStage[Judgement]):
             if vote is None:
                 return None
             said = _vote_fields(vote)
+        if said["grade"] is not None:  # Which grades are right may have changed since.
+            said = {**said, "correct": self.judge_queue.judge.is_correct(said["grade"])}
         # The judge and the rollout may have had other names when the judgement was made.
         return {**_head(judgement), **said}
 
@@ -107,7 +119,8 @@ class Judging(JobStage[Judgement]):
         if row is None:
             return JudgeVerdict(None, FALLBACK_RULE)
         status = PARSED if row["status"] == PARSED else UNREADABLE
-        return JudgeVerdict(row["correct"], status, tuple(row["replies"]))
+        parts = {part["name"]: part["value"] for part in row["parts"]}
+        return JudgeVerdict(row["correct"], status, tuple(row["replies"]), row["grade"], parts)
 
     def stored_rule_score(self, answer: Answer) -> Score | None:
         """Return the stored rule score of an answer, or None if none is stored."""
@@ -147,10 +160,11 @@ class Judging(JobStage[Judgement]):
         settings, options = self.settings, self._options
         open_names = {(judgement.kind, judgement.judge) for judgement in self._open_jobs()}
         for name, role in settings.judges.items():
-            if (CORRECTNESS, name) not in open_names:
+            judge = self.judge_queue.judge
+            if (judge.kind, name) not in open_names:
                 continue
             model = await sessions.model(role.name, role.model, role.tokenizer_digest)
-            self._judges[name] = ModelJudge(model.for_role("judge", role.sampling))
+            self._judges[name] = ModelJudge(model.for_role("judge", role.sampling), judge)
         if (voter := settings.redundancy) is not None and (REDUNDANCY, voter.name) in open_names:
             model = await sessions.model(voter.name, voter.model, voter.tokenizer_digest)
             asked = model.for_role("redundancy", voter.sampling)
@@ -162,7 +176,7 @@ class Judging(JobStage[Judgement]):
         if self._budget.is_limited:
             known = self._counted.setdefault(job.key, set())
             cache = CountingCache(cache, lambda _, *tokens: self._budget.count(self._role(job).model, *tokens), known)
-        ask = self._judge_answer if job.kind == CORRECTNESS else self._judge_calls
+        ask = self._judge_calls if job.kind == REDUNDANCY else self._judge
         with timed_work() as clock:
             said = await ask(job, cache, clock.time() + self._options.judgement_time_s)
         # Without a reply there is no verdict to store, so the judgement stays pending.
@@ -176,10 +190,11 @@ class Judging(JobStage[Judgement]):
         self._counts[said["status"]] += 1
         self._context.progress.advance(1, **self._counts)
 
-    async def _judge_answer(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
-        verdict = await self._judges[judgement.judge].verdict(self.judge_queue.case(judgement, deadline), cache)
-        facts = {"prediction": judgement.answer.prediction, "correct": verdict.correct}
-        return _said(verdict, verdict.correct is not None, **facts)
+    async def _judge(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
+        case = self.judge_queue.case(judgement, deadline)
+        verdict = await self._judges[judgement.judge].verdict(case, cache)
+        facts = {"prediction": case.prediction, "correct": verdict.correct, "grade": verdict.grade}
+        return _said(verdict, verdict.correct is not None, **facts, parts=part_items(verdict.parts))
 
     async def _judge_calls(self, judgement: Judgement, cache: CallCache, deadline: float) -> dict[str, Any]:
         assert self._redundancy is not None, "votes need a judge"
@@ -193,7 +208,7 @@ class Judging(JobStage[Judgement]):
                 self._budget.count(self._role(judgement).model, row["prompt_tokens"], row["completion_tokens"])
 
     def _role(self, judgement: Judgement) -> RoleSettings:
-        if judgement.kind == CORRECTNESS:
+        if judgement.kind != REDUNDANCY:
             return self.settings.judges[judgement.judge]
         assert self.settings.redundancy is not None
         return self.settings.redundancy
@@ -223,7 +238,8 @@ def work(context: StageContext) -> WorkResult:
     judging = Judging(context)
     if judging.judge_queue.is_empty:
         return WorkResult()
-    # Fail on a bad tokenizer before any request is paid for.
+    # Fail on a wrong domain or a bad tokenizer before any request is paid for.
+    check_domains(judging.judge_queue.judge, judging.rules())
     load_tokenizer(judging.settings.tokenizer, judging.settings.tokenizer_digest)
     judging.store_rule_scores()
     return steady_loop.run(judging.work())
@@ -248,6 +264,8 @@ def _said(reply: Verdict | Vote, is_parsed: bool, **facts: Any) -> dict[str, Any
     return {
         "prediction": "",
         "correct": None,
+        "grade": None,
+        "parts": [],
         **dict.fromkeys(("votes_yes", "votes_no", "votes_abstained")),
         **facts,
         "status": PARSED if is_parsed else UNREADABLE,
@@ -260,7 +278,7 @@ def _said(reply: Verdict | Vote, is_parsed: bool, **facts: Any) -> dict[str, Any
 
 def _is_final(row: Mapping[str, Any]) -> bool:
     """Return whether a row of `judgements` is complete: some votes on a trajectory may be missing."""
-    if row["kind"] == CORRECTNESS:
+    if row["kind"] != REDUNDANCY:
         return bool(row["replies"])
     return bool(len(row["replies"]) == row["votes_yes"] + row["votes_no"] + row["votes_abstained"])
 

@@ -117,7 +117,8 @@ def _verdicts(given: ScoresSettings) -> dict[str, str]:
     }
     if not given.judges:
         return found
-    found |= {"judges.domains": _names(sorted(judges.domains)), "judges.on_failed": judges.on_failed}
+    found |= {"judges.type": judges.type, "judges.domains": _names(sorted(judges.domains)) or "all"}
+    found |= {"judges.on_failed": judges.on_failed}
     found |= {f"model or sampling of judge {name}": _identity(role) for name, role in given.judges.items()}
     return found | {"prompts of judges": "".join(given.judge_digests[:1])}
 

@@ -6,7 +6,7 @@ are counted as they are and no beginning-of-text token is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import pyarrow as pa
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
+
+_MAX_TURN_CHARS = 1_000
 
 
 def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
@@ -35,6 +37,12 @@ def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
 def agent_text(segments: Iterable[Mapping[str, Any]]) -> str:
     """Return the text that the agent wrote: everything except results, messages and frames."""
     return "".join(segment["text"] for segment in segments if segment["kind"] not in SYSTEM_KINDS)
+
+
+def last_turn(segments: Sequence[Mapping[str, Any]]) -> str:
+    """Return the beginning of the last turn, which stands for the prediction if an environment scores."""
+    turns = [segment["text"] for segment in segments if segment["kind"] not in SYSTEM_KINDS]
+    return turns[-1].strip()[:_MAX_TURN_CHARS] if turns else ""
 
 
 def count_agent_ids(samples: pa.ListArray) -> list[int]:

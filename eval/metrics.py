@@ -216,6 +216,9 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 verdict if the figure does not need one."""
 
 
+JUDGED = "judge:"
+"""Prefix of the figures of one number that a judge declares, followed by its name."""
+
 CALLS_OF, SUCCESS_OF = "calls:", "call_success:"
 """Prefixes of the figures of one tool, followed by its name."""
 
@@ -260,7 +263,12 @@ PARTS: Mapping[str, Figure] = MappingProxyType(
 )
 """Figures of the parts that the shipped scorers declare, in their order; they follow the main figures."""
 
-_OF_ONE = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of, PART: _part_of}
+
+def _judged(part: str) -> Figure:
+    return Figure(f"{part}, by judges", part, _mean(lambda rollout: rollout.judge_parts.get(part)), _SHARE)
+
+
+_OF_ONE = {CALLS_OF: _calls_of, SUCCESS_OF: _success_of, PART: _part_of, JUDGED: _judged}
 _AFTER = {"calls_requested": CALLS_OF, "call_success": SUCCESS_OF}
 """Figure of all calls -> prefix of the figures of single tools, which follow it."""
 
@@ -269,7 +277,7 @@ MAIN_FIGURES = ("score", "reward")
 
 
 def figure_of(name: str) -> Figure | None:
-    """Return a figure by name: one of `FIGURES`, of a part, or of a tool; None for anything else, such as pass@k."""
+    """Return a figure by name: one of `FIGURES`, of a part, tool or judge; None for anything else, such as pass@k."""
     of_one = next((make for prefix, make in _OF_ONE.items() if name.startswith(prefix)), None)
     return (FIGURES.get(name) or PARTS.get(name)) if of_one is None else of_one(name.partition(":")[2])
 
@@ -277,7 +285,7 @@ def figure_of(name: str) -> Figure | None:
 def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> list[str]:
     """Return the names of the figures that a data set has, given the rollouts of a model on it.
 
-    Each of `tools` has figures of its own, also if the model did not call it.
+    Each of `tools` has figures of its own, also if the model did not call it, and each number of the judges.
     """
     given = list(rollouts)
     is_of_rewards = any(rollout.is_reward for rollout in given)
@@ -287,7 +295,8 @@ def figures_of(rollouts: Iterable[ScoredRollout], tools: Sequence[str] = ()) -> 
     of_tools = {name: [f"{_AFTER[name]}{tool}" for tool in tools] for name in names if name in _AFTER}
     found = [one for name in names for one in (name, *of_tools.get(name, ()))]
     place = max(found.index(name) for name in MAIN_FIGURES if name in found) + 1
-    return [*found[:place], *_part_figures(given), *found[place:]]
+    judged = sorted({part for rollout in given for part in rollout.judge_parts})
+    return [*found[:place], *_part_figures(given), *found[place:], *(f"{JUDGED}{part}" for part in judged)]
 
 
 def _part_figures(rollouts: Iterable[ScoredRollout]) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
 
 from treadle.environments.rollouts.tool_counts import OTHERS
+from treadle.eval.verdicts import mean_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class ScoredRollout:
     """Votes on redundant calls; None if no judge was asked."""
     judge_verdicts: tuple[tuple[str, bool | None], ...] = ()
     """Judges asked about the answer, by name, with their verdicts; None if the reply cannot be parsed."""
+    judge_parts: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that the judges declare, the mean over the judges of each."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ScoredRollout:
@@ -100,8 +103,16 @@ class ScoredRollout:
         # These texts repeat in many rollouts; interning stores each once.
         fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
         tools = _shared(tuple(ToolCalls(**calls) for calls in row["tools"]))
-        parts = _shared_parts(tuple((part["name"], part["value"]) for part in row["parts"]))
-        return cls(**fields, parts=parts, tools=tools, votes=votes, judge_verdicts=_judge_verdicts(row["judges"]))
+        # Skip parsing in the common case without judges.
+        said = {} if row["judges"] == "{}" else orjson.loads(row["judges"])
+        return cls(
+            **fields,
+            parts=_shared_parts(tuple((part["name"], part["value"]) for part in row["parts"])),
+            tools=tools,
+            votes=votes,
+            judge_verdicts=_judge_verdicts(said),
+            judge_parts=mean_parts(one.get("parts", {}) for one in said.values()),
+        )
 
     def part(self, name: str) -> float | None:
         """Return a part of the score; None if it has none of this name."""
@@ -148,15 +159,13 @@ def _shared_parts(parts: tuple[tuple[str, float], ...]) -> tuple[tuple[str, floa
     return tuple((sys.intern(name), value) for name, value in parts)
 
 
-def _judge_verdicts(judges: str) -> tuple[tuple[str, bool | None], ...]:
-    """Parse names and verdicts of judges from the column `judges`."""
-    # Skip parsing in the common case without judges.
-    said = {} if judges == "{}" else orjson.loads(judges)
+def _judge_verdicts(said: Mapping[str, Any]) -> tuple[tuple[str, bool | None], ...]:
+    """Return names and verdicts of judges from the column `judges`."""
     return tuple((sys.intern(name), said[name]["verdict"]) for name in sorted(said))
 
 
 _VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
-_COMPUTED = ("tools", "parts", "has_rare_tools", "votes", "judge_verdicts")
+_COMPUTED = ("tools", "parts", "has_rare_tools", "votes", "judge_verdicts", "judge_parts")
 _FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in _COMPUTED)
 _REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")

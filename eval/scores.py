@@ -13,7 +13,6 @@ from typing import Any
 
 import orjson
 
-from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import Score
 from treadle.core.chat import ChatTokenizer
@@ -26,12 +25,13 @@ from treadle.eval.answers import COPIED_COLUMNS, Answer, answers, open_scorers
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
 from treadle.eval.judging import Judging, work
-from treadle.eval.lengths import agent_text, load_tokenizer, reasoning_tokens
+from treadle.eval.lengths import agent_text, last_turn, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
 from treadle.eval.tables import JUDGEMENTS, SCORES
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import (
     FALLBACK_RULE,
+    JUDGE,
     JudgeVerdict,
     agreement,
     binary_score,
@@ -47,6 +47,7 @@ class JudgeResults:
     status: str | None = None
     judge_verdicts: Mapping[str, JudgeVerdict] = field(default_factory=dict)
     votes: tuple[int, int, int] | None = None
+    """Whether the environment would have scored the rollout."""
 
 
 def run_scores(context: StageContext) -> Mapping[str, Any]:
@@ -94,7 +95,7 @@ class _ScoresRun:
     def _write(self, batch: Sequence[Answer], rules: Sequence[Score], scorers: OpenScorers) -> None:
         rows, judgements = [], []
         for answer, rule in zip(batch, rules, strict=True):
-            answer_judgements = self._judging.judge_queue.answer_judgements(answer, rule)
+            answer_judgements = self._judging.judge_queue.judgements(answer, rule)
             call_judgements = self._judging.judge_queue.call_judgements(answer)
             score, judged = self._judge(answer, rule, answer_judgements, call_judgements)
             rows.append(scored_row(answer, score, scorers.scorer_of(answer.task).scorer, judged, self._encoder))
@@ -108,10 +109,11 @@ class _ScoresRun:
         self, answer: Answer, rule: Score, answer_judgements: Sequence[Judgement], call_judgements: Sequence[Judgement]
     ) -> tuple[Score, JudgeResults]:
         judging, status = self._judging, None
-        score = binary_score(rule) if judging.judge_queue.uses_judges(answer) else rule
+        score = binary_score(rule) if judging.judge_queue.decides(answer) else rule
         judge_verdicts = {judgement.judge: judging.judge_verdict(judgement) for judgement in answer_judgements}
         if judge_verdicts:
-            score, status = decide(rule, list(judge_verdicts.values()), self._options.judges.on_failed)
+            judge = judging.judge_queue.judge
+            score, status = decide(rule, list(judge_verdicts.values()), judge.on_failed, judge.is_correct)
         return score, JudgeResults(status, judge_verdicts, self._votes(answer, call_judgements))
 
     def _votes(self, answer: Answer, call_judgements: Sequence[Judgement]) -> tuple[int, int, int] | None:
@@ -134,8 +136,6 @@ class _ScoresRun:
                 rows.append(row)
         return rows
 
-
-_MAX_PREDICTION_CHARS = 1_000
 
 _JUDGE_REMEDY = (
     "; raise scores.judges.sampling.max_tokens, set scores.judges.on_failed = 'rule' to fall back to the rule, or use "
@@ -181,7 +181,7 @@ class _ScoreCounts:
             self.votes.update({name: row[name] or 0 for name in _VOTES})
             if row["error"] is not None:
                 self.errors[row["error"]] += 1
-                self.judge_errors |= {row["error"]} if row["scorer"] == "judge" else set()
+                self.judge_errors |= {row["error"]} if row["scorer"] == JUDGE else set()
             if len(self.judges) > 1 and (joint := joint_verdicts(orjson.loads(row["judges"]), self.judges)):
                 self.joint.append(joint)
 
@@ -261,7 +261,7 @@ def scored_row(
     row, judged = answer.row, judged or JudgeResults()
     text = agent_text(answer.segments)
     is_scored = score.scorer != STATUS
-    prediction = _last_turn(answer) if is_scored and scorer.READS == "rollout" else answer.prediction
+    prediction = last_turn(answer.segments) if is_scored and scorer.READS == "rollout" else answer.prediction
     yes, no, abstained = judged.votes or (None, None, None)
     return {
         **{name: row[name] for name in COPIED_COLUMNS},
@@ -284,12 +284,6 @@ def scored_row(
         "votes_no": no,
         "votes_abstained": abstained,
     }
-
-
-def _last_turn(answer: Answer) -> str:
-    """Return the beginning of the last turn, which stands for the prediction if the whole rollout is scored."""
-    turns = [segment["text"] for segment in answer.segments if segment["kind"] not in SYSTEM_KINDS]
-    return turns[-1].strip()[:_MAX_PREDICTION_CHARS] if turns else ""
 
 
 SCORES_STAGE = Stage(

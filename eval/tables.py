@@ -78,7 +78,8 @@ SCORES = Table(
             column(
                 "judges",
                 pa.string(),
-                "JSON object: judge asked about the answer -> {verdict, status, raw}, statuses as in `judge_status`",
+                "JSON object: judge asked about it -> {verdict, status, raw}, with a grade also {grade, parts}; "
+                "statuses as in `judge_status`",
             ),
             column(
                 "votes_yes",
@@ -96,7 +97,7 @@ SCORES = Table(
 
 JUDGEMENTS = Table(
     "judgements",
-    1,
+    2,
     ("judgement_key",),
     pa.schema(
         [
@@ -105,13 +106,19 @@ JUDGEMENTS = Table(
                 pa.string(),
                 "32 hex digits: digest of judge, prompts, and everything that it was asked about",
             ),
-            column("kind", pa.string(), "correctness: of an answer; redundancy: of the calls of a trajectory"),
+            column(
+                "kind",
+                pa.string(),
+                "redundancy: votes on the calls of a trajectory; else the type of the judge, such as correctness",
+            ),
             column("judge", pa.string(), "name of the model in the configuration"),
             column("question_key", pa.string(), "the question"),
             column("rollout_key", pa.string(), "the trajectory, or the first one with this answer"),
-            column("prediction", pa.string(), "the answer; empty for votes on calls"),
+            column("prediction", pa.string(), "the answer; empty if the trajectory is judged"),
             column("status", pa.string(), "parsed, or failed: no reply could be parsed"),
             column("correct", pa.bool_(), "the verdict on the answer; null without one", nullable=True),
+            column("grade", pa.float64(), "the grade; null for verdicts and votes", nullable=True),
+            column("parts", PARTS, "numbers that belong to the grade, by the names that the judge declares"),
             column("votes_yes", pa.int32(), "votes that there is a wasted call; null for answers", nullable=True),
             column("votes_no", pa.int32(), "votes that there is none", nullable=True),
             column("votes_abstained", pa.int32(), "replies without a vote", nullable=True),

@@ -6,8 +6,8 @@ Documented in docs/behaviour/scores.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from treadle.core.answers.score import Score
@@ -18,21 +18,28 @@ PARSED: Literal["parsed"] = "parsed"
 FALLBACK_RULE: Literal["fallback_rule"] = "fallback_rule"
 FAILED: Literal["failed"] = "failed"
 
+JUDGE = "judge"
+"""Name in the column `scorer` if judges decided."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgeVerdict:
-    """Result of one judge for one answer. `verdict` is None unless `status` is `parsed`.
+    """Result of one judge for one answer or trajectory. `verdict` is None unless `status` is `parsed`.
 
     `failed`: the reply could not be parsed. `fallback_rule`: the judge could not be asked, and the user accepted that.
+    `grade` is None for a judge that gives verdicts; `parts` are the numbers that it declares.
     """
 
     verdict: bool | None
     status: Status
     raw: tuple[str, ...] = ()
+    grade: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-compatible dict."""
-        return asdict(self)
+        """Return a JSON-compatible dict; `grade` and `parts` only if there is a grade."""
+        said = asdict(self)
+        return said if self.grade is not None else {name: said[name] for name in ("verdict", "status", "raw")}
 
 
 def binary_score(rule: Score) -> Score:
@@ -41,23 +48,39 @@ def binary_score(rule: Score) -> Score:
 
 
 def decide(
-    rule: Score, judge_verdicts: Sequence[JudgeVerdict], on_failed: Literal["exclude", "rule"]
+    rule: Score,
+    judge_verdicts: Sequence[JudgeVerdict],
+    on_failed: Literal["exclude", "rule"],
+    is_correct: Callable[[float], bool] = bool,
 ) -> tuple[Score, Status]:
-    """Return the verdict and its status for an answer that the rule does not call right.
+    """Return the verdict and its status for an answer that judges were asked about.
 
-    The majority of parsed verdicts decides. In a tie, or if no judge could be asked, the rule decides. If no reply
-    could be parsed, `on_failed` decides.
+    The majority of parsed verdicts decides; of grades the mean, which is right if `is_correct` says so. In a tie, or if
+    no judge could be asked, the rule decides. If no reply could be parsed, `on_failed` decides.
     """
+    grades = [judge_verdict.grade for judge_verdict in judge_verdicts if judge_verdict.grade is not None]
+    if grades:
+        mean = math.fsum(grades) / len(grades)
+        return replace(rule, correct=is_correct(mean), score=mean, scorer=JUDGE, error=None), PARSED
     verdicts = [judge_verdict.verdict for judge_verdict in judge_verdicts if judge_verdict.verdict is not None]
     lead = 2 * sum(verdicts) - len(verdicts)
     if lead:
-        return replace(rule, correct=lead > 0, score=float(lead > 0), scorer="judge", error=None), PARSED
+        return replace(rule, correct=lead > 0, score=float(lead > 0), scorer=JUDGE, error=None), PARSED
     if verdicts or all(judge_verdict.status == FALLBACK_RULE for judge_verdict in judge_verdicts):
         return binary_score(rule), FALLBACK_RULE
     if on_failed == "rule":
         return binary_score(rule), FAILED
     error = "no judge gave a parsable reply"
-    return replace(rule, correct=None, score=None, scorer="judge", error=error), FAILED
+    return replace(rule, correct=None, score=None, scorer=JUDGE, error=error), FAILED
+
+
+def mean_parts(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each part over the judges that gave it."""
+    values: dict[str, list[float]] = {}
+    for given in parts:
+        for name, value in given.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(some) / len(some) for name, some in sorted(values.items())}
 
 
 @dataclass(frozen=True, slots=True)

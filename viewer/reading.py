@@ -120,16 +120,11 @@ def _judgements(snapshot: Snapshot, part: InstancePart, one: LoadedTrajectory) -
     if part.joined.judgements is None or one.score is None:
         return []
     rows = part.joined.judgements.rows(one.facts["question_key"], _JUDGEMENT)
-    answer_judgements = [
-        row for row in rows if row["kind"] == "correctness" and row["prediction"] == one.score["prediction"]
-    ]
-    call_judgements = (
-        [row for row in rows if row["kind"] == "redundancy"] if one.score["votes_abstained"] is not None else []
-    )
-    own = [row for row in call_judgements if row["rollout_key"] == one.facts["key"]]
-    return answer_judgements + (
-        own or [row for row in call_judgements if _has_same_input(snapshot, one, row["rollout_key"])]
-    )
+    of_answer = [row for row in rows if row["prediction"] and row["prediction"] == one.score["prediction"]]
+    has_votes = one.score["votes_abstained"] is not None
+    of_trajectory = [row for row in rows if not row["prediction"] and (has_votes or row["kind"] != "redundancy")]
+    own = [row for row in of_trajectory if row["rollout_key"] == one.facts["key"]]
+    return of_answer + (own or [row for row in of_trajectory if _has_same_input(snapshot, one, row["rollout_key"])])
 
 
 def _has_same_input(snapshot: Snapshot, one: LoadedTrajectory, key: str) -> bool:

@@ -25,6 +25,10 @@ class JudgeReply(NamedTuple):
     """Raw replies."""
     error: str | None = None
     """Reason for a missing verdict."""
+    grade: float | None = None
+    """Grade, of a judge that gives grades."""
+    parts: Mapping[str, float] = {}
+    """Numbers of the judge, by name."""
 
 
 class ShownVotes(NamedTuple):
@@ -88,7 +92,7 @@ def verdict_of(one: LoadedTrajectory) -> ShownVerdict:
 
 def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> ShownVerdict:
     judges = orjson.loads(row.get("judges") or "{}")
-    errors = {one["judge"]: one["error"] for one in judgements if one["kind"] == "correctness"}
+    errors = {one["judge"]: one["error"] for one in judgements if one["kind"] != "redundancy"}
     parts = {part["name"]: part["value"] for part in row["parts"]}
     measures = {"score": row["score"], **parts} | ({} if row["is_reward"] else {"efficiency": row["efficiency"]})
     return ShownVerdict(
@@ -98,7 +102,15 @@ def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str,
         predicted_as="last turn" if row["is_reward"] else "prediction",
         measures=measures,
         said=[
-            JudgeReply(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
+            JudgeReply(
+                name,
+                _JUDGED[said.get("verdict")],
+                said.get("status") or "",
+                _replies(said),
+                errors.get(name),
+                said.get("grade"),
+                said.get("parts") or {},
+            )
             for name, said in judges.items()
         ],
         votes=_votes(row, judgements),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from treadle.agent.call_cache import CallCache
-from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.judges.model import ModelJudge, model_judge_digest
+from treadle.agent.judges.cases import Case, Verdict
+from treadle.agent.judges.correctness import Correctness
+from treadle.agent.judges.model import ModelJudge
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC, RuleJudge, SymbolicLimits, rules_digest
 from treadle.agent.role import RoleModel
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
@@ -41,7 +42,7 @@ class AnswerJudge:
         return self._digest
 
     async def verdict(self, case: Case, cache: CallCache) -> Verdict:
-        """See `Judge`."""
+        """See `Verifier`."""
         verdict = await self._rules.verdict(case, cache)
         decided = verdict.correct or verdict.method in ("status", "empty", "choice")
         if decided or case.domain != "math" or self._model is None:
@@ -54,4 +55,4 @@ def answer_judge_digest(symbolic: SymbolicLimits | None, f1_threshold: float, *,
 
     It needs no model, so it can be computed before a model is started.
     """
-    return digest_json([rules_digest(symbolic, f1_threshold), model_judge_digest() if asks_model else None])
+    return digest_json([rules_digest(symbolic, f1_threshold), Correctness().digest() if asks_model else None])

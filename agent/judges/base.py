@@ -1,82 +1,181 @@
-"""Define the interface of judges: cases and verdicts."""
+"""Define judges: a class has the settings of `[scores.judges]`, the messages for a model, and the reading of a reply.
+
+A judge of a user is a class in one file. Documented in docs/behaviour/judges.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from treadle.agent.call_cache import CallCache
+from pydantic import field_validator, model_validator
 
+from treadle.agent.judges.views import (
+    MAX_ANSWER_CHARS,
+    MAX_GOLD_CHARS,
+    MAX_QUESTION_CHARS,
+    SEGMENT_CHARS,
+    SEGMENT_COUNTS,
+    View,
+)
+from treadle.agent.role_settings import JudgeSampling
+from treadle.core.config import config_folders, digest_json, semantic_dump
+from treadle.core.errors import ConfigError
+from treadle.core.registry import Entry
+from treadle.core.untrusted.sanitize import one_line
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Answer to be judged.
+VIEWS_VERSION = 1
+"""Version in the digests of judges; increment it if views are rendered differently."""
 
-    Attributes:
-        question: Text that the model was asked, options included.
-        answers: Accepted gold answers.
-        choices: Texts of the options; empty if not multiple choice.
-        domain: Rule that scores the answer: math, qa, qa_characters or choice.
-        prediction: The extracted answer; empty if there is none.
-        answered: Whether the rollout ended with an answer; if not, the verdict is wrong.
-        seed: Seed in [0, 2**31). It is the same for equal answers to a question, so that such an answer is judged once.
-        session: Session of the question. Requests of one session go to one endpoint.
-        deadline: Time of the work clock (`treadle.core.work_clock`).
-    """
-
-    question: str
-    answers: Sequence[str]
-    choices: Sequence[str]
-    domain: str
-    prediction: str
-    answered: bool
-    seed: int
-    session: str
-    deadline: float
+_TEXT_FILES = (".txt", ".md")
+_MAX_TEXT_CHARS = 100_000
+_CHOSEN = frozenset({"models", "domains", "sampling", "on_failed"})
+"""Keys that decide who is asked about which answers, not what a judge is asked."""
+_EMPTY = View("0", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Result of a judgement.
+class Grade(NamedTuple):
+    """Grade of an answer or trajectory, from 0 to 1, with the parts that the judge declares, likewise."""
 
-    Attributes:
-        correct: None if unknown: the scorer failed, or the judge model's replies are unreadable. Unknown never counts
-            as right.
-        score: 1 or 0, or token F1 for qa; None if unknown.
-        method: Rule or judge that decided, such as `qa_f1`, `math_symbolic` or `model`.
-        raw: Unchanged replies of the judge model, if one was asked.
-        error: Reason why the verdict is unknown.
-        prompt_tokens, completion_tokens: Tokens of the judge model.
-    """
-
-    correct: bool | None
-    score: float | None
-    method: str
-    raw: tuple[str, ...] = field(default=())
-    error: str | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    value: float
+    parts: Mapping[str, float] = {}
 
 
-class Judge(Protocol):
-    """Interface of judges of answers. Many questions use one judge concurrently on one event loop.
+class Judge(Entry):
+    """Judge models for answers and trajectories: which are asked about what, and how."""
 
-    Usage: `async with judge:` around all verdicts.
-    """
+    PARTS: ClassVar[Mapping[str, str]] = {}
+    """Names of the numbers that a grade may have, with what they mean."""
+    NEEDS_ANSWERS: ClassVar[bool] = False
+    """Whether it compares with gold answers: then it is shown them, and is asked about answers that the rules do not
+    accept. Otherwise it is asked about every answer, never shown gold answers, and its grade is the score."""
+    UNASKED: ClassVar[frozenset[str]] = frozenset()
+    """Keys of the type that change no message: a model is not asked again if they change."""
 
-    async def __aenter__(self) -> Judge: ...
+    type: str = "correctness"
+    """Judge: `correctness`, `rubric`, the name of an entry point, or a class of your own as `my_judges.py:Class` or
+    `package.module:Class`."""
+    models: tuple[str, ...] = ()
+    """Names of judge models under `models`. The majority of several judges decides, and of grades the mean; in a tie,
+    the rule decides. If empty, only rules are used."""
+    domains: tuple[str, ...] = ()
+    """Rules whose questions are judged, such as `math`, `qa` or `task`; empty: all of them."""
+    sampling: JudgeSampling = JudgeSampling()
+    """Sampling settings of the judges."""
+    on_failed: Literal["exclude", "rule"] = "exclude"
+    """Treatment of an answer for which no judge returned a verdict that can be parsed. `exclude`: the answer has no
+    verdict and is left out of every mean. `rule`: the rule's verdict (wrong) is kept. These answers are counted either
+    way."""
+    subject: Literal["answer", "trajectory"] = "answer"
+    """What is judged: the answer, or everything that the agent wrote and was told."""
+    prompt: str = ""
+    """System prompt instead of the shipped one: text, or a `.txt` or `.md` file next to the configuration."""
+    rubric: str = ""
+    """What the judge decides by, after the system prompt: text, or a file as above."""
+    prompt_text: str = ""
+    """Content of `prompt`; filled in when the configuration is read."""
+    rubric_text: str = ""
+    """Content of `rubric`; filled in when the configuration is read."""
 
-    async def __aexit__(self, *exc: object) -> None: ...
+    def effective(self) -> Self:
+        """Return the settings with texts by content, so that the place of a file does not count."""
+        return self.model_copy(update={"prompt": "", "rubric": ""})
+
+    def messages(self, view: View) -> list[dict[str, str]]:
+        """Return the messages that ask a model. `view.text` has the untrusted data in blocks, whose tags end in
+        `view.nonce`."""
+        raise NotImplementedError
+
+    def read(self, text: str) -> bool | Grade | None:
+        """Return the verdict or the grade in a complete reply; None if it cannot be read.
+
+        A judge gives either verdicts or grades.
+        """
+        raise NotImplementedError
+
+    def is_correct(self, grade: float) -> bool:
+        """Return whether a grade counts as right."""
+        return grade >= 0.5
+
+    def instructions(self, shipped: str) -> str:
+        """Return the system prompt: the given or the shipped one, and the rubric."""
+        rubric = f"\n\nRubric:\n{self.rubric_text}" if self.rubric_text else ""
+        return (self.prompt_text or shipped) + rubric
 
     def digest(self) -> str:
-        """Return a hex digest of everything that affects a verdict: rules, prompts, thresholds."""
-        ...
+        """Return a digest of everything that affects a reading except the model and its input.
 
-    async def verdict(self, case: Case, cache: CallCache) -> Verdict:
-        """Judge one answer; replies of a model are cached in `cache`, the question's cache, before they are used.
-
-        Units are named after the digest of the case, `verdict-<digest>/...`, so that an equal answer is not judged
-        again. Raises ModelError if a request to a judge model fails; the work then stays pending.
+        Raises ConfigError as `checked_messages` does.
         """
-        ...
+        given = {name: value for name, value in semantic_dump(self).items() if name not in _CHOSEN | self.UNASKED}
+        bounds = [MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_ANSWER_CHARS, SEGMENT_CHARS, SEGMENT_COUNTS]
+        return digest_json([VIEWS_VERSION, bounds, given, self.checked_messages(_EMPTY)])
+
+    def checked_messages(self, view: View) -> list[dict[str, str]]:
+        """Return the messages; raise ConfigError if the code of the judge fails or returns anything else."""
+        messages: Any = None
+        try:
+            messages = self.messages(view)
+            problem = "" if _are_messages(messages) else "it returned no list of messages"
+        except Exception as error:  # noqa: BLE001 - any error of a user's class
+            problem = one_line(f"{type(error).__name__}: {error}")
+        if problem:
+            raise ConfigError(f"judge {self.type}: {problem}; correct its method `messages`")
+        return list(messages)
+
+    @property
+    def kind(self) -> str:
+        """Name of its judgements: the type, of a class its name."""
+        return self.type.rpartition(":")[2]
+
+    @field_validator("models")
+    @classmethod
+    def _check_models(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [name for name in models if models.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} is listed twice; list each judge once")
+        return models
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_texts(cls, data: Any) -> Any:
+        """Fill in the texts of `prompt` and `rubric`."""
+        if not isinstance(data, Mapping):
+            return data
+        texts: dict[str, Any] = {}
+        for key in ("prompt", "rubric"):
+            given = data.get(key, "")
+            if isinstance(given, str):
+                texts |= _text(key, given, data.get(f"{key}_text"))
+        return {**data, **texts}
+
+
+def _are_messages(found: object) -> bool:
+    """Return whether a value is a list of messages, each with texts `role` and `content`."""
+    return (
+        isinstance(found, Sequence)
+        and len(found) > 0
+        and all(
+            isinstance(one, Mapping) and all(isinstance(one.get(key), str) for key in ("role", "content"))
+            for one in found
+        )
+    )
+
+
+def _text(key: str, given: str, known: object) -> dict[str, str]:
+    """Return the value of `prompt` or `rubric` and its text; a file that is gone keeps the text that was read."""
+    if "\n" in given or not given.endswith(_TEXT_FILES):
+        return {f"{key}_text": given.strip()}
+    candidates = list(dict.fromkeys(folder / given for folder in (Path.cwd(), *config_folders.get())))
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        if isinstance(known, str) and known:
+            return {}
+        raise ValueError(f"{key}: there is no file {' or '.join(map(str, candidates))}")
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{key}: {path} cannot be read as UTF-8 text: {error}") from None
+    if not text or len(text) > _MAX_TEXT_CHARS:
+        raise ValueError(f"{key}: {path} has {len(text):,} characters; 1 to {_MAX_TEXT_CHARS:,} are allowed")
+    return {key: str(path.resolve()), f"{key}_text": text}

@@ -1,41 +1,39 @@
-"""Judge answers with a model that replies with one word. See docs/behaviour/judges.md."""
+"""Ask a model for the verdict or grade of a judge. See docs/behaviour/judges.md."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
 from treadle.agent.call_cache import CallCache
-from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.judges.prompt_files import prompt_template, prompt_text
-from treadle.agent.judges.replies import final_block, match_word
+from treadle.agent.judges.base import Grade, Judge
+from treadle.agent.judges.cases import Case, Verdict
+from treadle.agent.judges.correctness import Correctness
 from treadle.agent.judges.rules import case_digest
-from treadle.agent.judges.views import MAX_GOLD_CHARS, MAX_QUESTION_CHARS, View, answer_view
+from treadle.agent.judges.views import MAX_PREDICTION_CHARS, View, answer_view, trajectory_views
 from treadle.agent.role import Reply, RoleModel
-from treadle.core.config import digest_json
-from treadle.core.errors import ContextTooLong
+from treadle.core.errors import ContextTooLong, StageFailed
 from treadle.core.seeds import derive_seed
 from treadle.core.untrusted.sanitize import one_line
-
-MODEL_JUDGE_VERSION = 2
-"""Version in the judge's digest; increment it if the views or the parsing of replies change."""
-
-MAX_PREDICTION_CHARS = 2_000
-"""Longest prediction that the model is shown; a longer one counts as wrong."""
 
 MAX_REQUESTS = 2
 """Most requests per case; the second one is sent only if the first reply is unreadable."""
 
 
 class ModelJudge:
-    """Judge that asks a model whether a predicted answer agrees with the gold answers; it is shown nothing else.
+    """Judge that asks a model; it is shown nothing but the case.
 
-    If a reply is not one of the two words, the model is asked once more, with another seed and another nonce. If that
-    reply is unreadable too, the verdict is unknown. An answer with a verdict in the same cache is not judged again.
+    If a reply cannot be read, the model is asked once more, with another seed and another nonce. If that reply is
+    unreadable too, the verdict is unknown. An answer with a verdict in the same cache is not judged again.
     """
 
-    def __init__(self, model: RoleModel) -> None:
+    def __init__(self, model: RoleModel, judge: Judge | None = None) -> None:
+        """Prepare the judge; by default it judges correctness."""
         self._model = model
+        self._judge = judge or Correctness()
+        self._digest = self._judge.digest()
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def __aenter__(self) -> ModelJudge:
@@ -46,17 +44,18 @@ class ModelJudge:
 
     def digest(self) -> str:
         """Return a digest of prompts, views and limits; model and sampling are excluded."""
-        return model_judge_digest()
+        return self._digest
 
     async def verdict(self, case: Case, cache: CallCache) -> Verdict:
-        """See `Judge`."""
-        if not case.answered:
-            return Verdict(False, 0.0, "status")
-        if not case.prediction.strip():
-            return Verdict(False, 0.0, "empty")
-        if len(case.prediction) > MAX_PREDICTION_CHARS:
+        """See `Verifier`. Raises StageFailed if the code of a judge fails."""
+        if self._judge.subject == "answer":
+            if not case.answered:
+                return Verdict(False, 0.0, "status")
+            if not case.prediction.strip():
+                return Verdict(False, 0.0, "empty")
+        if self._judge.NEEDS_ANSWERS and len(case.prediction) > MAX_PREDICTION_CHARS:
             return Verdict(False, 0.0, "too_long")
-        digest = case_digest(case, f"{self._model.name} {self.digest()}")
+        digest = case_digest(case, f"{self._model.name} {self._digest}")
         # Two trajectories of a question may have the same answer at the same time: the second one waits for the cached
         # reply.
         lock = self._busy.setdefault(f"{case.session} {digest}", asyncio.Lock())
@@ -65,57 +64,79 @@ class ModelJudge:
 
     async def _ask(self, case: Case, cache: CallCache, digest: str) -> Verdict:
         replies: list[Reply] = []
-        correct = error = None
-        while correct is None and len(replies) < MAX_REQUESTS:
+        found: bool | Grade | None = None
+        error = None
+        while found is None and error is None and len(replies) < MAX_REQUESTS:
             number = len(replies)
-            seed = derive_seed(case.seed, "verdict", digest, number)
             try:
-                reply = await self._model.ask(
-                    correctness_messages(answer_view(case, seed)),
+                reply = await self._reply(case, cache, digest, number)
+            except ContextTooLong as failure:
+                error = str(failure)
+                break
+            replies.append(reply)
+            found = None if reply.is_truncated else self._read(reply.text)
+        if found is None and error is None:
+            said = f"{one_line(replies[-1].text)[:80]!r}"
+            expected = "neither Correct nor Incorrect" if isinstance(self._judge, Correctness) else "nothing readable"
+            error = f"the judge replied {expected}, but {said}"
+        grade = found if isinstance(found, Grade) else None
+        correct = self._judge.is_correct(grade.value) if grade is not None else found
+        return Verdict(
+            None if correct is None else bool(correct),
+            grade.value if grade is not None else None if correct is None else float(bool(correct)),
+            "model",
+            tuple(reply.text for reply in replies),
+            error,
+            sum(reply.prompt_tokens for reply in replies),
+            sum(reply.completion_tokens for reply in replies),
+            grade.value if grade is not None else None,
+            grade.parts if grade is not None else {},
+        )
+
+    async def _reply(self, case: Case, cache: CallCache, digest: str, number: int) -> Reply:
+        """Return one reply, to the longest view that fits into the window; raise ContextTooLong if none does."""
+        seed = derive_seed(case.seed, "verdict", digest, number)
+        failure = ContextTooLong("the case has no view")
+        for view in self._views(case, seed):
+            try:
+                return await self._model.ask(
+                    self._judge.checked_messages(view),
                     cache=cache,
                     unit=f"verdict-{digest}/ask-{number}",
                     seed=seed,
                     session=case.session,
                     deadline=case.deadline,
                 )
-            except ContextTooLong as failure:
-                error = str(failure)
-                break
-            replies.append(reply)
-            correct = read_verdict(reply)
-        if correct is None and error is None:
-            error = f"the judge replied neither Correct nor Incorrect, but {one_line(replies[-1].text)[:80]!r}"
-        return Verdict(
-            correct,
-            None if correct is None else float(correct),
-            "model",
-            tuple(reply.text for reply in replies),
-            error,
-            sum(reply.prompt_tokens for reply in replies),
-            sum(reply.completion_tokens for reply in replies),
-        )
+            except ContextTooLong as error:
+                failure = error
+        raise failure
+
+    def _views(self, case: Case, seed: int) -> Iterator[View]:
+        if self._judge.subject == "answer":
+            yield answer_view(case, seed, with_gold=self._judge.NEEDS_ANSWERS)
+            return
+        answers = case.answers if self._judge.NEEDS_ANSWERS else None
+        yield from trajectory_views(case.question, answers, case.segments, seed)
+
+    def _read(self, text: str) -> bool | Grade | None:
+        """Return what a judge reads in a reply; raise StageFailed if that is nothing that a judge may return."""
+        try:
+            found = self._judge.read(text)
+        except Exception as error:
+            raise self._failed(f"{type(error).__name__}: {error}") from error
+        if found is None or isinstance(found, bool):
+            return found
+        if not isinstance(found, Grade):
+            raise self._failed(f"it returned {type(found).__name__}, not True, False, a Grade or None")
+        if odd := [name for name in found.parts if name not in self._judge.PARTS]:
+            raise self._failed(f"it returned part {odd[0]!r}, which its PARTS do not declare")
+        if odd_values := [value for value in (found.value, *found.parts.values()) if not _is_grade(value)]:
+            raise self._failed(f"it returned {odd_values[0]!r}, not a number from 0 to 1")
+        return Grade(float(found.value), {name: float(value) for name, value in found.parts.items()})
+
+    def _failed(self, problem: str) -> StageFailed:
+        return StageFailed(f"judge {self._judge.type}: {one_line(problem)}; correct its method `read`")
 
 
-def read_verdict(reply: Reply) -> bool | None:
-    """Return True for Correct and False for Incorrect; None if the reply is anything else or was truncated.
-
-    If a reply ends with `<judgment>…</judgment>`, as in the published prompt, only the content of that block counts.
-    Letter case, white space, quotes and emphasis around the word do not matter, and reasoning up to `</think>` is
-    ignored.
-    """
-    if reply.is_truncated:
-        return None
-    word = match_word(final_block(reply.text, "judgment"), ("correct", "incorrect"))
-    return None if word is None else word == "correct"
-
-
-def correctness_messages(view: View) -> list[dict[str, str]]:
-    """Return the messages that ask the model about an answer."""
-    user = prompt_template("correctness.jinja").render(nonce=view.nonce, view=view.text).rstrip("\n")
-    return [{"role": "system", "content": prompt_text("correctness_system.txt")}, {"role": "user", "content": user}]
-
-
-def model_judge_digest() -> str:
-    """Return a digest of everything that affects a verdict except the model itself."""
-    texts = [prompt_text("correctness_system.txt"), prompt_text("correctness.jinja")]
-    return digest_json([MODEL_JUDGE_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_PREDICTION_CHARS, *texts])
+def _is_grade(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1

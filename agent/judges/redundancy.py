@@ -5,7 +5,7 @@ See docs/behaviour/judges.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -16,9 +16,10 @@ from treadle.agent.judges.replies import match_word
 from treadle.agent.judges.views import (
     MAX_GOLD_CHARS,
     MAX_QUESTION_CHARS,
-    MAX_SEGMENT_CHARS,
+    SEGMENT_CHARS,
+    SEGMENT_COUNTS,
     View,
-    trajectory_view,
+    trajectory_views,
 )
 from treadle.agent.role import Reply, RoleModel, parse_cached_reply
 from treadle.core.config import digest_json
@@ -27,12 +28,6 @@ from treadle.core.seeds import derive_seed
 
 VOTE_VERSION = 2
 """Version in the judge's digest; increment it if the views or the parsing of votes change."""
-
-SEGMENT_CHARS = (MAX_SEGMENT_CHARS, 1_000, 500, 250)
-"""Most characters per segment of the trajectory; each next value is tried if the prompt exceeds the judge's window."""
-
-SEGMENT_COUNTS = (240, 80, 24)
-"""Most segments of the trajectory, tried in order if the smallest of SEGMENT_CHARS still exceeds the window."""
 
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 
@@ -98,7 +93,8 @@ class RedundancyJudge:
         if a request fails; the work then stays pending.
         """
         replies: list[Reply] = []
-        views = _views(vote_case)
+        # All votes use the first view that fits, so that a prefix cache on the server can reuse the prompt.
+        views = trajectory_views(vote_case.question, vote_case.answers, vote_case.segments, vote_case.seed)
         messages = redundancy_messages(next(views))
         error = None
         while len(replies) < self._num_votes:
@@ -170,21 +166,3 @@ def redundancy_judge_digest() -> str:
     """Return a digest of everything that affects a vote except the model and its input."""
     texts = [prompt_text("redundancy_system.txt"), prompt_text("redundancy.jinja")]
     return digest_json([VOTE_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, SEGMENT_CHARS, SEGMENT_COUNTS, *texts])
-
-
-def _views(vote_case: VoteCase) -> Iterator[View]:
-    """Yield ever shorter views of a trajectory.
-
-    All votes use the first view that fits, so that a prefix cache on the server can reuse the prompt.
-    """
-    sizes: list[tuple[int, int | None]] = [(chars, None) for chars in SEGMENT_CHARS]
-    sizes += [(SEGMENT_CHARS[-1], count) for count in SEGMENT_COUNTS if count < len(vote_case.segments)]
-    for max_chars, max_segments in sizes:
-        yield trajectory_view(
-            vote_case.question,
-            vote_case.answers,
-            vote_case.segments,
-            vote_case.seed,
-            max_chars,
-            max_segments=max_segments,
-        )

@@ -12,7 +12,7 @@ from functools import partial
 import orjson
 
 from treadle.agent.call_cache import CallCache
-from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.judges.cases import Case, Verdict
 from treadle.core.answers.math_equal import Checker, SymbolicVerdict
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
@@ -79,7 +79,7 @@ class RuleJudge:
         return rules_digest(self._symbolic, self._f1_threshold)
 
     async def verdict(self, case: Case, cache: CallCache) -> Verdict:
-        """See `Judge`. Raises ConfigError for an unknown domain."""
+        """See `Verifier`. Raises ConfigError for an unknown domain."""
         if not case.answered:
             return Verdict(False, 0.0, "status")
         verdict = await self._decide(case, algebra=False)
@@ -150,6 +150,8 @@ def rules_digest(symbolic: SymbolicLimits | None, f1_threshold: float) -> str:
 
 def case_digest(case: Case, judge: str) -> str:
     """Return 32 hex digits for what is judged and by which judge; seed, session and deadline are excluded."""
-    content = [judge, case.question, list(case.answers), list(case.choices), case.domain, case.prediction]
+    content: list[object] = [judge, case.question, list(case.answers), list(case.choices), case.domain, case.prediction]
+    if case.segments:
+        content.append([[segment.kind, segment.text] for segment in case.segments])
     # Not digest_json: model output may contain lone surrogates.
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

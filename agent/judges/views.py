@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from treadle.agent.dialects.base import FRAME, RESULT, TEXT, Segment
-from treadle.agent.judges.base import Case
+from treadle.agent.judges.cases import Case
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.lookalikes import sub_first
@@ -27,6 +27,18 @@ MAX_GOLD_CHARS = 4_000
 MAX_SEGMENT_CHARS = 2_000
 """Limits in characters for the question, all gold answers, and each segment of a trajectory; a longer text keeps its
 head and its tail."""
+
+MAX_PREDICTION_CHARS = 2_000
+"""Longest prediction that is compared with gold answers; a longer one counts as wrong."""
+
+MAX_ANSWER_CHARS = 8_000
+"""Limit in characters of an answer that is graded; a longer one keeps its head and its tail."""
+
+SEGMENT_CHARS = (MAX_SEGMENT_CHARS, 1_000, 500, 250)
+"""Most characters per segment of the trajectory; each next value is tried if the prompt exceeds the judge's window."""
+
+SEGMENT_COUNTS = (240, 80, 24)
+"""Most segments of the trajectory, tried in order if the smallest of SEGMENT_CHARS still exceeds the window."""
 
 _BLANK = r"[\s\u200b-\u200d\u2060]*"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
@@ -50,31 +62,40 @@ def delimited(blocks: Iterable[tuple[str, str]], seed: int) -> View:
     return View(nonce, "\n\n".join(f"<{name}_{nonce}>\n{text}\n</{name}_{nonce}>" for name, text in material))
 
 
-def answer_view(case: Case, seed: int) -> View:
-    """Return a view of the answer only: question, gold answers (one per line) and predicted answer."""
-    return delimited(
-        [
-            ("question", shortened(case.question, MAX_QUESTION_CHARS)),
-            ("gold", _gold(case.answers)),
-            ("predicted", case.prediction),
-        ],
-        seed,
-    )
+def answer_view(case: Case, seed: int, *, with_gold: bool = True) -> View:
+    """Return a view of the answer only: question, gold answers (one per line) and predicted answer.
+
+    Without gold answers the prediction may be long, and is shortened.
+    """
+    gold = [("gold", _gold(case.answers))] if with_gold else []
+    prediction = case.prediction if with_gold else shortened(case.prediction, MAX_ANSWER_CHARS)
+    question = shortened(case.question, MAX_QUESTION_CHARS)
+    return delimited([("question", question), *gold, ("predicted", prediction)], seed)
+
+
+def trajectory_views(
+    question: str, answers: Sequence[str] | None, segments: Sequence[Segment], seed: int
+) -> Iterator[View]:
+    """Yield ever shorter views of a trajectory; see `trajectory_view`."""
+    sizes: list[tuple[int, int | None]] = [(chars, None) for chars in SEGMENT_CHARS]
+    sizes += [(SEGMENT_CHARS[-1], count) for count in SEGMENT_COUNTS if count < len(segments)]
+    for max_chars, max_segments in sizes:
+        yield trajectory_view(question, answers, segments, seed, max_chars, max_segments=max_segments)
 
 
 def trajectory_view(
     question: str,
-    answers: Sequence[str],
+    answers: Sequence[str] | None,
     segments: Iterable[Segment],
     seed: int,
     max_segment_chars: int = MAX_SEGMENT_CHARS,
     max_segments: int | None = None,
 ) -> View:
-    """Return a view of a trajectory: question, gold answers, and each segment in a block named after its kind.
+    """Return a view of a trajectory: question, gold answers if any are given, and a block for each segment.
 
-    So messages of a dialogue stand under their roles. What a chat template writes between them is left out.
-    Segments longer than `max_segment_chars` are shortened. Of more than `max_segments`, half are shown from each end,
-    with a block named note in place of the others.
+    Blocks are named after the kinds of segments, so messages of a dialogue stand under their roles. What a chat
+    template writes between them is left out. Segments longer than `max_segment_chars` are shortened. Of more than
+    `max_segments`, half are shown from each end, with a block named note in place of the others.
     """
     parts = [
         (_block_name(segment.kind), shortened(_inside(segment), max_segment_chars))
@@ -85,10 +106,8 @@ def trajectory_view(
         half = max_segments // 2
         note = ("note", f"[{len(parts) - 2 * half} blocks left out]")
         parts = [*parts[:half], note, *parts[-half:]]
-    return delimited(
-        [("question", shortened(question, MAX_QUESTION_CHARS)), ("gold", _gold(answers)), *parts],
-        seed,
-    )
+    gold = [] if answers is None else [("gold", _gold(answers))]
+    return delimited([("question", shortened(question, MAX_QUESTION_CHARS)), *gold, *parts], seed)
 
 
 def escape_untrusted(text: str) -> str:

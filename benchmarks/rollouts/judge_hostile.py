@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.judges.cases import Case, Verdict
 from treadle.agent.judges.model import ModelJudge
 from treadle.agent.role import RoleModel
 from treadle.core.chat import ChatTokenizer

@@ -16,7 +16,7 @@ from treadle.agent.contract import (
     StepContext,
     Task,
 )
-from treadle.agent.judges.base import Judge
+from treadle.agent.judges.cases import Verifier
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.errors import EndpointUnavailable
@@ -46,7 +46,7 @@ class PoolContext:
     continuing: RolloutEngine
     runtime: EnvironmentRuntime
     roles: Mapping[str, RoleModel]
-    judge: Judge
+    judge: Verifier
     operators: Sequence[Operator]
     prompts: PromptSet
     policy_name: str

@@ -18,7 +18,7 @@ from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.dialects.tags import require_tags
 from treadle.agent.jobs.runner import cause_of, leaves_job_pending
-from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.judges.cases import Case, Verdict
 from treadle.agent.prefix import Prefix
 from treadle.agent.trajectory import Trajectory
 from treadle.core.answers.extraction import extract_prediction

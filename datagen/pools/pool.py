@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from treadle.agent.contract import Ledger
-from treadle.agent.judges.base import Verdict
+from treadle.agent.judges.cases import Verdict
 from treadle.agent.trajectory import Trajectory
 
 

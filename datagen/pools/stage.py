@@ -21,7 +21,7 @@ from treadle.agent.call_cache import CallCache, CountingCache, JournalCache
 from treadle.agent.jobs.keys import QuestionJob, job_key, shared_digest
 from treadle.agent.jobs.stage import JobStage
 from treadle.agent.judges.answer import AnswerJudge
-from treadle.agent.judges.base import Judge
+from treadle.agent.judges.cases import Verifier
 from treadle.agent.metering import Meter
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
 from treadle.agent.role import RoleBackend
@@ -96,7 +96,7 @@ class PoolsRun(JobStage[QuestionJob]):
             yield
 
     def _make_pool_context(
-        self, models: Mapping[str, ModelSession], runtime: EnvironmentRuntime, judge: Judge
+        self, models: Mapping[str, ModelSession], runtime: EnvironmentRuntime, judge: Verifier
     ) -> PoolContext:
         settings, policy = self._settings, models["policy"]
         sampling, environment = settings.roles["policy"].sampling, settings.environment

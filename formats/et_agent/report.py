@@ -130,7 +130,7 @@ def _scored(
     """Yield rows of scores with the model names of the report, and whether judges can decide about them."""
     for (ref, prefix), maker in zip(tables, makers, strict=True):
         judges = ScoresSettings.model_validate(maker.settings).options.judges
-        domains = judges.domains if judges.models else ()
+        domains = judges.domains if judges.models and judges.NEEDS_ANSWERS else ()
         for row in run.rows(ref.artifact).rows(SCORE_COLUMNS):
             has_judge = row["judge_status"] is not None or row["domain"] in domains
             yield {**row, "model": prefix + row["model"], "has_judge": has_judge}

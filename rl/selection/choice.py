@@ -1,4 +1,4 @@
-"""Choose the questions to train on: filter them, rank the rest in Pareto fronts, and take fronts up to the limit.
+"""Choose the questions to train on: filter them, let the method order the rest, and take the first up to the limit.
 
 Pure functions of arrays. The filters apply in the order of `DECISIONS`. Documented in docs/behaviour/selection.md.
 """
@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from treadle.core.errors import StageFailed
+from treadle.core.tables import part_items
+from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.scorers.outcome import SUCCESS_SCORE
 from treadle.rl.selection.dispersion import GRADED, TASK, Dispersion, is_mixed
-from treadle.rl.selection.pareto import rank_questions
+from treadle.rl.selection.methods.base import Candidates, Ranking, SelectionMethod
 from treadle.rl.selection.settings import Domain, SelectionOptions
 
 DECISIONS = (
@@ -41,14 +43,23 @@ class Choice:
     dispersion: Dispersion
     decisions: np.ndarray
     """Indices into DECISIONS, uint8."""
+    method: SelectionMethod
+    """Method that ordered the questions."""
     rank: np.ndarray
-    """Pareto front, int32; -1 for questions that a filter removed."""
-    distance: np.ndarray
-    """Crowding distance, float64; inf at the boundary of a front, nan for questions that a filter removed."""
+    """Group of the method, such as the Pareto front, int32; -1 for questions that a filter removed, and without
+    groups."""
+    parts: Mapping[str, np.ndarray]
+    """Declared name -> number of the method, float64; nan for questions that a filter removed."""
     place: np.ndarray
     """Position in the order of selection, from 0, int64; -1 for questions that are not selected."""
     quotas: Mapping[Domain, int]
     """Domain -> quota, if each domain was ranked separately; empty if all questions were ranked together."""
+
+    @property
+    def ranked(self) -> np.ndarray:
+        """Mask of the questions that passed the filters, bool."""
+        mask: np.ndarray = (self.decisions == SELECTED) | (self.decisions >= OVER_QUOTA)
+        return mask
 
     def counts(self) -> dict[str, int]:
         """Return the number of questions for each decision in DECISIONS, zeros included."""
@@ -76,13 +87,14 @@ class Choice:
             keys=[self.keys[number] for number in numbers.tolist()],
             domains=[self.domains[number] for number in numbers.tolist()],
             dispersion=Dispersion(*(values[numbers] for values in self.dispersion)),
-            **{name: getattr(self, name)[numbers] for name in ("decisions", "rank", "distance", "place")},
+            **{name: getattr(self, name)[numbers] for name in ("decisions", "rank", "place")},
+            parts={name: values[numbers] for name, values in self.parts.items()},
             quotas={},
         )
 
     def facts(self, number: int) -> dict[str, Any]:
         """Return the columns of `rl_rejections` for a question, except its data set."""
-        dispersion, rank = self.dispersion, int(self.rank[number])
+        dispersion = self.dispersion
         return {
             "question_key": self.keys[number],
             "domain": self.domains[number],
@@ -92,8 +104,15 @@ class Choice:
             "mean_correctness": _finite(dispersion.mean[number]),
             "score_tool": _finite(dispersion.score_tool[number]),
             "score_corr": _finite(dispersion.score_corr[number]),
+            **self.place_facts(number),
+        }
+
+    def place_facts(self, number: int) -> dict[str, Any]:
+        """Return the columns of a question that the method gives."""
+        rank = int(self.rank[number])
+        return {
             "rank": rank if rank >= 0 else None,
-            "distance": _finite(self.distance[number]),
+            "parts": part_items({name: float(values[number]) for name, values in self.parts.items()}),
         }
 
 
@@ -105,29 +124,78 @@ def choose(
     options: SelectionOptions,
     held_out: np.ndarray,
     selected_before: np.ndarray,
+    seed: int = 0,
 ) -> Choice:
-    """Filter the questions, rank the rest and select up to the limit or the quotas.
+    """Filter the questions, let the method order the rest and select up to the limit or the quotas.
 
     The masks (bool, one value per question) mark questions that are held out and those that an earlier phase selected.
-    Raises StageFailed if quotas are set and a domain with training questions has none.
+    Raises StageFailed if quotas are set and a domain with training questions has none, or if the method fails.
     """
     domain_names = np.asarray(domains, dtype=np.str_)
     _check_quotas(set(domain_names[~held_out].tolist()), options)
     decisions = _filter(dispersion, domain_names, options, held_out, selected_before)
     rank = np.full(len(keys), -1, np.int32)
-    distance = np.full(len(keys), np.nan)
+    parts = {name: np.full(len(keys), np.nan) for name in sorted(options.method.PARTS)}
     place = np.full(len(keys), -1, np.int64)
     taken = 0
     for members, limit in _pools(np.flatnonzero(decisions >= OVER_QUOTA), domain_names, options):
-        ranking = rank_questions(
-            dispersion.score_tool[members], dispersion.score_corr[members], [keys[number] for number in members]
+        if not len(members):
+            continue
+        candidates = Candidates(
+            [keys[number] for number in members.tolist()],
+            [domains[number] for number in members.tolist()],
+            Dispersion(*(values[members] for values in dispersion)),
         )
-        rank[members], distance[members] = ranking.rank, ranking.distance
-        selected = members[ranking.order[:limit]]
+        ranking = _ranking(options.method, candidates, limit, seed)
+        if ranking.groups is not None:
+            rank[members] = ranking.groups
+        for name, values in ranking.parts.items():
+            parts[name][members] = values
+        numbers = dict(zip(candidates.keys, members.tolist(), strict=True))
+        selected = np.array([numbers[key] for key in ranking.keys[:limit]], np.int64)
         decisions[selected] = SELECTED
         place[selected] = taken + np.arange(len(selected))
         taken += len(selected)
-    return Choice(keys, domains, dispersion, decisions, rank, distance, place, options.quotas)
+    return Choice(keys, domains, dispersion, decisions, options.method, rank, parts, place, options.quotas)
+
+
+def _ranking(method: SelectionMethod, candidates: Candidates, limit: int, seed: int) -> Ranking:
+    """Return the method's order; raise StageFailed if it fails or returns anything that cannot be used."""
+    try:
+        ranking = method.rank(candidates, limit, seed)
+        problem = _problem(method, ranking, candidates, limit)
+    except Exception as error:  # noqa: BLE001 - any error of a user's class fails the stage
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise StageFailed(f"selection.method {method.type}: {one_line(problem)}; correct its method `rank`")
+    return ranking
+
+
+def _problem(method: SelectionMethod, ranking: object, candidates: Candidates, limit: int) -> str:
+    """Return what is wrong with the result of a method; empty if it can be used."""
+    if not isinstance(ranking, Ranking):
+        return f"it returned {type(ranking).__name__}, not a Ranking"
+    known, count = set(candidates.keys), len(candidates.keys)
+    repeated = [key for key, times in Counter(ranking.keys).items() if times > 1]
+    unknown = [key for key in ranking.keys if key not in known]
+    if unknown:
+        return f"it returned {unknown[0]!r}, which is no candidate"
+    if repeated:
+        return f"it returned {repeated[0]!r} twice"
+    if len(ranking.keys) < min(limit, count):
+        return f"it returned {len(ranking.keys):,} of {count:,} candidates, of which {min(limit, count):,} are wanted"
+    if ranking.groups is not None:
+        groups = np.asarray(ranking.groups)
+        if not method.GROUP:
+            return "it returned groups, but its class has no GROUP"
+        if groups.shape != (count,) or groups.dtype.kind not in "iu" or groups.min(initial=0) < 0:
+            return f"groups are not {count:,} integers from 0"
+    for name, values in ranking.parts.items():
+        if name not in method.PARTS:
+            return f"it returned part {name!r}, which its PARTS do not declare"
+        if np.asarray(values, np.float64).shape != (count,):
+            return f"part {name!r} is not {count:,} numbers"
+    return ""
 
 
 def _check_quotas(domains: set[str], options: SelectionOptions) -> None:

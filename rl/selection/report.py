@@ -1,4 +1,7 @@
-"""Report a selection: counts for the record, the page `report.md`, and the picture of its fronts."""
+"""Report a selection: counts for the record, the page `report.md`, and the picture of its questions.
+
+Groups and numbers of the method come from the choice, under the names that the method declares.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MEANINGS = {
     "over_quota": "mixed, but the quota of its domain was full without it",
     "over_limit": "mixed, but ranked below the selected questions",
 }
-_FRONTS_SHOWN = 20
+_ROWS_SHOWN = 20
 _GROUPS_SHOWN = 40
 _TENTHS = 10
 _POINTS_SHOWN = 2_000
@@ -31,6 +34,8 @@ evenly."""
 _SIZES = ((1, 2.5), (2, 4.0), (8, 6.0))
 """Pairs of a minimum number of questions on a point and the size of its marker."""
 _LINES_SHOWN = 5
+_PARTS_DRAWN = 3
+"""Maximum number of parts of a method with a histogram."""
 _GREY = "#c8c8c8"
 
 
@@ -56,12 +61,12 @@ class SelectionFindings(NamedTuple):
     """Number of further rollouts without a verdict; they are not used either."""
 
 
-class Front(NamedTuple):
-    """Summary of one Pareto front; under quotas, of one domain's front."""
+class Group(NamedTuple):
+    """Summary of one group of the method, such as a Pareto front; under quotas, of one domain's group."""
 
     rank: int
     domain: str
-    """Domain of the front; empty if all domains are ranked together."""
+    """Domain of the group; empty if all domains are ranked together."""
     size: int
     num_selected: int
     tool: tuple[float, float]
@@ -79,7 +84,7 @@ def metrics_of(found: SelectionFindings) -> dict[str, Any]:
         "failed_rollouts": found.num_failed,
         "unscored_rollouts": found.num_unscored,
         **{("rows" if name == "selected" else f"left_out.{name}"): count for name, count in choice.counts().items()},
-        **_front_metrics(choice),
+        **_method_metrics(choice),
         **{f"unfilled_quota.{name}": quota - taken for name, taken, quota in choice.unfilled()},
         "mean_correctness": _mean(choice.dispersion.mean),
         "mean_correctness_selected": _mean(choice.dispersion.mean[selected]),
@@ -99,36 +104,42 @@ def metrics_of(found: SelectionFindings) -> dict[str, Any]:
     }
 
 
-def _front_metrics(choice: Choice) -> dict[str, int]:
-    """Count the fronts, the largest front and the fronts with selected questions; under quotas also by domain."""
-    fronts = fronts_of(choice)
-    pools = {"": fronts}
-    if choice.quotas:
-        pools |= {
-            f".{name}": [front for front in fronts if front.domain == name] for name in sorted(set(choice.domains))
-        }
-    found = {}
-    for suffix, some in pools.items():
-        found[f"fronts{suffix}"] = len(some)
-        found[f"largest_front{suffix}"] = max((front.size for front in some), default=0)
-        found[f"selected_fronts{suffix}"] = sum(front.num_selected > 0 for front in some)
-    return found
+def _method_metrics(choice: Choice) -> dict[str, float | None]:
+    """Count the groups, the largest group and the groups with selected questions; under quotas also by domain.
+
+    Each part of the method has its mean over the selected questions.
+    """
+    found: dict[str, float | None] = {}
+    if name := choice.method.GROUP:
+        groups = groups_of(choice)
+        pools = {"": groups}
+        if choice.quotas:
+            pools |= {
+                f".{domain}": [group for group in groups if group.domain == domain]
+                for domain in sorted(set(choice.domains))
+            }
+        for suffix, some in pools.items():
+            found[f"{name}s{suffix}"] = len(some)
+            found[f"largest_{name}{suffix}"] = max((group.size for group in some), default=0)
+            found[f"selected_{name}s{suffix}"] = sum(group.num_selected > 0 for group in some)
+    selected = choice.decisions == SELECTED
+    return found | {f"part.{name}": _mean(values[selected]) for name, values in choice.parts.items()}
 
 
-def fronts_of(choice: Choice) -> list[Front]:
-    """Return the fronts sorted by rank, then by domain."""
-    fronts = []
+def groups_of(choice: Choice) -> list[Group]:
+    """Return the groups of the method sorted by rank, then by domain; empty if it has none."""
+    groups = []
     for domain, pool in choice.pools():
         ranked = np.flatnonzero(pool.rank >= 0)
         ranked = ranked[np.argsort(pool.rank[ranked], kind="stable")]
         borders = np.flatnonzero(np.diff(pool.rank[ranked])) + 1
-        fronts += [_front(pool, domain, members) for members in np.split(ranked, borders) if len(members)]
-    return sorted(fronts, key=lambda front: (front.rank, front.domain))
+        groups += [_group(pool, domain, members) for members in np.split(ranked, borders) if len(members)]
+    return sorted(groups, key=lambda group: (group.rank, group.domain))
 
 
-def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
+def _group(choice: Choice, domain: str, members: np.ndarray) -> Group:
     tool, corr = choice.dispersion.score_tool[members], choice.dispersion.score_corr[members]
-    return Front(
+    return Group(
         rank=int(choice.rank[members[0]]),
         domain=domain,
         size=len(members),
@@ -164,19 +175,21 @@ def render_report(found: SelectionFindings, phase: int) -> str:
     """Return the page `report.md`."""
     choice = found.choice
     counts = choice.counts()
-    num_mixed = int((choice.rank >= 0).sum())
+    num_mixed = int(choice.ranked.sum())
     quotas = f" {note[0].upper()}{note[1:]}." if (note := quota_note(choice)) else ""
     lost = found.num_failed + found.num_unscored
     intro = (
         f"# Selection of phase {phase}\n\n"
         f"{counts['selected']:,} of {len(choice.keys):,} questions, chosen by "
-        f"{int(choice.dispersion.num_rollouts.sum()):,} rollouts; {num_mixed:,} have rollouts that disagree. Not "
+        f"{int(choice.dispersion.num_rollouts.sum()):,} rollouts; {num_mixed:,} have rollouts that disagree; their "
+        f"order is that of the method {choice.method.type}. Not "
         f"usable, and counted neither as right nor as wrong: {lost:,} rollouts ({found.num_failed:,} lost to "
-        f"infrastructure, {found.num_unscored:,} without a verdict).{quotas}\n\n![fronts](fronts.svg)"
+        f"infrastructure, {found.num_unscored:,} without a verdict).{quotas}\n\n![questions](selection.svg)"
     )
     tables = [
         _decisions(counts),
-        _fronts(choice),
+        *([_groups_of_method(choice)] if choice.method.GROUP else []),
+        *([_parts(choice)] if choice.parts else []),
         _correctness(choice),
         _groups("Domains", "domain", choice.domains, choice),
         _groups("Data sets", "data set", found.datasets, choice),
@@ -191,22 +204,37 @@ def _decisions(counts: dict[str, int]) -> Figures:
     return Figures("Outcomes of the questions", ("decision", "questions", "meaning"), rows, note)
 
 
-def _fronts(choice: Choice) -> Figures:
-    fronts = fronts_of(choice)
+def _groups_of_method(choice: Choice) -> Figures:
+    name, groups = choice.method.GROUP, groups_of(choice)
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
-            f"{front.domain} {front.rank}".strip(),
-            front.size,
-            front.num_selected,
-            f"{front.tool[0]:.3f} to {front.tool[1]:.3f}",
-            f"{front.corr[0]:.3f} to {front.corr[1]:.3f}",
+            f"{group.domain} {group.rank}".strip(),
+            group.size,
+            group.num_selected,
+            f"{group.tool[0]:.3f} to {group.tool[1]:.3f}",
+            f"{group.corr[0]:.3f} to {group.corr[1]:.3f}",
         )
-        for front in fronts[:_FRONTS_SHOWN]
+        for group in groups[:_ROWS_SHOWN]
     )
-    hidden = len(fronts) - _FRONTS_SHOWN
-    note = f"{hidden:,} further fronts are not shown." if hidden > 0 else ""
-    header = ("front", "questions", "selected", "deviation of calls", "deviation of correctness")
-    return Figures("Fronts", header, rows, note)
+    hidden = len(groups) - _ROWS_SHOWN
+    note = f"{hidden:,} further {name}s are not shown." if hidden > 0 else ""
+    header = (name, "questions", "selected", "deviation of calls", "deviation of correctness")
+    return Figures(f"{name.capitalize()}s", header, rows, note)
+
+
+def _parts(choice: Choice) -> Figures:
+    """Return the mean of each number of the method, over ranked and over selected questions."""
+    selected = choice.decisions == SELECTED
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, *map(_shown_mean, (values[choice.ranked], values[selected])), choice.method.PARTS[name])
+        for name, values in choice.parts.items()
+    )
+    return Figures("Numbers of the method", ("name", "mean of mixed", "mean of selected", "meaning"), rows)
+
+
+def _shown_mean(values: np.ndarray) -> str:
+    mean = _mean(values)
+    return "-" if mean is None else f"{mean:.3f}"
 
 
 def _correctness(choice: Choice) -> Figures:
@@ -222,7 +250,7 @@ def _correctness(choice: Choice) -> Figures:
 
 def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figures:
     every = Counter(names)
-    mixed = Counter(names[number] for number in np.flatnonzero(choice.rank >= 0).tolist())
+    mixed = Counter(names[number] for number in np.flatnonzero(choice.ranked).tolist())
     chosen = Counter(names[number] for number in np.flatnonzero(choice.decisions == SELECTED).tolist())
     ranked = sorted(every, key=lambda one: (-every[one], one))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
@@ -249,34 +277,39 @@ def _by_name(kind: str, names: Sequence[str], selected: np.ndarray) -> dict[str,
 
 
 def _mean(values: np.ndarray) -> float | None:
-    known = values[~np.isnan(values)]
+    known = values[np.isfinite(values)]
     return round(float(known.mean()), 6) if len(known) else None
 
 
-def draw_fronts(choice: Choice) -> bytes:
+def draw_selection(choice: Choice) -> bytes:
     """Return an SVG, with a row for each domain under quotas; equal choices give equal bytes.
 
     Raises ConfigError without matplotlib.
     """
-    pools = choice.pools()
+    pools, group = choice.pools(), choice.method.GROUP
+    parts = [] if group else list(choice.parts)[:_PARTS_DRAWN]
+    columns = 2 + bool(group) + len(parts)
 
     def draw(figure: Any) -> None:
-        rows = figure.subplots(len(pools), 3, squeeze=False)
-        for (plane, fronts, correctness), (domain, pool) in zip(rows, pools, strict=True):
+        rows = figure.subplots(len(pools), columns, squeeze=False)
+        for (plane, *middle, correctness), (domain, pool) in zip(rows, pools, strict=True):
             of_domain = f" ({domain})" if domain else ""
             _draw_plane(plane, pool, of_domain)
-            _draw_fronts(fronts, pool, of_domain)
+            if group:
+                _draw_groups(middle[0], pool, of_domain)
+            for axes, name in zip(middle, parts, strict=False):
+                _draw_part(axes, pool, name, of_domain)
             _draw_correctness(correctness, pool, of_domain)
 
-    return draw_svg(draw, width=10.5, height=3.4 * len(pools))
+    return draw_svg(draw, width=3.5 * columns, height=3.4 * len(pools))
 
 
 def _draw_plane(axes: Any, choice: Choice, of_domain: str) -> None:
     groups = (
-        ("filtered out", choice.rank < 0, _GREY),
+        ("filtered out", ~choice.ranked, _GREY),
         (
             "over the quota" if of_domain else "over the limit",
-            (choice.rank >= 0) & (choice.decisions != SELECTED),
+            choice.ranked & (choice.decisions != SELECTED),
             LIGHT,
         ),
         ("selected", choice.decisions == SELECTED, COLOUR),
@@ -289,11 +322,12 @@ def _draw_plane(axes: Any, choice: Choice, of_domain: str) -> None:
             some = points[classes == number]
             axes.plot(some[:, 0], some[:, 1], "o", color=colour, markersize=size, markeredgewidth=0, alpha=0.8)
         axes.plot([], [], "o", color=colour, markersize=_SIZES[-1][1], markeredgewidth=0, label=label)
-    for rank in range(_LINES_SHOWN):
+    group = choice.method.GROUP
+    for rank in range(_LINES_SHOWN if group else 0):
         points, _ = _distinct(choice, choice.rank == rank)
         if len(points):
             axes.plot(points[:, 0], points[:, 1], color="black", linewidth=0.6, alpha=1.0 - rank / (_LINES_SHOWN + 1))
-    title = f"Questions and first fronts{of_domain}"
+    title = f"Questions{f' and first {group}s' if group else ''}{of_domain}"
     axes.set(title=title, xlabel="deviation of calls", ylabel="deviation of correctness")
     _add_legend(axes, 3)
 
@@ -306,14 +340,29 @@ def _distinct(choice: Choice, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return distinct[::step], counts[::step]
 
 
-def _draw_fronts(axes: Any, choice: Choice, of_domain: str) -> None:
-    fronts = fronts_of(choice)
-    edges = np.arange(len(fronts) + 1) - 0.5
-    axes.stairs([front.size for front in fronts], edges, fill=True, color=LIGHT, label="questions")
-    axes.stairs([front.num_selected for front in fronts], edges, fill=True, color=COLOUR, label="selected")
-    axes.set(title=f"Sizes of the fronts{of_domain}", xlabel="front", ylabel="questions")
+def _draw_groups(axes: Any, choice: Choice, of_domain: str) -> None:
+    groups, name = groups_of(choice), choice.method.GROUP
+    edges = np.arange(len(groups) + 1) - 0.5
+    axes.stairs([group.size for group in groups], edges, fill=True, color=LIGHT, label="questions")
+    axes.stairs([group.num_selected for group in groups], edges, fill=True, color=COLOUR, label="selected")
+    axes.set(title=f"Sizes of the {name}s{of_domain}", xlabel=name, ylabel="questions")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
+    _add_legend(axes, 2)
+
+
+def _draw_part(axes: Any, choice: Choice, name: str, of_domain: str) -> None:
+    """Draw how a number of the method is spread over the ranked and the selected questions."""
+    values = choice.parts[name]
+    known = values[np.isfinite(values)]
+    edges = np.linspace(known.min(initial=0.0), known.max(initial=1.0), 21)
+    for mask, colour, label in (
+        (choice.ranked, LIGHT, "questions"),
+        (choice.decisions == SELECTED, COLOUR, "selected"),
+    ):
+        counts, _ = np.histogram(values[mask & np.isfinite(values)], edges)
+        axes.stairs(counts, edges, fill=True, color=colour, label=label)
+    axes.set(title=f"{name}{of_domain}", xlabel=name, ylabel="questions")
     _add_legend(axes, 2)
 
 

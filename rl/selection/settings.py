@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from treadle.core.config import Section
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.registry import AnyEnvironment
+from treadle.rl.selection.methods.pareto import Pareto
+from treadle.rl.selection.methods.registry import AnySelectionMethod
 
 Domain = Literal["math", "qa", "choice", "task"]
 
@@ -16,9 +18,11 @@ Domain = Literal["math", "qa", "choice", "task"]
 class SelectionOptions(Section):
     """Options of the selection, which keeps the questions whose rollouts still disagree."""
 
+    method: AnySelectionMethod = Pareto()
+    """Method that orders the questions which pass the filters; the first ones are selected. `"random"` is short for
+    `{ type = "random" }`."""
     max_questions: int = Field(default=8000, ge=1)
-    """Maximum number of questions. Whole fronts are taken in order; the first front that does not fit is cut by
-    crowding distance."""
+    """Maximum number of questions."""
     min_rollouts: int = Field(default=4, ge=2)
     """Minimum number of usable rollouts; a question with fewer is left out."""
     mixed_f1: float = Field(default=0.75, gt=0.0, le=1.0)
@@ -52,4 +56,4 @@ class SelectionSettings(Section):
     environment: AnyEnvironment = QuestionSettings()
     """Environment of the rollouts; its prompt becomes the prompt of the rows."""
     seed: int = 0
-    """Seed of the run; it decides the order of the rows."""
+    """Seed of the run; it decides the order of the rows, and what a method takes at random."""

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from treadle.agent.contract import TASK_COLUMNS, Task
 from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.seeds import derive_seed
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.environments.opening import shown_messages
 from treadle.rl.rewards.base import FAILED
@@ -30,7 +31,7 @@ from treadle.rl.selection.dispersion import DispersionSums
 from treadle.rl.selection.report import (
     EarlierPhase,
     SelectionFindings,
-    draw_fronts,
+    draw_selection,
     metrics_of,
     quota_note,
     render_report,
@@ -106,13 +107,14 @@ class _SelectionRun:
             options=self._options,
             held_out=held_out,
             selected_before=np.any([one.mask for one in earlier], axis=0) if earlier else np.zeros(len(held_out), bool),
+            seed=derive_seed(self._settings.seed, "selection", self._settings.phase),
         )
         self._check_choice(choice)
         self._write_rows(choice)
         self._write_rejections(choice)
         found = SelectionFindings(choice, self._questions.datasets, earlier, self._num_failed, self._num_unscored)
         report = render_report(found, self._settings.phase)
-        self._context.add_file(RL_ROWS.kind, "fronts.svg", draw_fronts(choice))
+        self._context.add_file(RL_ROWS.kind, "selection.svg", draw_selection(choice))
         self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
         return metrics_of(found)
 
@@ -277,7 +279,7 @@ class _SelectionRun:
         usable = [outcome for outcome in outcomes if outcome[3]]
         score_tool = float(choice.dispersion.score_tool[number])
         score_corr = float(choice.dispersion.score_corr[number])
-        rank, distance = int(choice.rank[number]), float(choice.distance[number])
+        placed = choice.place_facts(number)
         verl = verl_row(
             question,
             shown_messages(self._settings.environment, Task.from_row(question)),
@@ -285,7 +287,7 @@ class _SelectionRun:
             phase=self._settings.phase,
             score_tool=score_tool,
             score_corr=score_corr,
-            rank=rank,
+            rank=placed["rank"],
         )
         return {
             **verl,
@@ -300,9 +302,8 @@ class _SelectionRun:
             "num_unusable": len(outcomes) - len(usable),
             "score_tool": score_tool,
             "score_corr": score_corr,
-            "rank": rank,
-            "distance": None if np.isinf(distance) else distance,
-            "is_boundary": bool(np.isinf(distance)),
+            "method": choice.method.type,
+            **placed,
             "environment_digest": self._environment_digests.of(question),
             "format": question["format"],
             "scorer": question["scorer"],
@@ -333,7 +334,7 @@ def run_selection(context: StageContext) -> Mapping[str, Any]:
 
 SELECTION_STAGE = Stage(
     name="selection",
-    version=2,
+    version=3,
     settings=SelectionSettings,
     consumes={"rollouts": "rollouts", "scores": "scores", "questions": "questions", "previous": "rl_rows"},
     optional=frozenset({"previous"}),

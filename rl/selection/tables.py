@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from treadle.core.tables import STRINGS, Table, column
+from treadle.core.tables import PARTS, STRINGS, Table, column
 
 _PROMPT = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 
@@ -31,7 +31,7 @@ _EXTRA_INFO = pa.struct(
 
 RL_ROWS = Table(
     "rl_rows",
-    2,
+    3,
     ("question_key",),
     pa.schema(
         [
@@ -58,9 +58,15 @@ RL_ROWS = Table(
             column("num_unusable", pa.int32(), "further rollouts, lost to infrastructure or without a verdict"),
             column("score_tool", pa.float64(), "population standard deviation of `calls`"),
             column("score_corr", pa.float64(), "population standard deviation of `correctness`"),
-            column("rank", pa.int32(), "front of the non-dominated sort, 0 the first; within a domain under quotas"),
-            column("distance", pa.float64(), "crowding distance in its front; null at the boundary", nullable=True),
-            column("is_boundary", pa.bool_(), "at an end of its front, where the distance is infinite"),
+            column("method", pa.string(), "type of the selection method"),
+            column(
+                "rank",
+                pa.int32(),
+                "group of the method, 0 the first, such as the Pareto front; within a domain under quotas; null if the "
+                "method has no groups",
+                nullable=True,
+            ),
+            column("parts", PARTS, "further numbers of the method, by the names that it declares"),
             column("environment_digest", pa.string(), "prompt, tags, tools and limits of the rollouts"),
             column("format", pa.string(), "copied from the question", nullable=True),
             column("scorer", pa.string(), "copied from the question", nullable=True),
@@ -72,7 +78,7 @@ RL_ROWS = Table(
 
 RL_REJECTIONS = Table(
     "rl_rejections",
-    1,
+    2,
     ("question_key",),
     pa.schema(
         [
@@ -85,8 +91,8 @@ RL_REJECTIONS = Table(
             column("mean_correctness", pa.float64(), "of the usable ones; null without any", nullable=True),
             column("score_tool", pa.float64(), "standard deviation of executed calls; null as above", nullable=True),
             column("score_corr", pa.float64(), "standard deviation of correctness; null as above", nullable=True),
-            column("rank", pa.int32(), "its front; null if it was filtered out before ranking", nullable=True),
-            column("distance", pa.float64(), "null likewise, and at the boundary of a front", nullable=True),
+            column("rank", pa.int32(), "its group; null if it was filtered out, or without groups", nullable=True),
+            column("parts", PARTS, "as in rl_rows; empty if it was filtered out"),
         ]
     ),
     "Questions with rollouts that were not chosen for reinforcement learning, each with its reason.",

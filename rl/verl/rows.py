@@ -85,7 +85,7 @@ def verl_row(
     phase: int = 0,
     score_tool: float = 0.0,
     score_corr: float = 0.0,
-    rank: int = 0,
+    rank: int | None = 0,
 ) -> dict[str, Any]:
     """Return verl's columns for a row of `questions` with these prompt messages.
 

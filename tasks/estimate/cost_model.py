@@ -110,11 +110,15 @@ def rollout_cost(environment: EnvironmentSettings) -> ExpectedUsage:
 def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_math: float) -> ExpectedUsage:
     """Return the expected judge usage of one rollout; `share_math`: probability that its question is mathematical."""
     expected, one = ExpectedUsage(), ExpectedRollout(environment)
-    asked = 1.0 - ASSUMPTIONS.share_right
-    judged = sum({"math": share_math * asked, "qa": (1 - share_math) * asked}[rule] for rule in options.judges.domains)
-    for name in options.judges.models if judged else ():
+    judge = options.judges
+    asked = 1.0 - ASSUMPTIONS.share_right if judge.NEEDS_ANSWERS else 1.0
+    # Rules other than math share the rest of the questions; which of them a question has is not known.
+    shares = {share_math if rule == "math" else 1 - share_math for rule in judge.domains}
+    judged = asked * (min(1.0, sum(shares)) if shares else 1.0)
+    for name in judge.models if judged else ():
         prompt = float(ASSUMPTIONS.instruction_tokens + ASSUMPTIONS.question_tokens)
-        expected.add(f"correctness:{name}", judged, prompt, ASSUMPTIONS.verdict_tokens)
+        prompt += one.tokens if judge.subject == "trajectory" else 0.0
+        expected.add(f"{judge.kind}:{name}", judged, prompt, ASSUMPTIONS.verdict_tokens)
     if options.redundancy.model is not None and one.turns > 1:
         prompt = ASSUMPTIONS.instruction_tokens + ASSUMPTIONS.question_tokens + one.tokens
         expected.add(

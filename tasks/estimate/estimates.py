@@ -182,7 +182,7 @@ def _estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estim
         num_units_source = f"{num_rollouts:,} rollouts in {producer}"
     modelled = scores_cost(settings.options, made.environment, questions.share_math)
     mean = _mean_usage(item, context, modelled, "a judgement")
-    models = {f"correctness:{name}": role for name, role in settings.judges.items()}
+    models = {f"{settings.options.judges.kind}:{name}": role for name, role in settings.judges.items()}
     if settings.redundancy is not None:
         models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
     factor = num_rollouts if num_rollouts is not None else DEFAULT_NUM_UNITS * made.options.samples_per_question
@@ -211,7 +211,7 @@ def _estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estim
 
 def _judge_assumptions(settings: ScoresSettings) -> list[str]:
     lines = []
-    if settings.judges:
+    if settings.judges and settings.options.judges.NEEDS_ANSWERS:
         lines.append(f"rules accept {ASSUMPTIONS.share_right:.0%} of the answers, and all answers differ")
     if settings.redundancy is not None:
         lines.append("every rollout with tools calls one, and all trajectories differ")

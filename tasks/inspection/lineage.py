@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -256,17 +257,23 @@ def _fine_tuning(run: Run, key: str, iteration: int) -> list[LineageStep]:
 
 def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None = None) -> list[LineageStep]:
     """Return the phases that selected a question; with `of_rollout` only those that its rollout counted for."""
-    columns = ("question_key", "rank", "score_tool", "score_corr", "parents")
+    columns = ("question_key", "method", "rank", "parts", "score_tool", "score_corr", "parents")
     iteration, key = (of_rollout.address.iteration, of_rollout.rollout["rollout_key"]) if of_rollout else (None, "")
     return [
         LineageStep(
-            f"selected by {address}: front {row['rank']}, spread of calls {row['score_tool']:.3g}, of scores "
+            f"selected by {address}: {_place(row)}, spread of calls {row['score_tool']:.3g}, of scores "
             f"{row['score_corr']:.3g}",
             {"question": question_key, "artifacts": _artifacts(run, "rl_rows", address)},
         )
         for address, row in rows_with(run, "rl_rows", "question_key", question_key, columns, iteration=iteration)
         if of_rollout is None or key in row["parents"]
     ]
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    """Return the method that selected a question, with its rank and its numbers."""
+    rank = [] if row["rank"] is None else [f"rank {row['rank']}"]
+    return ", ".join([row["method"], *rank, *(f"{part['name']} {part['value']:.3g}" for part in row["parts"])])
 
 
 def _trainings(run: Run, question_key: str) -> list[LineageStep]:

@@ -20,7 +20,7 @@ _POOLS = (
 _SFT = "The loss should fall quickly and level off; rows passed the quality gate, and their lengths show their cost."
 _SELECTION = (
     "Each point is a question; those far from the origin have rollouts that disagree most in calls and in "
-    "correctness, and the first fronts are trained on first."
+    "correctness. The method of the selection decides which of them are trained on."
 )
 _RL = (
     "Thin: each step; thick: the moving mean; red: held-out questions; dotted: the exported step. Reward "
@@ -89,9 +89,10 @@ def _sft_parts(source: PageRun, record: StageRecord) -> list[Part]:
 
 _PICTURES = {
     "selection": (
-        ("rl_rows", "fronts.svg"),
-        "Fronts",
-        "Questions by the deviation of their calls and of their correctness, sizes of the fronts, mean correctness.",
+        ("rl_rows", "selection.svg"),
+        "Questions",
+        "Questions by the deviation of their calls and of their correctness, groups or numbers of the method, mean "
+        "correctness.",
     ),
     "rl": (
         ("checkpoint", "curves.svg"),

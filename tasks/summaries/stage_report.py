@@ -7,6 +7,7 @@ Prices are taken from the run's current configuration, so they may be added or c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -195,12 +196,21 @@ def num_questions_without_limits(record: StageRecord, run: Run) -> int | None:
     return sum(1 for _ in selected_questions(everything, tables, ("dataset", "split")))
 
 
+_SELECTED_GROUPS = re.compile(r"selected_(\w+)")
+"""Name of the metric that counts the groups of a selection method with selected questions."""
+
+
 def selection_sentences(metrics: Metrics) -> list[str]:
     """Return how many questions were selected of how many."""
-    first = "" if _group(metrics, "fronts.") else "the first "  # Under quotas each domain has its own fronts.
+    name = next((match[1] for match in map(_SELECTED_GROUPS.fullmatch, metrics) if match), None)
+    groups = ""
+    if name is not None:
+        # Under quotas each domain has its own groups.
+        first = "" if _group(metrics, f"{name}.") else "the first "
+        groups = f", from {first}{metrics[f'selected_{name}']:,} of {metrics[name]:,} {name}"
     return [
-        f"{metrics['rows']:,} of {metrics['questions']:,} questions are selected, from {first}"
-        f"{metrics['selected_fronts']:,} of {metrics['fronts']:,} fronts; {metrics['rollouts']:,} rollouts decided.",
+        f"{metrics['rows']:,} of {metrics['questions']:,} questions are selected{groups}; "
+        f"{metrics['rollouts']:,} rollouts decided.",
     ]
 
 

@@ -1,6 +1,6 @@
 """Select questions as the original program of ET-Agent does; used only by differential tests.
 
-Differences from `rl/selection/pareto.py`: variance instead of the standard deviation; every pair of questions compared;
+Differences from `rl/selection/methods`: variance instead of the standard deviation; every pair of questions compared;
 crowding over all questions, repetitions included, with ties in sorting order; the filter for mixed outcomes comes last,
 so that fewer questions remain than requested; distances only if a front was cut; one source counts as math in the
 filter and as qa in the rows.

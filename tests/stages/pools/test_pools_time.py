@@ -13,7 +13,7 @@ from support.rollouts.pools_bench import PoolsBench
 from support.servers.scripted_server import Fault, Item, RecordedRequest
 
 from treadle.agent.call_cache import CallCache
-from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.judges.cases import Case, Verdict
 from treadle.core.errors import EndpointUnavailable, JobsPending
 from treadle.datagen.pools import evolution
 

@@ -92,6 +92,31 @@ def test_operators_that_edit_and_judges_are_refused_before_the_run(tmp_path: Pat
             assert told.failed("gold answers", "Guess", f"leave out {key}", code=2) and not server.requests
 
 
+def test_a_rubric_grades_episodes_that_have_no_gold_answers(tmp_path: Path) -> None:
+    graded: list[str] = []
+
+    def script(request: RecordedRequest) -> Reply:
+        if "Grade this by the rubric" not in request.text:
+            return guess(request)
+        graded.append(request.text)
+        return Reply("<grade>0.75</grade>")
+
+    with served(script, codec=TOKENIZER) as server:
+        desk = desk_of_the_guide(tmp_path / "desk", server.url)
+        (desk.folder / "rubric.txt").write_text("Halve the range with every guess.")
+        judged = 'scores.judges={type="rubric", rubric="rubric.txt", subject="trajectory", models=["base"]}'
+        desk.treadle("run", "guess.toml", "--run", "guess", "--set", judged).succeeded()
+        rows = desk.rows("guess", "1/scores@base", "scores")
+        strict = judged.replace("models", "threshold=0.9, models")
+        desk.treadle("run", "guess.toml", "--run", "guess", "--set", strict).succeeded()
+    assert {(row["score"], row["scorer"], row["correct"]) for row in rows} == {(0.75, "judge", True)}
+    assert graded and all("Halve the range" in text and "<gold_" not in text for text in graded)
+    assert len(graded) == len({text for text in graded}), "another threshold asked again"
+    summary = {row["figure"]: row["value"] for row in desk.rows("guess", "1/report", "summary")}
+    assert summary["judge:rubric"] == 0.75
+    assert not any(row["correct"] for row in desk.rows("guess", "1/scores@base", "scores"))
+
+
 def test_unknown_type_lists_what_there_is(tmp_path: Path) -> None:
     desk = desk_of_the_guide(tmp_path / "desk", "http://127.0.0.1:9/v1")
     told = desk.treadle("run", "guess.toml", "--run", "guess", "--set", "environment.type=gues")

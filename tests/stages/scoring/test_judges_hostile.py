@@ -14,9 +14,9 @@ from support.rollouts.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase,
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.dialects.tags import TOOL_DIALECT, tokenise
-from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge
+from treadle.agent.judges.model import ModelJudge
 from treadle.agent.judges.redundancy import redundancy_messages
-from treadle.agent.judges.views import trajectory_view
+from treadle.agent.judges.views import MAX_PREDICTION_CHARS, trajectory_view
 from treadle.agent.role import RoleModel
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling

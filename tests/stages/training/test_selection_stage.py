@@ -27,14 +27,18 @@ def test_every_question_is_a_row_or_a_rejection_with_its_reason(tmp_path: Path) 
     assert made.keys == ["A", "B", "C", "D"]
     assert made.reasons == {"E": "all_right", "F": "over_limit", "G": "all_wrong", "H": "all_right"}
     rows = {row["question_key"]: row for row in made.rows}
-    assert (rows["A"]["rank"], rows["A"]["distance"], rows["A"]["is_boundary"]) == (0, None, True)
-    assert (rows["B"]["distance"], rows["B"]["is_boundary"]) == (pytest.approx(1.5729, abs=5e-4), False)
+    assert (rows["A"]["rank"], rows["A"]["method"]) == (0, "pareto")
+    assert rows["A"]["parts"] == [{"name": "is_boundary", "value": 1.0}]
+    assert rows["B"]["parts"] == [
+        {"name": "distance", "value": pytest.approx(1.5729, abs=5e-4)},
+        {"name": "is_boundary", "value": 0.0},
+    ]
     assert rows["D"]["calls"] == [2, 2, 2, 2, 4, 4, 4, 4]
     assert rows["D"]["correctness"] == [1.0] * 3 + [0.0] * 5
     assert rows["D"]["parents"] == [f"D-{index}" for index in range(8)]
     rejected = {row["question_key"]: row for row in made.rejections}
     assert (rejected["F"]["rank"], rejected["F"]["num_usable"], rejected["F"]["mean_correctness"]) == (1, 8, 0.5)
-    assert (rejected["G"]["rank"], rejected["G"]["distance"], rejected["G"]["score_tool"]) == (None, None, 0.0)
+    assert (rejected["G"]["rank"], rejected["G"]["parts"], rejected["G"]["score_tool"]) == (None, [], 0.0)
     counts = {name: count for name, count in made.metrics.items() if name.startswith("left_out.") and count}
     assert counts == {"left_out.all_right": 2, "left_out.all_wrong": 1, "left_out.over_limit": 1}
     assert (made.metrics["questions"], made.metrics["rollouts"], made.metrics["rows"]) == (8, 64, 4)
@@ -52,6 +56,17 @@ def test_report_and_figure_show_fronts_outcomes_and_question_accuracy(tmp_path: 
     assert "| qa | 3 | 1 | 0 |" in cells
     for text in ("Questions and first fronts", "over the limit", "filtered out", "mean correctness"):
         assert text in made.picture
+
+
+def test_random_selection_writes_rows_without_ranks(tmp_path: Path) -> None:
+    options = SelectionOptions.model_validate({"method": "random", "max_questions": 3})
+    made = select(tmp_path / "a", example(), options)
+    assert {(row["method"], row["rank"], tuple(row["parts"])) for row in made.rows} == {("random", None, ())}
+    assert [row["extra_info"]["rank"] for row in made.rows] == [None] * 3
+    assert set(made.keys) < set("ABCDF")
+    assert select(tmp_path / "b", example()[::-1], options).digest == made.digest
+    chosen = {tuple(select(tmp_path / str(seed), example(), options, seed=seed).keys) for seed in range(4)}
+    assert len(chosen) > 1
 
 
 def test_quotas_report_fronts_and_exclusions_by_domain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

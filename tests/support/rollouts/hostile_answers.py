@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from treadle.agent.dialects.tags import TOOL_DIALECT, result_block, tokenise
-from treadle.agent.judges.base import Case
+from treadle.agent.judges.cases import Case
 from treadle.agent.judges.views import answer_view
 from treadle.core.answers.extraction import extract_prediction
 from treadle.web.config import WebSettings

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from support.servers.scripted_server import Item, ScriptedServer
 
 from treadle.agent.call_cache import NullCache
-from treadle.agent.judges.base import Case, Judge, Verdict
+from treadle.agent.judges.cases import Case, Verdict, Verifier
 from treadle.agent.role import RoleModel
 from treadle.agent.role_settings import JudgeSampling
 from treadle.core.llm.config import EndpointSettings, ModelSettings
@@ -27,6 +27,6 @@ async def asked(*script: Item, **overrides: object) -> AsyncIterator[tuple[RoleM
             yield RoleModel("judge", "judge", pool, JudgeSampling()), server
 
 
-async def judged(judge: Judge, case: Case) -> Verdict:
+async def judged(judge: Verifier, case: Case) -> Verdict:
     async with judge:
         return await judge.verdict(case, NullCache())

@@ -11,7 +11,7 @@ from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
 from treadle.agent.contract import EpisodeOptions, Task
-from treadle.agent.judges.base import Verdict
+from treadle.agent.judges.cases import Verdict
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.prefix import Prefix
 from treadle.agent.role import RoleModel

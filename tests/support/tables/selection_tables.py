@@ -141,7 +141,7 @@ def select(
         list(run.rows(record.outputs["rl_rejections"]).rows()),
         dict(record.metrics),
         rows.read_file("report.md").decode(),
-        rows.read_file("fronts.svg").decode(),
+        rows.read_file("selection.svg").decode(),
         record.outputs["rl_rows"].digest,
         run,
         tmp_path / record.outputs["rl_rows"].folder,

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
+from treadle.agent.judges.registry import JUDGES
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.registry import Entry, Registry
@@ -29,6 +30,7 @@ from treadle.environments.scorers.registry import SCORERS
 from treadle.environments.tools.registry import TOOLS
 from treadle.rl.credit.registry import CREDITS
 from treadle.rl.rewards.registry import REWARDS
+from treadle.rl.selection.methods.registry import METHODS
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.run_setup import open_run
@@ -87,7 +89,7 @@ WorkspaceSettings.engine WorkspaceSettings.folder
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, SCORERS)
+KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, SCORERS, JUDGES, METHODS)
 """Registries, of whose types the shipped ones are tried."""
 
 FIXED = {
@@ -100,6 +102,10 @@ FIXED = {
     "EfficiencyReward.type", "EfficiencyReward.code_file", "EfficiencyReward.code_sha256",
     "OutcomeReward.type", "OutcomeReward.code_file", "OutcomeReward.code_sha256",
     "OutcomeCredit.type", "OutcomeCredit.code_file", "OutcomeCredit.code_sha256",
+    "Pareto.type", "Pareto.code_file", "Pareto.code_sha256", "Random.type", "Random.code_file", "Random.code_sha256",
+    "Correctness.type", "Correctness.code_file", "Correctness.code_sha256", "Correctness.subject",
+    "Correctness.prompt_text", "Correctness.rubric_text",
+    "Rubric.type", "Rubric.code_file", "Rubric.code_sha256", "Rubric.prompt_text", "Rubric.rubric_text",
 }  # fmt: skip
 """Keys with one possible value. The type of a server, tool, environment or rule, and the back end of a workspace,
 change with others."""
@@ -141,8 +147,10 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "SelectionOptions.quotas": ({"qa": 5},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
-    "JudgesOptions.models": (["near"],),
-    "JudgesOptions.domains": (["qa"],),
+    "Correctness.models": (["near"],),
+    "Correctness.domains": (["qa"],),
+    "Rubric.models": (["near"],),
+    "Rubric.domains": (["qa"],),
     "RedundancyOptions.model": ("near",),
     "CurriculumSettings.sampling_model": ("near",),
     "CurriculumSettings.sigma_tool": ([0.2, 0.1, 0.05],),
@@ -297,7 +305,8 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         },
         "flow": {"stages": ["rollouts", "scores", "rl", "report"], "models": ["near", "vllm", "tutor"]},
     }
-    apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    others = {"scores": {"judges": {"type": "rubric", "rubric": "Short."}}, "selection": {"method": "random"}}
+    apart = {**tree, **others, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
     web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
     # Policies are reinforced with recorded searches alone, so without that stage here.
     abroad = {

@@ -24,7 +24,7 @@ from treadle.datagen.questions.rows import parse_row
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.rl.selection.choice import DECISIONS, Choice, choose
 from treadle.rl.selection.dispersion import MAX_ROLLOUTS, Dispersion, DispersionSums, is_mixed
-from treadle.rl.selection.pareto import crowding_distances, distinct_points, rank_questions, sweep_ranks
+from treadle.rl.selection.methods.pareto_fronts import crowding_distances, distinct_points, rank_questions, sweep_ranks
 from treadle.rl.selection.settings import SelectionOptions
 
 UNHURRIED = settings(deadline=None, max_examples=60)
@@ -95,7 +95,7 @@ def test_filter_runs_first_and_every_slot_is_used() -> None:
     everything = select(found, SelectionOptions(), KEYS, DOMAINS)
     assert selected(everything) == "ABCDF"
     assert everything.rank.tolist() == [0, 0, 0, 0, -1, 1, -1, -1]
-    assert everything.distance[:4].tolist() == [math.inf, approx(1.5729), math.inf, approx(0.7684)]
+    assert everything.parts["distance"][:4].tolist() == [math.inf, approx(1.5729), math.inf, approx(0.7684)]
     assert [DECISIONS[code] for code in everything.decisions[[4, 6, 7]]] == ["all_right", "all_wrong", "all_right"]
     squared = rank_questions(found.score_tool[:4] ** 2, found.score_corr[:4] ** 2, KEYS[:4]).distance.tolist()
     assert squared == [math.inf, approx(1.7778), math.inf, approx(0.5833)]

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rollouts.judge_bench import CASE, FAR, asked, judged
 from support.sandbox.memories import Remembering
-from support.servers.scripted_server import Fault
+from support.servers.scripted_server import Fault, Reply
 
-from treadle.agent.judges import model as judge_model
+from treadle.agent.judges import correctness
 from treadle.agent.judges.answer import AnswerJudge, answer_judge_digest
-from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge, read_verdict
+from treadle.agent.judges.correctness import Correctness
+from treadle.agent.judges.model import ModelJudge
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
-from treadle.agent.role import Reply
+from treadle.agent.judges.views import MAX_PREDICTION_CHARS
 from treadle.core.errors import EndpointUnavailable
 from treadle.datagen.questions.benchmarks import RULES
 
@@ -67,26 +68,28 @@ from treadle.datagen.questions.benchmarks import RULES
     ],
 )
 def test_reply_is_one_word_or_unreadable(text: str, verdict: bool | None) -> None:
-    assert read_verdict(Reply(text, False, 1, 1)) is verdict
+    assert Correctness().read(text) is verdict
 
 
-def test_truncated_reply_is_unreadable() -> None:
-    assert read_verdict(Reply("Correct", True, 1, 1)) is None
-    assert read_verdict(Reply("<judgment>Correct</judgment>", True, 1, 1)) is None
+@pytest.mark.parametrize("text", ["Correct", "<judgment>Correct</judgment>"])
+async def test_truncated_reply_is_unreadable(text: str) -> None:
+    async with asked(*[Reply(text, finish_reason="length")] * 2) as (model, _):
+        verdict = await judged(ModelJudge(model), CASE)
+    assert (verdict.correct, verdict.raw) == (None, (text, text))
 
 
 @given(st.text())
 def test_only_the_exact_word_is_read_as_correct(text: str) -> None:
     letters = "".join(filter(str.isalnum, text.rpartition("</think>")[2])).lower()
-    assert (read_verdict(Reply(text, False, 1, 1)) is not True) or letters == "correct"
+    assert (Correctness().read(text) is not True) or letters == "correct"
 
 
 @given(st.text(), st.text(), st.text())
 def test_reply_block_is_read_only_for_the_word_and_only_at_the_end(before: str, inside: str, behind: str) -> None:
     reply = f"{before}<judgment>{inside}</judgment>{behind}"
     word = "".join(filter(str.isalnum, inside)).lower()
-    assert (read_verdict(Reply(reply, False, 1, 1)) is not True) or (word == "correct" and not behind.strip())
-    assert read_verdict(Reply(f"{before}<judgment>Correct</judgment>", False, 1, 1)) is True
+    assert (Correctness().read(reply) is not True) or (word == "correct" and not behind.strip())
+    assert Correctness().read(f"{before}<judgment>Correct</judgment>") is True
 
 
 @pytest.mark.covers("flywheel-21")
@@ -221,7 +224,7 @@ def test_everything_that_affects_a_verdict_changes_the_digest(monkeypatch: pytes
         answer_judge_digest(None, 0.8, asks_model=True),
         answer_judge_digest(replace(DEFAULT_SYMBOLIC, limit_s=9.0), 0.8, asks_model=True),
     }
-    monkeypatch.setattr(judge_model, "prompt_text", lambda file: f"another {file}")
+    monkeypatch.setattr(correctness, "prompt_text", lambda file: f"another {file}")
     digests.add(answer_judge_digest(DEFAULT_SYMBOLIC, 0.8, asks_model=True))
     assert len(digests) == 6
     more_workers = replace(DEFAULT_SYMBOLIC, workers=9)

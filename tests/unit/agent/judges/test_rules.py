@@ -13,7 +13,7 @@ from support.sandbox.memories import Remembering
 from treadle.agent.call_cache import NullCache
 from treadle.agent.judges import rules
 from treadle.agent.judges.answer import AnswerJudge
-from treadle.agent.judges.base import Verdict
+from treadle.agent.judges.cases import Verdict
 from treadle.agent.judges.rules import RuleJudge, SymbolicLimits
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, DeadlineExceeded, EngineError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from treadle.agent.contract import CallRecord
-from treadle.agent.judges.base import Verdict
+from treadle.agent.judges.cases import Verdict
 from treadle.agent.trajectory import Trajectory
 from treadle.datagen.pools.pool import PoolEntry, best_unexpanded, is_near_duplicate, ranked
 

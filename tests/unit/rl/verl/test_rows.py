@@ -45,9 +45,9 @@ def rl_rows(keys: str = "abc") -> pa.RecordBatch:
         asked = question(key, ["12", "twelve"], "choice" if key == "c" else "math", ["x", "y"] if key == "c" else [])
         facts = {"score_tool": 1.5, "score_corr": 0.5, "rank": index}
         own = {"question_key": key, "dataset": "world", "domain": asked["domain"], "phase": 2, "model": "base"}
-        more = {"parents": ["r"], "correctness": [1.0], "calls": [1], "num_unusable": 0, "distance": None}
+        more = {"parents": ["r"], "correctness": [1.0], "calls": [1], "num_unusable": 0, "parts": []}
         verl = verl_row(asked, MESSAGES, index=index, phase=2, **facts)
-        rows.append({**verl, **own, **facts, **more, "is_boundary": True, "environment_digest": "e"})
+        rows.append({**verl, **own, **facts, **more, "method": "pareto", "environment_digest": "e"})
     return pa.RecordBatch.from_pylist(rows, RL_ROWS.schema)
 
 

@@ -210,10 +210,10 @@ def test_question_shows_which_phases_selected_and_trained_on_it(tmp_path: Path) 
     made = [filled(RL_ROLLOUTS, question_key=key, step=step, session=place) for key, step, place in places]
     put_rows(run, "1/rl@phase-1", RL_ROLLOUTS, made)
     assert [step.label for step in trace_back(run, "q1")][-2:] == [
-        "selected by 1/selection@phase-1: front 2, spread of calls 0.5, of scores 0.5",
+        "selected by 1/selection@phase-1: pareto, rank 2, is_boundary 1, spread of calls 0.5, of scores 0.5",
         "trained on by 1/rl@phase-1: 2 trajectories in step 3",
     ]
-    assert trace_back(run, "r1")[-1].label.startswith("selected by 1/selection@phase-1: front 2")
+    assert trace_back(run, "r1")[-1].label.startswith("selected by 1/selection@phase-1: pareto, rank 2")
     assert not trace_back(run, "r2")[-1].label.startswith("selected")
 
 

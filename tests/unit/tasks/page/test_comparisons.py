@@ -10,6 +10,7 @@ import pytest
 from support.tables.page_tables import PageReader
 from support.tables.score_tables import new_run, put_rows, question, score
 
+from treadle.agent.judges.correctness import Correctness
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
@@ -18,7 +19,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.tables import part_items
 from treadle.datagen.questions.tables import QUESTIONS
-from treadle.eval.config import JudgesOptions, RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
+from treadle.eval.config import RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.dataset_figures import by_dataset
 from treadle.eval.judging_differences import Scoring
 from treadle.eval.metrics import FIGURES, title_of
@@ -37,7 +38,7 @@ def role(name: str, model: str = "judge-1", max_tokens: int = 16) -> RoleSetting
 
 def judged(name: str = "large", *, prompts: str = "p", domains: Any = ("math",), **given: Any) -> ScoresSettings:
     """Return settings of scores with one judge."""
-    options = ScoresOptions(judges=JudgesOptions(models=(name,), domains=domains, **given))
+    options = ScoresOptions(judges=Correctness(models=(name,), domains=domains, **given))
     return ScoresSettings(options=options, judges={name: role(name)}, judge_digests=(prompts,))
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Ranking(NamedTuple):
+class Fronts(NamedTuple):
     """Ranks of the questions; arrays of the same length."""
 
     rank: np.ndarray
@@ -34,7 +34,7 @@ class Points(NamedTuple):
     """For each question the index of its point, int64."""
 
 
-def rank_questions(tool: np.ndarray, corr: np.ndarray, keys: Sequence[str]) -> Ranking:
+def rank_questions(tool: np.ndarray, corr: np.ndarray, keys: Sequence[str]) -> Fronts:
     """Rank questions by S_tool and S_corr (float64, no nan); `keys` must be unique.
 
     The order of selection takes one front after another. Within a front it takes rounds: each round takes one question
@@ -50,7 +50,7 @@ def rank_questions(tool: np.ndarray, corr: np.ndarray, keys: Sequence[str]) -> R
     place[by_key] = np.arange(len(by_key))
     turn = _turns(points.of, place)
     order = np.lexsort((place, -tool, -corr, -distance, turn, rank))
-    return Ranking(rank, distance, order)
+    return Fronts(rank, distance, order)
 
 
 def distinct_points(tool: np.ndarray, corr: np.ndarray) -> Points:

@@ -1,0 +1,65 @@
+"""Define selection methods: they order the questions that pass the filters, and the first ones are selected.
+
+A method of a user is a class in one file. Documented in docs/behaviour/selection.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from treadle.core.registry import Entry
+from treadle.rl.selection.dispersion import Dispersion
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Questions that pass the filters and compete for one limit: all of them, or under quotas those of a domain.
+
+    Attributes:
+        keys: Key of each question.
+        domains: Domain of each question.
+        figures: Statistics of their rollouts, arrays of the same length.
+    """
+
+    keys: Sequence[str]
+    domains: Sequence[str]
+    figures: Dispersion
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Order in which a method takes candidates.
+
+    Attributes:
+        keys: Keys in the order of selection; at least as many as are to be selected.
+        groups: Group of each candidate, integers from 0 in the order in which groups are taken; None without groups.
+        parts: Declared name -> a number for each candidate; nan if it has none.
+    """
+
+    keys: Sequence[str]
+    groups: np.ndarray | None = None
+    parts: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class SelectionMethod(Entry):
+    """Settings of a method, and the method itself. The filters, quotas and the limit are the same for every method."""
+
+    GROUP: ClassVar[str] = ""
+    """Name of one of its groups, such as `front`; empty if it makes none."""
+    PARTS: ClassVar[Mapping[str, str]] = {}
+    """Names of the numbers that it gives for each candidate, with what they mean."""
+
+    type: str = "pareto"
+    """Method: `pareto`, `random`, the name of an entry point, or a class of your own as `my_selection.py:Class` or
+    `package.module:Class`."""
+
+    def rank(self, candidates: Candidates, limit: int, seed: int) -> Ranking:
+        """Return the order of the candidates, of which the first `limit` are selected.
+
+        It must depend on nothing but the arguments and not on the order of the candidates.
+        """
+        raise NotImplementedError
