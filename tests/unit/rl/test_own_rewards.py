@@ -86,7 +86,7 @@ def plan_with(reward: Any, **keys: Any) -> RlPlan:
 
 
 def rewarded(plan: RlPlan, items: Sequence[GroupItem] = ITEMS, task: Task = TASK, step: int = 1) -> list[RewardedItem]:
-    group = cast(Group, SimpleNamespace(items=items, trajectories=[]))
+    group = cast(Group, SimpleNamespace(items=items, trajectories=[None] * len(items)))
     with open_scorer(plan, QuestionSettings()) as scorer:
         return scorer.rewards(group, task, step)
 

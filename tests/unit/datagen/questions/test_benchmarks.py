@@ -205,7 +205,7 @@ def test_boolean_and_letter_answers_are_scored_by_their_rules(bench: Bench) -> N
     option, true, *_ = bench.take({"path": path}).questions
 
     def em(prediction: str, question: dict[str, Any]) -> float:
-        return score_answer(prediction, question["answers"], question["choices"], question["domain"]).em
+        return score_answer(prediction, question["answers"], question["choices"], question["domain"]).parts["em"]
 
     assert (em("true", true), em("True", true), em("false", true)) == (1.0, 1.0, 0.0)
     assert (em("C", option), em("(C)", option), em("AVL", option), em("B", option)) == (1.0, 1.0, 1.0, 0.0)

@@ -262,7 +262,7 @@ def test_payload_and_answers_that_a_scorer_needs_are_checked_before_the_run(fold
     guess = {"type": "support.rollouts.dialogues:Guess"}
     given = config(folder, scorer="qa", environment=guess)
     with pytest.raises(ConfigError, match="scorer = 'qa' of tasks.jsonl compares with gold answers"):
-        instance(given, Address.parse("1/scores@base"))
+        instance(given, Address.parse("1/questions"))
 
 
 def test_threshold_of_an_entry_decides(folder: Path) -> None:
