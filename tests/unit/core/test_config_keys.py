@@ -26,7 +26,6 @@ from treadle.core.runs.run import Run
 from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.environments.registry import ENVIRONMENTS
-from treadle.environments.scorers.registry import SCORERS
 from treadle.environments.tools.registry import TOOLS
 from treadle.rl.credit.registry import CREDITS
 from treadle.rl.rewards.registry import REWARDS
@@ -89,8 +88,8 @@ WorkspaceSettings.engine WorkspaceSettings.folder
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, SCORERS, JUDGES, METHODS)
-"""Registries, of whose types the shipped ones are tried."""
+KINDS: tuple[Registry[Any], ...] = (ENVIRONMENTS, TOOLS, REWARDS, CREDITS, JUDGES, METHODS)
+"""Registries, of whose types the shipped ones are tried; a run is not locked to its scorers."""
 
 FIXED = {
     "TutorServer.type", "VllmServer.type", "SourceSettings.from",

@@ -71,7 +71,6 @@ def test_entry_point_is_an_engine_by_its_name(monkeypatch: pytest.MonkeyPatch) -
         (f"{MODULE}:CopySft", "is not derived from treadle.api.RlEngine"),
         ("treadle.api:RlEngine", r"has no method check\(job, events\)"),
         (f"{MODULE}:Gone", "Gone cannot be loaded"),
-        ({"type": "trl", "code_sha256": "x"}, "leave it out"),
     ],
 )
 def test_wrong_engine_is_refused_by_name(engine: Any, said: str) -> None:

@@ -265,7 +265,7 @@ def test_dialogue_is_shown_and_traced_with_its_environment(tmp_path: Path) -> No
     )  # fmt: skip
     made = put_from(run, "1/rollouts@base", {"rollouts": [row]}, {}, environment=f"my_envs.py:{EVIL}")
     scored = filled(SCORES, rollout_key="d1", question_key="q1", scorer="environment", judges="{}")
-    scored |= {"correct": False, "score": 0.25, "prediction": EVIL}
+    scored |= {"correct": False, "score": 0.25, "prediction": EVIL, "is_reward": True}
     put_from(run, "1/scores@base", {"scores": [scored], "judgements": []}, {"rollouts": made})
     said = shown(trajectory_view(find_rollout(run, "d1")))
     lines = [line.strip(" │") for line in said.splitlines()]
