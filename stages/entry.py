@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from treadle.core.config import Section
+from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
@@ -50,7 +51,8 @@ class StageEntry:
         qualifiers: What qualifies its addresses: `model` for an instance per model, `phase` for one per phase.
         start_key: Key of the table with the model that training starts from; empty if the stage trains no policy.
         models: Function from the table to the models that it names.
-        report: Function from the record of a finished instance, and its run, to its summary; None without one.
+        report: Function from the record of a finished instance, its run, and the models of the run's configuration
+            (prices may have changed since) to its summary; None without one.
         description: One sentence for its deployment.
         on_gpu: Whether its deployment polls the queue of GPU machines.
     """
@@ -62,7 +64,7 @@ class StageEntry:
     qualifiers: tuple[Literal["model", "phase"], ...] = ()
     start_key: str = ""
     models: Callable[[Any], Iterable[NamedModel]] = _no_models
-    report: Callable[[StageRecord, Run], StageReport | None] | None = None
+    report: Callable[[StageRecord, Run, Mapping[str, ModelSettings]], StageReport | None] | None = None
     description: str
     on_gpu: bool = False
 

@@ -1,11 +1,17 @@
-"""Hold the summary of a finished stage for terminal, UI and report page."""
+"""Hold the summary of a finished stage for terminal, UI and report page, and build its parts from a record."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.core.figures import Figures, escape, render_figures
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+
+Metrics = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +31,30 @@ class StageReport:
     def markdown(self) -> str:
         """Return the whole report as markdown."""
         return "\n\n".join([*map(escape, self.sentences), render_figures(self.figures, level=3)])
+
+
+def group(metrics: Metrics, prefix: str) -> dict[str, int]:
+    """Return the metrics whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): count for name, count in metrics.items() if name.startswith(prefix)}
+
+
+def ranked_counts(title: str, name: str, unit: str, counts: Mapping[str, int]) -> Figures:
+    """Return a table of counts, the largest first, without those that are 0."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return Figures(title, (name, unit), tuple((code, count) for code, count in ranked if count))
+
+
+def reads(reader: StageRecord, made: StageRecord) -> bool:
+    """Return whether `reader` was made from the current result of `made`."""
+    outputs = set(made.outputs.values())
+    return any(ref.artifact in outputs for refs in reader.inputs.values() for ref in refs)
+
+
+def telemetry_rows(record: StageRecord, run: Run, kind: str) -> list[dict[str, Any]]:
+    """Return the rows of a telemetry log of a stage; empty if it no longer exists."""
+    import pyarrow.parquet as pq
+
+    key = record.telemetry.get(kind)
+    content = run.storage.get(key) if key is not None else None
+    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist() if content is not None else []
+    return rows

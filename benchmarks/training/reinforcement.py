@@ -30,7 +30,7 @@ from treadle.core.runs.run import Run
 from treadle.demo.results import first_and_last_rewards
 from treadle.eval.statistics import Z_95, wilson_interval
 from treadle.rl.training.curves import moving_mean
-from treadle.tasks.summaries.report_tables import telemetry_rows
+from treadle.stages.report import telemetry_rows
 
 COMMON = Path(__file__).with_suffix(".toml")
 SCENARIOS = ("correctness", "efficiency")

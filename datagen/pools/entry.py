@@ -12,6 +12,7 @@ from treadle.core.runs.address import Address
 from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools.settings import PoolOptions, PoolsSettings
 from treadle.datagen.pools.stage import POOLS_STAGE
+from treadle.datagen.pools.summary import pools_report
 from treadle.datagen.prompts import PromptSet
 from treadle.environments.registry import episode_name, traits_of
 from treadle.environments.settings import EnvironmentSettings
@@ -128,6 +129,7 @@ POOLS = StageEntry(
     settings=_settings,
     inputs=_inputs,
     models=_models,
+    report=pools_report,
     description="Make pools of trajectories from the training questions, repaired and condensed over rounds.",
     on_gpu=True,
 )

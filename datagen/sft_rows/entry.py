@@ -10,6 +10,7 @@ from treadle.core.runs.address import Address
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
+from treadle.datagen.sft_rows.summary import sft_rows_report
 from treadle.environments.registry import traits_of
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.models import checked_model, served_tokenizer, tokenizer_folder
@@ -69,5 +70,6 @@ SFT_ROWS = StageEntry(
     table=SftRowsOptions,
     settings=_settings,
     inputs=_inputs,
+    report=sft_rows_report,
     description="Apply the quality gate to trajectories and write the fine-tuning rows.",
 )

@@ -6,6 +6,7 @@ from treadle.agent.role_settings import RoleSettings
 from treadle.core.runs.address import Address
 from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
 from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
+from treadle.environments.rollouts.summary import rollouts_report
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.models import checked_model, checkpoints_of, role_of
 from treadle.stages.plan import Plan
@@ -51,6 +52,7 @@ ROLLOUTS = StageEntry(
     settings=_settings,
     inputs=_inputs,
     qualifiers=("model", "phase"),
+    report=rollouts_report,
     description="Sample rollouts over the questions; set the instance, such as 1/rollouts@base or 1/rollouts@phase-2.",
     on_gpu=True,
 )

@@ -8,6 +8,7 @@ from treadle.core.runs.address import Address, phase_name
 from treadle.rl.phases import check_phase, phase_number
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
 from treadle.rl.selection.stage import SELECTION_STAGE
+from treadle.rl.selection.summary import selection_report
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.plan import Plan
 
@@ -40,5 +41,6 @@ SELECTION = StageEntry(
     settings=_settings,
     inputs=_inputs,
     qualifiers=("phase",),
+    report=selection_report,
     description="Select the questions that a phase trains on; set its instance, such as 1/selection@phase-2.",
 )

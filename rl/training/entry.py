@@ -12,6 +12,7 @@ from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.phases import check_phase, curriculum, phase_number, phase_policy, phase_scores, rl_options
 from treadle.rl.training.stage import RL_STAGE, local_environment
+from treadle.rl.training.summary import rl_report
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.plan import Plan
 
@@ -70,6 +71,7 @@ RL = StageEntry(
     inputs=_inputs,
     qualifiers=("phase",),
     start_key="start",
+    report=rl_report,
     description="Train a policy in a phase, such as 1/rl@phase-2; needs a worker with the environment of `rl.engine`.",
     on_gpu=True,
 )

@@ -15,7 +15,8 @@ from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.report.page.document import Chart, Fold, Paragraph, Part
-from treadle.tasks.summaries.report_tables import maker_of, telemetry_rows
+from treadle.stages.report import telemetry_rows
+from treadle.tasks.summaries.report_tables import maker_of
 
 Row = dict[str, Any]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any
 
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
@@ -39,13 +37,3 @@ def maker_of(made: InputRef, records: Sequence[StageRecord]) -> StageRecord | No
     """Return the record of the instance that made a table; None if it has been replaced since or cannot be read."""
     ours = (one for one in records if one.address == made.address)
     return next((one for one in ours if one.outputs.get(made.artifact.kind) == made.artifact), None)
-
-
-def telemetry_rows(record: StageRecord, run: Run, kind: str) -> list[dict[str, Any]]:
-    """Return the rows of a telemetry log of a stage; empty if it no longer exists."""
-    import pyarrow.parquet as pq
-
-    key = record.telemetry.get(kind)
-    content = run.storage.get(key) if key is not None else None
-    rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist() if content is not None else []
-    return rows

@@ -27,7 +27,7 @@ from treadle.core.errors import (
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.runs.run import Run
 from treadle.environments.question.episode import QuestionEpisode
-from treadle.tasks.summaries.report_tables import telemetry_rows
+from treadle.stages.report import telemetry_rows
 
 NO_PYTHON = {"interpreter": "/no/python"}
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from treadle.rl.selection.summary import selection_figures, selection_sentences
 from treadle.rl.training.curves import end_steps
 from treadle.rl.training.events import RlStep
 from treadle.rl.training.report import render_report
+from treadle.rl.training.summary import rl_figures, rl_sentences, rl_steps
 from treadle.rl.training_engine import RL_ENGINES
-from treadle.tasks.summaries.stage_report import (
-    rl_figures,
-    rl_sentences,
-    rl_steps,
-    selection_figures,
-    selection_sentences,
-)
 
 LOG: list[dict[str, Any]] = [
     {
