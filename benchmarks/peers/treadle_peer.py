@@ -18,7 +18,8 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutOptions, RolloutsSettings
+from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 
 _QUESTIONS, _ROLLOUTS = Address(1, "questions"), Address(1, "rollouts")
 
