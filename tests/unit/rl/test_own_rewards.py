@@ -22,11 +22,13 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, EngineError
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.scorers.registry import SCORERS
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.credit.base import CreditGroup, token_advantages, turn_advantages
 from treadle.rl.credit.outcome import OutcomeCredit, group_advantages
 from treadle.rl.credit.registry import CREDITS, is_default
-from treadle.rl.engine.rows import plan_of
+from treadle.rl.engine.errors import BadPlan
+from treadle.rl.engine.rows import plan_of, require_unedited
 from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards.base import GroupItem
@@ -112,6 +114,25 @@ def test_rule_is_read_back_from_the_job_of_an_engine(code: Path, monkeypatch: py
     assert [one.reward for one in rewarded(again)] == [0.0, 0.0, 0.0]
 
 
+def test_rule_that_was_edited_after_the_plan_was_made_is_refused(code: Path) -> None:
+    (code / "scorers.py").write_text(
+        "from treadle.api import Scorer\n\nclass Own(Scorer):\n    async def score(self, task, rollout):\n        return 1.0\n"
+    )
+    plans = [
+        plan_with("mine.py:Frugal"),
+        plan_with("outcome", engine="trl", credit="mine.py:LastTurn"),
+        plan_with("outcome").model_copy(update={"scorers": {"own": SCORERS.parse("scorers.py:Own")}}),
+    ]
+    jobs = [{"plan": json.loads(plan.to_json())} for plan in plans]
+    for job in jobs:
+        require_unedited(job)
+    for name in ("mine.py", "scorers.py"):
+        (code / name).write_text((code / name).read_text() + "# edited\n")
+    for job in jobs:
+        with pytest.raises(BadPlan, match=r"(mine|scorers)\.py was edited after the run had started"):
+            require_unedited(job)
+
+
 def test_rule_in_a_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None:
     package = tmp_path / "far" / "shaping"
     package.mkdir(parents=True)
@@ -175,8 +196,8 @@ def test_errors_of_rules_do_not_quote_the_payload(code: Path) -> None:
         "return [Reward(1.0, {'a': group.task.payload['key']})] * 2",
     ):
         (code / "bad.py").write_text(
-            "from treadle.api import CreditRule, Reward, RewardRule\n\nclass Bad(RewardRule):\n    PARTS = {'a': 'a part'}\n\n"
-            f"    def rewards(self, group):\n        {body}\n\nclass Worse(CreditRule):\n"
+            "from treadle.api import CreditRule, Reward, RewardRule\n\nclass Bad(RewardRule):\n"
+            f"    PARTS = {{'a': 'a part'}}\n\n    def rewards(self, group):\n        {body}\n\nclass Worse(CreditRule):\n"
             "    def advantages(self, group):\n"
             f"        {body.replace('Reward(', '(')}\n"
         )

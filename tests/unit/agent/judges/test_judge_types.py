@@ -148,11 +148,9 @@ def test_record_of_a_judge_with_texts_is_read_back(tmp_path: Path) -> None:
 
 
 def test_class_that_derives_from_a_shipped_judge_is_asked_again_after_an_edit(tmp_path: Path) -> None:
-    code = "from treadle.api import Correctness\n\n\nclass Polite(Correctness):\n    pass\n"
-    code = code.replace("treadle.api", "treadle.agent.judges.correctness")
-    digests = {
-        own(tmp_path, code + more).digest() for more in ("", "\n\n    def read(self, text):\n        return True\n")
-    }
+    code = "from treadle.agent.judges.correctness import Correctness\n\n\nclass Polite(Correctness):\n    pass\n"
+    edit = "\n    def read(self, text):\n        return True\n"
+    digests = {own(tmp_path, code + more).digest() for more in ("", edit)}
     assert len(digests | {judge_of().digest()}) == 3
 
 
