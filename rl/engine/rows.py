@@ -28,7 +28,7 @@ def plan_of(job: Mapping[str, Any]) -> RlPlan:
 
 
 def require_unedited(job: Mapping[str, Any]) -> None:
-    """Raise BadPlan if code of users was edited since the plan was made: the policy would be filed under the old one."""
+    """Raise BadPlan if code of users was edited since the plan was made: other code would train."""
     if (file := edited_code(job["plan"], plan_of(job))) is not None:
         raise BadPlan(f"{file} was edited after the run had started; undo it, or start a new run")
 

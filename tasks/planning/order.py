@@ -1,4 +1,4 @@
-"""List the instances of a flow in their order, from its recipe. Documented in docs/guides/recipes.md."""
+"""List the instances of a flow in their order, from its recipe. Documented in docs/guides/stages.md."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def test_rule_is_read_back_from_the_job_of_an_engine(code: Path, monkeypatch: py
 
 def test_rule_that_was_edited_after_the_plan_was_made_is_refused(code: Path) -> None:
     (code / "scorers.py").write_text(
-        "from treadle.api import Scorer\n\nclass Own(Scorer):\n    async def score(self, task, rollout):\n        return 1.0\n"
+        "from treadle.api import Scorer\n\nclass Own(Scorer):\n"
+        "    async def score(self, task, rollout):\n        return 1.0\n"
     )
     plans = [
         plan_with("mine.py:Frugal"),
@@ -197,8 +198,8 @@ def test_errors_of_rules_do_not_quote_the_payload(code: Path) -> None:
     ):
         (code / "bad.py").write_text(
             "from treadle.api import CreditRule, Reward, RewardRule\n\nclass Bad(RewardRule):\n"
-            f"    PARTS = {{'a': 'a part'}}\n\n    def rewards(self, group):\n        {body}\n\nclass Worse(CreditRule):\n"
-            "    def advantages(self, group):\n"
+            f"    PARTS = {{'a': 'a part'}}\n\n    def rewards(self, group):\n        {body}\n\n"
+            "class Worse(CreditRule):\n    def advantages(self, group):\n"
             f"        {body.replace('Reward(', '(')}\n"
         )
         with pytest.raises(EngineError) as caught:
