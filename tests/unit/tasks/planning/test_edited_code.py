@@ -86,6 +86,23 @@ def test_edit_of_a_file_changes_the_settings_of_the_stages_that_use_it(
     assert {address for address in after if after[address] != before[address]} == made_again
 
 
+def test_recipe_that_binds_an_input_which_the_stage_does_not_have_is_refused(folder: Path) -> None:
+    (folder / "recipes.py").write_text(
+        FILES["recipes.py"].replace(
+            "    pass\n", "    steps = (*Calibrate.steps[:-1], Step(('report',), reads=READS))\n"
+        )
+    )
+    code = (folder / "recipes.py").read_text()
+    for read, said in (("report.scores", ""), ("report.score", "binds report.score, but report reads scores")):
+        head = f"from treadle.stages.recipes.base import Step\n\nREADS = {{'{read}': ('scores@base',)}}\n"
+        (folder / "recipes.py").write_text(head + code)
+        if not said:
+            fingerprints()
+            continue
+        with pytest.raises(ConfigError, match=said):
+            fingerprints()
+
+
 def test_entry_point_of_a_stage_has_a_name_that_addresses_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_point_places", lambda group: {"dpo-2": "treadle.report.entry:REPORT"})
     with pytest.raises(ConfigError, match="'dpo-2' of treadle.stages has no name of a stage; use a-z and _"):
