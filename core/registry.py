@@ -121,10 +121,8 @@ class Registry(Generic[T_Entry]):
         file = find_code_file(name, given.get("code_file"), self.key)
         if file is not None:
             given |= {"code_file": file, "code_sha256": file_sha256(file)}
-        elif given.get("code_file") or given.get("code_sha256"):
+        elif given.get("code_file"):
             raise ValueError(f"code_file belongs to a type in a file, and type = {name!r} is none; leave it out")
-        else:
-            given.pop("code_sha256", None)
         try:
             settings = self.settings(name, file)
         except ConfigError as error:
@@ -171,6 +169,21 @@ class Registry(Generic[T_Entry]):
         of_place["properties"]["type"]["pattern"] = ":"
         more = {"title": "class in a file or module", "required": ["type"], "additionalProperties": True}
         return {"anyOf": [*variants, of_place | more, {"title": "type alone", "type": "string"}]}
+
+
+def edited_code(dumped: Any, loaded: Any) -> Path | None:
+    """Return a file with code that was edited between the dump of a section and its loading; None if there is none.
+
+    Loading takes the code as it is now, but results are filed under the digest in the dump.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(loaded, Section) and isinstance(dumped, Mapping):
+        if isinstance(loaded, Entry) and dumped.get("code_sha256", "") != loaded.code_sha256:
+            return loaded.code_file
+        pairs = [(dumped.get(name), getattr(loaded, name)) for name in type(loaded).model_fields]
+    elif isinstance(loaded, Mapping) and isinstance(dumped, Mapping):
+        pairs = [(dumped.get(name), one) for name, one in loaded.items()]
+    return next((file for pair in pairs if (file := edited_code(*pair)) is not None), None)
 
 
 def _own_schema(settings: type[Section], handler: GetJsonSchemaHandler) -> JsonSchemaValue:

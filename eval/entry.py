@@ -35,7 +35,7 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
     else:
         score_models(plan, address)
     judges = {judge: role_of(judge, plan.models[judge], options.judges.sampling) for judge in options.judges.models}
-    check_judges(judges)
+    check_judges(judges, options.judges)
     environment = plan.environment
     has_answers = traits_of(environment).has_answers
     keys = ["scores.judges.models"] if judges and options.judges.NEEDS_ANSWERS else []

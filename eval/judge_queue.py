@@ -45,8 +45,13 @@ class Judgement:
     answer: Answer
 
 
-def check_judges(judges: Mapping[str, RoleSettings]) -> None:
-    """Raise ConfigError if two names refer to the same judge: it would be asked once and counted twice."""
+def check_judges(judges: Mapping[str, RoleSettings], judge: Judge) -> None:
+    """Raise ConfigError if two names refer to the same judge: it would be asked once and counted twice.
+
+    Also if the judge's type is called like the votes on calls, whose judgements have other columns.
+    """
+    if judge.kind == REDUNDANCY:
+        raise ConfigError(f"scores.judges.type = {judge.type!r}: votes on calls have this name; choose another one")
     names: dict[str, str] = {}
     for name, role in judges.items():
         first = names.setdefault(_identity(role, ""), name)
@@ -62,7 +67,7 @@ class JudgeQueue:
 
     def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
         """Check the judges. `trained`: digests of this run's checkpoints that judge. Raise as `check_judges` does."""
-        check_judges(settings.judges)
+        check_judges(settings.judges, settings.options.judges)
         self._settings = settings
         self.judge: Judge = settings.options.judges
         self._is_environment = settings.environment is not None

@@ -47,7 +47,6 @@ class JudgeResults:
     status: str | None = None
     judge_verdicts: Mapping[str, JudgeVerdict] = field(default_factory=dict)
     votes: tuple[int, int, int] | None = None
-    """Whether the environment would have scored the rollout."""
 
 
 def run_scores(context: StageContext) -> Mapping[str, Any]:

@@ -93,10 +93,6 @@ class Plan(Protocol):
         """Return the checkpoint that an iteration starts from; None if it starts from no checkpoint of the run."""
         ...
 
-    def same(self, address: Address, stage: str) -> Address:
-        """Return the instance of another stage with the iteration and qualifier of an instance."""
-        ...
-
     def sampled(self, address: Address) -> SampledModel:
         """Return the model that an instance with this qualifier samples from."""
         ...

@@ -11,6 +11,7 @@ from pydantic import Field, create_model
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError
 from treadle.core.plugins import entry_point_places, from_module
+from treadle.core.runs.address import is_stage_name
 from treadle.core.tables import CHECKPOINTS
 from treadle.stages.entry import StageEntry
 
@@ -77,6 +78,8 @@ def makes_checkpoint(stage: str) -> bool:
 
 
 def _load(name: str, place: str) -> StageEntry:
+    if not is_stage_name(name):
+        raise ConfigError(f"the entry point {name!r} of {ENTRY_POINT_GROUP} has no name of a stage; use a-z and _")
     module, _, attribute = place.partition(":")
     entry = from_module(module, attribute, f"stage {name}")
     if not isinstance(entry, StageEntry) or entry.name != name:

@@ -80,7 +80,7 @@ class Judge(Entry):
 
     def effective(self) -> Self:
         """Return the settings with texts by content, so that the place of a file does not count."""
-        return self.model_copy(update={"prompt": "", "rubric": ""})
+        return self.model_copy(update={"prompt": self.prompt_text, "rubric": self.rubric_text})
 
     def messages(self, view: View) -> list[dict[str, str]]:
         """Return the messages that ask a model. `view.text` has the untrusted data in blocks, whose tags end in

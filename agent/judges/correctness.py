@@ -50,6 +50,8 @@ class Correctness(Judge):
 
     def digest(self) -> str:
         """See `Judge.digest`."""
+        if type(self) is not Correctness:
+            return super().digest()  # A class of a user may read replies in another way.
         texts = [self._system(), prompt_text("correctness.jinja")]
         return digest_json([CORRECTNESS_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_PREDICTION_CHARS, *texts])
 

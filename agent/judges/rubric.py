@@ -22,6 +22,8 @@ class Rubric(Judge):
     PARTS: ClassVar[Mapping[str, str]] = {"rubric": "grade against the rubric"}
     UNASKED: ClassVar[frozenset[str]] = frozenset({"threshold"})
 
+    type: str = "rubric"
+    """Grades by a rubric."""
     threshold: float = Field(default=0.5, gt=0.0, le=1.0)
     """Grade from which an answer counts as right."""
 

@@ -11,7 +11,6 @@ import click
 
 from treadle.cli.options import json_option, root_option, say
 from treadle.core.untrusted.sanitize import one_line, sanitized_json
-from treadle.eval.metrics import MAIN_FIGURES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -132,6 +131,8 @@ def _figures(found: RunDiff) -> RenderableType:
 
 
 def _weight(figure: FigureChange) -> tuple[bool, bool, float, str]:
+    from treadle.eval.metrics import MAIN_FIGURES
+
     change = figure.difference
     largest = -abs(change) if change is not None else 0.0
     return figure.figure not in MAIN_FIGURES, figure.dataset not in _AVERAGES, largest, figure.figure

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from treadle.core.errors import ConfigError
 
 _PHASE = re.compile(r"phase-([1-9]\d{0,3})")
+_STAGE = r"[a-z][a-z_]*"
 _ADDRESS = re.compile(
-    r"(?P<iteration>[1-9]\d{0,3})/(?P<stage>[a-z][a-z_]*)(?:@(?P<qualifier>[A-Za-z0-9][A-Za-z0-9._-]*))?"
+    rf"(?P<iteration>[1-9]\d{{0,3}})/(?P<stage>{_STAGE})(?:@(?P<qualifier>[A-Za-z0-9][A-Za-z0-9._-]*))?"
 )
 
 
@@ -33,6 +34,11 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.iteration}/{self.stage}" + (f"@{self.qualifier}" if self.qualifier else "")
+
+
+def is_stage_name(name: str) -> bool:
+    """Return whether a stage may have a name: addresses have no other."""
+    return re.fullmatch(_STAGE, name) is not None
 
 
 def phase_name(phase: int) -> str:

@@ -10,8 +10,9 @@ from pydantic import ConfigDict
 from treadle.agent.contract import Task
 from treadle.core.errors import EngineError
 from treadle.core.registry import Entry
+from treadle.core.untrusted.concealment import user_code
 from treadle.rl.rewards.base import GroupItem
-from treadle.rl.rewards.rewarded import RewardedItem, is_usable
+from treadle.rl.rewards.rewarded import RewardedItem, is_usable, shown
 
 Advantage = float | Sequence[float]
 """Advantage of all tokens of a trajectory, or of the tokens of each of its turns."""
@@ -61,7 +62,8 @@ def turn_advantages(rule: CreditRule, group: CreditGroup) -> list[list[float]]:
     """
     about = f"the credit rule {rule.type} failed on task {group.task.key}:"
     try:
-        made = [list(value) if isinstance(value, Iterable) else value for value in rule.advantages(group)]
+        with user_code(rule, group.task.payload):
+            made = [list(value) if isinstance(value, Iterable) else value for value in rule.advantages(group)]
     except Exception as error:  # any error that a user's rule raises
         raise EngineError(f"{about} it raised {type(error).__name__}: {error}") from error
     if len(made) != len(group.items):
@@ -73,7 +75,7 @@ def turn_advantages(rule: CreditRule, group: CreditGroup) -> list[list[float]]:
             raise EngineError(f"{about} it returned {len(of_turns):,} advantages for {item.num_turns:,} turns")
         for one in of_turns:
             if not is_usable(one):
-                raise EngineError(f"{about} it returned {one!r:.80}, not a number up to 1e9")
+                raise EngineError(f"{about} it returned {shown(one)}, not a number up to 1e9")
         turns.append([float(one) if reward.scored else 0.0 for one in of_turns])
     return turns
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from treadle.core.engines.events import EventFile
 from treadle.rl.engine.errors import BadPlan, report
-from treadle.rl.engine.rows import add_import_folders
+from treadle.rl.engine.rows import add_import_folders, require_unedited
 from treadle.rl.training_engine import RL_ENGINES, RlEngine
 
 _COMMANDS = ("check", "train", "finish")
@@ -28,7 +28,11 @@ def main(name: str, job_path: str) -> int:
     try:
         if name not in _COMMANDS:
             raise BadPlan(f"unknown command {name!r}")
-        getattr(engine_of(job), name)(job, events)
+        engine = engine_of(job)
+        # An edit during training must not keep its policy from being written.
+        if name != "finish":
+            require_unedited(job)
+        getattr(engine, name)(job, events)
     # Any error ends this process and must be reported with its kind.
     except Exception as error:  # noqa: BLE001
         report(error, events, int(os.environ.get("RANK", "0")))

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
+from treadle.core.registry import edited_code
 from treadle.environments.opening import shown_messages
 from treadle.environments.registry import ENVIRONMENTS
 from treadle.environments.settings import EnvironmentSettings
@@ -24,6 +25,12 @@ def plan_of(job: Mapping[str, Any]) -> RlPlan:
     """Return the job's plan, whose engine, rules and scorers may have code outside of this engine's packages."""
     add_import_folders(job)
     return RlPlan.from_json(json.dumps(job["plan"]))
+
+
+def require_unedited(job: Mapping[str, Any]) -> None:
+    """Raise BadPlan if code of users was edited since the plan was made: other code would train."""
+    if (file := edited_code(job["plan"], plan_of(job))) is not None:
+        raise BadPlan(f"{file} was edited after the run had started; undo it, or start a new run")
 
 
 def settings_of(job: Mapping[str, Any]) -> EnvironmentSettings:

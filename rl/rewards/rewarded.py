@@ -10,6 +10,7 @@ from numbers import Real
 
 from treadle.core.answers.score import Score
 from treadle.core.errors import EngineError
+from treadle.core.untrusted.concealment import user_code
 from treadle.rl.rewards.base import FAILED, GroupItem, Reward, RewardGroup, RewardRule
 
 LARGEST_REWARD = 1e9
@@ -71,7 +72,8 @@ def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
     """Return what the rule returns for a group; raise EngineError if it cannot be used."""
     about = f"the reward rule {rule.type} failed on task {group.task.key}:"
     try:
-        made = list(rule.rewards(group))
+        with user_code(rule, group.task.payload):
+            made = list(rule.rewards(group))
     except Exception as error:  # any error that a user's rule raises
         raise EngineError(f"{about} it raised {type(error).__name__}: {error}") from error
     if len(made) != len(group.items):
@@ -80,18 +82,24 @@ def _checked(rule: RewardRule, group: RewardGroup) -> list[Reward]:
         if not isinstance(reward, Reward):
             raise EngineError(f"{about} it returned {type(reward).__name__}, not treadle.api.Reward")
         if reward.total is not None and not is_usable(reward.total):
-            raise EngineError(f"{about} it returned {reward.total!r:.80} as a total, not a number up to 1e9 or None")
-        if unknown := [str(name) for name in reward.parts if name not in rule.PARTS]:
-            raise EngineError(f"{about} PARTS does not declare the part {unknown[0]!r:.80}")
+            raise EngineError(f"{about} it returned {shown(reward.total)} as a total, not a number up to 1e9 or None")
+        if any(name not in rule.PARTS for name in reward.parts):
+            declared = ", ".join(rule.PARTS) or "none"
+            raise EngineError(f"{about} it returned a part that its PARTS do not declare; they have: {declared}")
         for name, value in reward.parts.items():
             if value is not None and not is_usable(value, sys.float_info.max):
-                raise EngineError(f"{about} its part {name} is {value!r:.80}, not a finite number or None")
+                raise EngineError(f"{about} its part {name} is {shown(value)}, not a finite number or None")
     return made
 
 
 def is_usable(value: object, largest: float = LARGEST_REWARD) -> bool:
     """Return whether a rule's value is a finite number, at most `largest` in size."""
     return isinstance(value, Real) and -largest <= value <= largest  # type: ignore[operator]
+
+
+def shown(value: object) -> str:
+    """Return a rule's value for a message: of anything but a number only the type, as it may hold the payload."""
+    return f"{value!r:.80}" if isinstance(value, Real) else f"a value of type {type(value).__name__}"
 
 
 def _rewarded(item: GroupItem, reward: Reward, answer: str, score: Score) -> RewardedItem:

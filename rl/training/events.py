@@ -9,6 +9,7 @@ from typing import Any
 
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.training import Greedy
+from treadle.core.tables import part_items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class RlStep:
 
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"parts": part_rows(self.parts)}
+        return {name: getattr(self, name) for name in self.__slots__} | {"parts": part_items(self.parts or {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +100,10 @@ class Validation:
                 "step": self.step,
                 "domain": name,
                 **{key: getattr(figures, key) for key in figures.__slots__},
-                "parts": part_rows(figures.parts),
+                "parts": part_items(figures.parts or {}),
             }
             for name, figures in named.items()
         ]
-
-
-def part_rows(parts: Mapping[str, float] | None) -> list[dict[str, Any]]:
-    """Return a value of the column `parts`: {name, value} of each part, by name."""
-    return [{"name": name, "value": value} for name, value in sorted((parts or {}).items())]
 
 
 class RlEvents(EventLog[RlStep]):

@@ -13,6 +13,7 @@ from treadle.core.engines.errors import Diverged, NothingLearned, is_out_of_memo
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import BaseModelMissing
 from treadle.core.errors import ConfigError
+from treadle.core.registry import edited_code
 from treadle.sft.engine.arguments import BadArguments
 from treadle.sft.training_engine import SFT_ENGINES, SftEngine
 
@@ -33,7 +34,11 @@ def main(name: str, job_path: str) -> int:
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     events = EventFile(Path(job["events"]))
     try:
-        getattr(_engine_of(job), COMMANDS[name])(job, events)
+        engine = _engine_of(job)
+        # An edit during training must not keep its model from being written.
+        if name != "finish" and (file := edited_code(job["engine"], engine)) is not None:
+            raise BadArguments(f"{file} was edited after the run had started; undo it, or start a new run")
+        getattr(engine, COMMANDS[name])(job, events)
     # Any error ends this process and must be reported with its kind.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()

@@ -15,7 +15,6 @@ from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
-from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.entry import rolled_out_policy
 from treadle.environments.scorers.base import Scorer
@@ -104,10 +103,6 @@ class FlowPlan:
         trained = _trained_policy(self.config)
         return None if iteration == 1 or trained is None else replace(trained, iteration=iteration - 1)
 
-    def same(self, address: Address, stage: str) -> Address:
-        """See `Plan`."""
-        return replace(address, stage=stage)
-
     def sampled(self, address: Address) -> SampledModel:
         """See `Plan`: a phase samples from its policy, and rollouts that become rows from the starting policy."""
         if phase_of(address.qualifier) is not None:
@@ -125,10 +120,6 @@ class FlowPlan:
                 f"{where} = {made}: no instance of this configuration makes it; use 1/sft, or a phase of the "
                 f"curriculum: 1/rl@{phase_name(1)} to 1/rl@{phase_name(last)}"
             )
-
-    def pool_models(self, iteration: int) -> dict[str, str]:
-        """Return role -> name of its model in `pools` of an iteration; raise ConfigError for an unknown one."""
-        return pool_models(self, Address(iteration, "pools"))
 
 
 def at_iteration(config: TreadleConfig, iteration: int) -> FlowPlan:
@@ -152,7 +143,9 @@ def at_iteration(config: TreadleConfig, iteration: int) -> FlowPlan:
             if policy is not None and own == start:
                 own = str(policy)
             if own != start:
-                changes[name] = table.model_copy(update={entry.start_key: own, "revision": ""})
+                # The revision is that of the start which is replaced.
+                revision = {"revision": ""} if "revision" in type(table).model_fields else {}
+                changes[name] = table.model_copy(update={entry.start_key: own, **revision})
     return FlowPlan(config.model_copy(update=changes))
 
 

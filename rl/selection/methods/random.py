@@ -9,6 +9,9 @@ from treadle.rl.selection.methods.base import Candidates, Ranking, SelectionMeth
 class Random(SelectionMethod):
     """Take questions in a random order that depends on the seed, the phase and their keys."""
 
+    type: str = "random"
+    """A random order."""
+
     def rank(self, candidates: Candidates, limit: int, seed: int) -> Ranking:
         """Return a uniformly random order."""
         return Ranking(sorted(candidates.keys, key=lambda key: (draw(seed, "selected", key), key)))

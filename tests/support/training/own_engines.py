@@ -64,10 +64,9 @@ class CopyRl(RlEngine):
     def figures(self, options: Mapping[str, Any], step: int) -> dict[str, Any]:
         groups = options["prompts_per_step"]
         return {
-            "step": step, "reward": self.strength * step / 10, "reward_std": 0.5, "correctness": step / 20,
-            "format_ok": 0.5, "calls": 2.0, "length": 40.0, "sigma_tool": options["sigma_tool"],
-            "sigma_length": options["sigma_length"], "num_rollouts": groups * options["group_size"],
-            "num_groups": groups, "num_equal_groups": 0, "loss": 0.01,
+            "step": step, "reward": self.strength * step / 10, "reward_std": 0.5, "score": step / 20,
+            "calls": 2.0, "length": 40.0, "num_rollouts": groups * options["group_size"], "num_groups": groups,
+            "num_equal_groups": 0, "loss": 0.01, "parts": {"own": 0.5},
         }  # fmt: skip
 
     def finish(self, job: Mapping[str, Any], events: EventFile) -> None:

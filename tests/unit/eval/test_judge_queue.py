@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from support.tables.score_tables import gold
 
 from treadle.core.answers.score import Score
 from treadle.core.config import load_config, merge
+from treadle.core.errors import ConfigError
 from treadle.eval.answers import COPIED_COLUMNS, Answer
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import JudgeQueue
@@ -63,3 +65,16 @@ def test_judge_is_identified_by_model_and_sampling(changes: dict[str, Any], is_a
     changed = settings(**changes)
     assert role("http://127.0.0.1:9/v1")["name"] == "judge"
     assert bool(set(keys(changed)) & set(keys(settings()))) is not is_another
+
+
+def test_judge_that_is_called_like_the_votes_on_calls_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from treadle.api import Judge\n\n\nclass redundancy(Judge):\n"
+        "    def messages(self, view):\n        return []\n\n    def read(self, text):\n        return True\n"
+    )
+    made = load_config(ScoresSettings, data={"options": {"judges": {"type": "mine.py:redundancy"}}})
+    with pytest.raises(ConfigError, match="scores.judges.type = 'mine.py:redundancy': votes on calls have this name"):
+        JudgeQueue(made)

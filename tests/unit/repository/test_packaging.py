@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 HEAVY = (
     "prefect",
+    "pydantic",
     "torch",
     "datasets",
     "tantivy",

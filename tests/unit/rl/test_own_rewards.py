@@ -7,7 +7,9 @@ import math
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,11 +22,13 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, EngineError
 from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.scorers.registry import SCORERS
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.credit.base import CreditGroup, token_advantages, turn_advantages
 from treadle.rl.credit.outcome import OutcomeCredit, group_advantages
 from treadle.rl.credit.registry import CREDITS, is_default
-from treadle.rl.engine.rows import plan_of
+from treadle.rl.engine.errors import BadPlan
+from treadle.rl.engine.rows import plan_of, require_unedited
 from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards.base import GroupItem
@@ -110,6 +114,26 @@ def test_rule_is_read_back_from_the_job_of_an_engine(code: Path, monkeypatch: py
     assert [one.reward for one in rewarded(again)] == [0.0, 0.0, 0.0]
 
 
+def test_rule_that_was_edited_after_the_plan_was_made_is_refused(code: Path) -> None:
+    (code / "scorers.py").write_text(
+        "from treadle.api import Scorer\n\nclass Own(Scorer):\n"
+        "    async def score(self, task, rollout):\n        return 1.0\n"
+    )
+    plans = [
+        plan_with("mine.py:Frugal"),
+        plan_with("outcome", engine="trl", credit="mine.py:LastTurn"),
+        plan_with("outcome").model_copy(update={"scorers": {"own": SCORERS.parse("scorers.py:Own")}}),
+    ]
+    jobs = [{"plan": json.loads(plan.to_json())} for plan in plans]
+    for job in jobs:
+        require_unedited(job)
+    for name in ("mine.py", "scorers.py"):
+        (code / name).write_text((code / name).read_text() + "# edited\n")
+    for job in jobs:
+        with pytest.raises(BadPlan, match=r"(mine|scorers)\.py was edited after the run had started"):
+            require_unedited(job)
+
+
 def test_rule_in_a_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None:
     package = tmp_path / "far" / "shaping"
     package.mkdir(parents=True)
@@ -149,9 +173,9 @@ def test_rule_in_a_module_is_imported_from_its_folder_in_an_engine(tmp_path: Pat
         ("return [Reward(float('nan'))] * 2", "it returned nan as a total"),
         ("return [Reward(float('inf'))] * 2", "it returned inf as a total"),
         ("return [Reward(10**400)] * 2", "as a total"),
-        ("return [Reward('1')] * 2", "it returned '1' as a total"),
+        ("return [Reward('1')] * 2", "it returned a value of type str as a total"),
         ("return [Reward(1.0, {'a': float('nan')})] * 2", "its part a is nan"),
-        ("return [Reward(1.0, {'b': 1.0})] * 2", "PARTS does not declare the part 'b'"),
+        ("return [Reward(1.0, {'b': 1.0})] * 2", "a part that its PARTS do not declare; they have: a"),
     ],
 )
 def test_unusable_reward_is_an_error_that_names_rule_and_task(body: str, said: str, code: Path) -> None:
@@ -162,6 +186,29 @@ def test_unusable_reward_is_an_error_that_names_rule_and_task(body: str, said: s
     with pytest.raises(EngineError) as caught:
         rewarded(plan_with("bad.py:Bad"))
     assert str(caught.value).startswith("the reward rule bad.py:Bad failed on task q1: ") and said in str(caught.value)
+
+
+def test_errors_of_rules_do_not_quote_the_payload(code: Path) -> None:
+    task = replace(TASK, payload={"key": "the hidden key"})
+    for body in (
+        "raise KeyError(group.task.payload['key'])",
+        "return [Reward(group.task.payload['key'])] * 2",
+        "return [Reward(1.0, {group.task.payload['key']: 1.0})] * 2",
+        "return [Reward(1.0, {'a': group.task.payload['key']})] * 2",
+    ):
+        (code / "bad.py").write_text(
+            "from treadle.api import CreditRule, Reward, RewardRule\n\nclass Bad(RewardRule):\n"
+            f"    PARTS = {{'a': 'a part'}}\n\n    def rewards(self, group):\n        {body}\n\n"
+            "class Worse(CreditRule):\n    def advantages(self, group):\n"
+            f"        {body.replace('Reward(', '(')}\n"
+        )
+        with pytest.raises(EngineError) as caught:
+            rewarded(plan_with("bad.py:Bad"), task=task)
+        with pytest.raises(EngineError) as worse:
+            rewards = rewarded(plan_with("outcome"))[:2]
+            turn_advantages(CREDITS.parse("bad.py:Worse"), CreditGroup(task=task, items=ITEMS[:2], rewards=rewards))
+        for error in (caught, worse):
+            assert "hidden key" not in "".join(traceback.format_exception(error.value))
 
 
 def test_item_without_a_total_has_no_advantage() -> None:
@@ -243,7 +290,7 @@ def test_credit_rule_gives_turns_their_advantages(code: Path) -> None:
         ("return [1.0]", "it returned 1 advantages for 2 rollouts"),
         ("return [[1.0], [1.0, 2.0]]", "it returned 2 advantages for 1 turns"),
         ("return [float('nan'), 1.0]", "it returned nan, not a number"),
-        ("return ['a', 1.0]", "it returned 'a', not a number"),
+        ("return ['a', 1.0]", "it returned a value of type str, not a number"),
     ],
 )
 def test_unusable_advantage_is_an_error_that_names_rule_and_task(body: str, said: str, code: Path) -> None:

@@ -136,6 +136,24 @@ def test_prompt_that_was_removed_or_whose_file_is_gone(tmp_path: Path) -> None:
             judge_of(type="rubric", rubric="rubric.txt")
 
 
+def test_record_of_a_judge_with_texts_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "rubric.txt").write_text("Short.")
+    for keys in ({"type": "rubric", "rubric": "rubric.txt"}, {"rubric": "Units.", "prompt": "Be strict."}):
+        judge = judge_of(models=["large"], **keys)
+        record = semantic_dump(judge)
+        assert str(tmp_path) not in str(record)
+        again = JUDGES.parse(record)
+        assert (again.prompt_text, again.rubric_text) == (judge.prompt_text, judge.rubric_text)
+        assert again.digest() == judge.digest() and semantic_dump(again) == record
+
+
+def test_class_that_derives_from_a_shipped_judge_is_asked_again_after_an_edit(tmp_path: Path) -> None:
+    code = "from treadle.agent.judges.correctness import Correctness\n\n\nclass Polite(Correctness):\n    pass\n"
+    edit = "\n    def read(self, text):\n        return True\n"
+    digests = {own(tmp_path, code + more).digest() for more in ("", edit)}
+    assert len(digests | {judge_of().digest()}) == 3
+
+
 def test_threshold_decides_what_is_right_without_other_requests() -> None:
     low, high = rubric(threshold=0.2), rubric(threshold=0.9)
     assert (low.is_correct(0.5), high.is_correct(0.5), rubric().is_correct(0.5)) == (True, False, True)
