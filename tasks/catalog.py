@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from treadle.core.config import semantic_dump
-from treadle.core.errors import ConfigError
+from treadle.core.config import Section, semantic_dump
+from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.core.runs.stage import Instance
-from treadle.stages.entry import StageEntry
-from treadle.stages.registry import stage_entry
+from treadle.stages.entry import Inputs, StageEntry
+from treadle.stages.plan import Plan
+from treadle.stages.registry import SHIPPED, stage_entry
 from treadle.tasks.config import TreadleConfig, overridden, table_of
 from treadle.tasks.planning.flow_plan import FlowPlan, at_iteration
 from treadle.tasks.planning.order import bound_by_recipe, flow_addresses
@@ -65,12 +66,32 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
         raise ConfigError(f"{address}: the flow has {has}; write {replace(address, iteration=last)}")
     plan = at_iteration(config, address.iteration)
     _check_qualifier(plan.config, address, entry)
+    settings, inputs = _derived(entry, plan, address)
     return Instance(
         address=address,
         stage=entry.stage,
-        settings=entry.settings(plan, address),
-        inputs={**entry.inputs(plan, address), **bound_by_recipe(config, address)},
+        settings=settings,
+        inputs={**inputs, **bound_by_recipe(config, address)},
     )
+
+
+def _derived(entry: StageEntry, plan: Plan, address: Address) -> tuple[Section, Inputs]:
+    """Return settings and inputs of an instance; raise ConfigError if a stage of another package fails to say them."""
+    if entry.name in SHIPPED:
+        return entry.settings(plan, address), entry.inputs(plan, address)
+    try:
+        settings, inputs = entry.settings(plan, address), dict(entry.inputs(plan, address))
+        for one in (one for bound in inputs.values() for one in bound):
+            stage_entry(one.stage)
+    except TreadleError as error:
+        raise ConfigError(str(error) if str(address) in str(error) else f"{address}: {error}") from error
+    except Exception as error:  # any error of another package
+        raise ConfigError(
+            f"{address}: its StageEntry gives no settings or inputs: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(settings, Section):
+        raise ConfigError(f"{address}: `settings` of its StageEntry returned {type(settings).__name__}, not a Section")
+    return settings, inputs
 
 
 def _check_qualifier(config: TreadleConfig, address: Address, entry: StageEntry) -> None:
