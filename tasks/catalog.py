@@ -24,8 +24,8 @@ from treadle.tasks.planning.order import bound_by_recipe, flow_addresses
 def flow_instances(config: TreadleConfig) -> list[Instance]:
     """Return all instances of the flow in an order in which they can run.
 
-    Raises ConfigError for invalid settings, for unknown addresses in `overrides` and for a cycle (an instance that
-    depends on its own output), and DataError for a missing file.
+    Raises ConfigError for invalid settings, for unknown addresses in `overrides`, for a cycle (an instance that
+    depends on its own output) and for a recipe in the wrong order, and DataError for a missing file.
     """
     addresses = flow_addresses(config)
     known = {str(address) for address in addresses}
@@ -34,7 +34,22 @@ def flow_instances(config: TreadleConfig) -> list[Instance]:
             raise ConfigError(f"overrides names {text!r}, which is not in this flow: {', '.join(sorted(known))}")
     made = [instance(config, address) for address in addresses]
     _refuse_cycles(made)
+    _check_order(config.flow.recipe.type, made)
     return made
+
+
+def _check_order(recipe: str, instances: Sequence[Instance]) -> None:
+    """Raise ConfigError if a recipe runs an instance twice, or before one that it reads."""
+    places: dict[Address, int] = {}
+    for place, item in enumerate(instances):
+        if places.setdefault(item.address, place) != place:
+            raise ConfigError(f"the recipe {recipe} runs {item.address} twice; give one step a qualifier")
+    for place, item in enumerate(instances):
+        for producer in (one for bound in item.inputs.values() for one in bound):
+            if places.get(producer, place) > place:
+                raise ConfigError(
+                    f"the recipe {recipe} runs {item.address} before {producer}, which it reads; exchange the steps"
+                )
 
 
 def _refuse_cycles(instances: Sequence[Instance]) -> None:
