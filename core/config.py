@@ -301,6 +301,8 @@ def _explain(schema: type[BaseModel], detail: Any, where: str) -> str:
     if detail["type"] == "extra_forbidden":
         known = _keys_at(schema, loc[:-1])
         near = difflib.get_close_matches(loc[-1], known, n=1, cutoff=0.5)
+        if loc[-1] in known:
+            return f"unknown config key {name!r}; it is a key of another type"
         hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
         return f"unknown config key {name!r}{hint}"
     message = str(detail["msg"]).removeprefix("Value error, ")

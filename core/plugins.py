@@ -16,21 +16,30 @@ from treadle.core.errors import ConfigError
 
 
 def entry_point_places(group: str) -> dict[str, str]:
-    """Return name -> `module:attribute` of the entry points in a group."""
+    """Return name -> `module:attribute` of the entry points in a group.
+
+    Raises ConfigError if two packages use one name for different places.
+    """
     return dict(_places(group, tuple(sys.path)))
 
 
 @functools.lru_cache(maxsize=64)
 def _places(group: str, path: tuple[str, ...]) -> Mapping[str, str]:
     """Return the places of a group; looking through all packages on the path takes 10 ms."""
-    return {point.name: point.value for point in entry_points(group=group)}
+    found: dict[str, str] = {}
+    for point in entry_points(group=group):
+        if found.setdefault(point.name, point.value) != point.value:
+            raise ConfigError(
+                f"two packages have an entry point {point.name!r} of {group}: {found[point.name]} and {point.value}; "
+                "rename or uninstall one"
+            )
+    return found
 
 
-def find_code_file(name: str, known: object, section: str) -> Path | None:
+def find_code_file(name: str, known: object) -> Path | None:
     """Return the file in a name such as `my_envs.py:Guess`: the known one, or the one next to the configuration.
 
-    Returns None for names of other forms. `section` is the table of the name, for errors. Raises ValueError if there is
-    no such file.
+    Returns None for names of other forms. Raises ValueError if there is no such file.
     """
     place, colon, _ = name.rpartition(":")
     if not colon or not place.endswith(".py"):
@@ -40,8 +49,8 @@ def find_code_file(name: str, known: object, section: str) -> Path | None:
     for path in candidates:
         if path.is_file():
             return path.resolve()
-    moved = f"; if it was moved, set {section}.code_file to its place" if known else ""
-    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}{moved}")
+    remedy = "if it was moved, set code_file, next to the type, to its place" if known else "put it there"
+    raise ValueError(f"type = {name!r}: there is no file {' or '.join(map(str, candidates))}; {remedy}")
 
 
 def from_file(file: Path, attribute: str, key: str) -> Any:
@@ -61,7 +70,7 @@ def _from_file(file: Path, attribute: str, key: str, changed_ns: int) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # any error that a user's file raises
+    except (Exception, SystemExit) as error:  # any error that a user's file raises
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and (file.parent / f"{error.name}.py").is_file():
             other = f"{file.stem}:{attribute}"
@@ -76,9 +85,11 @@ def _from_file(file: Path, attribute: str, key: str, changed_ns: int) -> Any:
 @functools.lru_cache(maxsize=64)
 def from_module(module: str, attribute: str, key: str) -> Any:
     """Return an attribute of a module; `key` is the configuration key that names it. Raises ConfigError."""
+    if not attribute:
+        raise ConfigError(f"{key}: {module!r} names no attribute; write it as {module}:NAME")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # any error that a user's module raises on import
+    except (Exception, SystemExit) as error:  # any error that a user's module raises on import
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             what += "; put its folder on PYTHONPATH"

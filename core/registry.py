@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,13 +19,16 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from treadle.core.config import Operational, Section, unknown_keys
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module, import_folder_of
 from treadle.core.untrusted.input_files import file_sha256
 
 _log = logging.getLogger(__name__)
 
 SectionType = type[Section]
+
+_PART = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,47}")
+_MAX_PARTS = 64
 
 
 class Entry(Section):
@@ -58,6 +62,7 @@ class Registry(Generic[T_Entry]):
         group: Group of entry points; the name of an entry point is the name of the type.
         example: Type of a user, such as `my_tools.py:weather`, for errors.
         shipped: Name -> `module:Class`.
+        methods: Name -> call of the methods that a class must have, such as `{"rank": "rank(candidates)"}`.
         settings_of: Function from what a name stands for, and its place, to the class of its settings. Raises
             ConfigError. None: the class itself.
     """
@@ -67,6 +72,7 @@ class Registry(Generic[T_Entry]):
     group: str
     example: str
     shipped: Mapping[str, str]
+    methods: Mapping[str, str] = field(default_factory=dict)
     settings_of: Callable[[Any, str], type[T_Entry]] | None = None
 
     def known(self) -> list[str]:
@@ -81,9 +87,15 @@ class Registry(Generic[T_Entry]):
         if file is not None:
             attribute = name.rpartition(":")[2]
             return from_file(file, attribute, f"{self.key}.type"), f"{file.name}:{attribute}"
-        place = self.shipped.get(name) or entry_point_places(self.group).get(name) or name
+        points = entry_point_places(self.group)
+        if name in points and name in self.shipped:
+            raise ConfigError(
+                f"{self.key}.type: {name!r} is a shipped type, and {points[name]} is an entry point of that name in "
+                f"{self.group}; rename the entry point, or uninstall its package"
+            )
+        place = self.shipped.get(name) or points.get(name) or name
         module, colon, attribute = place.partition(":")
-        if not colon:
+        if not colon and name not in points:
             raise ConfigError(
                 f"{self.key}.type = {name!r} is unknown; known: {', '.join(self.known())}; or name your own as "
                 f"{self.example} or package.module:{self.example.rpartition(':')[2]}"
@@ -94,10 +106,14 @@ class Registry(Generic[T_Entry]):
         """Return the class of a type's settings. Raises ConfigError."""
         found, place = self.find(name, file)
         if self.settings_of is not None:
-            return self.settings_of(found, place)
+            found = self.settings_of(found, place)
         if not (isinstance(found, type) and issubclass(found, self.base)):
             raise ConfigError(f"{self.key}.type: {place} is not derived from treadle.api.{self.base.__name__}")
         own: type[T_Entry] = found
+        for method, call in self.methods.items():
+            if getattr(own, method) is getattr(self.base, method):
+                raise ConfigError(f"{self.key}.type: {place} has no method {call}")
+        _check_parts(getattr(own, "PARTS", {}), f"{self.key}.type: {place}.PARTS")
         return own
 
     def shipped_settings(self) -> list[type[T_Entry]]:
@@ -118,7 +134,7 @@ class Registry(Generic[T_Entry]):
             )
         # The digest is that of the file as it is now, whatever was stored.
         given = {key: value for key, value in data.items() if key != "code_sha256"} | {"type": name}
-        file = find_code_file(name, given.get("code_file"), self.key)
+        file = find_code_file(name, given.get("code_file"))
         if file is not None:
             given |= {"code_file": file, "code_sha256": file_sha256(file)}
         elif given.get("code_file"):
@@ -134,6 +150,10 @@ class Registry(Generic[T_Entry]):
             if not isinstance(default, str) and (unknown := unknown_keys(settings, error)):
                 raise ValueError(unknown) from None
             raise
+        except TreadleError:
+            raise
+        except Exception as error:  # any error that a user's class raises
+            raise ValueError(f"{name} cannot be made from its keys: {type(error).__name__}: {error}") from error
 
     def validate(self, data: Any, handler: ValidatorFunctionWrapHandler) -> T_Entry:
         """Validate a field; for `pydantic.WrapValidator`."""
@@ -184,6 +204,17 @@ def edited_code(dumped: Any, loaded: Any) -> Path | None:
     elif isinstance(loaded, Mapping) and isinstance(dumped, Mapping):
         pairs = [(dumped.get(name), one) for name, one in loaded.items()]
     return next((file for pair in pairs if (file := edited_code(*pair)) is not None), None)
+
+
+def _check_parts(parts: object, where: str) -> None:
+    """Raise ConfigError if the declared parts of a class are not names with one line on each."""
+    if not isinstance(parts, Mapping) or len(parts) > _MAX_PARTS:
+        raise ConfigError(f"{where} must be a dict with at most {_MAX_PARTS} names")
+    for part, line in parts.items():
+        if not (isinstance(part, str) and _PART.fullmatch(part) and isinstance(line, str) and "\n" not in line):
+            raise ConfigError(
+                f"{where}: {str(part)[:60]!r} must be a name of letters, digits and _ with one line of text"
+            )
 
 
 def _own_schema(settings: type[Section], handler: GetJsonSchemaHandler) -> JsonSchemaValue:

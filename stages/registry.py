@@ -12,7 +12,7 @@ from treadle.core.config import Section
 from treadle.core.errors import ConfigError
 from treadle.core.plugins import entry_point_places, from_module
 from treadle.core.runs.address import is_stage_name
-from treadle.core.tables import CHECKPOINTS
+from treadle.core.tables import CHECKPOINTS, Table
 from treadle.stages.entry import StageEntry
 
 SHIPPED: Mapping[str, str] = {
@@ -45,9 +45,36 @@ def stage_names() -> list[str]:
 
 @functools.cache
 def stage_entries() -> Mapping[str, StageEntry]:
-    """Return all entries by name, and with them load the tables that stages produce. Raises ConfigError."""
-    places = {**entry_point_places(ENTRY_POINT_GROUP), **SHIPPED}
-    return {name: _load(name, places[name]) for name in stage_names()}
+    """Return all entries by name, and with them load the tables that stages produce.
+
+    Raises ConfigError, also if stages of other packages do not fit to the tables of all stages.
+    """
+    places = entry_point_places(ENTRY_POINT_GROUP)
+    if taken := places.keys() & SHIPPED.keys():
+        name = min(taken)
+        raise ConfigError(f"{places[name]} cannot be the stage {name}: this name is that of a shipped stage; rename it")
+    places |= SHIPPED
+    entries = {name: _load(name, places[name]) for name in stage_names()}
+    _check_tables(entries)
+    return entries
+
+
+def _check_tables(entries: Mapping[str, StageEntry]) -> None:
+    """Raise ConfigError for a table that two stages declare differently, or that is read but never produced."""
+    tables: dict[str, tuple[str, Table]] = {}
+    for name, entry in entries.items():
+        for table in (*entry.stage.produces, *entry.stage.telemetry):
+            other, known = tables.setdefault(table.kind, (name, table))
+            if known != table:
+                raise ConfigError(
+                    f"stage {name} declares another table {table.kind!r} than stage {other}; give it another name"
+                )
+    for name in entries.keys() - SHIPPED.keys():
+        if unknown := [kind for kind in entries[name].stage.consumes.values() if kind not in tables]:
+            raise ConfigError(
+                f"stage {name} reads the table {unknown[0]!r}, which no stage produces; there are "
+                f"{', '.join(sorted(tables))}"
+            )
 
 
 def tables_of_others() -> type[Section]:
@@ -81,9 +108,21 @@ def _load(name: str, place: str) -> StageEntry:
     if not is_stage_name(name):
         raise ConfigError(f"the entry point {name!r} of {ENTRY_POINT_GROUP} has no name of a stage; use a-z and _")
     module, _, attribute = place.partition(":")
-    entry = from_module(module, attribute, f"stage {name}")
-    if not isinstance(entry, StageEntry) or entry.name != name:
-        raise ConfigError(
-            f"the entry point {name} of {ENTRY_POINT_GROUP} stands for {place}, which is no StageEntry of this name"
-        )
-    return entry
+    entry: Any = from_module(module, attribute, f"stage {name}")
+    problem = ""
+    if not isinstance(entry, StageEntry):
+        problem = "is no StageEntry"
+    elif entry.name != name:
+        problem = f"is the stage {entry.name!r}; give both the same name"
+    elif not isinstance(entry.qualifiers, tuple) or not {*entry.qualifiers} <= {"model", "phase"}:
+        problem = 'has `qualifiers` that are no tuple of "model" and "phase"'
+    elif entry.table is not None and not (isinstance(entry.table, type) and issubclass(entry.table, Section)):
+        problem = "has a `table` that is not derived from treadle.api.Section"
+    elif entry.table is not None and (
+        keys := [key for key, field in entry.table.model_fields.items() if field.is_required()]
+    ):
+        problem = f"has a table whose key {keys[0]!r} has no default; give it one"
+    if problem:
+        raise ConfigError(f"the entry point {name} of {ENTRY_POINT_GROUP}: {place} {problem}")
+    loaded: StageEntry = entry
+    return loaded

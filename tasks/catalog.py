@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from treadle.core.config import semantic_dump
-from treadle.core.errors import ConfigError
+from treadle.core.config import Section, semantic_dump
+from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.core.runs.stage import Instance
-from treadle.stages.entry import StageEntry
-from treadle.stages.registry import stage_entry
+from treadle.stages.entry import Inputs, StageEntry
+from treadle.stages.plan import Plan
+from treadle.stages.registry import SHIPPED, stage_entry
 from treadle.tasks.config import TreadleConfig, overridden, table_of
 from treadle.tasks.planning.flow_plan import FlowPlan, at_iteration
 from treadle.tasks.planning.order import bound_by_recipe, flow_addresses
@@ -23,8 +24,8 @@ from treadle.tasks.planning.order import bound_by_recipe, flow_addresses
 def flow_instances(config: TreadleConfig) -> list[Instance]:
     """Return all instances of the flow in an order in which they can run.
 
-    Raises ConfigError for invalid settings, for unknown addresses in `overrides` and for a cycle (an instance that
-    depends on its own output), and DataError for a missing file.
+    Raises ConfigError for invalid settings, for unknown addresses in `overrides`, for a cycle (an instance that
+    depends on its own output) and for a recipe in the wrong order, and DataError for a missing file.
     """
     addresses = flow_addresses(config)
     known = {str(address) for address in addresses}
@@ -33,7 +34,22 @@ def flow_instances(config: TreadleConfig) -> list[Instance]:
             raise ConfigError(f"overrides names {text!r}, which is not in this flow: {', '.join(sorted(known))}")
     made = [instance(config, address) for address in addresses]
     _refuse_cycles(made)
+    _check_order(config.flow.recipe.type, made)
     return made
+
+
+def _check_order(recipe: str, instances: Sequence[Instance]) -> None:
+    """Raise ConfigError if a recipe runs an instance twice, or before one that it reads."""
+    places: dict[Address, int] = {}
+    for place, item in enumerate(instances):
+        if places.setdefault(item.address, place) != place:
+            raise ConfigError(f"the recipe {recipe} runs {item.address} twice; give one step a qualifier")
+    for place, item in enumerate(instances):
+        for producer in (one for bound in item.inputs.values() for one in bound):
+            if places.get(producer, place) > place:
+                raise ConfigError(
+                    f"the recipe {recipe} runs {item.address} before {producer}, which it reads; exchange the steps"
+                )
 
 
 def _refuse_cycles(instances: Sequence[Instance]) -> None:
@@ -65,12 +81,32 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
         raise ConfigError(f"{address}: the flow has {has}; write {replace(address, iteration=last)}")
     plan = at_iteration(config, address.iteration)
     _check_qualifier(plan.config, address, entry)
+    settings, inputs = _derived(entry, plan, address)
     return Instance(
         address=address,
         stage=entry.stage,
-        settings=entry.settings(plan, address),
-        inputs={**entry.inputs(plan, address), **bound_by_recipe(config, address)},
+        settings=settings,
+        inputs={**inputs, **bound_by_recipe(config, address)},
     )
+
+
+def _derived(entry: StageEntry, plan: Plan, address: Address) -> tuple[Section, Inputs]:
+    """Return settings and inputs of an instance; raise ConfigError if a stage of another package fails to say them."""
+    if entry.name in SHIPPED:
+        return entry.settings(plan, address), entry.inputs(plan, address)
+    try:
+        settings, inputs = entry.settings(plan, address), dict(entry.inputs(plan, address))
+        for one in (one for bound in inputs.values() for one in bound):
+            stage_entry(one.stage)
+    except TreadleError as error:
+        raise ConfigError(str(error) if str(address) in str(error) else f"{address}: {error}") from error
+    except Exception as error:  # any error of another package
+        raise ConfigError(
+            f"{address}: its StageEntry gives no settings or inputs: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(settings, Section):
+        raise ConfigError(f"{address}: `settings` of its StageEntry returned {type(settings).__name__}, not a Section")
+    return settings, inputs
 
 
 def _check_qualifier(config: TreadleConfig, address: Address, entry: StageEntry) -> None:

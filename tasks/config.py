@@ -79,7 +79,7 @@ class FlowSettings(Section):
         if unknown := [stage for stage in self.stages if stage not in known]:
             raise ValueError(
                 f"stages names {unknown[0]!r}, which is no stage of the recipe {self.recipe.type}; there are "
-                f"{', '.join(known)}"
+                f"{', '.join(known)}; a stage of another package needs it installed"
             )
         return self
 
@@ -143,6 +143,8 @@ class TreadleConfig(_Tables):
             Address.parse(f"1/rollouts@{name}")
             if phase_of(name) is not None:
                 raise ValueError(f"models.{name}: this name stands for the policy of a phase; choose another one")
+        if taken := [name for name in other_names() if name in TreadleConfig.__annotations__]:
+            raise ValueError(f"a package adds the stage {taken[0]!r}, the name of a table of all runs; rename it")
         check_entry_names(self.scorers)
         for key, name in self.questions.named_scorers():
             try:

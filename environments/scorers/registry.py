@@ -18,7 +18,6 @@ from treadle.environments.scorers.base import Reads, Scale, Scorer
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _TAKEN = frozenset({"status", "empty", "judge"})
 """Values of the column `scorer` that mean something else."""
-_MAX_PARTS = 64
 
 
 def _settings_of(found: Any, place: str) -> type[Scorer]:
@@ -33,13 +32,6 @@ def _settings_of(found: Any, place: str) -> type[Scorer]:
     for name, allowed in (("READS", get_args(Reads)), ("SCALE", get_args(Scale))):
         if getattr(scorer, name) not in allowed:
             raise ConfigError(f"scorers.type: {place}.{name} must be one of {', '.join(allowed)}")
-    if not isinstance(scorer.PARTS, Mapping) or len(scorer.PARTS) > _MAX_PARTS:
-        raise ConfigError(f"scorers.type: {place}.PARTS must be a dict with at most {_MAX_PARTS} names")
-    for part, line in scorer.PARTS.items():
-        if not (isinstance(part, str) and _NAME.fullmatch(part) and isinstance(line, str) and "\n" not in line):
-            raise ConfigError(
-                f"scorers.type: {place}.PARTS: {str(part)[:60]!r} must be a name of a-z, 0-9, _ with one line of text"
-            )
     return scorer
 
 

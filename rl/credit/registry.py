@@ -16,6 +16,7 @@ CREDITS = Registry(
     group="treadle.credits",
     example="my_credit.py:PerTurn",
     shipped={"outcome": "treadle.rl.credit.outcome:OutcomeCredit"},
+    methods={"advantages": "advantages(group)"},
 )
 """Types of credit rules."""
 

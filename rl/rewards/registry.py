@@ -18,6 +18,7 @@ REWARDS = Registry(
         "efficiency": "treadle.rl.rewards.efficiency:EfficiencyReward",
         "outcome": "treadle.rl.rewards.outcome:OutcomeReward",
     },
+    methods={"rewards": "rewards(group)"},
 )
 """Types of reward rules."""
 

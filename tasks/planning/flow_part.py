@@ -95,8 +95,9 @@ def _require_producers(item: Instance, known: Collection[str], run: Run | None) 
     for producer in (one for bound in item.inputs.values() for one in bound):
         if str(producer) not in known and (run is None or run.record(producer) is None):
             of_phase = (item.address.qualifier or "").startswith("phase-")
+            where = "the recipe" if producer.stage == "questions" else "flow.stages"
             model = ", or name another model in rl.start" if of_phase and producer.stage == "sft" else ""
             raise ConfigError(
                 f"{item.address} reads {producer}, which this flow does not run and the run does not have: add "
-                f"{producer.stage!r} to flow.stages{model}"
+                f"{producer.stage!r} to {where}{model}"
             )

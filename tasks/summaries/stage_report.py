@@ -5,25 +5,46 @@ Prices are taken from the run's current configuration, so they may be added or c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.stages.registry import stage_entries
+from treadle.core.untrusted.sanitize import one_line
+from treadle.stages.registry import SHIPPED, stage_entries
 from treadle.stages.report import StageReport
 from treadle.tasks.config import TreadleConfig
+
+_log = logging.getLogger(__name__)
 
 
 def stage_report(record: StageRecord, run: Run) -> StageReport | None:
     """Return the report of a stage; None if the stage has none or another version wrote its metrics."""
     entry = stage_entries().get(record.stage)
+    if entry is None or entry.report is None:
+        return None
+    if record.stage not in SHIPPED:
+        return _report_of_package(entry.report, record, run)
     try:
-        return entry.report(record, run, _models(run)) if entry is not None and entry.report is not None else None
+        return entry.report(record, run, _models(run))
     except (KeyError, TypeError):
         return None  # Metrics of another version: the record shows them unchanged.
+
+
+def _report_of_package(make: Callable[..., object], record: StageRecord, run: Run) -> StageReport | None:
+    """Return the report of another package's stage; a warning says why there is none."""
+    try:
+        made = make(record, run, _models(run))
+        if made is None or isinstance(made, StageReport):
+            return made
+        problem = f"it returned {type(made).__name__}, not a StageReport"
+    except Exception as error:  # noqa: BLE001 - any error of another package
+        problem = one_line(f"{type(error).__name__}: {error}")
+    _log.warning("%s: the report of its StageEntry cannot be shown: %s", record.address, problem)
+    return None
 
 
 def _models(run: Run) -> Mapping[str, ModelSettings]:

@@ -109,7 +109,7 @@ def test_phases_complete_with_their_selections_and_metric_changes(finished: tupl
     place, done = finished
     assert re.search(r"4 of \d+ questions are selected", done.out)
     assert re.search(r"reward +0\.100 +0\.200 +▁█", done.out)
-    assert done.out.count("The policy of step 2 is exported: 0.020 right on 2 held-out questions, greedily.") == 2
+    assert done.out.count("The policy of step 2 is exported: score 0.020 on 2 held-out questions, greedily.") == 2
 
 
 def test_any_phase_can_be_rerun_by_address(finished: tuple[Place, Done]) -> None:

@@ -110,6 +110,24 @@ def test_own_recipe_decides_what_the_flow_runs(folder: Path) -> None:
     assert "names 'rl', which is no stage of the recipe my_recipes.py:Compare; there are pools, sft_rows" in said
 
 
+def test_stage_that_cannot_say_its_settings_is_named_in_one_line(folder: Path) -> None:
+    stage = (folder / "lengths.py").read_text()
+    for wrong, said in (
+        ("1 / 0", "1/lengths@base: its StageEntry gives no settings or inputs: ZeroDivisionError"),
+        ("3", "1/lengths@base: `settings` of its StageEntry returned int, not a Section"),
+    ):
+        text = re.sub(r"settings=lambda plan, address: .*", f"settings=lambda plan, address: {wrong},", stage)
+        (folder / "lengths.py").write_text(text)
+        assert said in treadle(folder, "run", "own.toml", "--run", "r", "--dry-run", fails=True)
+
+
+def test_stage_whose_report_fails_says_so(folder: Path) -> None:
+    stage = (folder / "lengths.py").read_text()
+    (folder / "lengths.py").write_text(stage.replace('return {"num_long": num_long}', "return {}"))
+    said = " ".join(treadle(folder, "run", "own.toml", "--run", "r").split())
+    assert "1/lengths@base: the report of its StageEntry cannot be shown: KeyError: 'num_long'" in said
+
+
 def test_package_whose_stage_cannot_be_loaded_is_named_in_one_line(folder: Path) -> None:
     (folder / "lengths.py").write_text("import no_such_module")
     said = treadle(folder, "run", "own.toml", "--run", "r", "--dry-run", fails=True)

@@ -11,6 +11,7 @@ from unit.core.runs.test_run import (  # noqa: F401
     test_missing_run_error_lists_existing_runs,
 )
 from unit.core.store.test_artifacts import (  # noqa: F401 - the same tests, on the root of this file
+    _declared,
     test_different_rows_give_a_different_digest,
     test_extra_files_are_part_of_the_digest,
     test_extra_files_have_plain_names,

@@ -112,8 +112,11 @@ async def test_unresponsive_model_costs_only_that_rollout_which_scores_zero(tmp_
     assert asked is not None
     questions = list(bench.run.rows(asked.outputs["questions"]).rows(QUESTIONS.schema.names))
     scores, _ = score_rows(tmp_path / "scores", questions, rows)
-    figures = ("prediction", "is_valid_answer", "correct", "score", "parts", "efficiency")
-    assert [scores[0][name] for name in figures] == ["", False, False, 0.0, 0.0, 0.0, 0.0, 0.0]
+    figures = ("prediction", "is_valid_answer", "correct", "score", "efficiency")
+    assert [scores[0][name] for name in figures] == ["", False, False, 0.0, 0.0]
+    assert {part["name"]: part["value"] for part in scores[0]["parts"]} == dict.fromkeys(
+        ("acc", "em", "f1", "f1_legacy"), 0.0
+    )
     assert [row["score"] for row in scores[1:]] == [1.0] * 5
 
 

@@ -105,7 +105,9 @@ def test_broken_or_missing_file_is_named(file: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
         ENVIRONMENTS.parse({"type": "other.py:Guess"})
     gone = {"type": "guess.py:Guess", "code_file": str(file.with_name("gone.py"))}
-    with pytest.raises(ValueError, match=r"no file .*gone.py; if it was moved, set environment.code_file to its place"):
+    with pytest.raises(
+        ValueError, match=r"no file .*gone.py; if it was moved, set code_file, next to the type, to its place"
+    ):
         ENVIRONMENTS.parse(gone)
     with pytest.raises(ValueError, match=r"guess.py:Half is no environment, it has no traits"):
         ENVIRONMENTS.parse({"type": "guess.py:Half"})
@@ -202,7 +204,7 @@ def test_tasks_that_are_no_async_generator_are_refused(tmp_path: Path) -> None:
         ),
         ({"sell": HTTP, "two": {"type": "shop.py:Shop"}}, "sell and two both have a tool named 'sell'"),
         ({"one": {"type": "shop.py:Shp"}}, r"Value error, there is no Shp in .*shop.py; there: Shop"),
-        ({"one": {"type": "shp.py:Shop"}}, r"there is no file \S*shp.py \["),
+        ({"one": {"type": "shp.py:Shop"}}, r"there is no file \S*shp.py; put it there"),
     ],
 )
 def test_tools_that_cannot_be_named_or_found_are_refused_when_the_configuration_is_read(

@@ -241,7 +241,7 @@ def test_class_that_is_no_judge_is_refused(tmp_path: Path) -> None:
         ("class Polite:\n    pass\n", "is not derived from treadle.api.Judge"),
         (OWN.replace("def read", "def parse"), r"has no method read\(text\)"),
         (OWN.replace("def messages", "def ask"), r"has no method messages\(view\)"),
-        (OWN.replace('"politeness": "', '"a b|c": "'), "declares part 'a b|c'; use letters, digits and _"),
+        (OWN.replace('"politeness": "', '"a b|c": "'), "PARTS: 'a b|c' must be a name of letters, digits and _"),
     ):
         with pytest.raises(ConfigError, match=said.replace("|c'", r"\|c'")):
             own(tmp_path, code)

@@ -1,0 +1,64 @@
+"""Recipes of users that cannot run are refused when they are planned, each in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError
+from treadle.tasks.catalog import flow_instances
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.flow_part import flow_part
+
+QUESTIONS = 'Step(("questions",))'
+MODELS = 'Step(("rollouts", "scores"), each="model")'
+
+
+def config(folder: Path, steps: str) -> TreadleConfig:
+    file = folder / "mine.py"
+    file.write_text(f"from treadle.api import Recipe, Step\n\nclass Mine(Recipe):\n    steps = {steps}\n")
+    (folder / "questions.jsonl").write_text('{"question": "?", "answer": "1"}\n')
+    model = {"model": "treadle-tutor", "server": {"type": "tutor", "persona": "strong"}}
+    return load_config(
+        TreadleConfig,
+        data={
+            "flow": {"recipe": {"type": "mine.py:Mine", "code_file": str(file)}, "stages": ["rollouts", "scores"]},
+            "models": {"agent": model},
+            "questions": {"sources": [{"path": str(folder / "questions.jsonl"), "dataset": "d", "domain": "qa"}]},
+            "environment": {"search": {"enabled": False}, "python": {"enabled": False}},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ("()", "mine.py:Mine.steps must be a tuple of treadle.api.Step"),
+        ('("questions",)', "mine.py:Mine.steps must be a tuple of treadle.api.Step"),
+        (f'({QUESTIONS}, Step("report"))', r"steps\[1\]: write its stages as a tuple"),
+        (f'({QUESTIONS}, Step(("rollout",)))', r"steps\[1\]: there is no stage 'rollout'; the stages are questions"),
+        (f'({QUESTIONS}, Step(("rollouts",), each="modl"))', "each = 'modl' is none of iteration, phase, model"),
+        (
+            f'({QUESTIONS}, {MODELS}, Step(("report",), reads={{"report.score": ("scores@agent",)}}))',
+            "reads names 'report.score'; its stages read report.scores",
+        ),
+        (f"({MODELS}, {QUESTIONS})", "mine.py:Mine runs 1/rollouts@agent before 1/questions, which it reads"),
+        (f"({QUESTIONS}, {MODELS}, {MODELS})", "mine.py:Mine runs 1/rollouts@agent twice"),
+    ],
+)
+def test_recipe_that_cannot_run_is_refused(steps: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        flow_instances(config(tmp_path, steps))
+
+
+def test_recipe_in_the_order_of_its_inputs_is_planned(tmp_path: Path) -> None:
+    planned = flow_instances(config(tmp_path, f"({QUESTIONS}, {MODELS})"))
+    assert [str(one.address) for one in planned] == ["1/questions", "1/rollouts@agent", "1/scores@agent"]
+
+
+def test_recipe_without_questions_is_told_to_add_them(tmp_path: Path) -> None:
+    planned = flow_instances(config(tmp_path, f"({MODELS},)"))
+    with pytest.raises(ConfigError, match="does not run and the run does not have: add 'questions' to the recipe"):
+        flow_part(planned, tmp_path, "r")
