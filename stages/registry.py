@@ -108,21 +108,20 @@ def _load(name: str, place: str) -> StageEntry:
     if not is_stage_name(name):
         raise ConfigError(f"the entry point {name!r} of {ENTRY_POINT_GROUP} has no name of a stage; use a-z and _")
     module, _, attribute = place.partition(":")
-    entry: Any = from_module(module, attribute, f"stage {name}")
-    problem = ""
+    entry = from_module(module, attribute, f"stage {name}")
     if not isinstance(entry, StageEntry):
-        problem = "is no StageEntry"
-    elif entry.name != name:
+        raise ConfigError(f"the entry point {name} of {ENTRY_POINT_GROUP}: {place} is no StageEntry")
+    found: StageEntry = entry
+    table: Any = entry.table
+    problem = ""
+    if entry.name != name:
         problem = f"is the stage {entry.name!r}; give both the same name"
     elif not isinstance(entry.qualifiers, tuple) or not {*entry.qualifiers} <= {"model", "phase"}:
         problem = 'has `qualifiers` that are no tuple of "model" and "phase"'
-    elif entry.table is not None and not (isinstance(entry.table, type) and issubclass(entry.table, Section)):
+    elif table is not None and not (isinstance(table, type) and issubclass(table, Section)):
         problem = "has a `table` that is not derived from treadle.api.Section"
-    elif entry.table is not None and (
-        keys := [key for key, field in entry.table.model_fields.items() if field.is_required()]
-    ):
+    elif table is not None and (keys := [key for key, one in table.model_fields.items() if one.is_required()]):
         problem = f"has a table whose key {keys[0]!r} has no default; give it one"
     if problem:
         raise ConfigError(f"the entry point {name} of {ENTRY_POINT_GROUP}: {place} {problem}")
-    loaded: StageEntry = entry
-    return loaded
+    return found

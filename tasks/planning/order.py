@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address, phase_name
 from treadle.datagen.sft_rows.entry import rolled_out_policy
 from treadle.stages.recipes.base import Each, Step
@@ -87,11 +86,7 @@ def phases_of(config: TreadleConfig, step: Step) -> Sequence[int]:
 
 
 def bound_by_recipe(config: TreadleConfig, address: Address) -> dict[str, tuple[Address, ...]]:
-    """Return the inputs of an instance that the recipe binds instead of the stage.
-
-    Raises ConfigError if the stage has no such input.
-    """
-    known = stage_entry(address.stage).stage.consumes
+    """Return the inputs of an instance that the recipe binds instead of the stage."""
     bound = {}
     for step in flow_steps(config):
         if address.stage not in step.stages or (step.qualifier or None) not in (None, address.qualifier):
@@ -99,9 +94,5 @@ def bound_by_recipe(config: TreadleConfig, address: Address) -> dict[str, tuple[
         for name, producers in step.reads.items():
             stage, _, read = name.partition(".")
             if stage == address.stage:
-                if read not in known:
-                    raise ConfigError(
-                        f"the recipe {config.flow.recipe.type} binds {name}, but {stage} reads {', '.join(known)}"
-                    )
                 bound[read] = tuple(Address.parse(f"{address.iteration}/{producer}") for producer in producers)
     return bound
