@@ -77,7 +77,7 @@ def test_stage_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     cases: list[tuple[str, Any, str]] = [
         ("scores", good, "cannot be the stage scores: this name is that of a shipped stage"),
         ("other", good, "is the stage 'lengths'; give both the same name"),
-        ("a/b", entry(stage(name="a/b", reads="scores")), "needs a name of up to 48"),
+        ("a/b", entry(stage(name="a/b", reads="scores")), "has no name of a stage"),
         ("lengths", 3, "is no StageEntry"),
         ("lengths", replace(good, table=Needy), "key 'longest' has no default"),
         ("lengths", replace(good, table=3), "not derived from treadle.api.Section"),  # type: ignore[arg-type]
