@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from treadle.core.config import semantic_dump
+from treadle.core.config import canonical_json, semantic_dump
 from treadle.core.errors import ArtifactError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.gc.commit_gate import committing
 from treadle.core.journal.upload import delete_journal, open_journal
@@ -150,7 +150,7 @@ class Attempt:
 
             with self._run_work(context_of, progress) as (journal, work_result):
                 context = replace(context_of(journal), outputs=outputs, work_result=work_result)
-                metrics = dict(stage.run(context))
+                metrics = _metrics(stage.name, stage.run(context))
             _check_rows(stage, self._record.address, outputs.num_rows())
             self._lease.check()
             with committing(run.storage, run.key(self._record.address)):
@@ -233,6 +233,23 @@ class Attempt:
     def _end(self, state: AttemptState, error: str | None = None) -> None:
         update = {"state": state, "error": error, "finished_at": utc_now()}
         _write_state(self._record.model_copy(update=update), self._run, self._lease)
+
+
+def _metrics(stage: str, returned: Any) -> dict[str, Any]:
+    """Return the metrics that a stage returned; raise StageFailed if the record cannot hold them."""
+    if not isinstance(returned, Mapping):
+        raise StageFailed(
+            f"stage {stage}: run returned {type(returned).__name__}; return a mapping from names to counts and numbers"
+        )
+    for name, value in returned.items():
+        try:
+            canonical_json(value)
+        except TypeError:
+            raise StageFailed(
+                f"stage {stage}: run returned {type(value).__name__} as metric {str(name)[:60]!r}, which is no JSON; "
+                "return counts and numbers"
+            ) from None
+    return dict(returned)
 
 
 def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:

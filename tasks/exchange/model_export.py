@@ -160,7 +160,7 @@ def _card(
     base: Base,
     scores: Sequence[Mapping[str, Any]],
 ) -> str:
-    how = "Fine-tuned" if record.stage == "sft" else "Reinforced"
+    how = {"sft": "Fine-tuned", "rl": "Reinforced"}.get(record.stage, "Trained")
     head: dict[str, str | list[str]] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     head |= {"base_model": base.hub_id} if base.hub_id else {}
     head |= {"license": base.licence} if base.licence else {}

@@ -126,6 +126,26 @@ def test_stage_without_output_fails(run: Run) -> None:
     assert run.record(Address(1, "count")) is None
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (3, "stage count: run returned int; return a mapping from names to counts and numbers"),
+        (None, "run returned NoneType"),
+        ({"total": {1, 2}}, "run returned set as metric 'total', which is no JSON"),
+    ],
+)
+def test_metrics_that_a_record_cannot_hold_are_named(run: Run, returned: Any, said: str) -> None:
+    instance = counting()
+
+    def make(context: StageContext) -> Any:
+        instance.stage.run(context)
+        return returned
+
+    with pytest.raises(StageFailed, match=said):
+        execute(replace(instance, stage=replace(instance.stage, run=make)), run)
+    assert run.record(Address(1, "count")) is None
+
+
 def test_force_starts_from_scratch(run: Run) -> None:
     execute(counting(), run)
     CALLS.clear()
