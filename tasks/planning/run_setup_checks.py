@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from treadle.core.errors import EndpointUnavailable
+from treadle.core.errors import ArtifactError, ConfigError, EndpointUnavailable
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.core.store.roots import open_storage
@@ -75,6 +75,15 @@ def check_web(config: TreadleConfig) -> None:
         KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
     if web.active_record is not None:
         record_manifest(open_storage(web.active_record))
+
+
+def web_problem(config: TreadleConfig) -> str | None:
+    """Return the message of `check_web` if a prerequisite of web search is missing."""
+    try:
+        check_web(config)
+    except (ArtifactError, ConfigError) as problem:
+        return str(problem)
+    return None
 
 
 def _searched_web(config: TreadleConfig) -> WebSettings | None:
