@@ -51,7 +51,7 @@ def run_flow(
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.planning.flow_part import flow_part
     from treadle.tasks.planning.run_setup import open_run, with_run_defaults
-    from treadle.tasks.planning.run_setup_checks import web_problem
+    from treadle.tasks.planning.web_checks import web_problem
     from treadle.tasks.run_instances import run_instances
 
     root = asked.root

@@ -1,0 +1,80 @@
+"""Check that the models of a run can play their roles and are served as configured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+
+from treadle.core.errors import EndpointUnavailable
+from treadle.core.llm.config import ModelSettings
+from treadle.core.runs.address import Address
+from treadle.datagen.pools.entry import pool_models
+from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.eval.entry import score_models
+from treadle.rl.phases import sampling_model
+from treadle.tasks.config import TreadleConfig, overridden
+from treadle.tasks.planning.flow_plan import FlowPlan
+from treadle.tasks.planning.order import flow_phases
+
+_CHECK_S = 30.0
+"""Longest time a server may take to answer before a run is created. A slower one is checked again by the stage."""
+
+
+def check_roles(config: TreadleConfig) -> None:
+    """Raise ConfigError if a model's API cannot support one of its roles, regardless of what its server reports."""
+    from treadle.agent.model_sessions import check_api
+
+    sampled = [("policy", sampling_model(FlowPlan(config)))] if flow_phases(config, 1) else []
+    for role, name in (*sampled, *_played_roles(config)):
+        check_api(role, name, config.models[name])
+
+
+def _played_roles(config: TreadleConfig) -> list[tuple[str, str]]:
+    """Return the unique pairs of `pools` role and model name over all iterations."""
+    if "pools" not in config.flow.stages:
+        return []
+    plan, iterations = FlowPlan(config), range(1, config.flow.iterations + 1)
+    played = (pool_models(plan, Address(number, "pools")).items() for number in iterations)
+    return list(dict.fromkeys(pair for pairs in played for pair in pairs))
+
+
+def check_models(config: TreadleConfig, known: Collection[str]) -> None:
+    """Raise ConfigError if a server that answers does not serve its model as configured.
+
+    Servers that do not answer are skipped, because they may start later. Models in `known` are not checked again.
+    """
+    import asyncio
+
+    from treadle.agent.model_sessions import AGENT, check_sampling
+    from treadle.core.llm.pool import ModelPool
+
+    async def check(name: str, settings: ModelSettings) -> None:
+        limits = {"retry_limit": 0, "request_timeout_s": min(settings.request_timeout_s, _CHECK_S)}
+        async with ModelPool(name, settings.model_copy(update=limits)) as pool:
+            with suppress(EndpointUnavailable):
+                facts = await pool.check()
+                if name in agents:
+                    options = overridden(config, Address(1, "rollouts", name), config.rollouts)
+                    check_sampling(AGENT, name, options.sampling, facts)
+
+    plan = FlowPlan(config)
+    rolled_out = rolled_out_policy(plan, 1)
+    policies = tuple(dict.fromkeys((*plan.compared_models(), *((rolled_out,) if rolled_out else ()))))
+    agents = policies if "rollouts" in config.flow.stages else ()
+    measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
+    used = [
+        *policies,
+        *(name for _, name in _played_roles(config)),
+        *(judge for address in measured for judge in score_models(plan, address)),
+    ]
+    helper = config.environment.summarizer
+    for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
+        if name not in known and (settings := config.models[name]).endpoints:
+            asyncio.run(check(name, settings))
+
+
+def has_keys(settings: ModelSettings) -> bool:
+    """Return whether the environment has all API keys that the model's endpoints need."""
+    named = (endpoint.api_key_env for endpoint in settings.endpoints)
+    return all(os.environ.get(name) for name in named if name)
