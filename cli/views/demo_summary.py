@@ -19,7 +19,8 @@ from treadle.tasks.summaries.stage_report import stage_report
 def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[str]) -> None:
     """Print the results of the demo's pools, training and models, write its report page, and print all folders."""
     from treadle.demo.results import differences, outcome
-    from treadle.tasks.page.build import report_page, write_page
+    from treadle.tasks.page.build import report_page
+    from treadle.tasks.page.file import write_page
 
     out = console()
     for record in records:
