@@ -23,7 +23,8 @@ from treadle.tasks.catalog import instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.secret_checks import key_variables
 from treadle.tasks.prefect import helper_runs
-from treadle.tasks.prefect.helper_runs import artifact_key, help_from_flow, helped_by_workers
+from treadle.tasks.prefect.helper_flow import help_from_flow
+from treadle.tasks.prefect.helper_runs import artifact_key, helped_by_workers
 from treadle.tasks.shard_worker import Helper
 
 
