@@ -12,9 +12,10 @@ from treadle.core.runs.helping import NoOpenShards
 from treadle.core.runs.run import Run
 from treadle.core.store.roots import is_object_store
 from treadle.tasks.planning.run_setup import stored_config
+from treadle.tasks.prefect.flow_process import end_with_worker, interrupt_on_sigterm
 from treadle.tasks.prefect.flow_runs import begin_flow_run
-from treadle.tasks.prefect.helper_runs import artifact_key, end_with_worker, interrupt_on_sigterm
 from treadle.tasks.prefect.progress import PrefectProgress
+from treadle.tasks.prefect.ui_artifacts import artifact_key
 from treadle.tasks.shard_worker import open_for_work, shards_text, work_at
 
 _log = logging.getLogger(__name__)

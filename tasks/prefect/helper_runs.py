@@ -8,14 +8,9 @@ other processes do its work.
 from __future__ import annotations
 
 import logging
-import os
-import re
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, cast
+from typing import cast
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -25,7 +20,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
 from treadle.core.engines.config import VllmServer
-from treadle.core.parent_watch import end_with_parent, outlives_parent
 from treadle.core.runs.attempt import HelperScope
 from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
@@ -37,19 +31,6 @@ from treadle.tasks.serving.served_models import served_models
 _log = logging.getLogger(__name__)
 
 DEPLOYMENT = "work/shards"
-_WORKER_ENV = "PREFECT__FLOW_RUN_ID"
-"""Set by Prefect in processes that a worker started."""
-
-
-def end_with_worker() -> None:
-    """End together with the parent process: Prefect leaves flow run processes behind when their worker is killed."""
-    if _WORKER_ENV in os.environ or not outlives_parent():
-        end_with_parent()
-
-
-def artifact_key(*parts: str) -> str:
-    """Return the key of an artifact in the UI: letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9-]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> HelperScope | None:
@@ -113,33 +94,3 @@ def _cancel_unstarted(flow_runs: Sequence[UUID]) -> None:
                     client.set_flow_run_state(flow_run, Cancelling(message="the stage has ended"))
     except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage has ended
         _log.warning("flow runs that were not started could not be cancelled; they will find nothing to do: %s", error)
-
-
-@contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block like Ctrl-C, then pass it on to Prefect's handler.
-
-    Prefect's handler does not raise KeyboardInterrupt: in an event loop, what it raises may end up in just the running
-    task.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ended = False
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        nonlocal ended
-        ended = True
-        raise KeyboardInterrupt
-
-    before: Any = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not ended:
-            raise
-        signal.signal(signal.SIGTERM, before)
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
