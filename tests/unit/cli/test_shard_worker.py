@@ -22,7 +22,7 @@ from treadle.tasks import shard_worker as work
 from treadle.tasks.catalog import instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.secret_checks import key_variables
-from treadle.tasks.prefect import helper_runs
+from treadle.tasks.prefect import helper_flow, helper_runs
 from treadle.tasks.prefect.helper_flow import help_from_flow
 from treadle.tasks.prefect.helper_runs import helped_by_workers
 from treadle.tasks.prefect.ui_artifacts import artifact_key
