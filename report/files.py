@@ -1,4 +1,4 @@
-"""Write the tables of a report as JSON or CSV."""
+"""Return the tables of a report in the formats of files."""
 
 from __future__ import annotations
 
