@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from support.runs.processes import until
 
-from treadle.cli.commands import run as cli_run
+from treadle.cli.commands import demo as cli_demo
 from treadle.cli.main import cli
 from treadle.core.engines.cache import quiet
 from treadle.core.errors import EngineError, JobsPending
@@ -225,12 +225,12 @@ def test_demo_continues_only_if_prefect_itself_fails(
     view = SimpleNamespace(records=[])
     run = SimpleNamespace(run_id="demo", storage=SimpleNamespace(location=lambda: "outputs"))
     monkeypatch.setattr("treadle.flows.flywheel.flywheel", flywheel)
-    monkeypatch.setattr(cli_run, "_shown_flow_run", lambda view: nullcontext())
-    monkeypatch.setattr(cli_run, "say", said.append)
+    monkeypatch.setattr(cli_demo, "shown_flow_run", lambda view: nullcontext())
+    monkeypatch.setattr(cli_demo, "say", said.append)
     if expected is not None:
         with pytest.raises(expected):
-            cli_run._made_in_flow_run(run, None, view)  # type: ignore[arg-type]
+            cli_demo._made_in_flow_run(run, None, view)  # type: ignore[arg-type]
         assert not said
         return
-    assert not cli_run._made_in_flow_run(run, None, view)  # type: ignore[arg-type]
+    assert not cli_demo._made_in_flow_run(run, None, view)  # type: ignore[arg-type]
     assert said == ["continuing without Prefect, which failed: refused"] and not view.records
