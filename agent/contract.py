@@ -21,7 +21,11 @@ FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
 """Outcomes that count as failed calls. A refused call does not run and is counted separately."""
 
 
-TASK_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer", "search")
+DEFAULT_ENVIRONMENT = "default"
+"""Name of the table `[environment]` in rows and shares; other environments have names under `environments`."""
+TASK_COLUMNS = (
+    "question_key", "dataset", "domain", "question", "choices", "format", "scorer", "search", "environment",
+)  # fmt: skip
 """Columns of `questions` that make a `Task` without what is hidden from the model."""
 HIDDEN_COLUMNS = ("answers", "payload")
 """Columns of `questions` that no prompt of the model may contain."""
@@ -46,12 +50,16 @@ class Task:
     """math, qa, qa_characters or choice; None for the scorer of the domain."""
     search: str | None = None
     """local, web or both: route of its searches, if the environment leaves that to the question."""
+    environment: str = DEFAULT_ENVIRONMENT
+    """Name of the environment that it is a task of: that of a table under `environments`, or `default`."""
     answers: tuple[str, ...] = field(default=(), repr=False)
     payload: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Task:
-        """Build a task from a row with `TASK_COLUMNS`; other columns and format, scorer and search may be missing."""
+        """Build a task from a row with `TASK_COLUMNS`; other columns and format, scorer, search and environment
+        may be missing.
+        """
         return cls(
             row["question_key"],
             row["question"],
@@ -61,6 +69,7 @@ class Task:
             row.get("format"),
             row.get("scorer"),
             row.get("search"),
+            row.get("environment", DEFAULT_ENVIRONMENT),
             tuple(row.get("answers") or ()),
             orjson.loads(row.get("payload") or "{}"),
         )

@@ -43,7 +43,7 @@ ENDED = (ANSWERED, "finished")
 """Statuses of rollouts that ended with their task."""
 
 _BATCH_ROWS = 512
-_QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer")
+_QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer", "environment")
 
 
 class Gold(NamedTuple):
@@ -205,6 +205,6 @@ def open_scorers(settings: ScoresSettings) -> Iterator[OpenScorers]:
     options = settings.options
     with (
         open_checker(options) as checker,
-        OpenScorers(settings.scorers, settings.environment, AnswerTools(checker, options.f1_threshold)) as scorers,
+        OpenScorers(settings.scorers, settings.environments, AnswerTools(checker, options.f1_threshold)) as scorers,
     ):
         yield scorers

@@ -102,8 +102,8 @@ class ScoresSettings(Section):
     """Models of `options.judges`, by name."""
     redundancy: RoleSettings | None = None
     """Model of `options.redundancy`."""
-    environment: AnyEnvironment | None = None
-    """Environment that says how good a rollout is, if its tasks have no gold answers; then no judge does."""
+    environments: dict[str, AnyEnvironment] = {}
+    """Environments that say how good rollouts of their tasks are, because these have no gold answers, by name."""
     scorers: dict[str, AnyScorer] = {}
     """Scorers of users that the questions name."""
     judge_digests: tuple[str, ...] = ()

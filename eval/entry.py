@@ -36,14 +36,15 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
         score_models(plan, address)
     judges = {judge: role_of(judge, plan.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges, options.judges)
-    environment = plan.environment
-    has_answers = traits_of(environment).has_answers
+    environments = {name: one for name, one in plan.environments().items() if not traits_of(one).has_answers}
+    has_answers = len(environments) < len(plan.environments())
     keys = ["scores.judges.models"] if judges and options.judges.NEEDS_ANSWERS else []
     keys += ["scores.redundancy.model"] if options.redundancy.model is not None else []
     if keys and not has_answers:
+        kind = next(iter(environments.values())).type
         raise ConfigError(
-            f"{address}: judges compare with gold answers, which the tasks of {environment.type} do not have: the "
-            f"environment scores its rollouts itself; leave out {' and '.join(keys)}, or set a "
+            f"{address}: judges compare with gold answers, which the tasks of {kind} do not have: the environment "
+            f"scores its rollouts itself; leave out {' and '.join(keys)}, or set a "
             'scores.judges.type that needs none, such as "rubric"'
         )
     voter = options.redundancy.model
@@ -55,7 +56,7 @@ def _settings(plan: Plan, address: Address) -> ScoresSettings:
         options=options,
         judges=judges,
         redundancy=redundancy,
-        environment=None if has_answers else environment,
+        environments=environments,
         scorers=dict(plan.scorers()),
         judge_digests=(*digests, redundancy_judge_digest()) if redundancy is not None else digests,
         seed=plan.seed if judges or redundancy is not None else 0,

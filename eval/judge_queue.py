@@ -53,7 +53,6 @@ class JudgeQueue:
         check_judges(settings.judges, settings.options.judges)
         self._settings = settings
         self.judge: Judge = settings.options.judges
-        self._is_environment = settings.environment is not None
         digest = self.judge.digest() if settings.judges else ""
         self._judges = {name: judge_identity(role, digest, trained=trained) for name, role in settings.judges.items()}
         votes = settings.options.redundancy.votes
@@ -98,7 +97,11 @@ class JudgeQueue:
 
     def prediction(self, answer: Answer) -> str:
         """Return the answer that is judged: the extracted one, or the last turn if an environment scores."""
-        return last_turn(answer.segments) if self._is_environment else answer.prediction
+        return last_turn(answer.segments) if self._is_of_environment(answer) else answer.prediction
+
+    def _is_of_environment(self, answer: Answer) -> bool:
+        """Return whether the environment of a rollout's task says how good it is."""
+        return answer.gold.task.environment in self._settings.environments
 
     def _is_judged(self, answer: Answer) -> bool:
         domains = self.judge.domains
@@ -107,13 +110,16 @@ class JudgeQueue:
     def _kinds(self, answer: Answer) -> set[str]:
         """Return the names by which `domains` may mean the answers to a question: of its scorer, and of its kind."""
         rule = answer.gold.rule
-        return {rule} if self._is_environment else {rule, scorer_named(rule, self._settings.scorers).JUDGED_AS}
+        if self._is_of_environment(answer):
+            return {rule}
+        return {rule, scorer_named(rule, self._settings.scorers).JUDGED_AS}
 
     def _has_subject(self, answer: Answer) -> bool:
         """Return whether there is something to judge: of an environment that scores, unfinished episodes as well."""
+        of_environment = self._is_of_environment(answer)
         if self.judge.subject == "trajectory":
-            return answer.row["status"] != FAILED if self._is_environment else answer.is_answered
-        has_ended = answer.has_ended if self._is_environment else answer.is_answered
+            return answer.row["status"] != FAILED if of_environment else answer.is_answered
+        has_ended = answer.has_ended if of_environment else answer.is_answered
         return has_ended and bool(self.prediction(answer).strip())
 
     def call_judgements(self, answer: Answer) -> list[Judgement]:

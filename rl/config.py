@@ -12,8 +12,7 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
 from treadle.core.llm.config import Sampling
-from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import AnyEnvironment
+from treadle.environments.mixture import MixedSettings
 from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.credit.outcome import OutcomeCredit
 from treadle.rl.credit.registry import AnyCredit
@@ -239,7 +238,7 @@ class AlgebraLimits(Section):
     """Address space of the comparing process, in MiB."""
 
 
-class RlSettings(Section):
+class RlSettings(MixedSettings):
     """All settings that an instance of the stage reads."""
 
     options: RlOptions = Field(default_factory=RlOptions)
@@ -248,8 +247,6 @@ class RlSettings(Section):
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)
     """Number of phases in the curriculum; adding phases does not change earlier ones."""
-    environment: AnyEnvironment = QuestionSettings()
-    """Environment of the policy: the same as in every rollout of the run."""
     scorers: dict[str, AnyScorer] = {}
     """Scorers of users that the questions name."""
     algebra: AlgebraLimits | None = None

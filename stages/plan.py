@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 from treadle.core.config import Section
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
+from treadle.environments.mixture import Environments
 from treadle.environments.scorers.base import Scorer
-from treadle.environments.settings import EnvironmentSettings
 
 T_Section = TypeVar("T_Section", bound=Section)
 
@@ -43,9 +43,11 @@ class Plan(Protocol):
         """Models by name."""
         ...
 
-    @property
-    def environment(self) -> EnvironmentSettings:
-        """Environment of the run."""
+    def environments(self) -> Environments:
+        """Return the environments that tasks of the configured sources belong to, by name.
+
+        Raises ConfigError for a name that no table has.
+        """
         ...
 
     def scorers(self) -> Mapping[str, Scorer]:
@@ -65,8 +67,11 @@ class Plan(Protocol):
         """Name of the model that is trained."""
         ...
 
-    def environment_with_digests(self) -> EnvironmentSettings:
-        """Return the environment with the digest of its search corpus; raise DataError for a missing file."""
+    def mixture(self) -> dict[str, Any]:
+        """Return the fields of `MixedSettings`: `environments`, with the digests of their search corpora.
+
+        Raises DataError for a missing file.
+        """
         ...
 
     def section(self, name: str, kind: type[T_Section]) -> T_Section:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
@@ -38,6 +40,9 @@ FlowStage = Annotated[
     str,
     WithJsonSchema({"type": "string", "enum": [name for name in stage_names() if name not in ("questions", "index")]}),
 ]
+
+
+_ENVIRONMENT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 
 
 class FlowSettings(Section):
@@ -107,7 +112,10 @@ class TreadleConfig(_Tables):
     questions: QuestionsSettings = QuestionsSettings()
     """Stage `questions`: where questions come from and how they are checked."""
     environment: AnyEnvironment = QuestionSettings()
-    """Prompt, tools and limits of the agent. Data generation, training and evaluation share one environment."""
+    """Prompt, tools and limits of the agent, in data generation, training and evaluation."""
+    environments: dict[str, AnyEnvironment] = {}
+    """Further environments, by the name that `environment` of a source of questions refers to: docs/guides/mixtures.md.
+    """
     pools: PoolOptions = PoolOptions()
     """Stage `pools`: the self-evolving data flywheel."""
     sft_rows: SftRowsOptions = SftRowsOptions()
@@ -145,6 +153,7 @@ class TreadleConfig(_Tables):
                 raise ValueError(f"models.{name}: this name stands for the policy of a phase; choose another one")
         if taken := [name for name in other_names() if name in TreadleConfig.__annotations__]:
             raise ValueError(f"a package adds the stage {taken[0]!r}, the name of a table of all runs; rename it")
+        self._check_environments()
         check_entry_names(self.scorers)
         for key, name in self.questions.named_scorers():
             try:
@@ -156,13 +165,30 @@ class TreadleConfig(_Tables):
                 raise ValueError(f"overrides names {text!r}, but there is no table [{stage}]")
         return self
 
+    def _check_environments(self) -> None:
+        """Raise ValueError for a name that cannot be one, and for a source that names another environment."""
+        for name in self.environments:
+            if name == DEFAULT_ENVIRONMENT:
+                raise ValueError(f"environments.{name}: this name stands for [environment]; write it there")
+            if not _ENVIRONMENT_NAME.fullmatch(name):
+                raise ValueError(
+                    f"environments.{name[:60]}: a name has 1 to 40 lower-case letters, digits, - and _, from a letter"
+                )
+        for number, source in enumerate(self.questions.sources):
+            if source.environment not in (DEFAULT_ENVIRONMENT, *self.environments):
+                raise ValueError(
+                    f"questions.sources[{number}].environment names {source.environment!r}, which is not under "
+                    f"[environments]; add [environments.{source.environment}]"
+                )
+
     def _named_models(self) -> Iterator[tuple[str, str | None]]:
         """Yield each key that names a model, and the name."""
         yield from (("flow.models", name) for name in self.flow.models)
-        yield "environment.search.summarizer", self.environment.summarizer_name
-        yield from (
-            (f"environment.roles.{role}.model", one.model) for role, one in self.environment.role_models.items()
-        )
+        tables = {"environment": self.environment}
+        tables |= {f"environments.{name}": one for name, one in self.environments.items()}
+        for key, environment in tables.items():
+            yield f"{key}.search.summarizer", environment.summarizer_name
+            yield from ((f"{key}.roles.{role}.model", one.model) for role, one in environment.role_models.items())
         for name, entry in stage_entries().items():
             if entry.table is not None:
                 yield from ((f"{name}.{one.key}", one.name) for one in entry.models(getattr(self, name)))
@@ -188,8 +214,13 @@ def overridden(config: TreadleConfig, address: Address, table: T_Section) -> T_S
     return validate(type(table), with_changes(table, changes), where=f'overrides."{address}"')
 
 
-def environment_of(config: TreadleConfig) -> EnvironmentSettings:
-    """Return the environment with the digest of its search corpus; raise DataError for a missing file."""
-    environment = config.environment
+def environments_in_use(config: TreadleConfig) -> dict[str, EnvironmentSettings]:
+    """Return the environments that tasks of the configured sources belong to, by name."""
+    all_of_them = {DEFAULT_ENVIRONMENT: config.environment, **config.environments}
+    return {name: all_of_them[name] for name in config.questions.environment_names()}
+
+
+def with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:
+    """Return an environment with the digest of its search corpus; raise DataError for a missing file."""
     search = environment.search_tool
     return environment if search is None else environment.with_search(search.with_digests())

@@ -33,11 +33,12 @@ class QuestionJob:
 def shared_digest(settings: Section, inputs: Mapping[str, Sequence[Rows]]) -> str:
     """Return a digest of what all jobs of a stage have in common: its settings and the checkpoints it reads.
 
-    A key that is added to a section is included, unless it only selects jobs. The environment is excluded here: its own
+    A key that is added to a section is included, unless it only selects jobs. Environments are excluded here: the own
     digest is part of each job's key, and that digest does not depend on the source of the web (record or provider).
     """
     dumped = semantic_dump(settings)
     dumped.pop("environment", None)
+    dumped.pop("environments", None)
     dumped["options"] = {name: value for name, value in dumped["options"].items() if name not in _SELECTION_KEYS}
     return digest_json([dumped, [table.digest for table in inputs.get("checkpoint", ())]])
 

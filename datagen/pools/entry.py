@@ -14,6 +14,7 @@ from treadle.datagen.pools.settings import PoolOptions, PoolsSettings
 from treadle.datagen.pools.stage import POOLS_STAGE
 from treadle.datagen.pools.summary import pools_report
 from treadle.datagen.prompts import PromptSet
+from treadle.environments.mixture import summarizer_of, summarizer_sampling_of
 from treadle.environments.registry import episode_name, traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
@@ -41,7 +42,7 @@ def pool_models(plan: Plan, address: Address) -> dict[str, str]:
                 f'overrides."{address}".roles.{role}.model names {name!r}, which is not under [models]; '
                 f"add [models.{name}]"
             )
-    helper = plan.environment.summarizer
+    helper = summarizer_of(plan.environments())
     return {**named, "summarizer": helper} if helper else named
 
 
@@ -73,16 +74,17 @@ def _roles_with_starting_policy(plan: Plan, address: Address) -> set[str]:
 
 def _settings(plan: Plan, address: Address) -> PoolsSettings:
     options = plan.options(address, PoolOptions)
-    _check(address, plan.environment, options.operators)
+    for environment in plan.environments().values():
+        _check(address, environment, options.operators)
     samplings: dict[str, Sampling] = {}
-    if (sampling := plan.environment.summarizer_sampling) is not None:
+    if (sampling := summarizer_sampling_of(plan.environments())) is not None:
         samplings["summarizer"] = sampling
     roles = {}
     for role, (name, model) in pool_roles(plan, address).items():
         roles[role] = role_of(name, model, samplings.get(role) or getattr(options.roles, role).sampling)
     return PoolsSettings(
         roles=roles,
-        environment=plan.environment_with_digests(),
+        **plan.mixture(),
         options=options,
         prompt_digests=PromptSet(options.prompts).digests(),
         operator_versions=operator_versions(options.operators),

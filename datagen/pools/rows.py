@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.datagen.pools.evolution import INITIAL, Evolution, PoolEvent
 from treadle.datagen.pools.pool import PoolEntry, RoleUsage
 from treadle.environments.rollouts.rows import row_of
@@ -31,6 +32,7 @@ def pool_rows(
             "rollout_key": entry.key,
             "question_key": question["question_key"],
             "dataset": question["dataset"],
+            "environment": question.get("environment", DEFAULT_ENVIRONMENT),
             "domain": question["domain"],
             "model": models["policy"],
             "sample_index": entry.index,

@@ -13,8 +13,7 @@ from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import Sampling
 from treadle.core.runs.shards import MAX_SHARDS
-from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import AnyEnvironment
+from treadle.environments.mixture import MixedSettings
 
 DEFAULT_OPERATORS = ("rerollout", "redundant_mod", "global_refine", "self_correct", "hint_step", "hint_tail")
 
@@ -165,13 +164,11 @@ class PoolOptions(Section):
     work`)."""
 
 
-class PoolsSettings(Section):
+class PoolsSettings(MixedSettings):
     """All settings that an instance of the stage reads."""
 
     roles: dict[str, RoleSettings]
     """Settings of policy, critic, refiner, judge, and summarizer if the environment has one."""
-    environment: AnyEnvironment = QuestionSettings()
-    """Environment of the agent."""
     options: PoolOptions = PoolOptions()
     """Options of the pools."""
     prompt_digests: dict[str, str] = {}

@@ -9,7 +9,7 @@ from treadle.environments.rollouts.tables import ROLLOUTS
 
 POOLS = Table(
     "pools",
-    5,
+    6,
     ("rollout_key",),
     pa.schema(
         [

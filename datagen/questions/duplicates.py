@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.datagen.questions.payload import EMPTY
 from treadle.datagen.questions.question_similarity import (
     QuestionFeatures,
@@ -64,7 +65,7 @@ class _KeptQuestion:
     answers: frozenset[str]
     is_heldout: bool
     payload: bytes
-    """Digest of the payload; empty without one."""
+    """Digest of the payload and of the environment's name; empty without either."""
 
     def signature(self, features: QuestionFeatures) -> int:
         """Return a hash that is equal for questions that may be near duplicates."""
@@ -150,13 +151,15 @@ class DuplicateIndex:
         *,
         heldout: bool = False,
         payload: str = EMPTY,
+        environment: str = DEFAULT_ENVIRONMENT,
     ) -> Duplicate | None:
         """Keep a question, or return the earliest kept one that it repeats.
 
         Two held-out questions with different answers do not repeat each other: `x` and `X` may be different things
-        there.
+        there. Tasks of two environments do not repeat each other either.
         """
-        hidden = b"" if payload == EMPTY else hashlib.blake2b(payload.encode(), digest_size=16).digest()
+        apart = "" if (payload, environment) == (EMPTY, DEFAULT_ENVIRONMENT) else f"{payload}\n{environment}"
+        hidden = hashlib.blake2b(apart.encode(), digest_size=16).digest() if apart else b""
         gold = frozenset(map(normalize, answers)) or _NO_ANSWERS
         new = _KeptQuestion(key, "\n".join((question, *choices)), gold, heldout, hidden)
         digest = hashlib.blake2b(identity(question, choices).encode() + hidden, digest_size=16).digest()

@@ -8,6 +8,8 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
+from treadle.datagen.questions.task_environment import TaskEnvironment
+from treadle.environments.mixture import Environments
 from treadle.environments.registry import traits_of
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import scorer_named
@@ -17,32 +19,35 @@ from treadle.stages.plan import Plan
 
 
 def _settings(plan: Plan, address: Address) -> QuestionsSettings:
-    environment = plan.environment_with_digests()
-    traits = traits_of(environment)
+    mixture = plan.mixture()
+    environments = {name: mixture["environments"].get(name, mixture["environment"]) for name in plan.environments()}
     options = plan.options(address, QuestionsSettings)
     scorers = plan.scorers()
-    _check_scorers(address, environment, options, scorers)
-    asked = options.for_environment(
-        environment.type,
+    _check_scorers(address, environments, options, scorers)
+    known = {name: _task_environment(one) for name, one in environments.items()}
+    return options.for_environments(known, seed=plan.seed, scorers=scorers).with_digests()
+
+
+def _task_environment(environment: EnvironmentSettings) -> TaskEnvironment:
+    traits = traits_of(environment)
+    return TaskEnvironment(
+        kind=environment.type,
         needs_answers=traits.has_answers,
+        brings_tasks=traits.brings_tasks,
         tasks_digest=environment.digest() if traits.brings_tasks else "",
-        seed=plan.seed,
-        environment=environment,
-        scorers=scorers,
+        settings=environment.model_dump(mode="json"),
     )
-    return asked.with_digests()
 
 
 def _check_scorers(
-    address: Address, environment: EnvironmentSettings, questions: QuestionsSettings, entries: Mapping[str, Scorer]
+    address: Address, environments: Environments, questions: QuestionsSettings, entries: Mapping[str, Scorer]
 ) -> None:
     """Raise ConfigError if what a source's scorer needs cannot exist: gold answers, or something of the environment."""
-    has_answers = traits_of(environment).has_answers
     for source in questions.sources:
         if source.scorer is None:
             continue
-        scorer = scorer_named(source.scorer, entries)
-        if scorer.NEEDS_ANSWERS and not has_answers:
+        environment, scorer = environments[source.environment], scorer_named(source.scorer, entries)
+        if scorer.NEEDS_ANSWERS and not traits_of(environment).has_answers:
             raise ConfigError(
                 f"{address}: scorer = {source.scorer!r} of {source.label} compares with gold answers, which the tasks "
                 f"of {environment.type} do not have; leave it out"

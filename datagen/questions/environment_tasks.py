@@ -15,6 +15,7 @@ from treadle.core.errors import DataError
 from treadle.core.steady_loop import SteadyLoop
 from treadle.core.untrusted.input_files import InputRow
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, no_tasks
+from treadle.datagen.questions.task_environment import TaskEnvironment
 from treadle.environments.registry import ENVIRONMENTS, environment_type, traits_of
 from treadle.environments.settings import EnvironmentSettings
 
@@ -31,18 +32,16 @@ class TaskProvider(Protocol):
         ...
 
 
-FindTasks = Callable[[QuestionsSettings], TaskProvider | None]
-"""Function from the stage's settings (their `kind` names the type) to its tasks; None if it brings none."""
+FindTasks = Callable[[TaskEnvironment], TaskProvider | None]
+"""Function from an environment (its `kind` names the type) to its tasks; None if it brings none."""
 
 
-def find_tasks(settings: QuestionsSettings) -> TaskProvider | None:
-    """Return the tasks that the type of the run's environment brings."""
-    if settings.environment is None:
+def find_tasks(environment: TaskEnvironment) -> TaskProvider | None:
+    """Return the tasks that the type of an environment brings."""
+    if environment.settings is None:
         return None
-    environment = ENVIRONMENTS.parse(settings.environment)
-    if not traits_of(environment).brings_tasks:
-        return None
-    return partial(_tasks_of, environment)
+    settings = ENVIRONMENTS.parse(environment.settings)
+    return partial(_tasks_of, settings) if traits_of(settings).brings_tasks else None
 
 
 async def _tasks_of(environment: EnvironmentSettings, split: Split | None, seed: int) -> AsyncIterator[Task]:
@@ -57,9 +56,10 @@ def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTas
 
     Raises ConfigError if its type brings none, DataError if there is not one in this split.
     """
-    provider = find(settings)
+    environment = settings.environment_of(source)
+    provider = find(environment)
     if provider is None:
-        raise no_tasks(settings.kind)
+        raise no_tasks(environment.kind)
     given = provider(source.split, settings.seed)
     number = 0
     with closing(_stepped(given) if isinstance(given, AsyncIterable) else _each(given)) as tasks:
@@ -69,7 +69,7 @@ def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTas
                 return
     if number == 0:
         split = f" in its split {source.split!r}" if source.split else ""
-        raise DataError(f"the environment {settings.kind!r} has no tasks{split}; give another split, or a path")
+        raise DataError(f"the environment {environment.kind!r} has no tasks{split}; give another split, or a path")
 
 
 def _as_row(number: int, task: object) -> InputRow:

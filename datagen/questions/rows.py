@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import orjson
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.agent.prompts import Format
 from treadle.agent.tools.search_config import SearchRoute
 from treadle.agent.tools.workspace.files import BadTask
@@ -76,24 +77,41 @@ class ParsedQuestion:
     """Hidden JSON object with sorted keys."""
     kind: str = _QUESTION
     """Type of the environment that it is asked in."""
+    environment: str = DEFAULT_ENVIRONMENT
+    """Name of that environment."""
 
     @property
     def key(self) -> str:
         """Key of 16 hex digits over everything that is asked; texts that are equal under NFC give the same key."""
-        return content_key(self.question, self.answers, self.choices, kind=self.kind, payload=self.payload)
+        return content_key(
+            self.question,
+            self.answers,
+            self.choices,
+            kind=self.kind,
+            payload=self.payload,
+            environment=self.environment,
+        )
 
 
 def content_key(
-    question: str, answers: Sequence[str], choices: Sequence[str], *, kind: str = _QUESTION, payload: str = EMPTY
+    question: str,
+    answers: Sequence[str],
+    choices: Sequence[str],
+    *,
+    kind: str = _QUESTION,
+    payload: str = EMPTY,
+    environment: str = DEFAULT_ENVIRONMENT,
 ) -> str:
     """Return the first 16 hex digits of SHA-256 over the canonical JSON of `[question, answers, choices]`.
 
     The texts are normalised to NFC and stripped. `kind` and `payload` follow in the list, unless both have their
-    defaults.
+    defaults, then `environment`, unless it is the default.
     """
     parts: list[Any] = [_nfc(question), [_nfc(answer) for answer in answers], [_nfc(choice) for choice in choices]]
     if (kind, payload) != (_QUESTION, EMPTY):
         parts += [kind, payload]
+    if environment != DEFAULT_ENVIRONMENT:
+        parts.append(["environment", environment])
     return hashlib.sha256(canonical_json(parts)).hexdigest()[:16]
 
 
@@ -145,7 +163,8 @@ def _parse_fields(
         source.scorer or (None if options.texts else rule.scorer),
         settings.search_of(dataset, source),
         _payload(row, source, settings),
-        settings.kind,
+        settings.environment_of(source).kind,
+        source.environment,
     )
 
 

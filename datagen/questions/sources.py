@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import orjson
 from pydantic import Field, create_model, field_validator, model_validator
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.config import Operational, Section, canonical_json
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
 from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
+from treadle.datagen.questions.task_environment import QUESTION_ENVIRONMENT, TaskEnvironment
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
-from treadle.environments.settings import EnvironmentSettings
 
 Split = Literal["train", "heldout"]
 PAYLOAD_FIELD = "payload"
@@ -116,6 +117,8 @@ class SourceSettings(_Origin):
     """Field with each row's split: train, or one of heldout, test, dev, validation."""
     limit: int | None = Field(default=None, ge=1)
     """Maximum number of rows to read, from the start."""
+    environment: str = DEFAULT_ENVIRONMENT
+    """Environment of its tasks: the name of a table under `environments`; `default` is `[environment]`."""
     payload: tuple[str, ...] = ()
     """Fields that become the hidden payload of a task, which no model that is trained or measured reads. Each row must
     have them all."""
@@ -197,20 +200,14 @@ class QuestionsSettings(Section):
     """Maximum share of unusable rows; above it the stage fails. Duplicates do not count."""
     max_payload_chars: int = Field(default=1_000_000, ge=2)
     """Maximum number of characters of a payload as JSON; a row with a longer one goes to quarantine."""
-    environment: Operational[dict[str, Any] | None] = None
-    """Settings of the environment whose tasks are read; filled in when the run starts, if a source has `from`."""
-    kind: str = "question"
-    """Type of the environment, part of a question's key; filled in when the run starts."""
-    needs_answers: bool = True
-    """Whether every question needs a gold answer; filled in when the run starts."""
+    environments: dict[str, TaskEnvironment] = {}
+    """Facts about the environments of the sources, by name; filled in when the run starts."""
     scorers: Operational[dict[str, dict[str, Any]]] = {}
     """Settings of the scorers of users that sources name, by name; filled in when the run starts."""
     without_answers: tuple[str, ...] = ()
     """Names of those that need no gold answers; filled in when the run starts."""
-    tasks_digest: str = ""
-    """Digest of what the tasks of the environment depend on; filled in when the run starts."""
     seed: int = 0
-    """Seed of the tasks of the environment: the run's; filled in when the run starts."""
+    """Seed of the tasks of environments: the run's; filled in when the run starts."""
 
     @model_validator(mode="after")
     def _check_benchmarks_are_plain(self) -> Self:
@@ -246,7 +243,7 @@ class QuestionsSettings(Section):
 
     def _check_domains(self) -> None:
         """Raise ConfigError for a data set without a domain, unless its questions may be tasks."""
-        for source in self.sources if self.needs_answers else ():
+        for source in self.sources:
             name = source.dataset_name
             if source.is_environment or source.source_field is not None or not self.needs_answers_of(source):
                 continue
@@ -283,10 +280,15 @@ class QuestionsSettings(Section):
         """Return the domain of a data set's questions without options in this source; None if it is not configured."""
         return self.domains.get(dataset) or source.domain or self.benchmark_of(dataset).domain
 
+    def environment_of(self, source: SourceSettings) -> TaskEnvironment:
+        """Return what is known of a source's environment."""
+        return self.environments.get(source.environment, QUESTION_ENVIRONMENT)
+
     def needs_answers_of(self, source: SourceSettings) -> bool:
         """Return whether every question of a source needs a gold answer."""
-        if source.scorer is None or not self.needs_answers:
-            return self.needs_answers
+        needed = self.environment_of(source).needs_answers
+        if source.scorer is None or not needed:
+            return needed
         return source.scorer not in self.without_answers and self.scorer_of(source.scorer).NEEDS_ANSWERS
 
     def search_of(self, dataset: str, source: SourceSettings) -> SearchRoute | None:
@@ -295,39 +297,36 @@ class QuestionsSettings(Section):
         asked = {name.lower(): route for name, route in self.search.items()}.get(dataset.lower())
         return asked or source.search or (None if rule is GENERIC else rule.search)
 
-    def for_environment(
+    def environment_names(self) -> list[str]:
+        """Return the names of the environments of the sources; the default one without sources."""
+        return sorted({source.environment for source in self.sources} or {DEFAULT_ENVIRONMENT})
+
+    def for_environments(
         self,
-        kind: str,
+        environments: Mapping[str, TaskEnvironment],
         *,
-        needs_answers: bool,
-        tasks_digest: str,
         seed: int,
-        environment: EnvironmentSettings | None = None,
         scorers: Mapping[str, Scorer] = MappingProxyType({}),
     ) -> QuestionsSettings:
-        """Return the settings with what the type of the environment and the scorers of users say of the tasks.
+        """Return the settings with what is known of the environments of the sources, and of the scorers of users.
 
-        `tasks_digest` stands for everything that the tasks which it brings depend on, but for split and seed; empty if
-        it brings none, which is a ConfigError for a source with `from`.
+        Raises ConfigError for a source with `from` if its environment brings no tasks.
         """
-        brings_tasks = any(source.is_environment for source in self.sources)
-        if brings_tasks and not tasks_digest:
-            raise no_tasks(kind)
-        of_tasks: dict[str, Any] = {"tasks_digest": "", "seed": 0, "environment": None}
-        if brings_tasks:
-            of_tasks = {
-                "tasks_digest": tasks_digest,
-                "seed": seed,
-                "environment": environment and environment.model_dump(mode="json"),
-            }
-        sources = tuple(source.with_task_fields(kind) for source in self.sources)
+        read = {source.environment for source in self.sources if source.is_environment}
+        for name in sorted(read):
+            if not environments[name].brings_tasks:
+                raise no_tasks(environments[name].kind)
+        without_tasks = {"tasks_digest": "", "settings": None}
+        known = {
+            name: one if name in read else one.model_copy(update=without_tasks) for name, one in environments.items()
+        }
+        sources = tuple(source.with_task_fields(environments[source.environment].kind) for source in self.sources)
         of_scorers = {
             "scorers": {name: one.model_dump(mode="json") for name, one in scorers.items()},
             "without_answers": tuple(sorted(name for name, one in scorers.items() if not one.NEEDS_ANSWERS)),
         }
-        return self.model_copy(
-            update={"kind": kind, "needs_answers": needs_answers, "sources": sources, **of_tasks, **of_scorers}
-        )
+        update = {"environments": known, "seed": seed if read else 0, "sources": sources, **of_scorers}
+        return self.model_copy(update=update)
 
     def with_digests(self) -> QuestionsSettings:
         """Return the settings with each source's current name and digest or hub revision, for the fingerprint.

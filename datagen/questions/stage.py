@@ -130,6 +130,7 @@ class _QuestionsRun:
             question.choices,
             heldout=split == "heldout",
             payload=question.payload,
+            environment=question.environment,
         )
         if duplicate is not None:
             detail = f"repeats question {duplicate.key}"

@@ -8,12 +8,14 @@ from treadle.core.tables import STRINGS, Table, column
 
 QUESTIONS = Table(
     "questions",
-    3,
+    4,
     ("question_key",),
     pa.schema(
         [
             column(
-                "question_key", pa.string(), "16 hex digits: digest of question, answers, choices, payload and kind"
+                "question_key",
+                pa.string(),
+                "16 hex digits: digest of question, answers, choices, payload, kind, environment",
             ),
             column("dataset", pa.string(), "data set that the question came from"),
             column("domain", pa.string(), "math, qa, choice or task; decides the scorer"),
@@ -42,6 +44,7 @@ QUESTIONS = Table(
                 "local, web or both: where the published evaluation looks for answers; null if unknown",
                 nullable=True,
             ),
+            column("environment", pa.string(), "environment of the task: a name under environments, or default"),
             column(
                 "payload",
                 pa.string(),

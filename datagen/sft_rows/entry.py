@@ -23,13 +23,13 @@ def row_source(plan: Plan, address: Address) -> Literal["pools", "rollouts"]:
     Raises ConfigError for pools of an environment whose tasks have no gold answers.
     """
     wanted = plan.options(address, SftRowsOptions).trajectories
-    has_answers = traits_of(plan.environment).has_answers
-    if wanted == "pools" and not has_answers:
+    without = [one.type for one in plan.environments().values() if not traits_of(one).has_answers]
+    if wanted == "pools" and without:
         raise ConfigError(
-            f"{address}: sft_rows.trajectories = pools, but there are no pools of {plan.environment.type}, whose "
+            f"{address}: sft_rows.trajectories = pools, but there are no pools of {without[0]}, whose "
             "tasks have no gold answers; leave the key out, then rows are made from rollouts"
         )
-    return wanted or ("pools" if has_answers else "rollouts")
+    return wanted or ("rollouts" if without else "pools")
 
 
 def rolled_out_policy(plan: Plan, iteration: int) -> str | None:
@@ -49,7 +49,7 @@ def _settings(plan: Plan, address: Address) -> SftRowsSettings:
     model, tokenizer_digest = checked_model(name, plan.models[name])
     options = plan.options(address, SftRowsOptions)
     return SftRowsSettings(
-        environment=plan.environment_with_digests(),
+        **plan.mixture(),
         tokenizer=tokenizer_folder(model) or served_tokenizer(model),
         tokenizer_digest=tokenizer_digest,
         options=options.model_copy(update={"trajectories": row_source(plan, address)}),

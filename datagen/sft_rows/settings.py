@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from treadle.core.config import Operational, Section
-from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import AnyEnvironment
+from treadle.environments.mixture import MixedSettings
 
 
 class SftRowsOptions(Section):
@@ -34,11 +33,9 @@ class SftRowsOptions(Section):
     """Maximum number of rows, spread over data sets, operators and numbers of calls; None means all."""
 
 
-class SftRowsSettings(Section):
+class SftRowsSettings(MixedSettings):
     """All settings that an instance of the stage reads."""
 
-    environment: AnyEnvironment = QuestionSettings()
-    """Environment of the trajectories; its prompt becomes the prompt of the rows."""
     tokenizer: Operational[Path | None] = None
     """Folder of the policy's tokenizer and chat template, or `embedded`; required if trajectories have token ids."""
     tokenizer_digest: str = ""

@@ -11,13 +11,23 @@ from treadle.stages.plan import Plan
 
 
 def _settings(plan: Plan, address: Address) -> IndexSettings:
-    search = plan.environment.search_tool
-    if search is None or search.service is not None or not search.uses_local:
-        at_services = search is not None and search.service is not None
-        searches = {"at services": at_services, "the web": plan.environment.searches_web}
+    environments = plan.environments().values()
+    tools = [one.search_tool for one in environments if one.search_tool is not None]
+    own = [tool for tool in tools if tool.service is None and tool.uses_local]
+    if not own:
+        at_services = any(tool.service is not None for tool in tools)
+        searches = {"at services": at_services, "the web": any(one.searches_web for one in environments)}
         where = " and ".join(name for name, is_searched in searches.items() if is_searched) or "nowhere"
         raise ConfigError(f"{address}: this run searches {where}, so it has no index of its own")
-    return IndexSettings(**{name: getattr(search, name) for name in IndexSettings.model_fields}).with_digests()
+    first, *others = [
+        IndexSettings(**{name: getattr(tool, name) for name in IndexSettings.model_fields}) for tool in own
+    ]
+    if any(other != first for other in others):
+        raise ConfigError(
+            f"{address}: the environments of this run search {len(own)} corpora; leave the stage out, then rollouts "
+            "build the index of each"
+        )
+    return first.with_digests()
 
 
 INDEX = StageEntry(

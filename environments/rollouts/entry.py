@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.runs.address import Address
+from treadle.environments.mixture import role_models_of, summarizer_of
 from treadle.environments.rollouts.settings import RolloutOptions, RolloutsSettings
 from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 from treadle.environments.rollouts.summary import rollouts_report
@@ -15,13 +16,13 @@ from treadle.stages.plan import Plan
 def _settings(plan: Plan, address: Address) -> RolloutsSettings:
     sampled = plan.sampled(address)
     model, tokenizer_digest = checked_model(sampled.name, sampled.model)
-    helper = plan.environment.summarizer
+    helper = summarizer_of(plan.environments())
     summarizer, summarizer_digest = checked_model(helper, plan.models[helper]) if helper else (None, "")
     return RolloutsSettings(
         model_name=address.qualifier or "",
         model=model,
         tokenizer_digest=tokenizer_digest,
-        environment=plan.environment_with_digests(),
+        **plan.mixture(),
         summarizer=summarizer,
         summarizer_tokenizer_digest=summarizer_digest,
         roles=environment_roles(plan),
@@ -31,14 +32,14 @@ def _settings(plan: Plan, address: Address) -> RolloutsSettings:
 
 
 def environment_roles(plan: Plan) -> dict[str, RoleSettings]:
-    """Return the models that the environment asks, by role."""
-    asked = plan.environment.role_models
+    """Return the models that episodes ask, by role."""
+    asked = role_models_of(plan.environments())
     return {role: role_of(one.model, plan.models[one.model], one.sampling) for role, one in asked.items()}
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:
-    environment, sampled = plan.environment, plan.sampled(address)
-    helpers = (environment.summarizer, *(role.model for role in environment.role_models.values()))
+    environments, sampled = plan.environments(), plan.sampled(address)
+    helpers = (summarizer_of(environments), *(role.model for role in role_models_of(environments).values()))
     own = sampled.checkpoints or checkpoints_of(plan, (address.qualifier,) if address.qualifier in plan.models else ())
     return {
         "questions": (Address(address.iteration, "questions"),),

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.contract import HIDDEN_COLUMNS, CallRecord, Ledger, Outcome
+from treadle.agent.contract import DEFAULT_ENVIRONMENT, HIDDEN_COLUMNS, CallRecord, Ledger, Outcome
 from treadle.agent.dialects.base import Segment
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.trajectory import Sample, Trajectory, spans_of
@@ -57,6 +57,7 @@ def head_of_row(question: Mapping[str, Any], model: str, sample_index: int, seed
         "question_key": question_key,
         "dataset": question["dataset"],
         "domain": question["domain"],
+        "environment": question.get("environment", DEFAULT_ENVIRONMENT),
         "model": model,
         "sample_index": sample_index,
         "operator": FRESH,

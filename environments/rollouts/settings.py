@@ -15,8 +15,7 @@ from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.runs.shards import MAX_SHARDS
 from treadle.core.runs.stage import Rows
-from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import AnyEnvironment
+from treadle.environments.mixture import MixedSettings
 from treadle.environments.types import Traits
 
 
@@ -54,7 +53,7 @@ class RolloutOptions(Section):
     work`)."""
 
 
-class RolloutsSettings(Section):
+class RolloutsSettings(MixedSettings):
     """All settings that an instance of the stage reads."""
 
     model_name: str
@@ -63,8 +62,6 @@ class RolloutsSettings(Section):
     """The model and its endpoints."""
     tokenizer_digest: str = ""
     """Required digest of the tokenizer; empty accepts any."""
-    environment: AnyEnvironment = QuestionSettings()
-    """The agent's environment."""
     summarizer: ModelSettings | None = None
     """Model that `environment.search.summarizer` names."""
     summarizer_tokenizer_digest: str = ""

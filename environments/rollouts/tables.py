@@ -65,7 +65,7 @@ TURN_REWARDS = column(
 
 ROLLOUTS = Table(
     "rollouts",
-    5,
+    6,
     ("rollout_key",),
     pa.schema(
         [
@@ -144,6 +144,7 @@ ROLLOUTS = Table(
             column("failed_calls", pa.int32(), "calls with status error, timeout, invalid or empty"),
             column("prompt_tokens", pa.int64(), "summed over its requests"),
             column("completion_tokens", pa.int64(), "summed over its requests"),
+            column("environment", pa.string(), "environment of the task: a name under environments, or default"),
             column("environment_digest", pa.string(), "prompt, tags, tools and limits"),
             column("tokenizer_digest", pa.string(), "tokenizer and chat template; empty in text mode"),
             JOB,

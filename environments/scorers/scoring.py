@@ -6,20 +6,20 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self
 
 from treadle.agent.contract import Outcome, Task
 from treadle.agent.jobs.runner import cause_of
 from treadle.agent.outcome_values import as_number
 from treadle.core.answers.score import Score
+from treadle.environments.mixture import Environments
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
 from treadle.environments.scorers.base import STATUS, Scorer, no_verdict
 from treadle.environments.scorers.environment import ENVIRONMENT, EnvironmentScorer
 from treadle.environments.scorers.outcome import LARGEST_SCORE, SUCCESS_SCORE, OutcomeScorer
 from treadle.environments.scorers.registry import scorer_named
 from treadle.environments.scorers.user_loop import ScorerCall, UserLoop
-from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
 
 ANSWERED = "answered"
@@ -73,18 +73,18 @@ class OpenScorers:
     def __init__(
         self,
         entries: Mapping[str, Scorer],
-        environment: EnvironmentSettings | None = None,
+        environments: Environments = MappingProxyType({}),
         tools: AnswerTools | None = None,
     ) -> None:
-        """Use the entries of the table `scorers`; `environment` is one that scores its own tasks, else None."""
+        """Use the entries of the table `scorers`; `environments` are those that score their own tasks, by name."""
         self._entries = entries
         self._tools = tools or AnswerTools()
-        self._environment: NamedScorer | None = None
         of_users = {name: scorer for name, scorer in entries.items() if reads_all(scorer)}
-        if environment is not None:
-            self._environment = NamedScorer(ENVIRONMENT, EnvironmentScorer().of(environment))
+        self._environments = {
+            name: NamedScorer(ENVIRONMENT, EnvironmentScorer().of(one)) for name, one in environments.items()
+        }
         self._users = UserLoop(of_users)
-        self.reads_all = bool(of_users) or environment is not None
+        self.reads_all = bool(of_users) or bool(environments)
         """Whether some rollouts are scored by all that is known of them, payload included."""
 
     def __enter__(self) -> Self:
@@ -101,13 +101,14 @@ class OpenScorers:
 
         Raises ConfigError if there is none of that name.
         """
-        if self._environment is None:
+        environment = self._environments.get(task.environment)
+        if environment is None:
             return NamedScorer(task.rule, scorer_named(task.rule, self._entries))
         if task.scorer is not None:
             named = scorer_named(task.scorer, self._entries)
             if not named.NEEDS_ANSWERS:
                 return NamedScorer(task.scorer, named)
-        return self._environment
+        return environment
 
     def scores(
         self, rollouts: Sequence[FinishedRollout], run: Callable[..., Iterable[Score]] | None = None

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from treadle.agent.contract import Outcome, Task
+from treadle.agent.contract import DEFAULT_ENVIRONMENT, Outcome, Task
 from treadle.agent.jobs.runner import cause_of
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
@@ -128,7 +128,7 @@ def open_scorer(plan: RlPlan, environment: EnvironmentSettings) -> Iterator[Grou
     Raises ConfigError if computer algebra is not installed.
     """
     require_algebra(plan)
-    own = None if traits_of(environment).has_answers else environment
+    own = {} if traits_of(environment).has_answers else {DEFAULT_ENVIRONMENT: environment}
     with contextlib.ExitStack() as stack:
         checker: Checker | None = None
         if plan.algebra is not None:

@@ -19,7 +19,7 @@ def _settings(plan: Plan, address: Address) -> SelectionSettings:
     return SelectionSettings(
         options=plan.options(address, SelectionOptions),
         phase=phase_number(address),
-        environment=plan.environment_with_digests(),
+        **plan.mixture(),
         seed=plan.seed,
     )
 

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from treadle.core.config import Section
-from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import AnyEnvironment
+from treadle.environments.mixture import MixedSettings
 from treadle.rl.selection.methods.pareto import Pareto
 from treadle.rl.selection.methods.registry import AnySelectionMethod
 
@@ -46,14 +45,12 @@ class SelectionOptions(Section):
         return self
 
 
-class SelectionSettings(Section):
+class SelectionSettings(MixedSettings):
     """All settings that an instance of the stage reads."""
 
     options: SelectionOptions = SelectionOptions()
     """Filters and limits of the selection."""
     phase: int = Field(default=1, ge=1)
     """Phase of the curriculum that the rows are for."""
-    environment: AnyEnvironment = QuestionSettings()
-    """Environment of the rollouts; its prompt becomes the prompt of the rows."""
     seed: int = 0
     """Seed of the run; it decides the order of the rows, and what a method takes at random."""

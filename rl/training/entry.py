@@ -23,16 +23,17 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
     Raises ConfigError as `check_phase` does, and for an environment that cannot be used in training.
     """
     check_phase(plan, address)
-    options, environment = rl_options(plan, address), plan.environment_with_digests()
-    _check(address, environment, branches=options.branches)
-    local_environment(environment)
+    options = rl_options(plan, address)
+    for environment in plan.environments().values():
+        _check(address, environment, branches=options.branches)
+        local_environment(environment)
     scores = phase_scores(plan, address)
     limits = AlgebraLimits(limit_s=scores.symbolic_limit_s, memory_mib=scores.symbolic_memory_mib)
     return RlSettings(
         options=options,
         phase=phase_number(address),
         phases=curriculum(plan).phases,
-        environment=environment,
+        **plan.mixture(),
         scorers=dict(plan.scorers()),
         algebra=limits if options.symbolic else None,
         model_digest=folder_digest(options.start),

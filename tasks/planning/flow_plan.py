@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.config import T_Section
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
@@ -17,14 +18,15 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.environments.mixture import Environments
+from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
-from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.phases import phase_model, phase_policy, sampling_model
 from treadle.stages.models import named_checkpoint, with_weights
 from treadle.stages.plan import SampledModel
 from treadle.stages.registry import makes_checkpoint, stage_entries, stage_entry
-from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
+from treadle.tasks.config import TreadleConfig, environments_in_use, overridden, table_of, with_corpus_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,9 @@ class FlowPlan:
         """See `Plan`."""
         return self.config.models
 
-    @property
-    def environment(self) -> EnvironmentSettings:
+    def environments(self) -> Environments:
         """See `Plan`."""
-        return self.config.environment
+        return environments_in_use(self.config)
 
     def scorers(self) -> Mapping[str, Scorer]:
         """See `Plan`."""
@@ -65,9 +66,10 @@ class FlowPlan:
         """See `Plan`: the policy of `pools`."""
         return self.config.pools.roles.policy.model or self.compared_models()[0]
 
-    def environment_with_digests(self) -> EnvironmentSettings:
+    def mixture(self) -> dict[str, Any]:
         """See `Plan`."""
-        return environment_of(self.config)
+        found = {name: with_corpus_digest(one) for name, one in self.environments().items()}
+        return {"environment": found.pop(DEFAULT_ENVIRONMENT, QuestionSettings()), "environments": found}
 
     def section(self, name: str, kind: type[T_Section]) -> T_Section:
         """See `Plan`."""
@@ -90,8 +92,8 @@ class FlowPlan:
         config = self.config
         tables = [(entry, getattr(config, name)) for name, entry in stage_entries().items() if entry.table is not None]
         helpers = {one.name for entry, table in tables for one in entry.models(table) if one.is_helper}
-        helpers |= {config.environment.summarizer_name}
-        helpers |= {role.model for role in config.environment.role_models.values()}
+        for environment in self.environments().values():
+            helpers |= {environment.summarizer_name, *(role.model for role in environment.role_models.values())}
         others = tuple(name for name in config.models if name not in helpers)
         models = config.flow.models or others or tuple(config.models)
         if not models:

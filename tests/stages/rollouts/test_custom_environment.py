@@ -120,7 +120,7 @@ def test_a_rubric_grades_episodes_that_have_no_gold_answers(tmp_path: Path) -> N
 def test_unknown_type_lists_what_there_is(tmp_path: Path) -> None:
     desk = desk_of_the_guide(tmp_path / "desk", "http://127.0.0.1:9/v1")
     told = desk.treadle("run", "guess.toml", "--run", "guess", "--set", "environment.type=gues")
-    assert told.code == 2 and "question" in told.err and "my_envs.py:Class" in told.err
+    assert told.code == 2 and "question" in told.err and "my_envs.py:Gues" in told.err
     misspelt = desk.treadle("run", "guess.toml", "--run", "guess", "--set", "environment.topp=3")
     assert misspelt.code == 2 and "did you mean 'top'" in misspelt.err
 
