@@ -21,7 +21,7 @@ from treadle.core.config import Operational, Section, canonical_json
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
-from treadle.datagen.questions.benchmarks import GENERIC, SCORED_DOMAINS, AnswerForm, Benchmark, Domain, rule_for
+from treadle.datagen.questions.benchmarks import GENERIC, SCORED_DOMAINS, TASK, AnswerForm, Benchmark, Domain, rule_for
 from treadle.datagen.questions.task_environment import QUESTION_ENVIRONMENT, TaskEnvironment
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
@@ -254,7 +254,11 @@ class QuestionsSettings(Section):
                     f"config key 'questions': the domain of data set {name!r} is not known; set domain of the source "
                     'to math, qa or choice, or scorer = "outcome" if its tools tell how a rollout went'
                 )
-            if domain not in SCORED_DOMAINS and source.scorer is None and self.benchmark_of(name).scorer is None:
+            if (
+                domain not in (*SCORED_DOMAINS, TASK)
+                and source.scorer is None
+                and self.benchmark_of(name).scorer is None
+            ):
                 raise ConfigError(
                     f"config key 'questions': the domain {domain!r} of data set {name!r} has no scorer of its own, "
                     f"only {', '.join(SCORED_DOMAINS)} have; set `scorer` of the source"
