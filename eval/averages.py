@@ -18,11 +18,10 @@ AVERAGES = (ALL, EVERY, MATH, KNOWLEDGE)
 def area_of(domains: Collection[str]) -> str:
     """Return the area of a data set (math, knowledge or mixed) from the domains of its rows.
 
-    Tasks that only their environment can score are in no area.
+    Tasks, and questions of domains of users, are in no area.
     """
-    if set(domains) == {MATH}:
-        return MATH
-    return MIXED if {MATH, "task"} & set(domains) else KNOWLEDGE
+    found = set(domains)
+    return MATH if found == {MATH} else KNOWLEDGE if found <= {"qa", "choice"} else MIXED
 
 
 def headline_datasets(datasets: Sequence[str], headline: Collection[str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.datagen.questions.benchmarks import SCORED_DOMAINS
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.eval.config import ReportSettings
 from treadle.report.summary import check_names
@@ -27,7 +28,7 @@ def report_settings(plan: Plan, address: Address) -> ReportSettings:
     for source in questions.sources:
         name = source.dataset_name
         domain = questions.domain_of(name, source)
-        if source.source_field is None and domain is not None:
+        if source.source_field is None and domain in SCORED_DOMAINS:
             said.setdefault(name, set()).add("math" if domain == "math" else "knowledge")
     # If the sources of a data set differ, its area is left to its questions.
     areas = {name: area for name, (area, *others) in said.items() if not others}

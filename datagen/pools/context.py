@@ -66,8 +66,8 @@ class PoolContext:
         )
 
     def hints(self, domain: str) -> Sequence[str]:
-        """Return the hints for questions of a domain."""
-        hints: tuple[str, ...] = getattr(self.options.hints, domain)
+        """Return the hints for questions of a domain; those for qa if it has none of its own."""
+        hints: tuple[str, ...] = getattr(self.options.hints, domain, self.options.hints.qa)
         return hints
 
 

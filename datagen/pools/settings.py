@@ -88,7 +88,7 @@ class PoolHints(Section):
     math: tuple[str, ...] = Field(default=PYTHON_HINTS, min_length=1)
     """Hints for math questions."""
     qa: tuple[str, ...] = Field(default=SEARCH_HINTS, min_length=1)
-    """Hints for qa questions."""
+    """Hints for qa questions, and for those of other domains."""
     choice: tuple[str, ...] = Field(default=SEARCH_HINTS, min_length=1)
     """Hints for multiple-choice questions."""
 

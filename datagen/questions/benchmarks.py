@@ -19,8 +19,13 @@ from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.config import Operational, Section, read_toml, validate
 from treadle.core.errors import ConfigError
 
-Domain = Literal["math", "qa", "choice", "task"]
-"""Kind of question, which decides the scorer. `task`: the environment scores it."""
+Domain = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+"""Kind of question. `math`, `qa` and `choice` have scorers of their own, and `task` is scored by its environment;
+questions of any other domain name their scorer."""
+SCORED_DOMAINS = ("math", "qa", "choice")
+"""Domains that have scorers of their own."""
+TASK = "task"
+"""Domain of tasks that name none and that their environment scores."""
 AnswerForm = Literal[
     "plain", "gsm8k", "boxed_solution", "last_box", "first_item", "before_parenthesis", "choice_index", "json_list"
 ]
@@ -59,8 +64,8 @@ class Benchmark(Section):
     """
 
     domain: Domain | None = None
-    """Domain (math, qa or choice), which decides the scorer; a row with options is always choice. Required unless
-    the source or `questions.domains` sets it."""
+    """Domain: math, qa or choice, which decide the scorer, or another name, if `scorer` is set; a row with options is
+    always choice. Required unless the source or `questions.domains` sets it."""
     question: Names = Field(default=("question",), min_length=1)
     """Field of the question, or several alternatives."""
     prefix: Names = ()

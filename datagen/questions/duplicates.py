@@ -13,6 +13,7 @@ numbers, symbols or negations, and if it returns many candidates, they are looke
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,9 @@ _LSH_MARGIN = 0.15
 pairs at its own threshold."""
 _MAX_LSH_CANDIDATES = 64
 """Number of entries in a question's LSH buckets above which candidates are looked up by their words."""
+_DIRECTLY_COMPARED = 64
+"""Number of questions with one signature up to which a new one is compared with each. More are sketched for LSH, by a
+library whose import takes longer than small runs."""
 _NO_ANSWERS = frozenset({""})
 """Answers of tasks without any, which are alike in this."""
 _MAX_CACHED_CHARS = 2_000
@@ -135,7 +139,6 @@ class DuplicateIndex:
         self._kept: list[_KeptQuestion] = []
         self._exact: dict[bytes, int] = {}
         self._exact_heldout: dict[tuple[bytes, frozenset[str]], int] = {}
-        self._buckets = _Buckets(max(0.3, threshold - _LSH_MARGIN))
         self._by_signature: dict[int, list[int]] = {}
         self._by_words: dict[int, WordIndex] = {}
         self._spellings = Spellings()
@@ -170,7 +173,7 @@ class DuplicateIndex:
             return None
         # Compare near duplicates as written, because case distinguishes names from words.
         features = _features(new.text)
-        keys = self._buckets.keys(features, new.signature(features))
+        keys = self._keys(features, new.signature(features))
         for number in self._candidates(new, features, keys):
             if (similarity := self._similarity(new, features, self._kept[number])) is not None:
                 kept = self._kept[number]
@@ -190,7 +193,7 @@ class DuplicateIndex:
             self._alone[payload] = None
             kept = self._kept[number]
             features = _features(kept.text)
-            self._index(number, features, self._buckets.keys(features, kept.signature(features)))
+            self._index(number, features, self._keys(features, kept.signature(features)))
         return False
 
     def _find_exact(self, digest: bytes, new: _KeptQuestion) -> _KeptQuestion | None:
@@ -201,8 +204,19 @@ class DuplicateIndex:
             number = self._exact_heldout.get((digest, new.answers))
         return None if number is None else self._kept[number]
 
-    def _candidates(self, new: _KeptQuestion, features: QuestionFeatures, keys: Sequence[int]) -> list[int]:
+    @functools.cached_property
+    def _buckets(self) -> _Buckets:
+        return _Buckets(max(0.3, self._threshold - _LSH_MARGIN))
+
+    def _keys(self, features: QuestionFeatures, signature: int) -> list[int] | None:
+        """Return the keys of a question's buckets; None if few questions have its signature."""
+        is_sketched = len(self._by_signature.get(signature, ())) >= _DIRECTLY_COMPARED
+        return self._buckets.keys(features, signature) if is_sketched else None
+
+    def _candidates(self, new: _KeptQuestion, features: QuestionFeatures, keys: Sequence[int] | None) -> Sequence[int]:
         """Return the numbers of the kept questions to compare with, ascending."""
+        if keys is None:
+            return self._by_signature.get(new.signature(features), ())
         lists = self._buckets.lists(keys)
         if sum(map(len, lists)) <= _MAX_LSH_CANDIDATES:
             return sorted({number for numbers in lists for number in numbers})
@@ -238,11 +252,16 @@ class DuplicateIndex:
             self._exact_heldout[digest, new.answers] = number
         return number
 
-    def _index(self, number: int, features: QuestionFeatures, keys: Sequence[int]) -> None:
+    def _index(self, number: int, features: QuestionFeatures, keys: Sequence[int] | None) -> None:
         """Let later questions be compared with a kept one."""
         kept = self._kept[number]
-        self._buckets.add(keys, number)
         signature = kept.signature(features)
-        self._by_signature.setdefault(signature, []).append(number)
+        alike = self._by_signature.setdefault(signature, [])
+        alike.append(number)
+        if keys is not None:
+            self._buckets.add(keys, number)
+        elif len(alike) == _DIRECTLY_COMPARED:
+            for one in alike:
+                self._buckets.add(self._buckets.keys(_features(self._kept[one].text), signature), one)
         if (index := self._by_words.get(signature)) is not None:
             index.add(number, features, kept.answers)

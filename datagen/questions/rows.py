@@ -14,9 +14,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.agent.prompts import Format
@@ -24,7 +25,7 @@ from treadle.agent.tools.search_config import SearchRoute
 from treadle.agent.tools.workspace.files import BadTask
 from treadle.core.config import canonical_json
 from treadle.core.untrusted.input_files import InputRow
-from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain
+from treadle.datagen.questions.benchmarks import FORMATS, SCORED_DOMAINS, TASK, Benchmark, Domain
 from treadle.datagen.questions.layouts import RowRejected, check_is_text
 from treadle.datagen.questions.payload import EMPTY, canonical, masked, payload_of
 from treadle.datagen.questions.row_reader import NO_GOLD, Gold, Options, RowReader, answers_of
@@ -52,8 +53,7 @@ _NO_LETTERS = re.compile(r"[^a-z]+")
 _KNOWN_FORMATS = ", ".join(FORMATS)
 _QUESTION = "question"
 """Kind whose keys do not name it."""
-_TASK: Domain = "task"
-_DOMAINS: tuple[Domain, ...] = get_args(Domain)
+_DOMAIN = TypeAdapter(Domain)
 _WITHOUT_ANSWER = frozenset({"missing_field", "null_field", "empty_answer", "no_gold_answer"})
 """Reasons why a row has no gold answer, which a task may lack."""
 
@@ -221,15 +221,21 @@ def _domain(
     if has_choices:
         return "choice"
     named = fields.get(DOMAIN_FIELD) if source.is_environment else None
-    if named is not None and named not in _DOMAINS:
-        raise RowRejected("unknown_source", f"{str(named)[:40]!r} is not a domain; known: {', '.join(_DOMAINS)}")
-    domain: Domain | None = named or settings.domain_of(dataset, source)
+    try:
+        domain = settings.domain_of(dataset, source) if named is None else _DOMAIN.validate_python(named)
+    except ValidationError:
+        raise RowRejected(
+            "unknown_source", f"{str(named)[:40]!r} is not a domain: up to 40 of a-z, 0-9, - and _, from a letter"
+        ) from None
     if domain is None and not settings.needs_answers_of(source):
-        return _TASK
+        return TASK
     if domain is None:
         raise RowRejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
-    if domain == _TASK and settings.needs_answers_of(source):
-        raise RowRejected("unknown_source", "the domain task needs an environment that scores without gold answers")
+    if domain not in SCORED_DOMAINS and settings.needs_answers_of(source):
+        if domain == TASK:
+            raise RowRejected("unknown_source", "the domain task needs an environment that scores without gold answers")
+        if source.scorer is None and settings.benchmark_of(dataset).scorer is None:
+            raise RowRejected("unknown_source", f"the domain {domain!r} needs a scorer; set `scorer` of the source")
     return domain
 
 

@@ -21,7 +21,7 @@ from treadle.core.config import Operational, Section, canonical_json
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
-from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
+from treadle.datagen.questions.benchmarks import GENERIC, SCORED_DOMAINS, TASK, AnswerForm, Benchmark, Domain, rule_for
 from treadle.datagen.questions.task_environment import QUESTION_ENVIRONMENT, TaskEnvironment
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
@@ -92,7 +92,8 @@ class SourceSettings(_Origin):
     dataset: str = ""
     """Name of the data set; default: the file's name without suffix, or the last part of the hub id."""
     domain: Domain | None = None
-    """Domain (math, qa or choice) of data sets not in `domains`; default: that of the data set's benchmark."""
+    """Domain of data sets not in `domains`: math, qa or choice, or another name if `scorer` is set; default: that of
+    the data set's benchmark."""
     source_field: str | None = None
     """Field with each row's data set name, for files that mix several."""
     question_field: str | None = None
@@ -242,15 +243,25 @@ class QuestionsSettings(Section):
                 )
 
     def _check_domains(self) -> None:
-        """Raise ConfigError for a data set without a domain, unless its questions may be tasks."""
+        """Raise ConfigError for a data set without domain or scorer, unless its environment scores its tasks."""
         for source in self.sources:
             name = source.dataset_name
             if source.is_environment or source.source_field is not None or not self.needs_answers_of(source):
                 continue
-            if self.domain_of(name, source) is None:
+            domain = self.domain_of(name, source)
+            if domain is None:
                 raise ConfigError(
                     f"config key 'questions': the domain of data set {name!r} is not known; set domain of the source "
                     'to math, qa or choice, or scorer = "outcome" if its tools tell how a rollout went'
+                )
+            if (
+                domain not in (*SCORED_DOMAINS, TASK)
+                and source.scorer is None
+                and self.benchmark_of(name).scorer is None
+            ):
+                raise ConfigError(
+                    f"config key 'questions': the domain {domain!r} of data set {name!r} has no scorer of its own, "
+                    f"only {', '.join(SCORED_DOMAINS)} have; set `scorer` of the source"
                 )
 
     @field_validator("benchmarks")

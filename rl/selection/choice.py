@@ -16,9 +16,9 @@ from treadle.core.errors import StageFailed
 from treadle.core.tables import part_items
 from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.scorers.outcome import SUCCESS_SCORE
-from treadle.rl.selection.dispersion import GRADED, TASK, Dispersion, is_mixed
+from treadle.rl.selection.dispersion import BINARY, GRADED, Dispersion, is_mixed
 from treadle.rl.selection.methods.base import Candidates, Ranking, SelectionMethod
-from treadle.rl.selection.settings import Domain, SelectionOptions
+from treadle.rl.selection.settings import SelectionOptions
 
 DECISIONS = (
     "selected",
@@ -52,7 +52,7 @@ class Choice:
     """Declared name -> number of the method, float64; nan for questions that a filter removed."""
     place: np.ndarray
     """Position in the order of selection, from 0, int64; -1 for questions that are not selected."""
-    quotas: Mapping[Domain, int]
+    quotas: Mapping[str, int]
     """Domain -> quota, if each domain was ranked separately; empty if all questions were ranked together."""
 
     @property
@@ -219,7 +219,8 @@ def _filter(
     """
     mixed = is_mixed(dispersion.lowest, dispersion.highest, domains, options.mixed_f1)
     enough = np.where(domains == GRADED, options.mixed_f1, 1.0)
-    right = np.where(domains == TASK, dispersion.lowest > SUCCESS_SCORE, dispersion.lowest >= enough)
+    is_known = np.isin(domains, (*BINARY, GRADED))
+    right = np.where(is_known, dispersion.lowest >= enough, dispersion.lowest > SUCCESS_SCORE)
     left = OVER_QUOTA if options.quotas else OVER_LIMIT
     decisions = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
     decisions[dispersion.num_usable < options.min_rollouts] = TOO_FEW

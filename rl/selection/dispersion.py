@@ -16,8 +16,8 @@ MILLION = 1_000_000
 points in any order of the rollouts."""
 GRADED = "qa"
 """Domain whose correctness is an F1 score."""
-TASK = "task"
-"""Domain whose correctness is the reward that the environment gives; in all others but qa it is 0 or 1."""
+BINARY = ("math", "choice")
+"""Domains whose correctness is 0 or 1; in all others but qa it is any number that a scorer or an environment gives."""
 MAX_ROLLOUTS = 3_000
 """Maximum number of rollouts per question; more would overflow the integer sums."""
 _INITIAL_SIZE = 1_024
@@ -133,11 +133,11 @@ class DispersionSums:
 def is_mixed(lowest: np.ndarray, highest: np.ndarray, domains: np.ndarray, mixed_f1: float) -> np.ndarray:
     """Return whether each question has both right and wrong rollouts (bool array).
 
-    F1 of qa is right from `mixed_f1` on; rewards of tasks only have to differ; other correctness is 0 or 1.
+    F1 of qa is right from `mixed_f1` on; correctness of math and choice is 0 or 1; other numbers only have to differ.
     """
     graded = (highest >= mixed_f1) & (lowest < mixed_f1)
     plain = (highest >= 1.0) & (lowest <= 0.0)
-    return np.select([domains == GRADED, domains == TASK], [graded, highest > lowest], plain)
+    return np.select([domains == GRADED, np.isin(domains, BINARY)], [graded, plain], highest > lowest)
 
 
 def _zeros() -> np.ndarray:

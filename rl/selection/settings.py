@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -10,8 +10,6 @@ from treadle.core.config import Section
 from treadle.environments.mixture import MixedSettings
 from treadle.rl.selection.methods.pareto import Pareto
 from treadle.rl.selection.methods.registry import AnySelectionMethod
-
-Domain = Literal["math", "qa", "choice", "task"]
 
 
 class SelectionOptions(Section):
@@ -26,8 +24,8 @@ class SelectionOptions(Section):
     """Minimum number of usable rollouts; a question with fewer is left out."""
     mixed_f1: float = Field(default=0.75, gt=0.0, le=1.0)
     """F1 threshold for domain qa: a question is mixed if at least one of its rollouts reaches it and at least one
-    does not. A task of an environment without gold answers is mixed if the rewards of its rollouts differ."""
-    quotas: dict[Domain, Annotated[int, Field(ge=0)]] = {}
+    does not. A question of a domain other than math, choice and qa is mixed if the scores of its rollouts differ."""
+    quotas: dict[str, Annotated[int, Field(ge=0)]] = {}
     """Maximum number of questions per domain, at most `max_questions` in total; each domain is then ranked
     separately. Empty: all domains are ranked together."""
     exclude_previous: bool = False

@@ -38,7 +38,7 @@ from treadle.rl.selection.report import (
 )
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.rl.selection.tables import RL_REJECTIONS, RL_ROWS
-from treadle.rl.verl.rows import check_domain, verl_row
+from treadle.rl.verl.rows import verl_row
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class _Questions:
         return list(self.numbers)
 
     def of(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Return the question's number for each row of `scores`; raise DataError for a domain without a reward."""
+        """Return the question's number for each row of `scores`."""
         encoded = pc.dictionary_encode(batch["question_key"])
         local = encoded.indices.to_numpy()
         _, first = np.unique(local, return_index=True)
@@ -71,7 +71,6 @@ class _Questions:
         for place, (key, head) in enumerate(zip(encoded.dictionary.to_pylist(), heads, strict=True)):
             number = self.numbers.setdefault(key, len(self.numbers))
             if number == len(self.datasets):
-                check_domain(head["domain"], head["dataset"])
                 self.datasets.append(sys.intern(head["dataset"]))
                 self.domains.append(sys.intern(head["domain"]))
             numbers[place] = number

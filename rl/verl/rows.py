@@ -15,7 +15,6 @@ import pyarrow as pa
 from treadle.core.errors import DataError
 from treadle.rl.selection.tables import RL_ROWS
 
-DOMAINS = ("math", "qa", "choice", "task")
 UNSCORED = "task"
 """Domain of tasks that the environment scores, unless they name a scorer."""
 _OTHERS = "treadle_"
@@ -89,10 +88,9 @@ def verl_row(
 ) -> dict[str, Any]:
     """Return verl's columns for a row of `questions` with these prompt messages.
 
-    `split` is `train` or `valid`; `index` must be unique in a file. Raises DataError for a domain without a reward.
+    `split` is `train` or `valid`; `index` must be unique in a file.
     """
     domain = question["domain"]
-    check_domain(domain, question["dataset"])
     return {
         "data_source": data_source_of(question.get("scorer") or domain),
         "prompt": [{"content": message["content"], "role": message["role"]} for message in messages],
@@ -117,15 +115,6 @@ def verl_row(
 def data_source_of(scorer: str) -> str:
     """Return the `data_source` of rows that a scorer decides about; functions of verl have no rule for others."""
     return DATA_SOURCES.get(scorer, f"{_OTHERS}{scorer}")
-
-
-def check_domain(domain: str, dataset: str) -> None:
-    """Raise DataError, naming the data set, for a domain without a reward."""
-    if domain not in DOMAINS:
-        raise DataError(
-            f"data set {dataset!r} has domain {domain!r}, for which there is no reward; "
-            f"map it to {', '.join(DOMAINS)} in questions.domains"
-        )
 
 
 def gold_answers(value: object) -> list[str]:
@@ -167,7 +156,6 @@ def domain_of(data_source: str, domains: Mapping[str, str] | None = None) -> str
         if data_source.startswith(_OTHERS):
             return data_source.removeprefix(_OTHERS)
         raise DataError(
-            f"data source {data_source!r} has no domain; map it to one of {', '.join(DOMAINS)} "
-            f"(known: {', '.join(known)})"
+            f"data source {data_source!r} has no domain; map it to math, qa or choice (known: {', '.join(known)})"
         )
     return known[data_source]

@@ -320,6 +320,21 @@ def test_mixed_questions_are_defined_by_the_domain_filter(values: list[float], g
     assert is_mixed(lowest, highest, np.array(["qa" if graded else "math"]), 0.75).tolist() == [expected]
 
 
+def test_questions_of_a_users_domain_are_mixed_if_their_scores_differ() -> None:
+    lowest, highest = np.array([0.3, 0.3, 0.7]), np.array([0.4, 0.3, 0.7])
+    assert is_mixed(lowest, highest, np.array(["poetry"] * 3), 0.75).tolist() == [True, False, False]
+    found = dispersion([([0.3, 0.4], [0, 1]), ([0.3, 0.3], [0, 1]), ([0.7, 0.7], [0, 1])])
+    choice = choose(
+        list("abc"),
+        found,
+        ["poetry"] * 3,
+        options=SelectionOptions(min_rollouts=2, quotas={"poetry": 5}),
+        held_out=np.zeros(3, bool),
+        selected_before=np.zeros(3, bool),
+    )
+    assert [DECISIONS[code] for code in choice.decisions] == ["selected", "all_wrong", "all_right"]
+
+
 def test_filters_apply_in_order_and_each_question_is_counted_once() -> None:
     found = dispersion([([1, 0, 1, 0], [0, 1, 2, 3])] * 4 + [([1, 0], [0, 1])])
     held_out = np.array([True, False, False, False, True])

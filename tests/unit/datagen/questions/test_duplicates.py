@@ -226,6 +226,7 @@ def set_of_function_words(chance: random.Random) -> list[str]:
 def test_finds_the_same_duplicates_as_pairwise_comparison(
     make: Callable[[random.Random], list[str]], many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(duplicates, "_DIRECTLY_COMPARED", many // 2)
     monkeypatch.setattr(duplicates, "_MAX_LSH_CANDIDATES", many)
     monkeypatch.setattr(word_index, "_LEAF", 2)
     num_near = 0

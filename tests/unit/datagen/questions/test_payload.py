@@ -276,6 +276,15 @@ def test_domain_task_needs_an_environment_that_takes_tasks(bench: Bench) -> None
         bench.take_rows([{"question": "Build it.", "answer": "x"}], domain="task")
 
 
+def test_any_domain_will_do_if_a_scorer_is_named(bench: Bench) -> None:
+    (taken,) = bench.take_rows([{"question": "Rhyme on May.", "answer": "day"}], domain="poetry", scorer="qa").questions
+    assert (taken["domain"], taken["scorer"]) == ("poetry", "qa")
+    with pytest.raises(ConfigError, match="domain 'poetry' of data set 'qa-set' has no scorer of its own, only math"):
+        bench.take_rows([{"question": "Rhyme on June.", "answer": "moon"}], domain="poetry")
+    with pytest.raises(ConfigError, match="domain"):
+        bench.take_rows([{"question": "Rhyme on June.", "answer": "moon"}], domain="Poetry!", scorer="qa")
+
+
 def test_domain_is_needed_where_answers_are(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "mine.jsonl", [{"question": "Build it."}])
     with pytest.raises(ConfigError, match="domain of data set 'mine' is not known"):

@@ -199,9 +199,9 @@ def test_invalid_verl_rows_are_named(tmp_path: Path, row: dict[str, Any], said: 
         list(read_verl(written(tmp_path, [row])))
 
 
-def test_question_of_a_domain_without_reward_is_refused() -> None:
-    with pytest.raises(DataError, match="'world' has domain 'poetry'"):
-        verl_row(question("a", ["1"], "poetry"), MESSAGES, index=0)
+def test_question_of_a_users_domain_names_its_scorer() -> None:
+    row = verl_row(question("a", ["1"], "poetry") | {"scorer": "rhyme"}, MESSAGES, index=0)
+    assert (row["data_source"], row["ability"]) == ("treadle_rhyme", "poetry")
 
 
 def test_verl_export_is_atomic_and_records_its_source(tmp_path: Path) -> None:
