@@ -23,9 +23,11 @@ class MixedSettings(Section):
     """Base of the settings of stages that work on the tasks of several environments."""
 
     environment: AnyEnvironment = QuestionSettings()
-    """Environment of the tasks that name no other."""
+    """Prompt, tools and limits of the agent, in data generation, training and evaluation; environment of the tasks
+    whose source names no other."""
     environments: dict[str, AnyEnvironment] = {}
-    """Other environments, by the name in the column `environment` of `questions`."""
+    """Further environments, by the name that `environment` of a source of questions refers to: docs/guides/mixtures.md.
+    """
 
     def named_environments(self) -> dict[str, EnvironmentSettings]:
         """Return all environments by name, the default one first."""

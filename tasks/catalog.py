@@ -17,7 +17,8 @@ from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.plan import Plan
 from treadle.stages.registry import SHIPPED, stage_entry
 from treadle.tasks.config import TreadleConfig, overridden, table_of
-from treadle.tasks.planning.flow_plan import FlowPlan, at_iteration
+from treadle.tasks.planning.flow_plan import FlowPlan
+from treadle.tasks.planning.iterations import at_iteration
 from treadle.tasks.planning.order import bound_by_recipe, flow_addresses
 
 

@@ -4,101 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
-from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
+from treadle.core.config import Growing, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_of
-from treadle.core.runs.shards import MAX_SHARDS
-from treadle.datagen.pools.settings import PoolOptions
-from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.datagen.sft_rows.settings import SftRowsOptions
-from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.registry import AnyEnvironment
+from treadle.datagen.configuration import DataTables
+from treadle.environments.mixture import MixedSettings
 from treadle.environments.rollouts.settings import RolloutOptions
 from treadle.environments.scorers.registry import AnyScorer, check_entry_names, scorer_named
 from treadle.environments.settings import EnvironmentSettings
 from treadle.eval.config import ReportSettings, ScoresOptions
-from treadle.rl.config import RlOptions
-from treadle.rl.curriculum import CurriculumSettings
-from treadle.rl.selection.settings import SelectionOptions
+from treadle.rl.configuration import RlTables
 from treadle.sft.config import SftOptions
-from treadle.stages.recipes.calibrate import Calibrate
-from treadle.stages.recipes.registry import AnyRecipe
-from treadle.stages.registry import makes_checkpoint, other_names, stage_entries, stage_names, tables_of_others
+from treadle.stages.registry import other_names, stage_entries, tables_of_others
+from treadle.tasks.flow_settings import FlowSettings
 
 if TYPE_CHECKING:
     _Tables = Section
 else:
     _Tables = tables_of_others()
 
-FlowStage = Annotated[
-    str,
-    WithJsonSchema({"type": "string", "enum": [name for name in stage_names() if name not in ("questions", "index")]}),
-]
-
-
 _ENVIRONMENT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 
 
-class FlowSettings(Section):
-    """What one iteration of the flow runs."""
-
-    recipe: AnyRecipe = Calibrate()
-    """Order of the stages: the name of a recipe, or a table with its `type`."""
-    stages: tuple[FlowStage, ...] = ("rollouts", "scores", "report")
-    """Stages of the flow besides `questions`. `sft_rows` makes fine-tuning data from `pools`, or from `rollouts` and
-    `scores` if tasks have no gold answers (`sft_rows.trajectories`), and `sft` trains on it.
-    `rl` runs all phases of the curriculum (rollouts, scores, selection and training of each); `selection` without `rl`
-    runs the first phase up to its selection. `rollouts`, `scores` and `report` measure models. Any stage can also be
-    run by itself.
-    """
-    models: tuple[str, ...] = ()
-    """Models that answer the questions, by their names under `models`. Each becomes `rollouts@<model>` and
-    `scores@<model>`, and the report compares them. Empty: all models in their order, except the summarizer, models
-    that episodes ask, the judges of scores, and models used only as a critic, refiner or judge in `pools`; if that
-    leaves none, all models.
-    """
-    iterations: Operational[int] = Field(default=1, ge=1, le=100)
-    """Number of iterations of the whole loop. Each one after the first starts from the last checkpoint of the previous
-    one, so more than one iteration needs `sft` or `rl` in `stages`. May be raised for an existing run. A table that
-    names `1/sft` refers to `2/sft` in the second iteration.
-    """
-
-    device_wait_s: Operational[float] = Field(default=86_400.0, ge=0.0)
-    """Seconds that a stage waits for GPUs that another process on this machine holds. After that it fails."""
-
-    workers: Operational[int] = Field(default=0, ge=0, le=MAX_SHARDS)
-    """Number of flow runs of the deployment `work/shards` that a flow run requests to help with stages whose `shards`
-    is above 1. No effect without Prefect: start `treadle work` yourself.
-    """
-
-    @model_validator(mode="after")
-    def _check_stages(self) -> FlowSettings:
-        in_recipe = [stage for step in self.recipe.steps for stage in step.stages if stage != "questions"]
-        known = list(dict.fromkeys([*in_recipe, *other_names()]))
-        if unknown := [stage for stage in self.stages if stage not in known]:
-            raise ValueError(
-                f"stages names {unknown[0]!r}, which is no stage of the recipe {self.recipe.type}; there are "
-                f"{', '.join(known)}; a stage of another package needs it installed"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_iterations(self) -> FlowSettings:
-        if self.iterations > 1 and not any(map(makes_checkpoint, self.stages)):
-            raise ValueError(
-                f"iterations = {self.iterations}, but no stage of the flow trains, so every iteration would be the "
-                "same; add sft or rl to flow.stages"
-            )
-        return self
-
-
-class TreadleConfig(_Tables):
+class TreadleConfig(RlTables, DataTables, MixedSettings, _Tables):
     """Configuration of one run. Written once as `config.json` when the run is created; later changes that would change
     results are refused.
     """
@@ -109,25 +43,8 @@ class TreadleConfig(_Tables):
     """Stages, models and iterations that make up the flow."""
     models: Growing[dict[str, ModelSettings]] = {}
     """Models by name. The name appears in addresses (`1/rollouts@<name>`) and in reports."""
-    questions: QuestionsSettings = QuestionsSettings()
-    """Stage `questions`: where questions come from and how they are checked."""
-    environment: AnyEnvironment = QuestionSettings()
-    """Prompt, tools and limits of the agent, in data generation, training and evaluation."""
-    environments: dict[str, AnyEnvironment] = {}
-    """Further environments, by the name that `environment` of a source of questions refers to: docs/guides/mixtures.md.
-    """
-    pools: PoolOptions = PoolOptions()
-    """Stage `pools`: the self-evolving data flywheel."""
-    sft_rows: SftRowsOptions = SftRowsOptions()
-    """Stage `sft_rows`: which trajectories become rows for fine-tuning."""
     sft: SftOptions = SftOptions()
     """Stage `sft`: how a model is fine-tuned on these rows."""
-    selection: SelectionOptions = SelectionOptions()
-    """Stage `selection`: which questions a phase of reinforcement learning trains on."""
-    rl: RlOptions = RlOptions()
-    """Stage `rl`: how a policy is trained in one phase of reinforcement learning."""
-    curriculum: CurriculumSettings = CurriculumSettings()
-    """Phases of reinforcement learning."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: number of rollouts per question, and how they are sampled."""
     scorers: Revisable[dict[str, AnyScorer]] = {}
@@ -216,8 +133,8 @@ def overridden(config: TreadleConfig, address: Address, table: T_Section) -> T_S
 
 def environments_in_use(config: TreadleConfig) -> dict[str, EnvironmentSettings]:
     """Return the environments that tasks of the configured sources belong to, by name."""
-    all_of_them = {DEFAULT_ENVIRONMENT: config.environment, **config.environments}
-    return {name: all_of_them[name] for name in config.questions.environment_names()}
+    known = config.named_environments()
+    return {name: known[name] for name in config.questions.environment_names()}
 
 
 def with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:

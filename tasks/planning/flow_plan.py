@@ -12,18 +12,16 @@ from typing import Any
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.config import T_Section
-from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.entry import rolled_out_policy
-from treadle.environments.mixture import Environments
-from treadle.environments.question.settings import QuestionSettings
+from treadle.environments.mixture import Environments, MixedSettings
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.rl.phases import phase_model, phase_policy, sampling_model
-from treadle.stages.models import named_checkpoint, with_weights
+from treadle.stages.models import with_weights
 from treadle.stages.plan import SampledModel
 from treadle.stages.registry import makes_checkpoint, stage_entries, stage_entry
 from treadle.tasks.config import TreadleConfig, environments_in_use, overridden, table_of, with_corpus_digest
@@ -69,7 +67,7 @@ class FlowPlan:
     def mixture(self) -> dict[str, Any]:
         """See `Plan`."""
         found = {name: with_corpus_digest(one) for name, one in self.environments().items()}
-        return {"environment": found.pop(DEFAULT_ENVIRONMENT, QuestionSettings()), "environments": found}
+        return {"environment": found.pop(DEFAULT_ENVIRONMENT, MixedSettings().environment), "environments": found}
 
     def section(self, name: str, kind: type[T_Section]) -> T_Section:
         """See `Plan`."""
@@ -116,39 +114,12 @@ class FlowPlan:
 
     def check_checkpoint(self, made: Address, where: str) -> None:
         """See `Plan`."""
-        if not _can_be_made(self.config, made) or made.iteration > self.config.flow.iterations:
+        if not can_be_made(self.config, made) or made.iteration > self.config.flow.iterations:
             last = self.config.curriculum.phases
             raise ConfigError(
                 f"{where} = {made}: no instance of this configuration makes it; use 1/sft, or a phase of the "
                 f"curriculum: 1/rl@{phase_name(1)} to 1/rl@{phase_name(last)}"
             )
-
-
-def at_iteration(config: TreadleConfig, iteration: int) -> FlowPlan:
-    """Return the configuration as an iteration sees it.
-
-    - Checkpoints of the first iteration that tables name become those of this iteration.
-    - Training starts from this iteration's starting policy, unless its start is made within the iteration.
-    - `flow.iterations` ends at this iteration.
-    - Overrides are taken literally.
-    """
-    policy = FlowPlan(config).starting_policy(iteration)
-    changes: dict[str, Any] = {
-        "flow": config.flow.model_copy(update={"iterations": iteration}),
-        "models": {name: _own_model(config, model, iteration) for name, model in config.models.items()},
-    }
-    for name, entry in stage_entries().items():
-        if entry.start_key:
-            table = getattr(config, name)
-            start = getattr(table, entry.start_key)
-            own = _own(config, start, iteration)
-            if policy is not None and own == start:
-                own = str(policy)
-            if own != start:
-                # The revision is that of the start which is replaced.
-                revision = {"revision": ""} if "revision" in type(table).model_fields else {}
-                changes[name] = table.model_copy(update={entry.start_key: own, **revision})
-    return FlowPlan(config.model_copy(update=changes))
 
 
 def _of_kind(table: Any, kind: type[T_Section]) -> T_Section:
@@ -168,23 +139,7 @@ def _trained_policy(config: TreadleConfig) -> Address | None:
     return trained
 
 
-def _own_model(config: TreadleConfig, model: ModelSettings, iteration: int) -> ModelSettings:
-    """Return a model with the weights of an iteration; user-run servers serve them under the checkpoint's address."""
-    if isinstance(model.server, VllmServer):
-        own = _own(config, model.server.model, iteration)
-        return model.model_copy(update={"server": model.server.model_copy(update={"model": own})})
-    return model if model.server else model.model_copy(update={"model": _own(config, model.model, iteration)})
-
-
-def _own(config: TreadleConfig, name: str, iteration: int) -> str:
-    """Return the iteration's own checkpoint for a name such as `1/sft`; any other name is returned unchanged."""
-    for made in named_checkpoint(name):
-        if made.iteration == 1 and made.stage in config.flow.stages and _can_be_made(config, made):
-            return str(replace(made, iteration=iteration))
-    return name
-
-
-def _can_be_made(config: TreadleConfig, made: Address) -> bool:
+def can_be_made(config: TreadleConfig, made: Address) -> bool:
     """Return whether a stage with this qualifier can make a checkpoint in this configuration."""
     if not makes_checkpoint(made.stage):
         return False

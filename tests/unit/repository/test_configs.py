@@ -20,7 +20,7 @@ from treadle.retriever.service.config import RetrieverConfig
 from treadle.stages.registry import stage_names
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.flow_plan import at_iteration
+from treadle.tasks.planning.iterations import at_iteration
 from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.reference import pages
 

@@ -21,7 +21,7 @@ from treadle.rl.phases import rl_options
 from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
 from treadle.tasks.catalog import flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.flow_plan import at_iteration
+from treadle.tasks.planning.iterations import at_iteration
 from treadle.tasks.planning.order import flow_addresses
 from treadle.tasks.planning.plan import changed_keys
 from treadle.tasks.planning.run_setup import open_run
