@@ -18,6 +18,9 @@ from treadle.environments.settings import Digests, EnvironmentRole, EnvironmentS
 Environments = Mapping[str, EnvironmentSettings]
 """Environments by name; `default` stands for the table `[environment]`."""
 
+METRIC_PREFIX = "environment."
+"""Prefix of the metrics of a record that are about one environment of a mixture."""
+
 
 class MixedSettings(Section):
     """Base of the settings of stages that work on the tasks of several environments."""
@@ -104,6 +107,11 @@ def _check_equal(key: str, values: Mapping[str, object]) -> None:
 def table_of(name: str) -> str:
     """Return the key of an environment's table."""
     return "environment" if name == DEFAULT_ENVIRONMENT else f"environments.{name}"
+
+
+def under_names(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return metrics of the environments of a mixture as those of a record: `environment.<name>.<metric>`."""
+    return {f"{METRIC_PREFIX}{name}.{key}": value for name, one in metrics.items() for key, value in one.items()}
 
 
 @dataclass(frozen=True, slots=True)
