@@ -42,6 +42,17 @@ class MixedSettings(Section):
         """Return the digests of all environments."""
         return MixtureDigests({name: one.digests() for name, one in self.named_environments().items()})
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether there are other environments than the default one."""
+        return bool(self.environments)
+
+    def named_metrics(self, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return metrics of environments for a record: those of a mixture as `environment.<name>.<metric>`."""
+        if not self.is_mixture:
+            return {key: value for one in metrics.values() for key, value in one.items()}
+        return {f"{METRIC_PREFIX}{name}.{key}": value for name, one in metrics.items() for key, value in one.items()}
+
 
 def find_environment(environments: Environments, name: str) -> EnvironmentSettings:
     """Return an environment by its name; raise DataError if this run does not have it."""
@@ -107,11 +118,6 @@ def _check_equal(key: str, values: Mapping[str, object]) -> None:
 def table_of(name: str) -> str:
     """Return the key of an environment's table."""
     return "environment" if name == DEFAULT_ENVIRONMENT else f"environments.{name}"
-
-
-def under_names(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics of the environments of a mixture as those of a record: `environment.<name>.<metric>`."""
-    return {f"{METRIC_PREFIX}{name}.{key}": value for name, one in metrics.items() for key, value in one.items()}
 
 
 @dataclass(frozen=True, slots=True)

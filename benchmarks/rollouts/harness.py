@@ -166,6 +166,7 @@ def run_engine(
             "format": None,
             "scorer": None,
             "search": None,
+            "environment": "default",
             "payload": "{}",
         }
         rows = (

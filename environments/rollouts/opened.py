@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.chat import ChatTokenizer
 from treadle.core.store.keyed_store import KeyedStore
-from treadle.environments.mixture import Environments, role_models_of, summarizer_of, under_names
+from treadle.environments.mixture import Environments, role_models_of, summarizer_of
 from treadle.environments.opening import engine_of, open_runtimes
 from treadle.environments.registry import environment_type, traits_of
 from treadle.environments.rollouts.settings import RolloutsSettings
@@ -71,10 +70,7 @@ async def open_rollouts(
         yield OpenRollouts(
             {name: OpenEnvironment(engines[name], runtime) for name, runtime in runtimes.items()},
             policy.codec.digest if policy.codec else "",
-            {
-                "context": context,
-                "environment": under_names(facts) if settings.environments else facts[DEFAULT_ENVIRONMENT],
-            },
+            {"context": context, "environment": settings.named_metrics(facts)},
         )
 
 

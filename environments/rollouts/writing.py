@@ -14,7 +14,7 @@ from treadle.agent.jobs.runner import raise_no_output
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import StageContext
-from treadle.environments.mixture import summarizer_of, under_names
+from treadle.environments.mixture import summarizer_of
 from treadle.environments.rollouts.jobs import RolloutJob
 from treadle.environments.rollouts.report import ODD, unreadable_output_warnings
 from treadle.environments.rollouts.rows import FAILED, failed_row, head_of_row, rollout_seed
@@ -133,7 +133,7 @@ class RowWriter:
             "tools": self._tools.bounded(),
             **{name: sums[name] for name in SUMMARY_TOKENS if has_summarizer},
             **{f"{ODD}{name}": count for name, count in sorted(self._odd_answers.items())},
-            **(under_names(by_name) if self._settings.environments else {}),
+            **(self._settings.named_metrics(by_name) if self._settings.is_mixture else {}),
             **facts.get("environment", {}),
             **facts.get("context", {}),
         }
