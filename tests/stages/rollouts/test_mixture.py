@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from support.rollouts.guess_desk import TOKENIZER
-from support.rollouts.mixture_desk import is_check, mixture_desk, play_both
 from support.runs.command_line import Desk
+from support.runs.mixture_desk import is_check, mixture_desk, play_both
 from support.servers.scripted_server import RecordedRequest, Reply, served
 
 RUN = ("run", "mixed.toml", "--run", "mixed")
