@@ -150,7 +150,8 @@ def run_engine(
     from treadle.core.runs.run import Run
     from treadle.core.runs.stage import Instance, Stage, StageContext
     from treadle.datagen.questions.tables import QUESTIONS
-    from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsSettings
+    from treadle.environments.rollouts.settings import RolloutsSettings
+    from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
     from treadle.eval.config import ScoresSettings
     from treadle.eval.scores import SCORES_STAGE
 
@@ -165,6 +166,7 @@ def run_engine(
             "format": None,
             "scorer": None,
             "search": None,
+            "environment": "default",
             "payload": "{}",
         }
         rows = (
