@@ -108,10 +108,10 @@ class RlOptions(TrainingOptions):
     max_steps: int | None = Field(default=None, ge=1)
     """Maximum number of steps; None runs all steps of the passes."""
     shares: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = {}
-    """Share of each step's questions by the environment that they belong to, such as `{ default = 0.25, guess = 0.75 }`;
-    `default` is `[environment]`. All environments with rows are named, 0 leaves one out, and the sum is 1. Each
-    environment's rows are gone through in passes of its own; the number of steps is still that of `num_epochs` passes
-    over all rows. Empty: rows are drawn as they are."""
+    """Share of each environment in the questions of a step, such as `{ default = 0.25, guess = 0.75 }`; `default` is
+    `[environment]`. All environments with rows are named, 0 leaves one out, and the sum is 1. Each environment has
+    passes of its own over its rows; the number of steps is still that of `num_epochs` passes over all rows. Empty: rows
+    are drawn as they are."""
 
     learning_rate: float = Field(default=1e-5, gt=0.0)
     """Learning rate of AdamW."""

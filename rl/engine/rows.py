@@ -39,7 +39,7 @@ def add_import_folders(job: Mapping[str, Any]) -> None:
     sys.path += [folder for folder in job.get("import_folders", ()) if folder not in sys.path]
 
 
-def environments_of(job: Mapping[str, Any]) -> Environments:
+def job_environments(job: Mapping[str, Any]) -> Environments:
     """Return the settings of the policy's environments, whose code may be outside of this engine's packages.
 
     Raises BadEnvironment if they differ from the plan's.

@@ -50,9 +50,7 @@ def verdicts_of(group: Group, task: Task, scorers: OpenScorers, environment_type
     has_answers = isinstance(scorer.scorer, AnswerScorer)
     if has_answers and (failed := [score for score in scores if score.score is None]):
         raise EngineError(f"an answer of a rollout could not be compared with the gold answers: {failed[0].error}")
-    predictions = [
-        rollout.prediction if has_answers and rollout.status != FAILED else "" for rollout in rollouts
-    ]
+    predictions = [rollout.prediction if has_answers and rollout.status != FAILED else "" for rollout in rollouts]
     return Verdicts(predictions, scores, has_answers)
 
 

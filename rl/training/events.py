@@ -11,7 +11,6 @@ from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.training import Greedy
 from treadle.core.tables import part_items
 
-
 ALL = "all"
 """Stands for all environments, or all domains, in rows of `rl_validation`."""
 

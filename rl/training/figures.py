@@ -6,7 +6,7 @@ Means are over scored trajectories. Documented in docs/behaviour/rewards.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.rl.rewards.rewarded import RewardedItem
@@ -15,9 +15,7 @@ CUT_OFF = frozenset({"length", "budget", "context_full"})
 """Statuses of rollouts that ended because there was no room for more tokens."""
 
 
-def step_figures(
-    groups: Iterable[Sequence[RewardedItem]], environments: Sequence[str] | None = None
-) -> dict[str, Any]:
+def step_figures(groups: Iterable[Sequence[RewardedItem]], environments: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the figures of one training step from the rewards of its groups; means are None if nothing was scored.
 
     `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
@@ -42,6 +40,14 @@ def step_figures(
         **_common_means(rewards),
         **of_each,
     }
+
+
+def environment_figures(by_environment: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield the mean reward and score of each environment as `environments/<name>/<figure>`, for trackers."""
+    for name, figures in by_environment.items():
+        for figure in ("reward", "score"):
+            if (value := figures.get(figure)) is not None:
+                yield f"environments/{name}/{figure}", value
 
 
 def _by_environment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from treadle.agent.contract import Task
-from treadle.environments.opening import shown_messages
 from treadle.environments.mixture import Environments, find_environment
+from treadle.environments.opening import shown_messages
 from treadle.rl.verl.rows import VERL_COLUMNS, VERL_SCHEMA, verl_row
 
 _BATCH = 1_000

@@ -21,7 +21,7 @@ from treadle.core.engines.events import EventFile
 from treadle.core.engines.weights.change import had_no_gradient
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadPlan
-from treadle.rl.engine.rows import environments_of, plan_of
+from treadle.rl.engine.rows import job_environments, plan_of
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
@@ -44,7 +44,7 @@ def check(job: dict[str, Any], events: EventFile) -> None:
 
     plan = plan_of(job)
     folder = VerlFolder.of_job(job)
-    environments_of(job)
+    job_environments(job)
     require_algebra(plan)
     config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
     write_rows(job, plan, folder)
@@ -102,7 +102,7 @@ def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides:
 def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None:
     """Write rows and held-out questions in verl's schema; with shares, the rows of each step in turn."""
     files, rows = folder.files(job), Path(job["rows"])
-    environments = environments_of(job)
+    environments = job_environments(job)
     if plan.options.shares:
         names = pq.read_table(rows, columns=["environment"])[0].to_pylist()
         write_verl_steps(rows, files.rows, environments, plan.rows_of_steps(names), phase=plan.phase)

@@ -17,7 +17,7 @@ from typing import Any
 from treadle.agent.model_types import ChatCodec
 from treadle.core.chat import ChatTokenizer
 from treadle.core.seeds import derive_seed
-from treadle.rl.engine.rows import Payloads, environments_of, plan_of
+from treadle.rl.engine.rows import Payloads, job_environments, plan_of
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
@@ -164,7 +164,7 @@ async def _open_host(path: Path) -> LoopHost:
 
 async def _open_for_process(job: Mapping[str, Any], plan: RlPlan) -> tuple[Mapping[str, OpenEnvironment], GroupScorer]:
     """Open the environments and the scorer in a task that keeps them open as long as the event loop runs."""
-    settings = environments_of(job)
+    settings = job_environments(job)
     interpreter = Path(job["interpreter"]) if job.get("interpreter") else None
     opened: asyncio.Future[tuple[Mapping[str, OpenEnvironment], GroupScorer]]
     opened = asyncio.get_running_loop().create_future()
