@@ -70,8 +70,8 @@ def _store_training_rows(context: StageContext, folder: RlFolder, fits: Fits) ->
     if rows.num_too_long and rows.num_rows < options.prompts_per_step:
         raise ConfigError(
             f"{context.address}: {rows.num_too_long:,} of {rows.num_too_long + rows.num_rows:,} rows have prompts "
-            f"longer than rl.max_prompt_tokens = {options.max_prompt_tokens}, and the {rows.num_rows} others are fewer than "
-            f"rl.prompts_per_step = {options.prompts_per_step}; raise the former"
+            f"longer than rl.max_prompt_tokens = {options.max_prompt_tokens}, and the {rows.num_rows} others are fewer "
+            f"than rl.prompts_per_step = {options.prompts_per_step}; raise the former"
         )
     _warn_about_long_prompts(rows, "rows", options.max_prompt_tokens)
     return rows
