@@ -49,6 +49,12 @@ def engine_environments(
     return EngineEnvironments(settings, records)
 
 
+def check_environments(environments: Environments) -> None:
+    """Raise ConfigError for settings that are not supported in training."""
+    for name, environment in environments.items():
+        local_environment(environment, table_of(name))
+
+
 def local_environment(settings: EnvironmentSettings, table: str = "environment") -> dict[str, Any]:
     """Return the environment's settings for an engine's process; `table` is its key, for messages.
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
-from treadle.environments.mixture import Environments, table_of
+from treadle.environments.mixture import Environments
 from treadle.environments.registry import episode_name, traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.phases import check_phase, curriculum, phase_number, phase_policy, phase_scores, rl_options
-from treadle.rl.training.engine_environments import local_environment
+from treadle.rl.training.engine_environments import check_environments
 from treadle.rl.training.stage import RL_STAGE
 from treadle.rl.training.summary import rl_report
 from treadle.stages.entry import Inputs, StageEntry
@@ -27,9 +27,9 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
     check_phase(plan, address)
     options = rl_options(plan, address)
     environments = plan.environments()
-    for name, environment in environments.items():
+    for environment in environments.values():
         _check(address, environment, branches=options.branches)
-        local_environment(environment, table_of(name))
+    check_environments(environments)
     _check_shares(address, options, environments)
     scores = phase_scores(plan, address)
     limits = AlgebraLimits(limit_s=scores.symbolic_limit_s, memory_mib=scores.symbolic_memory_mib)

@@ -15,7 +15,7 @@ from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.tables import CHECKPOINTS
 from treadle.rl.config import RlSettings
 from treadle.rl.training.checkpoint_checks import check_exported
-from treadle.rl.training.engine_environments import engine_environments
+from treadle.rl.training.engine_environments import check_environments, engine_environments
 from treadle.rl.training.engine_job import engine_job, engine_options
 from treadle.rl.training.engine_rows import StoredRows, store_rows
 from treadle.rl.training.launch import Listener, RlFolder, reinforce
@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 def run(context: StageContext) -> Mapping[str, Any]:
     """Train a policy for one phase, or resume its training; check it, write the outputs and return the metrics."""
     settings: RlSettings = context.settings
-    options, folder = settings.options, RlFolder(context.workspace)
+    options, folder, named = settings.options, RlFolder(context.workspace), settings.named_environments()
+    check_environments(named)
     start = find_start(context, folder.start_commit)
     rows = store_rows(context, folder, start.tokenizer)
     plan = _plan(context, rows)
-    named = settings.named_environments()
     environments = engine_environments(
         {name: named[name] for name in plan.environment_digests}, context.store, folder.web
     )

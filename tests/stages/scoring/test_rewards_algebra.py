@@ -59,7 +59,7 @@ def rows() -> list[dict[str, Any]]:
         {
             "question_key": f"q{number}", "question": f"Question {number}?", "choices": list(choices),
             "answers": [gold], "domain": domain, "dataset": "d", "score_tool": 0.5, "score_corr": 0.5, "rank": 0,
-            "format": None, "scorer": scorer,
+            "format": None, "scorer": scorer, "environment": "default",
         }
         for number, (_, gold, choices, domain, scorer, _) in enumerate(CASES)
     ]  # fmt: skip

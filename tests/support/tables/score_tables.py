@@ -76,8 +76,8 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "format": None,
         "scorer": None,
         "search": None,
-        "payload": "{}",
         "environment": "default",
+        "payload": "{}",
     }
 
 
@@ -92,6 +92,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "question_key": question_key,
         "dataset": "world",
         "domain": "qa",
+        "environment": "default",
         "model": "base",
         "sample_index": 0,
         "operator": "rollout",
@@ -108,7 +109,6 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "samples": [NO_IDS],
         "reward": None,
         "outcome": None,
-        "environment": "default",
     }
     for column in ROLLOUTS.schema:
         if column.name not in row:

@@ -35,9 +35,9 @@ from treadle.rl.rewards.base import GroupItem
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.outcome import OutcomeReward
 from treadle.rl.rewards.rewarded import RewardedItem
+from treadle.rl.training.engine_job import import_folders
 from treadle.rl.training.figures import step_figures
 from treadle.rl.training.plan import RlPlan
-from treadle.rl.training.engine_job import import_folders
 
 ENVIRONMENTS = {"default": QuestionSettings()}
 REWARD = '''

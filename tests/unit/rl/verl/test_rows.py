@@ -47,7 +47,9 @@ def rl_rows(keys: str = "abc") -> pa.RecordBatch:
         own = {"question_key": key, "dataset": "world", "domain": asked["domain"], "phase": 2, "model": "base"}
         more = {"parents": ["r"], "correctness": [1.0], "calls": [1], "num_unusable": 0, "parts": []}
         verl = verl_row(asked, MESSAGES, index=index, phase=2, **facts)
-        rows.append({**verl, **own, **facts, **more, "method": "pareto", "environment_digest": "e", "environment": "default"})
+        rows.append(
+            {**verl, **own, **facts, **more, "method": "pareto", "environment_digest": "e", "environment": "default"}
+        )
     return pa.RecordBatch.from_pylist(rows, RL_ROWS.schema)
 
 
