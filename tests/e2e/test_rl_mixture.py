@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 from support.runs.processes import end_family, kill_alone, remaining, until
-from support.training import trl_mixture
+from support.tables import rl_mixture
 
 from treadle.core.engines.training import EngineOptions
 from treadle.rl.training.launch import RlFolder, reinforce
@@ -20,13 +20,13 @@ PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from support.training import trl_mixture
+from support.tables import rl_mixture
 from treadle.core.engines.training import EngineOptions
 from treadle.rl.training.launch import RlFolder, reinforce
 folder, policy = Path(sys.argv[1]), Path(sys.argv[2])
-settings = trl_mixture.settings(folder.parent)
-job = trl_mixture.job(policy, settings)
-reinforce(RlFolder(folder), trl_mixture.make_plan(settings), job, EngineOptions(variant="cpu"))
+settings = rl_mixture.settings(folder.parent)
+job = rl_mixture.job(policy, settings)
+reinforce(RlFolder(folder), rl_mixture.make_plan(settings), job, EngineOptions(variant="cpu"))
 """
 
 
@@ -36,8 +36,8 @@ def test_mixture_is_killed_and_resumed_with_the_planned_rows_in_each_step(
 ) -> None:
     policy, folder = tmp_path / "policy", RlFolder(tmp_path / "training")
     policy.mkdir()
-    trl_mixture.write_policy(policy)
-    trl_mixture.write_files(folder)
+    rl_mixture.write_policy(policy)
+    rl_mixture.write_files(folder)
     tests = str(Path(__file__).parents[1])
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder.path), str(policy), tests])
     try:
@@ -48,12 +48,12 @@ def test_mixture_is_killed_and_resumed_with_the_planned_rows_in_each_step(
         end_family(parent)
     assert not folder.trained.exists(), "it was over before it was killed"
 
-    settings = trl_mixture.settings(tmp_path)
-    plan = trl_mixture.make_plan(settings)
-    done = reinforce(folder, plan, trl_mixture.job(policy, settings), EngineOptions(variant="cpu"))
+    settings = rl_mixture.settings(tmp_path)
+    plan = rl_mixture.make_plan(settings)
+    done = reinforce(folder, plan, rl_mixture.job(policy, settings), EngineOptions(variant="cpu"))
     assert done.resumed_step >= 2 and done.num_steps == plan.num_steps == 6
 
-    given = trl_mixture.rows()
+    given = rl_mixture.rows()
     planned = plan.rows_of_steps([row["environment"] for row in given])
     dumped = [
         orjson.loads(line) for path in sorted(folder.rollouts.iterdir()) for line in path.read_bytes().split(b"\n")[:-1]
