@@ -70,7 +70,7 @@ def _rounded_up(rests: Mapping[str, Fraction], given: Mapping[str, int], step: i
     """Return the environments that get one prompt more in a step, counted from 0.
 
     This is proportionate fair scheduling (algorithm PF of Baruah et al., 1996, doi:10.1007/BF01940883): simpler rules,
-    such as the largest remainder, drift by more than 1 for some shares of three or more environments.
+    such as the largest remainder, are wrong for some shares of many environments.
     """
     urgent, contending = [], []
     for name, rest in rests.items():

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from treadle.rl.training.step_rows import most_prompts, prompts_of_steps, step_rows
 
 NAMES = ("default", "guess", "tools", "web", "desk")
+DRIFTING = dict(zip("abcdefgh", (0.99, 0.71, 0.91, 0.99, 0.99, 0.63, 0.79, 0.99), strict=True))
+"""Parts of seven prompts with which the largest remainder first is wrong after 75 steps."""
 
 
 @st.composite
@@ -28,10 +30,10 @@ def thousandths(draw: st.DrawFn) -> dict[str, float]:
 @given(thousandths(), st.integers(1, 12))
 @example({"default": 0.3, "guess": 0.7}, 8)
 @example({"default": 0.333333, "guess": 0.333333, "tools": 0.333334}, 8)
-@example({"default": 0.875, "guess": 0.05, "tools": 0.025, "web": 0.025, "desk": 0.025}, 4)
+@example(DRIFTING, 7)
 def test_each_step_and_all_steps_so_far_have_their_shares(shares: dict[str, float], prompts: int) -> None:
     total: Counter[str] = Counter()
-    for step, counts in enumerate(itertools.islice(prompts_of_steps(shares, prompts), 60), 1):
+    for step, counts in enumerate(itertools.islice(prompts_of_steps(shares, prompts), 100), 1):
         assert sum(counts.values()) == prompts and counts.keys() == shares.keys()
         total.update(counts)
         for name, share in shares.items():

@@ -16,7 +16,7 @@ from support.training.stub_verl import StubClient
 from support.training.verl_plans import verl_files, verl_plan
 
 from treadle.agent.contract import Task
-from treadle.api import StoredRollout
+from treadle.api import Done, ModelTurn, StoredRollout
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
@@ -50,7 +50,12 @@ OPTIONS: dict[str, Any] = {
 
 
 class Dear(Guess):
-    """A guess whose rewards are of another scale."""
+    """A slow guess whose rewards are of another scale."""
+
+    async def step(self, turn: ModelTurn) -> str | Done:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return await super().step(turn)
 
     async def score(self, task: Task, rollout: StoredRollout) -> float:
         return SCALE * await super().score(task, rollout)
@@ -136,6 +141,20 @@ def test_kinds_share_batches_and_each_has_its_own_scorer_and_dialect(tmp_path: P
     assert {reward.scorer for one in guesses for reward in one.rewards} == {"environment"}
     assert [reward.scorer.startswith("math") for reward in validated] == [True, False, False, False]
     assert [one.group.question.environment for one in groups] == ["default", "guess", "guess", "guess"]
+
+
+def test_batch_waits_for_the_slower_kind(tmp_path: Path, codec: ChatTokenizer) -> None:
+    player = Player(codec)
+    slow = read_tasks(*write_files(tmp_path))[2]
+    quick = replace(slow, key="quick", environment="quick")
+    environments = {
+        "guess": GUESS,
+        "quick": ENVIRONMENTS.parse({"type": "support.rollouts.dialogues:Guess", "top": 15}),
+    }
+    limits = {"max_model_len": None, "max_batch": None}
+    with open_source(make_plan(), {}, environments, player.generate, codec, **limits) as source:
+        source.step(1, [slow, quick])
+    assert player.batches == [8] * 4, "four guesses find 11, in both kinds at once"
 
 
 def test_kind_is_rolled_out_alike_alone_and_in_a_mixture(tmp_path: Path, codec: ChatTokenizer) -> None:
