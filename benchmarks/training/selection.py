@@ -102,6 +102,7 @@ def rows_of(table: Table, made: RolloutArrays, num_rollouts: int) -> Iterator[di
     base = {field.name: [] if pa.types.is_list(field.type) else empty.get(field.type, 0) for field in table.schema}
     if table.kind == "questions":
         open_facts = {"format": None, "scorer": None, "search": None, "payload": "{}"}
+        open_facts |= {"environment": "default"}
         for number, domain in enumerate(made.domains):
             asked = {"question_key": f"{number:016x}", "question": f"What is {number}?", "answers": [str(number)]}
             yield base | asked | {"dataset": "world", "domain": domain, "split": "train"} | open_facts
@@ -111,8 +112,8 @@ def rows_of(table: Table, made: RolloutArrays, num_rollouts: int) -> Iterator[di
         row = base | {"rollout_key": f"{place:016x}", "question_key": f"{number:016x}", "dataset": "world"}
         row |= {"domain": made.domains[number], "model": "phase-1", "status": "answered"}
         row |= {"sample_index": place % num_rollouts, "calls_executed": int(made.calls[place]), "error": None}
-        more = {"score": float(made.correctness[place])} if table.kind == "scores" else {"environment_digest": digest}
-        yield row | more
+        own = {"environment": "default", "environment_digest": digest}
+        yield row | ({"score": float(made.correctness[place])} if table.kind == "scores" else own)
 
 
 def measure_stage(made: RolloutArrays, num_rollouts: int, options: SelectionOptions) -> tuple[float, float]:

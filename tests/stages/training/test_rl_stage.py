@@ -32,7 +32,7 @@ from treadle.core.runs.execute import execute, planned_action
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
-from treadle.rl.training import stage
+from treadle.rl.training import start_policy
 from treadle.rl.training.launch import RlFolder, saved_step
 
 COMMIT = "c" * 40
@@ -247,7 +247,7 @@ def test_hub_start_model_is_downloaded_once_and_checked(
             return execute(instance("org/base", revision="v1"), run)
 
     write_policy(tmp_path / COMMIT)
-    monkeypatch.setattr(stage, "fetch_model", fetch_model)
+    monkeypatch.setattr(start_policy, "fetch_model", fetch_model)
     with pytest.raises(EngineError, match="signal 9"):
         attempt(at=3, do="die")
     with pytest.raises(StageFailed, match="tokenizer or chat template differs from its base model"):
@@ -262,7 +262,7 @@ def test_rows_with_long_prompts_are_skipped_with_the_hub_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with_rows(tmp_path / "root", [*example_rows(), rl_row("q99", question="x" * 300)])
-    monkeypatch.setattr(stage, "fetch_model", lambda *_, **__: write_policy(tmp_path / COMMIT))
+    monkeypatch.setattr(start_policy, "fetch_model", lambda *_, **__: write_policy(tmp_path / COMMIT))
     with scripted(tmp_path):
         assert execute(instance("org/base"), run).metrics["rows_too_long"] == 1
 

@@ -268,6 +268,32 @@ def test_rows_have_the_environment_prompt_and_verl_types(tmp_path: Path) -> None
     assert all([message["role"] for message in row["prompt"]] == ["user"] for row in made.rows)
 
 
+def test_rows_of_each_environment_have_its_prompt_and_digest(tmp_path: Path) -> None:
+    guess = ENVIRONMENTS.parse({"type": "support.rollouts.dialogues:Guess"})
+    asked = [Asked("a", MIXED, (1, 2, 3, 4), "qa"), Asked("b", (-3.0, 200.0, 200.0, -3.0), (0,) * 4, "task")]
+    questions = question_rows(asked)
+    questions[1]["environment"] = "guess"
+    rollouts = [
+        row | ({"environment": "guess", "environment_digest": guess.digest()} if row["question_key"] == "b" else {})
+        for row in rollout_rows(asked)
+    ]
+    given = {"questions": questions, "rollouts": rollouts, "environments": {"guess": guess}}
+    made = select(tmp_path / "a", asked, **given)
+    rows = {row["question_key"]: row for row in made.rows}
+    assert {key: row["environment"] for key, row in rows.items()} == {"a": "default", "b": "guess"}
+    assert rows["a"]["environment_digest"] == ENVIRONMENT.digest() != rows["b"]["environment_digest"] == guess.digest()
+    assert rows["b"]["prompt"] == [{"role": "user", "content": "question b?"}], "an episode alone knows its messages"
+    assert (made.metrics["environment.default"], made.metrics["environment.guess"]) == (1, 1)
+    assert "## Environments" in made.report or "Environments" in made.report
+    alone = select(tmp_path / "b", asked[:1])
+    assert not any(name.startswith("environment") for name in alone.metrics) and "Environments" not in alone.report
+    with pytest.raises(DataError, match=r"environment 'guess', which this run does not have.*environments\.guess"):
+        select(tmp_path / "c", asked, **given | {"environments": {}})
+    swapped = [row | {"environment_digest": ENVIRONMENT.digest()} for row in rollouts]
+    with pytest.raises(StageFailed, match=r"another prompt, .* restore the \[environments\.guess\]"):
+        select(tmp_path / "d", asked, **given | {"rollouts": swapped})
+
+
 def test_tasks_are_selected_by_rewards_that_differ(tmp_path: Path) -> None:
     """Rewards may have any range; equal ones teach nothing, whatever their value."""
     settings = ENVIRONMENTS.parse({"type": "support.rollouts.dialogues:Guess"})

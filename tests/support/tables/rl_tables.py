@@ -67,6 +67,7 @@ def rl_row(key: str, **columns: Any) -> dict[str, Any]:
         "parts": [{"name": "is_boundary", "value": 1.0}],
         "format": asked["format"],
         "scorer": asked["scorer"],
+        "environment": "default",
         "environment_digest": environment.digest(),
         **columns,
     }
@@ -143,11 +144,13 @@ def scripted(folder: Path, **script: Any) -> Iterator[None]:
 
 def instance(start: Path | str, **options: Any) -> Instance:
     """`1/rl@phase-1` over what `run_with_rows` put there."""
-    environment = options.pop("environment", ENVIRONMENT)
+    environment, environments = options.pop("environment", ENVIRONMENT), options.pop("environments", {})
     data = {"options": {**OPTIONS, "start": str(start), **options}, "environment": environment, "seed": 3}
-    settings = load_config(RlSettings, data=data)
+    settings = load_config(RlSettings, data=data | {"environments": environments})
     inputs: dict[str, tuple[Address, ...]] = {"rl_rows": (Address.parse("1/selection@phase-1"),)}
-    if settings.options.validation_questions or traits_of(settings.environment).reads_payload:
+    if settings.options.validation_questions or any(
+        traits_of(one).reads_payload for one in settings.named_environments().values()
+    ):
         inputs["questions"] = (Address.parse("1/questions"),)
     return Instance(address=Address.parse(PLACE), stage=RL_STAGE, settings=settings, inputs=inputs)
 

@@ -93,6 +93,7 @@ def figures(script: dict[str, Any], options: dict[str, Any], step: int) -> dict[
         "loss": 0.01,
         "learning_rate": 1e-5,
         "grad_norm": 1.0,
+        **({"environments": script["environments"]} if "environments" in script else {}),
     }
 
 
@@ -110,7 +111,8 @@ def save(script: dict[str, Any], job: dict[str, Any], step: int, tell: Any) -> N
             "executed": None,
             "web_misses": script.get("validation_misses"),
         }
-        tell("validation", step=step, **made, by_domain={"qa": made})
+        by_environment = {name: made for name in script.get("environments", ())}
+        tell("validation", step=step, **made, by_domain={"qa": made}, by_environment=by_environment)
     state = Path(job["output"]) / f"checkpoint-{step}"
     state.mkdir(parents=True)
     (state / "weights").write_text(str(step))
@@ -127,6 +129,7 @@ def write_dump(folder: Path, step: int, since: int) -> None:
     folder.mkdir(exist_ok=True)
     row = {
         "step": step, "group": f"{step}-q", "session": 0, "question_key": "q0", "dataset": "world", "domain": "qa",
+        "environment": "default",
         "input": "who?", "output": f"done {since}", "num_turns": 1,
         "segments": json.dumps([{"kind": "text", "text": f"done {since}", "start": 0, "end": 3}]),
         "reward": 1.0, "score": 1.0, "parts": [{"name": "f_tool", "value": 1.0}], "notes": "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ ENVIRONMENT = QuestionSettings.model_validate(
         "python": {"max_calls": 2, "sandbox": {"packages": []}},
     }
 )
+OPTIONS: Mapping[str, Any] = {
+    "group_size": 4,
+    "prompts_per_step": 2,
+    "mini_batch_prompts": 2,
+    "max_prompt_tokens": 200,
+    "max_response_tokens": 260,
+    "max_new_tokens": 90,
+    "reward": {"sigma_tool": 0.1, "sigma_length": 0.1},
+    "save_steps": 1,
+    "validation_steps": 1,
+}
 
 
 def question(index: int) -> Task:
@@ -51,6 +63,7 @@ def rows(number: int = len(SUMS)) -> list[dict[str, Any]]:
             "score_tool": 0.5,
             "score_corr": 0.5,
             "rank": 0,
+            "environment": "default",
         }
         for index in range(number)
     ]
@@ -71,8 +84,13 @@ def _ways(index: int) -> list[list[tuple[str, bool]]]:
     ]
 
 
-def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
-    """Return a policy that answers each question in one of four ways, of which two are right."""
+def write_policy(
+    folder: Path, *, seed: int = 0, more: Iterable[tuple[Sequence[Mapping[str, str]], str]] = ()
+) -> ChatTokenizer:
+    """Return a policy that answers each question in one of four ways, of which two are right.
+
+    `more` has further messages, each with an answer.
+    """
     write_byte_tokenizer(folder)
     codec = ChatTokenizer.load(folder)
     end = min(codec.eos_ids)
@@ -83,6 +101,10 @@ def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
         }
         for index in range(len(SUMS))
         for way in _ways(index)
+    ]
+    examples += [
+        {"prompt_ids": codec.prompt_ids(messages), "output_ids": [*codec.encode(answer), end]}
+        for messages, answer in more
     ]
     examples_path = folder.with_name(folder.name + ".examples.parquet")
     pq.write_table(pa.Table.from_pylist(examples), examples_path)
@@ -97,25 +119,14 @@ def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
 
 def make_plan(num_rows: int = len(SUMS), *, num_validation_rows: int = 0, **options: Any) -> RlPlan:
     """Return a plan over the sums: groups of four, two questions a step."""
-    chosen = {
-        "group_size": 4,
-        "prompts_per_step": 2,
-        "mini_batch_prompts": 2,
-        "max_prompt_tokens": 200,
-        "max_response_tokens": 260,
-        "max_new_tokens": 90,
-        "reward": {"sigma_tool": 0.1, "sigma_length": 0.1},
-        "save_steps": 1,
-        "validation_steps": 1,
-        **options,
-    }
-    settings = RlSettings(options=RlOptions.model_validate(chosen), environment=ENVIRONMENT, seed=1)
+    chosen = RlOptions.model_validate({**OPTIONS, **options})
+    settings = RlSettings(options=chosen, environment=ENVIRONMENT, seed=1)
     return plan_phase(
         settings,
         address="1/rl@phase-1",
         rows_digest="0" * 64,
-        num_rows=num_rows,
-        num_validation_rows=num_validation_rows,
+        rows={"default": num_rows},
+        validation_rows={"default": num_validation_rows} if num_validation_rows else {},
         machine=Machine(variant="cpu"),
     )
 
@@ -126,10 +137,9 @@ def write_rows(path: Path, number: int = len(SUMS)) -> None:
     pq.write_table(pa.Table.from_pylist(rows(number), TRAINING_SCHEMA), path)
 
 
-def environment_json() -> dict[str, Any]:
-    """Return the environment's settings as a job carries them."""
-    data: dict[str, Any] = json.loads(ENVIRONMENT.model_dump_json())
-    return data
+def environments_json() -> dict[str, Any]:
+    """Return the settings of the environments as a job has them."""
+    return {"default": json.loads(ENVIRONMENT.model_dump_json())}
 
 
 def interpreter() -> str:

@@ -147,6 +147,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.variant": ("cuda",),
     "RlOptions.trackers": (["wandb"],),
     "SelectionOptions.quotas": ({"qa": 5},),
+    "RlOptions.shares": ({"default": 1.0},),
     "ReportSettings.areas": ({"questions": "math"},),
     "ReportSettings.headline": (["questions"],),
     "Correctness.models": (["near"],),

@@ -22,9 +22,6 @@ STILL_TOO_MANY = {
     "treadle.datagen.pools.stage",
     "treadle.datagen.sft_rows.stage",
     "treadle.environments.rollouts.stage",
-    "treadle.rl.engine.scorer",
-    "treadle.rl.engine.verl.host",
-    "treadle.rl.training.stage",
     "treadle.tasks.config",
     "treadle.tasks.planning.flow_plan",
 }

@@ -429,6 +429,20 @@ def test_summarizer_is_refused_before_any_work(tmp_path: Path) -> None:
         at("1/rl@phase-1", environment={"search": search})
 
 
+MIXTURE: dict[str, Any] = {
+    "environments": {"guess": {"type": "support.rollouts.dialogues:Guess"}},
+    "questions": {"sources": [{"path": "a.jsonl"}, {"path": "b.jsonl", "environment": "guess", "payload": ["secret"]}]},
+}
+
+
+def test_phase_over_two_environments_knows_both_and_their_shares() -> None:
+    settings = at("1/rl@phase-1", **MIXTURE, rl={"shares": {"default": 0.25, "guess": 0.75}}).settings
+    assert list(settings.named_environments()) == ["default", "guess"]
+    assert settings.options.shares == {"default": 0.25, "guess": 0.75}
+    with pytest.raises(ConfigError, match=r"^1/rl@phase-1: rl.shares names 'gues', but the sources .* default, guess;"):
+        at("1/rl@phase-1", **MIXTURE, rl={"shares": {"default": 0.25, "gues": 0.75}})
+
+
 def test_paper_config_spells_out_the_preset_and_needs_few_task_runs() -> None:
     path = Path(__file__).parents[4] / "configs" / "et-agent-7b.toml"
     paper = load_config(TreadleConfig, (path,))
