@@ -18,8 +18,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
+from treadle.datagen.questions.minhash import MinHasher, bands
 from treadle.datagen.questions.payload import EMPTY
 from treadle.datagen.questions.question_similarity import (
     QuestionFeatures,
@@ -89,19 +90,15 @@ class _Buckets:
     """MinHash LSH over word 3-grams; all questions in a bucket have the same signature."""
 
     def __init__(self, threshold: float) -> None:
-        from datasketch import MinHash, MinHashLSH
-
-        lsh = MinHashLSH(threshold=threshold, num_perm=_NUM_PERMUTATIONS)
-        self._ranges = [(band * lsh.r, (band + 1) * lsh.r) for band in range(lsh.b)]
-        self._empty: Any = MinHash(num_perm=_NUM_PERMUTATIONS, seed=1)
+        count, size = bands(threshold, _NUM_PERMUTATIONS)
+        self._ranges = [(band * size, (band + 1) * size) for band in range(count)]
+        self._hasher = MinHasher(_NUM_PERMUTATIONS)
         # Most buckets hold one number, and a list for each would take most of the memory.
         self._numbers: dict[int, int | list[int]] = {}
 
     def keys(self, features: QuestionFeatures, signature: int) -> list[int]:
         """Return the keys of the question's buckets."""
-        sketch = self._empty.copy()
-        sketch.update_batch([" ".join(gram).encode("utf-8") for gram in features.grams])
-        values = sketch.hashvalues
+        values = self._hasher.sketch(" ".join(gram).encode("utf-8") for gram in features.grams)
         return [hash((start, values[start:end].tobytes(), signature)) for start, end in self._ranges]
 
     def add(self, keys: Iterable[int], number: int) -> None:

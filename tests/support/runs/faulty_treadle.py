@@ -19,8 +19,8 @@ from faults import Disk, Fault, watched
 from warm_treadle import command
 
 _IMPORTED = (
-    "datasketch", "jinja2.sandbox", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tantivy",
-    "tokenizers", "treadle.environments.rollouts.stage", "treadle.core.llm.pool", "treadle.report.terminal",
+    "jinja2.sandbox", "numpy.polynomial", "numpy.random", "pandas", "pyarrow.parquet", "rich.table", "Stemmer",
+    "tantivy", "tokenizers", "treadle.environments.rollouts.stage", "treadle.core.llm.pool", "treadle.report.terminal",
     "treadle.cli.main", "treadle.cli.views.summary", "treadle.retriever.bm25", "treadle.tasks.planning.run_setup",
     "treadle.tasks.run_instances",
 )  # fmt: skip
