@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ _Render = Callable[[Sequence[Mapping[str, str]]], str]
 
 _CACHED_PIECES = 256
 _CACHED_PIECE_CHARS = 20_000
+_KEPT_TOKENIZERS = 4
+_loading = threading.Lock()
+_loaded: dict[tuple[Path, bytes, str, bytes], ChatTokenizer] = {}
 
 
 class ChatTokenizer:
@@ -42,16 +46,14 @@ class ChatTokenizer:
         folder: Folder it was loaded from.
         digest: Hex SHA-256 of the tokenizer's file, the template, the named special tokens and `eos_ids`.
         eos_ids: Ids that end a turn, from the tokenizer's and the generation configuration.
-        vocab_size: Largest id plus one, added tokens included.
         added_tokens: Spellings of all tokens that are matched as a whole: control tokens and other added tokens.
     """
 
     def __init__(self, folder: Path, tokenizer_json: bytes, template: str, config: Mapping[str, Any]) -> None:
         self.folder = folder
-        self._with_specials = build_tokenizer(folder, tokenizer_json)
-        # Encodes spellings of special tokens as plain text.
+        self._tokenizer_json = tokenizer_json
+        # Encodes spellings of special tokens as plain text, from the end of this function on.
         self._plain = build_tokenizer(folder, tokenizer_json)
-        self._plain.encode_special_tokens = True
         self._named = named_special_tokens(config)
         self._template = compile_template(folder, template)
         added = self._plain.get_added_tokens_decoder()
@@ -68,12 +70,15 @@ class ChatTokenizer:
         self.digest = hashlib.sha256(
             b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), facts])
         ).hexdigest()
-        self._token_bytes = _token_bytes(self._plain, tokenizer_json)
-        known = self._token_bytes or dict.fromkeys(self._plain.get_vocab(with_added_tokens=True).values())
-        self.vocab_size: int = max(known, default=-1) + 1
         # Prompts of a run share their system message, so most of a prompt is already cached.
         self._piece_ids = functools.lru_cache(maxsize=_CACHED_PIECES)(self.encode)
-        self._pieces_are_independent = self._check_pieces()
+        sample = "a b\n".join(["", *self._special_ids, ""])
+        whole = self._encode(self._plain, sample)
+        self._plain.encode_special_tokens = True
+        # Whether text between special tokens is tokenised as if on its own, as byte-level tokenizers do.
+        self._pieces_are_independent = (
+            _is_byte_level(self._plain) and not self._normalizes_specials and self._ids_by_pieces(sample) == whole
+        )
         self._count_turn_end = functools.lru_cache(maxsize=_CACHED_PIECES)(self._find_turn_end)
         self._find_rewrites = functools.cache(functools.partial(chat_turns.find_rewrites, self))
 
@@ -82,7 +87,8 @@ class ChatTokenizer:
         """Load `tokenizer.json`, `tokenizer_config.json` and the chat template from a model's folder.
 
         The template is `chat_template.jinja` if that file exists, else the key in `tokenizer_config.json`. Raises
-        ConfigError naming the file that is missing or damaged.
+        ConfigError naming the file that is missing or damaged. Files that were loaded before give the same object:
+        large vocabularies take seconds.
         """
         folder = Path(folder)
         tokenizer_json = read(folder / "tokenizer.json")
@@ -90,7 +96,29 @@ class ChatTokenizer:
         generation = folder / "generation_config.json"
         if generation.exists():
             config["generation_eos"] = read_object(generation).get("eos_token_id")
-        return cls(folder, tokenizer_json, find_template(folder, config), config)
+        template = find_template(folder, config)
+        key = (folder, hashlib.sha256(tokenizer_json).digest(), template, canonical_json(config))
+        with _loading:
+            tokenizer = _loaded.pop(key, None) or cls(folder, tokenizer_json, template, config)
+            _loaded[key] = tokenizer
+            if len(_loaded) > _KEPT_TOKENIZERS:
+                del _loaded[next(iter(_loaded))]
+        return tokenizer
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """Largest id plus one, added tokens included."""
+        return max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @functools.cached_property
+    def _token_bytes(self) -> dict[int, bytes] | None:
+        """Bytes of each id if the decoder is byte-level; lookups are several times faster than decoding."""
+        return _bytes_of_ids(self._plain) if _is_byte_level(self._plain) else None
+
+    @functools.cached_property
+    def _with_specials(self) -> Tokenizer:
+        """Tokenizer that encodes spellings of special tokens as those tokens; byte-level ones rarely need it."""
+        return build_tokenizer(self.folder, self._tokenizer_json)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text; spellings of special tokens stay text, and no special token is added.
@@ -304,13 +332,6 @@ class ChatTokenizer:
                 position = match.end()
         return ids
 
-    def _check_pieces(self) -> bool:
-        """Return whether text between special tokens is tokenised as if on its own, as byte-level tokenizers do."""
-        if self._token_bytes is None or self._normalizes_specials:
-            return False
-        sample = "a b\n".join(["", *self._special_ids, ""])
-        return self._ids_by_pieces(sample) == self._encode(self._with_specials, sample)
-
     def _has_special(self, text: str) -> bool:
         if self._special_pattern.search(text) is not None:
             return True
@@ -336,11 +357,15 @@ class ChatTokenizer:
         return ids
 
 
-def _token_bytes(tokenizer: Tokenizer, tokenizer_json: bytes) -> dict[int, bytes] | None:
-    """Return the bytes of each id if the decoder is byte-level, else None; lookups are several times faster."""
-    decoder = json.loads(tokenizer_json).get("decoder")
-    if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
-        return None
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Return whether the decoder, which a tokenizer may lack, maps each character of a token to a byte."""
+    from tokenizers import decoders
+
+    return isinstance(tokenizer.decoder, decoders.ByteLevel)
+
+
+def _bytes_of_ids(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """Return the bytes of each id of a byte-level tokenizer."""
     letters = {ord(letter): chr(byte) for byte, letter in enumerate(byte_letters())}
     # Latin-1 characters that represent no byte: a token that contains one is taken as plain text.
     to_latin = {**dict.fromkeys(range(256), "\uffff"), **letters}

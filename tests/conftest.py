@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import hypothesis
 import pytest
@@ -18,6 +19,10 @@ hypothesis.settings.load_profile("untimed")
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)
+
+# Tests start hundreds of processes. Without compiled files each of them compiles Treadle again, a third of its time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedServers | None:

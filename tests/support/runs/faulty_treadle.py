@@ -7,7 +7,6 @@ program, such as `mount`. Run as a script, best by `unshare --mount`.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -16,14 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from faults import Disk, Fault, watched
+from preloaded import preload
 from warm_treadle import command
 
-_IMPORTED = (
-    "datasketch", "jinja2.sandbox", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tantivy",
-    "tokenizers", "treadle.environments.rollouts.stage", "treadle.core.llm.pool", "treadle.report.terminal",
-    "treadle.cli.main", "treadle.cli.views.summary", "treadle.retriever.bm25", "treadle.tasks.planning.run_setup",
-    "treadle.tasks.run_instances",
-)  # fmt: skip
 _SEGMENT_BYTES = 6000
 
 
@@ -45,8 +39,7 @@ def serve() -> None:
     """Serve every line until the input ends."""
     from treadle.core.runs.provenance import git_state
 
-    for name in _IMPORTED:
-        importlib.import_module(name)
+    preload()
     git_state()  # Kept by every command: the test is not about git.
     os.write(1, b"0\n")
     for line in sys.stdin:

@@ -116,11 +116,9 @@ def keep(connection: socket.socket) -> None:
 
 def serve(path: str) -> None:
     """Fork a keeper for every client until the input ends."""
-    import treadle.cli.views.tables
-    import treadle.report.terminal
-    import treadle.tasks.planning.run_setup
-    import treadle.tasks.run_instances  # noqa: F401
+    from preloaded import preload
 
+    preload()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)

@@ -1,4 +1,4 @@
-"""A process that has imported Treadle once and forks for every command, which saves each of them half a second.
+"""A process that has imported Treadle once and forks for every command, which saves each of them seconds.
 
 Reads one JSON object a line (`argv`, `folder`, `env`, `file_bytes`), answers with the exit code. Run as a script.
 """
@@ -10,6 +10,8 @@ import os
 import resource
 import sys
 import traceback
+
+from preloaded import preload
 
 
 def command(request: dict[str, object]) -> None:
@@ -37,11 +39,7 @@ def command(request: dict[str, object]) -> None:
 
 def serve() -> None:
     """Fork for every line until the input ends."""
-    import treadle.cli.views.tables
-    import treadle.report.terminal
-    import treadle.tasks.planning.run_setup
-    import treadle.tasks.run_instances  # noqa: F401
-
+    preload()
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()

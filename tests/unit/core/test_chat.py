@@ -241,3 +241,15 @@ def test_digest_depends_on_the_end_of_turn_ids(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
     after = ChatTokenizer.load(folder)
     assert before.eos_ids != after.eos_ids and before.digest != after.digest
+
+
+def test_tokenizer_is_loaded_once_until_a_file_changes(tmp_path: Path) -> None:
+    folder = write_byte_tokenizer(tmp_path)
+    first = ChatTokenizer.load(folder)
+    assert ChatTokenizer.load(folder) is first
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"chat_template": "{{ messages[0]['content'] }}"}))
+    changed = ChatTokenizer.load(folder)
+    assert changed is not first and changed.digest != first.digest
+    assert changed.render([{"role": "user", "content": "hi"}]) == "hi"

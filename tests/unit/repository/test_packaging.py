@@ -20,7 +20,6 @@ HEAVY = (
     "bm25s",
     "math_verify",
     "sympy",
-    "datasketch",
     "pyarrow",
     "rich.progress",
     "matplotlib",
