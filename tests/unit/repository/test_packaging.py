@@ -20,6 +20,7 @@ HEAVY = (
     "bm25s",
     "math_verify",
     "sympy",
+    "datasketch",
     "pyarrow",
     "rich.progress",
     "matplotlib",
