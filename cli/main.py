@@ -14,20 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from treadle.cli.commands.diff import diff
-from treadle.cli.commands.engines import doctor, env, serve, tutor
-from treadle.cli.commands.eval import evaluate
-from treadle.cli.commands.export import export
-from treadle.cli.commands.gc import gc
-from treadle.cli.commands.import_files import import_
-from treadle.cli.commands.inspect import lineage, show, status, verify
-from treadle.cli.commands.prefect import prefect
-from treadle.cli.commands.report import report
-from treadle.cli.commands.retriever import retriever
-from treadle.cli.commands.run import demo, run, stage
-from treadle.cli.commands.view import view
-from treadle.cli.commands.web import web
-from treadle.cli.commands.work import work
+from treadle.cli.command_list import COMMANDS
 from treadle.cli.interruption import INTERRUPTED, exit_on_next_signal, handle_signals, ignore_closed_terminal
 from treadle.cli.warnings import show_warnings
 from treadle.core.errors import Interrupted, TreadleError
@@ -67,9 +54,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, evaluate, stage, work, status, show, view, lineage, diff, verify, report, export, import_):
-    cli.add_command(command)
-for command in (gc, prefect, web, doctor, env, serve, tutor, retriever):
+for command in COMMANDS:
     cli.add_command(command)
 
 

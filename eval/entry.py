@@ -10,7 +10,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address, phase_of
 from treadle.environments.registry import traits_of
 from treadle.eval.config import RedundancyOptions, ScoresOptions, ScoresSettings
-from treadle.eval.judge_queue import check_judges
+from treadle.eval.judge_identity import check_judges
 from treadle.eval.scores import SCORES_STAGE
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
 from treadle.stages.models import checked_model, checkpoints_of, role_of, tokenizer_folder

@@ -7,7 +7,7 @@ therefore judged once even if many rollouts gave it, and earlier judgements are 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -18,20 +18,15 @@ from treadle.agent.judges.cases import Case
 from treadle.agent.judges.redundancy import VoteCase, redundancy_judge_digest
 from treadle.agent.judges.rules import case_digest
 from treadle.agent.judges.views import MAX_PREDICTION_CHARS
-from treadle.agent.role_settings import RoleSettings
 from treadle.core.answers.score import Score
-from treadle.core.config import digest_json, semantic_dump
-from treadle.core.engines.config import VllmServer
-from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.errors import StageFailed
 from treadle.core.seeds import derive_seed
 from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.environments.scorers.scoring import FAILED
 from treadle.eval.answers import Answer
 from treadle.eval.config import ScoresSettings
+from treadle.eval.judge_identity import REDUNDANCY, check_judges, judge_identity
 from treadle.eval.lengths import last_turn
-
-REDUNDANCY = "redundancy"
-"""Kind of votes on calls; the other kinds are those of judges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +39,10 @@ class Judgement:
     """Name of the model in the configuration."""
     answer: Answer
 
-
-def check_judges(judges: Mapping[str, RoleSettings], judge: Judge) -> None:
-    """Raise ConfigError if two names refer to the same judge: it would be asked once and counted twice.
-
-    Also if the judge's type is called like the votes on calls, whose judgements have other columns.
-    """
-    if judge.kind == REDUNDANCY:
-        raise ConfigError(f"scores.judges.type = {judge.type!r}: votes on calls have this name; choose another one")
-    names: dict[str, str] = {}
-    for name, role in judges.items():
-        first = names.setdefault(_identity(role, ""), name)
-        if first != name:
-            raise ConfigError(
-                f"scores.judges.models names {first!r} and {name!r}, which are the same model with the same "
-                "settings; list only one of them"
-            )
+    @property
+    def is_vote(self) -> bool:
+        """True if it is a vote on calls."""
+        return self.kind == REDUNDANCY
 
 
 class JudgeQueue:
@@ -71,9 +54,9 @@ class JudgeQueue:
         self._settings = settings
         self.judge: Judge = settings.options.judges
         digest = self.judge.digest() if settings.judges else ""
-        self._judges = {name: _identity(role, digest, trained=trained) for name, role in settings.judges.items()}
+        self._judges = {name: judge_identity(role, digest, trained=trained) for name, role in settings.judges.items()}
         votes = settings.options.redundancy.votes
-        self._redundancy = _identity(settings.redundancy, redundancy_judge_digest(), votes, trained)
+        self._redundancy = judge_identity(settings.redundancy, redundancy_judge_digest(), votes, trained)
 
     @property
     def is_empty(self) -> bool:
@@ -195,16 +178,3 @@ def check_domains(judge: Judge, rules: Collection[str]) -> None:
 
 def _segments(answer: Answer) -> list[Segment]:
     return [Segment(part["kind"], part["text"], 0, 0) for part in answer.segments]
-
-
-def _identity(role: RoleSettings | None, prompts: str, votes: int = 1, trained: Sequence[str] = ()) -> str:
-    """Return the digest of a judge: model, sampling, prompts. Its name and endpoints do not count.
-
-    A model that the run itself serves may be one that it trained, so its identity includes the checkpoint digests.
-    """
-    if role is None:
-        return ""
-    # Only models that the run serves itself can be checkpoints of this run.
-    weights = trained if isinstance(role.model.server, VllmServer) else ()
-    model = [semantic_dump(role.model), role.tokenizer_digest, *weights]
-    return digest_json([*model, semantic_dump(role.sampling), prompts, votes])

@@ -16,7 +16,7 @@ from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.flow_part import flow_part
 from treadle.tasks.planning.run_setup import open_run, resolve_config, with_run_defaults
 from treadle.tasks.prefect.flow_runs import begin_flow_run, compact_events, flow_log
-from treadle.tasks.prefect.helper_runs import help_from_flow
+from treadle.tasks.prefect.helper_flow import help_from_flow
 from treadle.tasks.prefect.stage_task import run_stage
 from treadle.tasks.run_instances import run_instances
 from treadle.tasks.serving.servers import ModelServers

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import orjson
 
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.runs.stage import Rows, Stage, StageContext
@@ -17,6 +13,7 @@ from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.tool_names import CommonTools
 from treadle.report.comparison_rows import comparison_rows
+from treadle.report.files import as_csv, as_json
 from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
 from treadle.report.radar import draw_radar, radar_axes
@@ -26,9 +23,6 @@ from treadle.report.tables import COMPARISONS, SUMMARY
 _log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Characters at the start of a cell that make a spreadsheet read it as a formula, or that it skips before one."""
 
 
 def run_report(context: StageContext) -> Mapping[str, Any]:
@@ -96,32 +90,6 @@ def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
     """Return the figures of each model's main average, or of its only data set."""
     main = {model: main_line(lines) for model, lines in by_model(summary_lines(rows)).items()}
     return {model: {name: line.value(name) for name in line.figures} for model, line in main.items()}
-
-
-def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return both tables as JSON, row by row."""
-    both = {"summary": list(rows), "comparisons": list(comparisons)}
-    return orjson.dumps(both, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
-    """Return UTF-8 CSV with a header. Null cells are empty, and lists are joined by spaces.
-
-    Text that a spreadsheet would read as a formula, such as a name that begins with `=`, is prefixed with an
-    apostrophe.
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _csv_cell(cell) for name, cell in row.items()})
-    return text.getvalue().encode()
-
-
-def _csv_cell(cell: Any) -> Any:
-    if isinstance(cell, list):
-        return " ".join(cell)
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 REPORT_STAGE = Stage(

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from treadle.core.config import Operational, Section
+from treadle.core.engines.cache import cache_root
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings
 from treadle.core.untrusted.input_files import file_sha256
@@ -116,6 +117,11 @@ class IndexSettings(Section):
         if self.chunk_overlap_words and self.chunk_overlap_words * 2 > (self.chunk_words or 0):
             raise ValueError("chunk_overlap_words is at most half of chunk_words")
         return self
+
+    @property
+    def cache(self) -> Path:
+        """Folder of the indexes that were built before, one folder each."""
+        return self.cache_folder or cache_root() / "indexes"
 
     def with_digests(self) -> Self:
         """Return these settings with the digests of the corpus files, after checking the files' first rows.

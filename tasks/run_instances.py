@@ -13,7 +13,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Progress
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.estimate.estimates import rerun_note
+from treadle.tasks.estimate.reruns import rerun_note
 from treadle.tasks.planning.forced_runs import forced_run, imported_from, is_forced
 from treadle.tasks.planning.plan import check_import
 from treadle.tasks.serving.servers import ModelServers

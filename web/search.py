@@ -7,21 +7,19 @@ text. See docs/behaviour/web.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.core.errors import TreadleError
 from treadle.core.gather import gather_or_cancel
 from treadle.core.store.keyed_store import KeyedStore
-from treadle.core.untrusted.sanitize import one_line
 from treadle.retriever.client import SearchUnavailable
 from treadle.web.config import WebSettings
 from treadle.web.keys import page_key, search_key
+from treadle.web.pages.page_entry import page_entry
 from treadle.web.pages.passages import clean_line, language_of
 from treadle.web.pages.rendering import documents_of, render_pages, render_recorded, snippet_documents
 from treadle.web.record.folder import open_record
@@ -45,11 +43,7 @@ SWITCH_S = 0.001
 """Switch interval of the interpreter in seconds while web search is open, instead of Python's 5 ms. It bounds how long
 the rendering thread keeps the event loop waiting, which adds up over all system calls of one loop iteration."""
 
-_INFRASTRUCTURE_ERRORS = (TreadleError, OSError, MemoryError, RuntimeError)
-"""Errors that say nothing about a page: errors already classified, and a lack of memory, files or threads."""
-
 T_Result = TypeVar("T_Result")
-_log = logging.getLogger(__name__)
 
 
 class WebSearch:
@@ -211,23 +205,10 @@ class WebSearch:
 
     async def _fetch_page(self, key: str, url: str, deadline: float) -> PageEntry:
         assert self._fetcher is not None and self._reader is not None
-        final_url = ""
-        try:
-            with ExitStack() as held_slots:
-                fetched = await self._fetcher.fetch(url, deadline=deadline, held_slots=held_slots)
-                final_url = fetched.final_url
-                page = await self._reader.read(fetched, max_bytes=self._settings.max_page_bytes, deadline=deadline)
-        except Unfetchable as failure:
-            return PageEntry(key, url, self._now(), final_url, failure=failure.kind, detail=failure.detail)
-        except _INFRASTRUCTURE_ERRORS:
-            raise
-        except Exception as error:  # noqa: BLE001 - no page may keep its rollout pending forever
-            _log.exception(
-                "unexpected %s at the page %s: this is a bug of Treadle", type(error).__name__, one_line(url)
-            )
-            detail = f"Treadle failed on it ({type(error).__name__})"
-            return PageEntry(key, url, self._now(), final_url, failure="unreadable", detail=detail)
-        return PageEntry(key, url, self._now(), final_url, page.title, page.text, page.media_type, reader=page.reader)
+        max_bytes = self._settings.max_page_bytes
+        return await page_entry(
+            key, url, self._fetcher, self._reader, now=self._now, max_bytes=max_bytes, deadline=deadline
+        )
 
     def _now(self) -> str:
         return self._clock().isoformat(timespec="seconds")

@@ -199,7 +199,7 @@ def dense(num_documents: int, folder: Path) -> dict[str, Any]:
     from treadle.demo.world_files import write_world
     from treadle.retriever.config import DenseSettings, EncoderSettings
     from treadle.retriever.dense.index import VectorRanker, write_vectors
-    from treadle.retriever.open_index import open_encoder
+    from treadle.retriever.dense.open_encoder import open_encoder
 
     world = folder / f"world-{num_documents}"
     if not (world / "corpus.jsonl").exists():

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from treadle.cli.commands.run import WorkOptions, run_flow, work_options
+from treadle.cli.commands.run import run_flow
 from treadle.cli.options import combine_options, say
+from treadle.cli.work_options import WorkOptions, work_options
 
 TOOLS = ("python", "search")
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from treadle.cli.export_options import ExportOptions, export_options
 from treadle.cli.formats import FormatGroup
 from treadle.cli.options import json_option, root_option, run_option, say
-
-if TYPE_CHECKING:
-    from treadle.core.runs.records import StageRecord
-    from treadle.core.runs.run import Run
 
 ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
 """Names of `sft.exporters.FORMATS`, listed here to avoid the import; a test compares them."""
@@ -168,6 +163,7 @@ def dataset(wanted: ExportOptions, kind: str) -> None:
 def report(wanted: ExportOptions, format_name: str | None) -> None:
     """Write a report of a run as JSON, CSV or markdown."""
     from treadle.core.store.exported import write_file
+    from treadle.report.files import report_content
 
     format_name = format_name or format_by_name(wanted.out)
     run, record = wanted.found("summary")
@@ -189,22 +185,6 @@ def format_by_name(file: Path) -> str:
     return found
 
 
-def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
-    """Return the file content in one of `REPORT_FORMATS`."""
-    from treadle.report.stage import as_csv, as_json
-    from treadle.report.tables import COMPARISONS, SUMMARY
-
-    summary = run.rows(record.outputs[SUMMARY.kind])
-    if format_name == "md":
-        return summary.read_file("report.md")
-    if format_name == "csv":
-        return as_csv(list(summary.rows()), SUMMARY.schema.names)
-    comparisons = list(run.rows(record.outputs[COMPARISONS.kind]).rows())
-    if format_name == "comparisons":
-        return as_csv(comparisons, COMPARISONS.schema.names)
-    return as_json(list(summary.rows()), comparisons)
-
-
 @export.command(
     "web_record",
     short_help="Recorded web searches and pages of a run, for replay.",
@@ -220,19 +200,9 @@ def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
     give the same artifact. It contains text of web pages: check their licences before you share it.
     """
     from treadle.cli.commands.web import print_record
-    from treadle.core.errors import RunError
     from treadle.core.runs.run import Run
-    from treadle.web.record.facts import RecordFacts
-    from treadle.web.record.stored_entries import WEB_STORE, entries_of
-    from treadle.web.record.table import write_record
+    from treadle.web.record.export import export_record
 
     run = Run.open(root, run_id)
-    store, facts = run.store(WEB_STORE), RecordFacts()
-    if next(store.keys(), None) is None:
-        raise RunError(
-            f"run {run_id} has no web record; runs record if environment.search.web is set with a mode "
-            "other than replay"
-        )
-    entries = ((facts.counted(entry), None) for entry in entries_of(store))
-    ref = write_record(run.storage, entries, made_by=f"export of run {run_id}")
+    ref, facts = export_record(run)
     print_record(run.storage.location(ref.folder), ref.digest, facts, as_json)

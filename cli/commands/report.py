@@ -40,7 +40,8 @@ def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path)
     Several runs are shown side by side, and their models are compared on the questions that both were asked. The same
     runs give the same file.
     """
-    from treadle.tasks.page.build import report_page, write_page
+    from treadle.tasks.page.build import report_page
+    from treadle.tasks.page.file import write_page
 
     content = report_page([_opened(root, given) for given in dict.fromkeys(run_ids)])
     write_page(out, content)

@@ -20,7 +20,6 @@ from treadle.core.runs.bound_inputs import open_inputs
 from treadle.core.runs.earlier_jobs import attempt_start, reused_jobs
 from treadle.core.runs.provenance import package_versions
 from treadle.core.runs.records import AttemptRecord, AttemptState, InputRef, StageRecord
-from treadle.core.runs.retry import retry_journal
 from treadle.core.runs.run import Run, utc_now
 from treadle.core.runs.shard_work import work_on_shards
 from treadle.core.runs.stage import (
@@ -66,14 +65,14 @@ class Attempt:
         self._retried, self._retry = retried, retry
         """Result whose rows are retried, and the statuses of the rows to retry."""
         earlier = run.attempts(instance.address)
-        start = attempt_start(instance, earlier, fingerprint, force=force)
+        start = attempt_start(instance, earlier, fingerprint, force=force, retried=retried, retry=retry)
         self._from_scratch, self._ignores_results = start.from_scratch, start.ignores_results
         opened = AttemptRecord(
             address=str(instance.address),
             number=earlier[-1].number + 1 if earlier else 1,
             state="running",
             fingerprint=fingerprint,
-            journal=start.journal if retried is None else retry_journal(retried, retry),
+            journal=start.journal,
             fills_gaps=fills_gaps,
             retried=tuple(sorted(retry)),
             inputs=dict(inputs),

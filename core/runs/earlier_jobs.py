@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import IO
 
 from treadle.core.errors import ArtifactError, StorageError
-from treadle.core.runs.records import AttemptRecord
+from treadle.core.runs.records import AttemptRecord, StageRecord
+from treadle.core.runs.retry import retry_journal
 from treadle.core.runs.reused import counterparts
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import EarlierResult, Instance, JournalView, Rows, StageJobs
@@ -205,18 +206,27 @@ class AttemptStart:
 
 
 def attempt_start(
-    instance: Instance, earlier: Sequence[AttemptRecord], fingerprint: str, *, force: bool
+    instance: Instance,
+    earlier: Sequence[AttemptRecord],
+    fingerprint: str,
+    *,
+    force: bool,
+    retried: StageRecord | None = None,
+    retry: Set[str] = frozenset(),
 ) -> AttemptStart:
     """Return the starting point of the next attempt.
 
     For each start from nothing, an instance has one journal of its own, whatever its settings and inputs. So a forced
     attempt that is killed before it records anything leaves nothing to reuse, and one that fails destroys nothing. The
-    journal's name includes the version of its records: a journal in another format is not opened.
+    journal's name includes the version of its records: a journal in another format is not opened. A retry of the rows
+    of the result `retried` that ended in a status of `retry` has a journal of its own.
     """
     last = earlier[-1] if earlier else None
     is_cut_off = last is not None and last.forced and last.state != "completed"
     continues_forced = is_cut_off and last is not None and last.fingerprint == fingerprint
     from_scratch, ignores_results = force and not continues_forced, force or continues_forced
+    if retried is not None:
+        return AttemptStart(from_scratch, ignores_results, retry_journal(retried, retry))
     prefix = instance.stage.journal_prefix
     if not prefix:
         return AttemptStart(from_scratch, ignores_results, "")

@@ -12,7 +12,7 @@ from treadle.cli.options import combine_options, domain_option, json_option, roo
 from treadle.core.untrusted.sanitize import one_line, sanitized_json
 
 if TYPE_CHECKING:
-    from treadle.formats.et_agent.importing import ImportResult
+    from treadle.formats.et_agent.import_result import ImportResult
     from treadle.formats.et_agent.records import ImportKind
 
 
@@ -112,7 +112,8 @@ def _import(
     from treadle.cli.views.tables import run_options
     from treadle.core.errors import ConfigError
     from treadle.core.runs.address import Address
-    from treadle.formats.et_agent.importing import SOURCES_FILE, import_records, write_questions
+    from treadle.formats.et_agent.importing import import_records
+    from treadle.formats.et_agent.question_import import SOURCES_FILE, write_questions
     from treadle.tasks.catalog import instance as instance_at
     from treadle.tasks.planning.run_setup import configuration_of, open_run, with_run_defaults
     from treadle.tasks.run_instances import run_instance
@@ -207,13 +208,7 @@ def _export(kind: ImportKind, wanted: ExportOptions) -> None:
 )
 def export_report(wanted: ExportOptions) -> None:
     """Write the figures of a report as that program computes them from the same rollouts, as JSON."""
-    import orjson
+    from treadle.formats.et_agent import report
 
-    from treadle.core.store.exported import write_file
-    from treadle.formats.et_agent.report import report_of_run
-
-    run, record = wanted.found("summary")
-    content = orjson.dumps(report_of_run(run, record), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    write_file(wanted.out, content, replace=wanted.force)
-    facts = {"file": str(wanted.out), "format": "et-agent", "instance": record.address, "bytes": len(content)}
-    wanted.tell(facts, f"{record.address} as et-agent: {wanted.out}")
+    facts = report.export_report(*wanted.found("summary"), wanted.out, replace=wanted.force)
+    wanted.tell(facts, f"{facts['instance']} as et-agent: {wanted.out}")

@@ -8,12 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import orjson
 
 from treadle.core.errors import DataError, RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import InputRef, StageRecord
 from treadle.core.runs.run import Run
+from treadle.core.store.exported import write_file
 from treadle.eval.config import ScoresSettings
 from treadle.eval.statistics import mean_of
 from treadle.formats.et_agent.metrics import (
@@ -109,6 +113,13 @@ def _figures(group: _Group) -> dict[str, float | str | None]:
         "reasoning_length": mean_of(known) if len(known) == len(group.lengths) else None,
         "conciseness": legacy_conciseness(group.votes) if group.votes else None,
     }
+
+
+def export_report(run: Run, record: StageRecord, target: Path, *, replace: bool = False) -> dict[str, Any]:
+    """Write the figures of `report_of_run` as JSON into a file; return a summary. Raise as `write_file` does too."""
+    content = orjson.dumps(report_of_run(run, record), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    write_file(target, content, replace=replace)
+    return {"file": str(target), "format": "et-agent", "instance": record.address, "bytes": len(content)}
 
 
 def report_of_run(run: Run, record: StageRecord) -> dict[str, Any]:

@@ -41,6 +41,12 @@ class CostAssumptions:
 
 
 ASSUMPTIONS = CostAssumptions()
+ROLLOUT_ASSUMPTIONS = (
+    f"a rollout has {ASSUMPTIONS.turns:g} turns of {ASSUMPTIONS.sampled_per_turn} sampled tokens; tool results have "
+    "the maximum length, program outputs a quarter of it",
+    "every turn sends the whole prefix: prefix caches of servers are ignored",
+)
+"""Assumptions of `rollout_cost` as sentences."""
 
 
 @dataclass(slots=True)

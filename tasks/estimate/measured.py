@@ -17,6 +17,7 @@ from treadle.datagen.pools.rows import total_usage
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.eval.config import ScoresSettings
 from treadle.rl.curriculum import MAX_PHASES
+from treadle.tasks.estimate.cost_model import ExpectedUsage
 
 _MAX_SAMPLED = 500
 """Maximum number of finished units of an unfinished stage that the mean is taken of."""
@@ -101,3 +102,9 @@ def _usage_of(counts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 def _mean(usage: Mapping[str, Mapping[str, int]], count: int, where: str, units: str) -> MeanUsage:
     roles = {role: {name: value / count for name, value in used.items()} for role, used in usage.items()}
     return MeanUsage(roles, f"{where} ({count:,} {units})")
+
+
+def mean_usage(item: Instance, run: Run | None, modelled: ExpectedUsage, what: str) -> MeanUsage:
+    """Return the measured usage of a unit, else that of the cost model of `what`."""
+    basis = f"nothing measured yet: the cost model of {what}"
+    return measured(item, run) or MeanUsage(modelled.roles, basis, measured=False)

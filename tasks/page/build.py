@@ -1,17 +1,12 @@
-"""Build the report page of one run, or of several side by side, and write it to a file."""
+"""Build the report page of one run, or of several side by side."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
-from treadle.core.errors import ConfigError
 from treadle.core.runs.run import Run
-from treadle.core.store.exported import write_file
-from treadle.core.store.storage import storage_errors
-from treadle.report.page.document import GENERATOR, Page, render_page
+from treadle.report.page.document import Page, render_page
 from treadle.report.page.inline_svg import SERIES
 from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
@@ -24,9 +19,6 @@ from treadle.tasks.page.sources import PageRun
 from treadle.tasks.page.training import training_sections
 from treadle.tasks.page.verdict_sources import decided_section
 from treadle.tasks.summaries.report_tables import imported_lines
-
-_MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
-_HEAD_BYTES = 2_000
 
 
 def report_page(runs: Sequence[Run]) -> bytes:
@@ -53,21 +45,6 @@ def report_page(runs: Sequence[Run]) -> bytes:
         notes.append(f"There are {len(SERIES)} colours for {len(models)} models, so colours repeat.")
     title = " and ".join(dict.fromkeys(run.run_id for run in runs))
     return render_page(Page(title, _facts(runs, models), sections, notes))
-
-
-def write_page(target: Path, content: bytes) -> None:
-    """Write a page; raise ConfigError if another file is in its place, StorageError if writing fails."""
-    if os.path.lexists(target) and not _is_page(target):
-        raise ConfigError(f"{target} is there and is no page of `{GENERATOR}`; name another file")
-    write_file(target, content, replace=True)
-
-
-def _is_page(path: Path) -> bool:
-    """Return whether the file, or the target of a link, is a page written by Treadle."""
-    if not path.is_file():
-        return False
-    with storage_errors("read", path), path.open("rb") as file:
-        return _MARK in file.read(_HEAD_BYTES)
 
 
 def _imported(model: EvaluatedModel) -> list[str]:

@@ -14,15 +14,10 @@ from treadle.core.runs.run import Run, run_exists
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.model_checks import check_models, check_roles, has_keys
 from treadle.tasks.planning.order import flow_addresses
-from treadle.tasks.planning.run_setup_checks import (
-    check_models,
-    check_provider,
-    check_roles,
-    check_secrets,
-    check_web,
-    has_keys,
-)
+from treadle.tasks.planning.secret_checks import check_secrets
+from treadle.tasks.planning.web_checks import check_provider, check_web
 
 
 def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:

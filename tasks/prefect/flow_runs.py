@@ -28,7 +28,7 @@ from prefect.utilities.urls import url_for
 
 from treadle.core.runs.address import Address
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.run_setup_checks import key_variables
+from treadle.tasks.planning.secret_checks import key_variables
 from treadle.tasks.prefect.flow_run_listener import flow_run_listener
 
 logger = logging.getLogger(__name__)

@@ -8,18 +8,11 @@ other processes do its work.
 from __future__ import annotations
 
 import logging
-import os
-import re
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import cast
 from uuid import UUID
 
-from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
@@ -27,38 +20,17 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
 from treadle.core.engines.config import VllmServer
-from treadle.core.errors import ConfigError
-from treadle.core.parent_watch import end_with_parent, outlives_parent
 from treadle.core.runs.attempt import HelperScope
 from treadle.core.runs.execute import planned_action
-from treadle.core.runs.helping import NoOpenShards
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.core.store.roots import is_object_store
-from treadle.tasks.planning.run_setup import stored_config
 from treadle.tasks.prefect.deployments import GPU_QUEUE
-from treadle.tasks.prefect.flow_runs import begin_flow_run
-from treadle.tasks.prefect.progress import PrefectProgress
 from treadle.tasks.prefect.settings import TAG
 from treadle.tasks.serving.served_models import served_models
-from treadle.tasks.shard_worker import open_for_work, shards_text, work_at
 
 _log = logging.getLogger(__name__)
 
 DEPLOYMENT = "work/shards"
-_WORKER_ENV = "PREFECT__FLOW_RUN_ID"
-"""Set by Prefect in processes that a worker started."""
-
-
-def end_with_worker() -> None:
-    """End together with the parent process: Prefect leaves flow run processes behind when their worker is killed."""
-    if _WORKER_ENV in os.environ or not outlives_parent():
-        end_with_parent()
-
-
-def artifact_key(*parts: str) -> str:
-    """Return the key of an artifact in the UI: letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9-]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> HelperScope | None:
@@ -122,56 +94,3 @@ def _cancel_unstarted(flow_runs: Sequence[UUID]) -> None:
                     client.set_flow_run_state(flow_run, Cancelling(message="the stage has ended"))
     except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage has ended
         _log.warning("flow runs that were not started could not be cancelled; they will find nothing to do: %s", error)
-
-
-def help_from_flow(run_id: str, address: str, root: str) -> str:
-    """Work on shards of an instance from a separate flow run; return a message about the result.
-
-    If the instance is not running (any more), nothing is done. Raises ConfigError for a relative root, and as `treadle
-    work` does.
-    """
-    if not is_object_store(root) and not Path(root).is_absolute():
-        raise ConfigError(
-            f"root {root!r} is relative to the working directory, and each worker has its own; "
-            "give an absolute folder that all workers reach, or s3://bucket/prefix"
-        )
-    end_with_worker()
-    begin_flow_run(stored_config(Run.open(root, run_id)), run_id, address)
-    wanted, run, config = open_for_work(root, run_id, address)
-    wait_s, notify = config.flow.device_wait_s, get_run_logger().info
-    with PrefectProgress(artifact_key("work", run_id, address), address) as progress, interrupt_on_sigterm():
-        try:
-            return shards_text(work_at(wanted, run, device_wait_s=wait_s, progress=progress, notify=notify))
-        except NoOpenShards as nothing:
-            _log.info("%s", nothing)
-            return f"nothing to help with: {nothing}"
-
-
-@contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block like Ctrl-C, then pass it on to Prefect's handler.
-
-    Prefect's handler does not raise KeyboardInterrupt: in an event loop, what it raises may end up in just the running
-    task.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ended = False
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        nonlocal ended
-        ended = True
-        raise KeyboardInterrupt
-
-    before: Any = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not ended:
-            raise
-        signal.signal(signal.SIGTERM, before)
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -24,11 +24,12 @@ from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.prefect.flow_process import end_with_worker, interrupt_on_sigterm
 from treadle.tasks.prefect.flow_run_listener import TeeProgress, flow_run_listener
-from treadle.tasks.prefect.helper_runs import artifact_key, end_with_worker, helped_by_workers, interrupt_on_sigterm
+from treadle.tasks.prefect.helper_runs import helped_by_workers
 from treadle.tasks.prefect.progress import PrefectProgress
 from treadle.tasks.prefect.stage_card import stage_card
-from treadle.tasks.prefect.ui_artifacts import create_artifact
+from treadle.tasks.prefect.ui_artifacts import artifact_key, create_artifact
 from treadle.tasks.run_instances import run_instance
 from treadle.tasks.serving.servers import ModelServers
 

@@ -7,6 +7,7 @@ so this module sends the same requests without them.
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -43,3 +44,8 @@ def create_artifact(kind: str, key: str, data: str | float, description: str) ->
     with get_client(sync_client=True) as client:
         response = client.request("POST", "/artifacts/", json=made.model_dump(mode="json", exclude_unset=True))
     return UUID(response.json()["id"])
+
+
+def artifact_key(*parts: str) -> str:
+    """Return the key of an artifact in the UI: letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9-]+", "-", "-".join(parts).lower()).strip("-")

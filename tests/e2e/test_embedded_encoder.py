@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from treadle.retriever.config import EncoderSettings, IndexSettings
-from treadle.retriever.open_index import open_encoder, open_index
+from treadle.retriever.dense.open_encoder import open_encoder
+from treadle.retriever.open_index import open_index
 
 
 def test_embeds_paraphrases_near_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

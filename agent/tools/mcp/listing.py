@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from mcp_types import Tool
 
     from treadle.agent.tools.mcp.settings import McpServerSettings
+
+_log = logging.getLogger(__name__)
 
 MAX_TOOLS = 256
 MAX_DESCRIPTION_CHARS = 4000
@@ -183,3 +186,9 @@ def refuse(entry: str, problems: Sequence[str]) -> None:
     """Raise ToolError if there are problems."""
     if problems:
         raise ToolError(f"environment.tools.{entry}: {'; '.join(problems)}")
+
+
+def warn_of_changes(entry: str, before: Sequence[Mapping[str, Any]], after: Sequence[Any], since: str) -> None:
+    """Log what differs between two lists; `since`: when the first one was read."""
+    if changed := changes(before, after):
+        _log.warning("environment.tools.%s: the MCP server's tools changed %s: %s", entry, since, changed)

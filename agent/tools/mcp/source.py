@@ -5,37 +5,28 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from treadle.agent.sandbox.guardian import Guardian
-from treadle.agent.sandbox.leftovers import end_leftovers
-from treadle.agent.sandbox.servers import ServerLauncher, ServerSettings
-from treadle.agent.sandbox.usage import UsageWatch
-from treadle.agent.tools.mcp.connection import Connection, InvalidCall, Transport
-from treadle.agent.tools.mcp.http import HttpTransport
-from treadle.agent.tools.mcp.listing import ToolList, changes, refuse, tool_list
+from treadle.agent.tools.mcp.connection import InvalidCall, Transport
+from treadle.agent.tools.mcp.listing import ToolList, refuse, warn_of_changes
 from treadle.agent.tools.mcp.results import error_outcome, outcome_of
+from treadle.agent.tools.mcp.server import McpServer
 from treadle.agent.tools.mcp.settings import McpServerSettings
-from treadle.agent.tools.mcp.stdio import StdioTransport
+from treadle.agent.tools.mcp.transports import open_transports
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
 from treadle.agent.tools.source import ToolResume
 from treadle.core.config import digest_json
-from treadle.core.errors import SandboxError, ToolError
+from treadle.core.errors import ToolError
 from treadle.core.work_clock import work_clock
 
 if TYPE_CHECKING:
-    from mcp_types import Tool
-
     from treadle.agent.contract import Outcome, Task
     from treadle.agent.tools.schema import ToolSchema
-
-_log = logging.getLogger(__name__)
 
 TIMEOUT_TEXT = "The tool did not answer within {:g} s."
 STORE = "mcp_tools"
@@ -52,7 +43,7 @@ class McpSource:
         self._resources = resources
         self._stack = AsyncExitStack()
         self._make_transport: Callable[[], Transport] | None = None
-        self._server: _Server | None = None
+        self._server: McpServer | None = None
         self._tools = ToolList({})
         self._facts: dict[str, str] = {}
 
@@ -62,8 +53,8 @@ class McpSource:
             raise ToolError(f"environment.tools.{self._entry} needs the MCP client: pip install 'treadle[tools]'")
         _quiet_client_package()
         try:
-            self._make_transport = await self._transports()
-            server = _Server(self._entry, self._settings, self._make_transport, restarts=True)
+            self._make_transport = await open_transports(self._entry, self._settings, self._stack)
+            server = McpServer(self._entry, self._settings, self._make_transport, restarts=True)
             self._stack.push_async_callback(server.close)
             connection = await server.connection()
             refuse(self._entry, server.problems)
@@ -83,33 +74,6 @@ class McpSource:
         """Stop the server."""
         await self._stack.aclose()
 
-    async def _transports(self) -> Callable[[], Transport]:
-        """Return a function that makes a way to a new connection."""
-        settings = self._settings
-        if settings.url is not None:
-            HttpTransport(settings)  # A missing token is refused at once.
-            return lambda: HttpTransport(settings)
-        command = ServerSettings(
-            settings.started_command(),
-            settings.read,
-            _environment(self._entry, settings.env),
-            settings.network,
-            settings.memory_mb,
-            settings.sandbox != "none",
-        )
-        try:
-            launcher = await asyncio.to_thread(ServerLauncher, command)
-        except SandboxError as error:
-            raise ToolError(f"environment.tools.{self._entry}: {error}") from error
-        if settings.sandbox == "none":
-            _log.warning('environment.tools.%s: sandbox = "none": the server runs with your own rights', self._entry)
-        else:
-            await asyncio.to_thread(end_leftovers)
-        guardian, usage = Guardian(), UsageWatch()
-        self._stack.push_async_callback(asyncio.to_thread, guardian.close)
-        self._stack.push_async_callback(asyncio.to_thread, usage.close)
-        return lambda: StdioTransport(guardian, launcher, usage)
-
     async def _record(self) -> None:
         """Record the tool list in the run; warn if it differs from the first one of the run."""
         if self._resources.store is None:
@@ -118,7 +82,7 @@ class McpSource:
         data = orjson.dumps(self._tools.data())
         await asyncio.to_thread(store.add, self._tools.digest()[:_KEY_CHARS], data)
         first = await asyncio.to_thread(store.add, digest_json(["first list", self._entry])[:_KEY_CHARS], data)
-        _warn_of_changes(self._entry, orjson.loads(first), self._tools.data(), "since the run began")
+        warn_of_changes(self._entry, orjson.loads(first), self._tools.data(), "since the run began")
 
     @property
     def schemas(self) -> Sequence[ToolSchema]:
@@ -134,7 +98,7 @@ class McpSource:
         if self._server is not None:
             return McpTools(self._server, self._settings, owns_server=False)
         assert self._make_transport is not None
-        server = _Server(self._entry, self._settings, self._make_transport, restarts=False, known=self._tools)
+        server = McpServer(self._entry, self._settings, self._make_transport, restarts=False, known=self._tools)
         with work_clock().hold():
             await server.connection()
         return McpTools(server, self._settings, owns_server=True)
@@ -143,7 +107,7 @@ class McpSource:
 class McpTools:
     """Tools of a server for one episode; see `treadle.agent.tools.source.EpisodeTools`."""
 
-    def __init__(self, server: _Server, settings: McpServerSettings, *, owns_server: bool) -> None:
+    def __init__(self, server: McpServer, settings: McpServerSettings, *, owns_server: bool) -> None:
         self._server = server
         self._settings = settings
         self._owns_server = owns_server
@@ -193,93 +157,6 @@ class McpTools:
         """Stop a server that the episode has for itself."""
         if self._owns_server:
             await self._server.close()
-
-
-class _Server:
-    """Server with its current connection.
-
-    Attributes:
-        tools: Tools that it lists now.
-        problems: One line for each tool that cannot be offered.
-    """
-
-    def __init__(
-        self,
-        entry: str,
-        settings: McpServerSettings,
-        make_transport: Callable[[], Transport],
-        *,
-        restarts: bool,
-        known: ToolList | None = None,
-    ) -> None:
-        self.tools = ToolList({})
-        self.problems: list[str] = []
-        self._entry = entry
-        self._settings = settings
-        self._make_transport = make_transport
-        self._restarts = restarts
-        self._known = known
-        self._connection: Connection | None = None
-        self._lock = asyncio.Lock()
-        self._is_closed = False
-
-    async def connection(self) -> Connection:
-        """Return the connection; start the server if there is none, or again if it was lost. Raises ToolError."""
-        async with self._lock:
-            current = self._connection
-            if current is not None and not current.is_lost:
-                return current
-            if self._is_closed or (current is not None and not self._restarts):
-                error = ToolError(f"environment.tools.{self._entry}: the MCP server of this episode was lost")
-                error.retryable = True
-                raise error
-            if current is not None:
-                await current.close()
-            started = Connection(self._entry, self._make_transport())
-            listed = await started.open(self._settings.start_timeout_s)
-            self._connection = started
-            self._take(listed)
-            return started
-
-    async def refresh(self, connection: Connection) -> None:
-        """Take over a changed list of tools. Raises ToolError."""
-        listed = None if connection.is_lost else await connection.changed_tools()
-        if listed is not None:
-            self._take(listed, during=True)
-
-    def _take(self, listed: Sequence[Tool], *, during: bool = False) -> None:
-        tools, problems = tool_list(self._entry, listed, self._settings)
-        for problem in problems if during or self._known is not None else ():
-            if problem not in self.problems:
-                _log.warning("environment.tools.%s: %s", self._entry, problem)
-        self.problems = problems
-        if self._known is not None and not during:
-            _warn_of_changes(self._entry, self._known.data(), tools.data(), "since the server was first started")
-        self.tools = tools
-        if self._known is None:
-            self._known = tools
-
-    async def close(self) -> None:
-        """Stop the server; it is not started again."""
-        self._is_closed = True
-        if self._connection is not None:
-            await self._connection.close()
-
-
-def _warn_of_changes(entry: str, before: Sequence[Mapping[str, Any]], after: Sequence[Any], since: str) -> None:
-    if changed := changes(before, after):
-        _log.warning("environment.tools.%s: the MCP server's tools changed %s: %s", entry, since, changed)
-
-
-def _environment(entry: str, listed: Sequence[str]) -> dict[str, str]:
-    """Return the environment of a server. Raises ToolError if a variable is not set."""
-    found = {}
-    for one in listed:
-        name, has_value, value = one.partition("=")
-        if not has_value and name not in os.environ:
-            raise ToolError(f"environment.tools.{entry}: env: environment variable {name} is not set")
-        found[name] = value if has_value else os.environ[name]
-    return found
 
 
 def _encodable(value: Any) -> Any:

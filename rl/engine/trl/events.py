@@ -130,3 +130,10 @@ def gathered(values: Sequence[Any]) -> list[Any]:
     from accelerate.utils import gather_object
 
     return list(gather_object(list(values)))
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return the number of this process, from 0, and the number of processes of the training."""
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -35,6 +35,7 @@ from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.engine.rows import environment_of, first_prompt
 from treadle.rl.engine.trl import commands as trl_commands
+from treadle.rl.engine.trl import rollout_function
 from treadle.rl.engine.trl import trainer as trl_trainer
 from treadle.rl.engine.trl.events import TrlReporter
 from treadle.rl.groups.rollout import require_groups
@@ -139,7 +140,7 @@ def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments:
     config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
     reporter = TrlReporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
     trainer, slot = trl_trainer._trainer(plan, policy, rows, config, reporter)
-    slot.rollouts = trl_trainer.RolloutFunction(plan, rows, source, lambda: None, reporter, folder / "rollouts")
+    slot.rollouts = rollout_function.RolloutFunction(plan, rows, source, lambda: None, reporter, folder / "rollouts")
     # TRL takes it for an evaluation otherwise.
     trainer.model.train()
     return trainer
@@ -329,13 +330,13 @@ def refused_policy(job: dict[str, Any]) -> str:
 def muted(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Train all weights on trajectories whose masks are 0, with the default weight decay: the events."""
     options = {**job["plan"]["options"], "finetuning_type": "full", "learning_rate": RlOptions().learning_rate}
-    given = trl_trainer._to_trl
+    given = rollout_function._to_trl
 
     def silenced(made: Any) -> dict[str, Any]:
         answer = given(made)
         return {**answer, "env_mask": [[0] * len(mask) for mask in answer["env_mask"]]}
 
-    trl_trainer._to_trl = silenced
+    rollout_function._to_trl = silenced
     with _folder() as folder:
         names = {"output": "output", "events": "events.jsonl", "rollouts": "rollouts"}
         paths = {name: str(folder / path) for name, path in names.items()}
@@ -343,7 +344,7 @@ def muted(job: dict[str, Any]) -> list[dict[str, Any]]:
         job_path.write_text(json.dumps({**job, "plan": {**job["plan"], "options": options}, **paths}))
         code = engine("train", str(job_path))
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    trl_trainer._to_trl = given
+    rollout_function._to_trl = given
     return [*events, {"event": "exit", "code": code}]
 
 

@@ -21,9 +21,11 @@ from treadle.core.runs.stage import Progress
 from treadle.tasks import shard_worker as work
 from treadle.tasks.catalog import instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.planning.run_setup_checks import key_variables
-from treadle.tasks.prefect import helper_runs
-from treadle.tasks.prefect.helper_runs import artifact_key, help_from_flow, helped_by_workers
+from treadle.tasks.planning.secret_checks import key_variables
+from treadle.tasks.prefect import helper_flow, helper_runs
+from treadle.tasks.prefect.helper_flow import help_from_flow
+from treadle.tasks.prefect.helper_runs import helped_by_workers
+from treadle.tasks.prefect.ui_artifacts import artifact_key
 from treadle.tasks.shard_worker import Helper
 
 
@@ -85,7 +87,7 @@ def test_worker_has_labels_and_keys_like_other_flow_runs(tmp_path: Path, monkeyp
     def begin_flow_run(config: TreadleConfig, run_id: str, instance: str | None = None) -> None:
         begun.append((key_variables(config), run_id, instance))
 
-    monkeypatch.setattr(helper_runs, "begin_flow_run", begin_flow_run)
+    monkeypatch.setattr(helper_flow, "begin_flow_run", begin_flow_run)
     endpoints = [{"url": "http://127.0.0.1:9/v1", "api_key_env": "MY_MODEL"}]
     sources = [{"path": "questions.jsonl", "dataset": "mine", "domain": "qa"}]
     config = TreadleConfig.model_validate(
@@ -133,7 +135,7 @@ def test_helpers_wait_for_gpus_as_long_as_configured_and_log_it(
         "PrefectProgress": lambda *_: nullcontext(Progress()),
         "get_run_logger": lambda: logging.getLogger("treadle.of_flow_run"),
     }.items():
-        monkeypatch.setattr(helper_runs, name, instead)
+        monkeypatch.setattr(helper_flow, name, instead)
     with caplog.at_level(logging.INFO, "treadle.of_flow_run"):
         help_from_flow("r1", "1/rollouts@m", str(tmp_path))
     assert waits == [60, 7] and said == ["waits 60 s for a GPU"] and "waits 7 s for a GPU" in caplog.text

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.tables.score_tables import new_run, put_rows, score
 
-from treadle.cli.commands.export import REPORT_FORMATS, format_by_name, report_content
+from treadle.cli.commands.export import REPORT_FORMATS, format_by_name
 from treadle.core.errors import ConfigError
 from treadle.core.figures import escape
 from treadle.core.runs.address import Address
@@ -25,8 +25,9 @@ from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.eval.tables import SCORES
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
+from treadle.report.files import as_csv, report_content
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
-from treadle.report.stage import REPORT_STAGE, as_csv
+from treadle.report.stage import REPORT_STAGE
 from treadle.report.tables import COMPARISONS
 from treadle.report.terminal import comparison_table, judges_table, summary_table
 

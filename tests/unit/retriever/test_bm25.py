@@ -19,7 +19,8 @@ from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Document, read_corpus
 from treadle.retriever.folder import read_manifest
 from treadle.retriever.index import Index
-from treadle.retriever.open_index import file_identity, open_index
+from treadle.retriever.index_identity import file_identity
+from treadle.retriever.open_index import open_index
 
 
 def write_corpus(path: Path, rows: Sequence[dict[str, Any] | bytes]) -> Path:

@@ -22,7 +22,7 @@ from treadle.retriever.config import EncoderSettings
 from treadle.retriever.dense.encoder_models import find_model
 from treadle.retriever.dense.encoders import Encoder
 from treadle.retriever.dense.endpoint_encoder import EndpointEncoder
-from treadle.retriever.open_index import open_encoder
+from treadle.retriever.dense.open_encoder import open_encoder
 
 PLAIN = {"query_prefix": "", "passage_prefix": "", "device": "cpu"}
 # Output of transformers 4 and torch, float32, for the tiny model: the mean over the tokens, and the first token.

@@ -21,7 +21,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import StageContext, WorkResult
 from treadle.core.store.leases import hold_key
-from treadle.formats.et_agent.importing import write_questions
+from treadle.formats.et_agent.question_import import write_questions
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.page.build import report_page

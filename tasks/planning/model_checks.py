@@ -1,20 +1,14 @@
-"""Check the models, web search and API keys that a run needs before it is created."""
+"""Check that the models of a run can play their roles and are served as configured."""
 
 from __future__ import annotations
 
 import os
-import socket
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
-from urllib.parse import urlsplit
 
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
-from treadle.core.store.roots import open_storage
-from treadle.core.untrusted.secrets import refuse_secrets
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.sft_rows.entry import rolled_out_policy
 from treadle.eval.entry import score_models
@@ -22,87 +16,9 @@ from treadle.rl.phases import sampling_model
 from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.planning.flow_plan import FlowPlan
 from treadle.tasks.planning.order import flow_phases
-from treadle.web.config import WebSettings
 
 _CHECK_S = 30.0
 """Longest time a server may take to answer before a run is created. A slower one is checked again by the stage."""
-
-_CONNECT_S = 10.0
-"""Timeout for connecting to a search provider."""
-
-
-def key_variables(config: TreadleConfig) -> set[str]:
-    """Return the environment variables that the configuration reads API keys from."""
-    endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
-    search = config.environment.search_tool
-    if search is not None:
-        endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
-    named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
-    if search is not None and search.web is not None and search.web.provider is not None:
-        named.update(search.web.provider.api_key_envs)
-    return named
-
-
-def check_secrets(config: TreadleConfig, *data: Any) -> None:
-    """Raise ConfigError if JSON-able data contains a secret from the environment."""
-    refuse_secrets(_texts(list(data)), named=key_variables(config))
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    """Yield all strings in JSON-able data, including keys."""
-    if isinstance(tree, Mapping):
-        tree = [*tree.keys(), *tree.values()]
-    if isinstance(tree, list):
-        for item in tree:
-            yield from _texts(item)
-    elif isinstance(tree, str):
-        yield tree
-
-
-def check_web(config: TreadleConfig) -> None:
-    """Check the prerequisites of web search, if the configuration searches the web.
-
-    Raises ConfigError naming the missing API key variable of the search provider, ArtifactError if there is no search
-    record to replay from.
-    """
-    from treadle.web.key_ring import KeyRing
-    from treadle.web.record.folder import record_manifest
-
-    web = _searched_web(config)
-    if web is None:
-        return
-    if web.provider is not None and web.mode != "replay":
-        KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
-    if web.active_record is not None:
-        record_manifest(open_storage(web.active_record))
-
-
-def _searched_web(config: TreadleConfig) -> WebSettings | None:
-    search = config.environment.search_tool
-    return search.web if search is not None and config.environment.searches_web else None
-
-
-def check_provider(config: TreadleConfig) -> None:
-    """Raise SearchUnavailable if a custom search provider refuses connections, because every search would fail.
-
-    It is not checked if there is a search record to answer from: then the provider may not be needed.
-    """
-    from treadle.retriever.client import SearchUnavailable
-
-    web = _searched_web(config)
-    if web is None or web.mode == "replay" or web.active_record is not None:
-        return
-    if web.provider is None or web.provider.url is None:
-        return
-    parts = urlsplit(web.provider.url)
-    try:
-        place = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
-        socket.create_connection(place, timeout=_CONNECT_S).close()
-    except OSError as error:
-        raise SearchUnavailable(
-            f"the search provider {web.provider.type} accepts no connection at {web.provider.url}: {error}; "
-            "start it, or correct `environment.search.web.provider.url`"
-        ) from error
 
 
 def check_roles(config: TreadleConfig) -> None:

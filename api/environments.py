@@ -1,0 +1,16 @@
+"""The interface of environments and what an episode is made of."""
+
+from __future__ import annotations
+
+from treadle.agent.contract import Call, Message, ModelTurn, Outcome, Task
+from treadle.environments.custom.base import Done, Environment
+
+__all__ = [
+    "Call",
+    "Done",
+    "Environment",
+    "Message",
+    "ModelTurn",
+    "Outcome",
+    "Task",
+]

@@ -1,0 +1,96 @@
+"""Define the command `demo`."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from treadle.cli.options import root_option, say, set_option
+from treadle.cli.shown_runs import run_shown, shown_flow_run
+
+if TYPE_CHECKING:
+    from treadle.cli.views.progress import ProgressView
+    from treadle.core.runs.run import Run
+    from treadle.tasks.config import TreadleConfig
+
+
+@click.command(short_help="Run a small end-to-end demo on this machine.", epilog="Example:  treadle demo --prefect")
+@click.option("--fresh", is_flag=True, help="Start a new demo run instead of continuing the last one.")
+@click.option("--tutor-only", is_flag=True, help="Run only the tutor: no models, training or engines (9 GB).")
+@click.option(
+    "--prefect", "with_prefect", is_flag=True, help="Run in Prefect; without a server, a temporary one is started."
+)
+@set_option
+@root_option
+def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path) -> None:
+    """Train a small model on what the flywheel makes, and measure what it learned.
+
+    Creates a fictional world with questions about it. A rule-based tutor answers some of them with search and Python,
+    its mistakes are repaired, and right trajectories become rows to train on. SmolLM2-135M is fine-tuned on them, then
+    trained by reinforcement learning, and answers held-out questions before and after each, with the same tools. If it
+    is stopped or killed, run it again and it continues.
+
+    Each step shows its progress and the time left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9 minutes.
+    """
+    from treadle.cli.views.demo_summary import print_demo_end
+    from treadle.cli.views.progress import ProgressView
+    from treadle.core.errors import ConfigError, RunError
+    from treadle.demo.quickstart import demo_configuration
+    from treadle.demo.steps import DemoSteps
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.planning.run_setup import open_run
+
+    if not isinstance(root, Path):
+        raise ConfigError("the demo writes its world next to its run: give a local folder as --root")
+    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
+    instances = flow_instances(config)
+    try:
+        opened = open_run(root, run_id, config)
+    except RunError as error:
+        raise RunError(f"{error}; or start over with: treadle demo --fresh") from error
+    view = ProgressView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
+    with ExitStack() as stack:
+        server = None
+        if with_prefect or os.environ.get("PREFECT_API_URL"):
+            from treadle.tasks.prefect.available_server import available_server
+
+            server = stack.enter_context(available_server(say))
+        _make_demo(opened, config, view, as_flow=server is not None)
+        print_demo_end(opened, view.records, config.flow.models)
+        if server is not None and view.url:
+            click.echo(f"the flow run in Prefect: {server.url_after_exit(view.url)}")
+
+
+def _make_demo(run: Run, config: TreadleConfig, view: ProgressView, *, as_flow: bool) -> None:
+    """Run all instances of the demo, with or without a flow run."""
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.run_instances import run_instances
+
+    if as_flow and _made_in_flow_run(run, config, view):
+        return
+    with run_instances(flow_instances(config), run, config, notify=view.tell) as scheduled_instances:
+        for scheduled in scheduled_instances:
+            run_shown(scheduled, run, view)
+
+
+def _made_in_flow_run(run: Run, config: TreadleConfig, view: ProgressView) -> bool:
+    """Run all instances of the demo in a flow run; return False, after a message, if Prefect fails."""
+    from treadle.core.untrusted.sanitize import one_line
+    from treadle.tasks.prefect.available_server import is_prefect_error
+
+    try:
+        with shown_flow_run(view):
+            from treadle.flows.flywheel import flywheel
+
+            flywheel(run_id=run.run_id, config=config, root=run.storage.location())
+    except Exception as error:
+        if not is_prefect_error(error):
+            raise
+        say(f"continuing without Prefect, which failed: {one_line(str(error) or type(error).__name__)}")
+        view.records.clear()  # finished results are reported again, as reused
+        return False
+    return True

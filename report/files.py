@@ -1,0 +1,56 @@
+"""Write the tables of a report as JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.report.tables import COMPARISONS, SUMMARY
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Characters at the start of a cell that make a spreadsheet read it as a formula, or that it skips before one."""
+
+
+def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return both tables as JSON, row by row."""
+    both = {"summary": list(rows), "comparisons": list(comparisons)}
+    return orjson.dumps(both, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
+    """Return UTF-8 CSV with a header. Null cells are empty, and lists are joined by spaces.
+
+    Text that a spreadsheet would read as a formula, such as a name that begins with `=`, is prefixed with an
+    apostrophe.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _csv_cell(cell) for name, cell in row.items()})
+    return text.getvalue().encode()
+
+
+def _csv_cell(cell: Any) -> Any:
+    if isinstance(cell, list):
+        return " ".join(cell)
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
+    """Return the report of a record as json, csv (the figures), comparisons (those as CSV) or md."""
+    summary = run.rows(record.outputs[SUMMARY.kind])
+    if format_name == "md":
+        return summary.read_file("report.md")
+    if format_name == "csv":
+        return as_csv(list(summary.rows()), SUMMARY.schema.names)
+    comparisons = list(run.rows(record.outputs[COMPARISONS.kind]).rows())
+    if format_name == "comparisons":
+        return as_csv(comparisons, COMPARISONS.schema.names)
+    return as_json(list(summary.rows()), comparisons)

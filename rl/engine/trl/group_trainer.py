@@ -1,0 +1,138 @@
+"""Train on whole groups: TRL's trainer with rows in the plan's order and each group's prompt computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from trl import GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
+
+from treadle.rl.engine.shared_prompts import log_probs, pack
+from treadle.rl.engine.trl.step_rows import StepSampler
+from treadle.rl.training.plan import RlPlan
+
+
+class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer with rows in the plan's order, Treadle's validation, and each group's prompt computed once."""
+
+    control: Any
+    plan: RlPlan
+    validate: Callable[[], dict[str, Any]]
+    shares_prompts: bool
+    _scored_tokens: torch.Tensor | None = None
+    _norms: Sequence[float] = ()
+    _buffered_inputs: Any
+    own_advantages: Sequence[Sequence[float]] | None = None
+    """Advantage of each completion id of this process's trajectories, in the order of the rollouts; None if TRL
+    computes them."""
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the artifact has its own card."""
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Validate the policy; TRL calls this at the steps at which the plan validates."""
+        made = self.validate()
+        figures = {f"eval_{name}": value for name, value in made.items() if isinstance(value, int | float)}
+        figures |= {f"eval_parts/{name}": value for name, value in made["parts"].items()}
+        self.log(dict(figures))
+        # Clears the request to evaluate.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
+        return figures
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
+        return StepSampler(self.plan, self.args.steps_per_generation)
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """Return the next micro-batch of a step.
+
+        Replaces TRL's method, which shuffles trajectories before it cuts a step into micro-batches and so splits
+        groups.
+        """
+        reads = self.args.steps_per_generation
+        if self._step % reads == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = self._cut(self._generate_and_score_completions(generation_batch))
+        batch: dict[str, Any] = self._buffered_inputs[self._step % reads]
+        return batch
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Return TRL's batch of a step, with the advantages of the plan's credit rule if it is not TRL's own.
+
+        TRL's loss takes advantages of shape (B,), or (B, T) with one for each completion id.
+        """
+        made: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.own_advantages is not None:
+            made["advantages"] = padded_advantages(self.own_advantages, made["completion_ids"], made["advantages"])
+        return made
+
+    def _cut(self, made: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the micro-batches of a step, in the order of its groups.
+
+        TRL divides an update's loss by the number of tokens in an average update of the step. The `num_items_in_batch`
+        set here makes it divide by the update's own number, so that the mean is over the update's tokens.
+        """
+        reads, size = self.args.steps_per_generation, self.args.gradient_accumulation_steps
+        parts: list[dict[str, Any]] = split_tensor_dict(made, reads)
+        for start in range(0, reads, size):
+            update = parts[start : start + size]
+            mine = torch.stack([(part["completion_mask"] * part["tool_mask"]).sum() for part in update]).sum()
+            tokens = self.accelerator.gather(mine).sum()
+            for part in update:
+                part["num_items_in_batch"] = tokens * (reads // size)
+        return parts
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
+        """Return the mean gradient norm over the updates of a step so far; transformers logs only the last one."""
+        norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
+        self._norms = [*self._norms, norm] if self.state.global_step % self.plan.updates_per_step else [norm]
+        return sum(self._norms) / len(self._norms)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        self._scored_tokens = inputs["completion_mask"] * inputs["tool_mask"]
+        try:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+            return loss
+        finally:
+            self._scored_tokens = None
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Compute TRL's log-probabilities; if `shares_prompts`, compute each group's prompt only once."""
+        if not self.shares_prompts:
+            found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+            found = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+            return found
+        inner = innermost(self.accelerator.unwrap_model(model))
+        size = kwargs.get("batch_size") or len(input_ids)
+        parts = []
+        for start in range(0, len(input_ids), size):
+            part = slice(start, start + size)
+            wanted = None if self._scored_tokens is None else self._scored_tokens[part]
+            batch = pack(input_ids[part], attention_mask[part], logits_to_keep, wanted)
+            shape = torch.Size((len(input_ids[part]), logits_to_keep))
+            with self.accelerator.autocast():
+                parts.append(log_probs(inner, batch, shape, temperature=self.temperature))
+        scores, entropies = zip(*parts, strict=True)
+        return torch.cat(scores), torch.cat(entropies), None
+
+
+def padded_advantages(
+    own: Sequence[Sequence[float]], completion_ids: torch.Tensor, advantages: torch.Tensor
+) -> torch.Tensor:
+    """Return advantages of shape (B, T) for completions that are padded on the right, of the type of `advantages`."""
+    padded = torch.zeros(completion_ids.shape, dtype=advantages.dtype, device=advantages.device)
+    if len(own) != len(padded):
+        raise RuntimeError(f"there are advantages of {len(own)} trajectories for {len(padded)} of TRL's")
+    for row, values in zip(padded, own, strict=True):
+        row[: len(values)] = torch.tensor(values, dtype=padded.dtype, device=padded.device)
+    return padded
+
+
+def innermost(model: Any) -> Any:
+    """Return the causal language model inside the PEFT wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

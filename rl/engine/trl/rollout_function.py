@@ -1,0 +1,111 @@
+"""Give TRL the trajectories of a step with their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl import GRPOTrainer
+
+from treadle.agent.contract import Task
+from treadle.rl.credit.base import token_advantages
+from treadle.rl.engine.group_source import GroupSource, ScoredGroup
+from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
+from treadle.rl.engine.trl.step_rows import rows_of_step
+from treadle.rl.groups.dump import rollout_row, write_step
+from treadle.rl.training.figures import step_figures
+from treadle.rl.training.plan import RlPlan
+
+
+class RolloutFunction:
+    """Callback that gives TRL the trajectories of a step with their rewards."""
+
+    def __init__(
+        self,
+        plan: RlPlan,
+        rows: Sequence[Task],
+        source: GroupSource,
+        refresh_weights: Callable[[], None],
+        reporter: TrlReporter,
+        dump: Path,
+    ) -> None:
+        self._plan = plan
+        self._rows = rows
+        self._source = source
+        self._refresh_weights = refresh_weights
+        self._reporter = reporter
+        self._dump = dump
+
+    def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        """Return the trajectories of a step; TRL's `rollout_func`.
+
+        A prompt is the index of its row, repeated once per trajectory of the group. Raises RuntimeError if the indices
+        are not those of the plan's step, in whole groups.
+        """
+        size = self._plan.options.group_size
+        indices = [int(prompt) for prompt in prompts]
+        step = trainer.state.global_step // self._plan.updates_per_step + 1
+        num_groups = len(indices) // size
+        first = trainer.accelerator.process_index * num_groups
+        chosen = rows_of_step(self._plan, step)[first : first + num_groups]
+        if indices != [index for index in chosen for _ in range(size)]:
+            raise RuntimeError(f"TRL requested other rollouts than the plan has in step {step}, or incomplete groups")
+        self._refresh_weights()
+        made = self._source.step(step, [self._rows[index] for index in chosen], first)
+        self._report_step(step, made, trainer)
+        trainer.own_advantages = _own_advantages(made)
+        return _to_trl(made)
+
+    def _report_step(self, step: int, made: Sequence[ScoredGroup], trainer: GRPOTrainer) -> None:
+        everyone = gathered(made)
+        figures = step_figures([scored.rewards for scored in everyone])
+        self._reporter.set_figures(figures)
+        for name, value in figures["parts"].items():
+            # TRL logs these with its own metrics, to the trackers too.
+            trainer._metrics["train"][f"parts/{name}"].append(value)
+        if rank_and_world()[0] == 0:
+            pairs = [
+                (one.group, pair) for one in everyone for pair in zip(one.group.trajectories, one.rewards, strict=True)
+            ]
+            write_step(self._dump, step, [rollout_row(step, group, *pair) for group, pair in pairs])
+
+
+def precomputed_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:
+    """Return the rewards that came with the rollouts; TRL's reward function."""
+    return list(reward)
+
+
+def _own_advantages(made: Sequence[ScoredGroup]) -> list[list[float]] | None:
+    """Return the advantage of each completion id of each trajectory; None if TRL computes the advantages."""
+    values = []
+    for one in made:
+        if one.advantages is None:
+            return None
+        for trajectory, of_turns in zip(one.group.trajectories, one.advantages, strict=True):
+            values.append(token_advantages(of_turns, trajectory.turn_starts, len(trajectory.completion_ids)))
+    return values
+
+
+def _to_trl(made: Sequence[ScoredGroup]) -> dict[str, Any]:
+    pairs = [pair for one in made for pair in zip(one.group.trajectories, one.rewards, strict=True)]
+    answer: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": []}
+    for trajectory, reward in pairs:
+        # TRL reads the last id of each completion, so an empty one gets one masked id.
+        is_empty = not trajectory.completion_ids
+        answer["prompt_ids"].append(trajectory.prompt_ids)
+        answer["completion_ids"].append([0] if is_empty else trajectory.completion_ids)
+        answer["logprobs"].append([0.0] if is_empty else trajectory.logprobs)
+        answer["env_mask"].append([0] if is_empty else trajectory.env_mask)
+        answer["reward"].append(reward.reward if reward.scored else None)
+    return answer
+
+
+class RolloutFunctionSlot:
+    """Placeholder for the rollout function: TRL needs it before the trainer exists, rollouts need the trainer."""
+
+    rollouts: RolloutFunction
+
+    def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        """Return what the rollout function returns."""
+        return self.rollouts(prompts, trainer)

@@ -1,0 +1,44 @@
+"""Choose the rows of each step, in the order in which TRL reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import Sampler
+
+from treadle.core.seeds import derive_seed
+from treadle.rl.training.plan import RlPlan
+
+
+class StepSampler(Sampler[int]):  # type: ignore[misc]
+    """Sampler of row indices in the order in which TRL reads them, over all steps of a plan.
+
+    TRL reads the batch of a step once for each micro-batch and uses it once. The order of each pass depends only on the
+    seed, so a resumed training gets the rows that it would have got without the interruption.
+    """
+
+    def __init__(self, plan: RlPlan, steps_per_generation: int) -> None:
+        self._plan = plan
+        self._reads = steps_per_generation
+
+    def __len__(self) -> int:
+        return self._plan.num_steps * self._plan.trajectories_per_step * self._reads
+
+    def __iter__(self) -> Iterator[int]:
+        size = self._plan.options.group_size
+        for step in range(1, self._plan.num_steps + 1):
+            for _ in range(self._reads):
+                for row in rows_of_step(self._plan, step):
+                    yield from [row] * size
+
+
+def rows_of_step(plan: RlPlan, step: int) -> list[int]:
+    """Return the indices of the rows of a step, counted from 1."""
+    epoch, place = divmod(step - 1, plan.steps_per_epoch)
+    order = torch.randperm(
+        plan.num_rows, generator=torch.Generator().manual_seed(derive_seed(plan.seed, "rows", epoch))
+    )
+    count = plan.options.prompts_per_step
+    chosen: list[int] = order[place * count : (place + 1) * count].tolist()
+    return chosen

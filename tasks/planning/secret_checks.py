@@ -1,0 +1,37 @@
+"""Find the API keys that a configuration reads, and keep secrets out of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treadle.core.untrusted.secrets import refuse_secrets
+from treadle.tasks.config import TreadleConfig
+
+
+def key_variables(config: TreadleConfig) -> set[str]:
+    """Return the environment variables that the configuration reads API keys from."""
+    endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
+    search = config.environment.search_tool
+    if search is not None:
+        endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
+    named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
+    if search is not None and search.web is not None and search.web.provider is not None:
+        named.update(search.web.provider.api_key_envs)
+    return named
+
+
+def check_secrets(config: TreadleConfig, *data: Any) -> None:
+    """Raise ConfigError if JSON-able data contains a secret from the environment."""
+    refuse_secrets(_texts(list(data)), named=key_variables(config))
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """Yield all strings in JSON-able data, including keys."""
+    if isinstance(tree, Mapping):
+        tree = [*tree.keys(), *tree.values()]
+    if isinstance(tree, list):
+        for item in tree:
+            yield from _texts(item)
+    elif isinstance(tree, str):
+        yield tree
