@@ -46,6 +46,7 @@ def _write_questions(context: StageContext) -> dict[str, Any]:
         "format": None,
         "scorer": None,
         "search": None,
+        "environment": "default",
         "payload": "{}",
     }
     for first in range(0, given.number, 1000):

@@ -39,6 +39,7 @@ def questions_stage(kind: str, num_items: int) -> Stage:
                 "format": None,
                 "scorer": None,
                 "search": None,
+                "environment": "default",
                 "payload": "{}",
                 **fixed,
             }

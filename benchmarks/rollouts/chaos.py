@@ -198,7 +198,7 @@ def _write_questions(context: StageContext) -> dict[str, Any]:
     given = [
         {"question_key": f"{number:016x}", "dataset": row["source"], "domain": "qa", "question": row["question"],
          "answers": ["?"], "choices": [], "split": "train", "source_file": "f", "source_row": number + 1, "meta": "{}",
-         "format": None, "scorer": None, "search": None, "payload": "{}"}
+         "format": None, "scorer": None, "search": None, "environment": "default", "payload": "{}"}
         for number, row in enumerate(rows)
         if row["source"] in ("world-lookup", "world-hops")
     ]  # fmt: skip

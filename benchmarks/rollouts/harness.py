@@ -165,6 +165,7 @@ def run_engine(
             "format": None,
             "scorer": None,
             "search": None,
+            "environment": "default",
             "payload": "{}",
         }
         rows = (

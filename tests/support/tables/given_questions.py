@@ -41,6 +41,7 @@ def _write(context: StageContext) -> Mapping[str, Any]:
             "format": None,
             "scorer": None,
             "search": None,
+            "environment": "default",
             "payload": "{}",
         }
         context.write("questions", [{**row, **given}])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.contract import Task
+from treadle.agent.contract import DEFAULT_ENVIRONMENT, Task
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -76,6 +76,7 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "format": None,
         "scorer": None,
         "search": None,
+        "environment": DEFAULT_ENVIRONMENT,
         "payload": "{}",
     }
 
@@ -107,6 +108,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "samples": [NO_IDS],
         "reward": None,
         "outcome": None,
+        "environment": DEFAULT_ENVIRONMENT,
     }
     for column in ROLLOUTS.schema:
         if column.name not in row:
@@ -159,6 +161,7 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "domain": "qa",
         "model": "base",
         "sample_index": 0,
+        "environment": DEFAULT_ENVIRONMENT,
         "status": "answered",
         "truncated": False,
         "num_turns": 1,

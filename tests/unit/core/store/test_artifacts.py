@@ -72,6 +72,7 @@ def question(index: int) -> dict[str, Any]:
         "format": None,
         "scorer": None,
         "search": None,
+        "environment": "default",
         "payload": "{}",
     }
 
