@@ -43,6 +43,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Rewarded
         "question_key": question.key,
         "dataset": question.dataset,
         "domain": question.domain,
+        "environment": question.environment,
         "input": question.user_message,
         "output": made.trajectory.text,
         "segments": json.dumps([asdict(segment) for segment in made.trajectory.segments]),

@@ -9,7 +9,7 @@ from treadle.environments.rollouts.tables import TURN_REWARDS
 
 RL_ROLLOUTS = Table(
     "rl_rollouts",
-    3,
+    4,
     ("step", "group", "session"),
     pa.schema(
         [
@@ -19,6 +19,7 @@ RL_ROLLOUTS = Table(
             column("question_key", pa.string(), "the question"),
             column("dataset", pa.string(), "copied from the row"),
             column("domain", pa.string(), "copied from the row"),
+            column("environment", pa.string(), "copied from the row"),
             column("input", pa.string(), "the question as shown to the agent"),
             column("output", pa.string(), "what follows it, tool results and messages of the environment included"),
             column("segments", pa.string(), "the same as JSON list of {kind, text, start, end}, as in `rollouts`"),

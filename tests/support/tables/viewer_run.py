@@ -98,6 +98,7 @@ def agent_row(table: Table, key: str, question: str, *parts: tuple[str, str], **
     ]
     defaults = {
         "rollout_key": key, "question_key": question, "dataset": "world", "domain": "qa", "model": "base",
+        "environment": "default",
         "operator": "rollout", "status": "answered", "segments": segments(*parts, with_ids=with_ids),
         "text": "".join(f"<{kind}>{inner}</{kind}>" for kind, inner in parts), "tool_calls": json.dumps(calls),
         "calls_requested": len(tools), "calls_executed": len(tools), "completion_tokens": 100 + 10 * len(parts),
@@ -119,6 +120,7 @@ def judgement_row(kind: str, key: str, question: str, replies: Sequence[str], **
 def question_row(key: str, text: str, answers: Sequence[str] = ("Ilme",), **columns: Any) -> dict[str, Any]:
     """Return a row of `questions`."""
     fixed = {"dataset": "world", "domain": "qa", "split": "heldout", "source_file": "world.jsonl", "source_row": 1}
+    fixed["environment"] = "default"
     return filled(
         QUESTIONS,
         question_key=key,
@@ -248,6 +250,7 @@ def _put_training(run: Run) -> None:
     ]  # fmt: skip
     fixed = {
         "step": 3, "group": "g/7?", "question_key": "q1", "dataset": "world", "domain": "qa", "finish": "answered",
+        "environment": "default",
         "tool_calls": 1, "model_tokens": 120, "total_tokens": 180,
     }  # fmt: skip
     for row in rows:
@@ -303,6 +306,7 @@ def dialogue_row(key: str, question: str, *messages: tuple[str, str], **columns:
     sample = {"prompt_ids": [1, 2], "training_prompt_ids": None, "ids": [], "origins": [], "spans": []}
     defaults = {
         "rollout_key": key, "question_key": question, "dataset": "world", "domain": "task", "model": "base",
+        "environment": "default",
         "operator": "rollout", "status": "finished", "segments": json.dumps(given),
         "text": "".join(text for _, text in parts), "tool_calls": "[]", "completion_tokens": 10 * len(starts),
         "num_turns": len(starts), "samples": [sample | {"turn_starts": starts}],
