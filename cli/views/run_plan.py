@@ -14,10 +14,11 @@ from treadle.core.config import Section
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
+from treadle.environments.mixture import table_of
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
 from treadle.tasks.catalog import semantic_of
-from treadle.tasks.config import TreadleConfig
+from treadle.tasks.config import TreadleConfig, environments_in_use
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.preview import preview
 from treadle.tasks.planning.flow_part import FlowPart
@@ -69,16 +70,8 @@ def print_plan(
     changed, refused = changed_keys(config, semantic_of(config) if run else {}, root, run_id)
     if changed is None:
         _print_keys("keys that are set (--json prints all):", keys_set(config))
-        is_default = config.environment.type == DEFAULT_TYPE  # its keys are in the reference
-        if not is_default and (keys := own_keys(config.environment, EnvironmentSettings)):
-            _print_keys(f"keys of {config.environment.type} (under environment):", keys)
-        for name, tool in config.environment.tools.items():
-            lines = [
-                f"{schema.name}: {sanitized_json(schema.as_openai()['function'])}"
-                for schema in tool.known_schemas(name)
-            ]
-            lines += own_keys(tool, ToolSettings)
-            _print_keys(f"tools and keys of {tool.type} (under environment.tools.{name}):", lines)
+        for name, environment in environments_in_use(config).items():
+            _print_environment(table_of(name), environment)
         for name, scorer in config.scorers.items():
             lines = [f"part {part}: {line}" for part, line in scorer.PARTS.items()]
             _print_keys(f"parts and keys of {scorer.type} (under scorers.{name}):", lines + own_keys(scorer, Scorer))
@@ -86,6 +79,18 @@ def print_plan(
         _print_keys("keys that differ from those of the run:", changed)
     if refused:
         click.echo("\nthe run refuses these changes, because they change results; use a new run id")
+
+
+def _print_environment(table: str, environment: EnvironmentSettings) -> None:
+    is_shipped = environment.type == DEFAULT_TYPE  # its keys are in the reference
+    if not is_shipped and (keys := own_keys(environment, EnvironmentSettings)):
+        _print_keys(f"keys of {environment.type} (under {table}):", keys)
+    for name, tool in environment.tools.items():
+        lines = [
+            f"{schema.name}: {sanitized_json(schema.as_openai()['function'])}" for schema in tool.known_schemas(name)
+        ]
+        lines += own_keys(tool, ToolSettings)
+        _print_keys(f"tools and keys of {tool.type} (under {table}.tools.{name}):", lines)
 
 
 def own_keys(section: Section, base: type[Section]) -> list[str]:
