@@ -53,7 +53,7 @@ def estimate_of_trajectories(
     factor = num_units if num_units is not None else DEFAULT_NUM_UNITS * samples
     models = _models(settings)
     policy = mean.roles.get("policy", {}).get("calls", 0.0)
-    num_searches = {
+    searches = {
         name: round(share * web_searches(find_environment(environments, name), policy) * factor)
         for name, share in questions.shares.items()
     }
@@ -70,7 +70,7 @@ def estimate_of_trajectories(
             for role, used in mean.roles.items()
             if used["calls"]
         ],
-        num_searches=sum(num_searches.values()),
+        num_searches=sum(searches.values()),
         num_pages=sum(
             num * _pages_per_search(find_environment(environments, name)) for name, num in num_searches.items()
         ),
