@@ -18,6 +18,9 @@ from treadle.environments.settings import Digests, EnvironmentRole, EnvironmentS
 Environments = Mapping[str, EnvironmentSettings]
 """Environments by name; `default` stands for the table `[environment]`."""
 
+METRIC_PREFIX = "environment."
+"""Prefix of the metrics of a record that are about one environment of a mixture."""
+
 
 class MixedSettings(Section):
     """Base of the settings of stages that work on the tasks of several environments."""
@@ -38,6 +41,17 @@ class MixedSettings(Section):
     def environment_digests(self) -> MixtureDigests:
         """Return the digests of all environments."""
         return MixtureDigests({name: one.digests() for name, one in self.named_environments().items()})
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether there are other environments than the default one."""
+        return bool(self.environments)
+
+    def named_metrics(self, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return metrics of environments for a record: those of a mixture as `environment.<name>.<metric>`."""
+        if not self.is_mixture:
+            return {key: value for one in metrics.values() for key, value in one.items()}
+        return {f"{METRIC_PREFIX}{name}.{key}": value for name, one in metrics.items() for key, value in one.items()}
 
 
 def find_environment(environments: Environments, name: str) -> EnvironmentSettings:

@@ -1,15 +1,17 @@
-"""Open the environment of a run and bind models to it: the one place for rollouts, pools and reinforcement."""
+"""Open the environments of a run and bind models to them: the one place for rollouts, pools and reinforcement."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from treadle.agent.contract import Task
 from treadle.agent.model_sessions import ModelSession
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.llm.config import Sampling
+from treadle.environments.mixture import Environments
 from treadle.environments.registry import environment_type
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentRuntime, Resources
@@ -20,6 +22,23 @@ async def open_runtime(settings: EnvironmentSettings, resources: Resources) -> A
     """Open an environment for the duration of the block. Raises ConfigError, ToolError and EndpointUnavailable."""
     async with environment_type(settings).open(settings, resources) as runtime:
         yield runtime
+
+
+@contextlib.asynccontextmanager
+async def open_runtimes(
+    environments: Environments, resources: Resources
+) -> AsyncIterator[dict[str, EnvironmentRuntime]]:
+    """Open environments by name, each with the models that it asks; see `open_runtime`."""
+    async with contextlib.AsyncExitStack() as stack:
+        runtimes = {}
+        for name, settings in environments.items():
+            own = replace(
+                resources,
+                summarizer=None if settings.summarizer is None else resources.summarizer,
+                roles={role: one for role, one in resources.roles.items() if role in settings.role_models},
+            )
+            runtimes[name] = await stack.enter_async_context(open_runtime(settings, own))
+        yield runtimes
 
 
 def shown_messages(settings: EnvironmentSettings, task: Task) -> list[dict[str, str]]:

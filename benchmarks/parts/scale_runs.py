@@ -19,7 +19,8 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.demo.world_files import write_world
-from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsSettings
+from treadle.environments.rollouts.settings import RolloutsSettings
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 
 SAMPLES = 8
 ROLLOUTS_ADDRESS = Address(1, "rollouts", "base")

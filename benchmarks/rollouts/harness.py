@@ -150,7 +150,8 @@ def run_engine(
     from treadle.core.runs.run import Run
     from treadle.core.runs.stage import Instance, Stage, StageContext
     from treadle.datagen.questions.tables import QUESTIONS
-    from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsSettings
+    from treadle.environments.rollouts.settings import RolloutsSettings
+    from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
     from treadle.eval.config import ScoresSettings
     from treadle.eval.scores import SCORES_STAGE
 
@@ -206,7 +207,7 @@ def run_engine(
     assert expected.items() <= record.metrics.items(), record.metrics
     meter.start()
     inputs = {"questions": (questions,), "rollouts": (made,)}
-    scores = load_config(ScoresSettings, data={"environment": environment} if dialogue else {})
+    scores = load_config(ScoresSettings, data={"environments": {"default": environment}} if dialogue else {})
     execute(Instance(address=scored, stage=SCORES_STAGE, settings=scores, inputs=inputs), run)
     return {
         "cpu": times.cpu,

@@ -36,7 +36,7 @@ from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.demo.embedded_model import embedded_tokenizer
-from treadle.environments.rollouts.stage import rollout_jobs
+from treadle.environments.rollouts.jobs import rollout_jobs
 
 
 def resume_stage(folder: Path, url: str) -> dict[str, Any]:

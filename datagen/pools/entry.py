@@ -14,9 +14,8 @@ from treadle.datagen.pools.settings import PoolOptions, PoolsSettings
 from treadle.datagen.pools.stage import POOLS_STAGE
 from treadle.datagen.pools.summary import pools_report
 from treadle.datagen.prompts import PromptSet
-from treadle.environments.mixture import summarizer_of, summarizer_sampling_of
+from treadle.environments.mixture import Environments, summarizer_of, summarizer_sampling_of
 from treadle.environments.registry import episode_name, traits_of
-from treadle.environments.settings import EnvironmentSettings
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
 from treadle.stages.models import checkpoints_of, role_of, with_weights
 from treadle.stages.plan import Plan
@@ -74,8 +73,7 @@ def _roles_with_starting_policy(plan: Plan, address: Address) -> set[str]:
 
 def _settings(plan: Plan, address: Address) -> PoolsSettings:
     options = plan.options(address, PoolOptions)
-    for environment in plan.environments().values():
-        _check(address, environment, options.operators)
+    _check(address, plan.environments(), options.operators)
     samplings: dict[str, Sampling] = {}
     if (sampling := summarizer_sampling_of(plan.environments())) is not None:
         samplings["summarizer"] = sampling
@@ -93,20 +91,21 @@ def _settings(plan: Plan, address: Address) -> PoolsSettings:
     )
 
 
-def _check(address: Address, environment: EnvironmentSettings, operators: Sequence[str]) -> None:
-    """Raise ConfigError if trajectories of the environment cannot be judged by gold answers, or not be edited."""
-    traits, name = traits_of(environment), environment.type
-    if not traits.has_answers:
-        raise ConfigError(
-            f"{address}: pools judges answers, but the tasks of {name} have no gold answers; leave pools out of "
-            "flow.stages: sft_rows is made from rollouts and scores"
-        )
-    if not traits.forks and (editing := [operator for operator in operators if operator != "rerollout"]):
-        raise ConfigError(
-            f"{address}: {episode_name(environment)} cannot be continued from a prefix, which "
-            f"{', '.join(editing)} need; "
-            'set pools.operators = ["rerollout"]'
-        )
+def _check(address: Address, environments: Environments, operators: Sequence[str]) -> None:
+    """Raise ConfigError if trajectories of an environment cannot be judged by gold answers, or not be edited."""
+    for environment in environments.values():
+        traits = traits_of(environment)
+        if not traits.has_answers:
+            raise ConfigError(
+                f"{address}: pools judges answers, but the tasks of {environment.type} have no gold answers; leave "
+                "pools out of flow.stages: sft_rows is made from rollouts and scores"
+            )
+        if not traits.forks and (editing := [operator for operator in operators if operator != "rerollout"]):
+            raise ConfigError(
+                f"{address}: {episode_name(environment)} cannot be continued from a prefix, which "
+                f"{', '.join(editing)} need; "
+                'set pools.operators = ["rerollout"]'
+            )
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:

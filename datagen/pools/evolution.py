@@ -11,55 +11,42 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import EpisodeOptions, Task
 from treadle.agent.dialects.tags import require_tags
-from treadle.agent.jobs.runner import cause_of, leaves_job_pending
-from treadle.agent.judges.cases import Case, Verdict
+from treadle.agent.judges.cases import Verdict
 from treadle.agent.prefix import Prefix
 from treadle.agent.trajectory import Trajectory
-from treadle.core.answers.extraction import extract_prediction
-from treadle.core.config import digest_json
-from treadle.core.errors import DeadlineExceeded, ModelError, TreadleError
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import timed_work, work_clock
 from treadle.datagen.operators.base import Edit, Operator
 from treadle.datagen.operators.context import OperatorContext, Parent
-from treadle.datagen.operators.rejection import EditRejected
 from treadle.datagen.pools.context import PoolContext
-from treadle.datagen.pools.pool import PoolEntry, RoleUsage, best_unexpanded, count_rollout, is_near_duplicate, ranked
+from treadle.datagen.pools.events import INITIAL, PoolEvent, raise_if_fatal
+from treadle.datagen.pools.pool import (
+    PoolEntry,
+    RoleUsage,
+    best_unexpanded,
+    count_rollout,
+    entry_key,
+    is_near_duplicate,
+    ranked,
+)
 from treadle.datagen.pools.usage_tracking import TrackedCache
+from treadle.datagen.pools.verdicts import case_of, prediction_of, verdict_on
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-INITIAL = "initial"
-"""Operator name of initial rollouts."""
 _GRACE_S = 1.0
 """Seconds by which deadlines inside a question are later than the question's own, which cancels everything in
 flight."""
 _CANCEL_TIMEOUT_S = 5.0
 """Seconds that cancelled tasks get to end; after that they are abandoned."""
-
-
-@dataclass(slots=True)
-class PoolEvent:
-    """Outcome of an operator or a finding; for an initial rollout only if it gave no trajectory."""
-
-    round: int
-    operator: str
-    parent: PoolEntry | None
-    """The expanded trajectory; None for initial rollouts."""
-    outcome: str
-    reason: str = ""
-    reply: str = ""
-    error: str | None = None
-    rollout_key: str | None = None
-    usage: dict[str, RoleUsage] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -137,8 +124,8 @@ class Evolution:
             cache.count(event.usage)
             event.reason = "timeout"
         if isinstance(result, BaseException):
-            self._raise_if_fatal(result)
-            event.reason, event.error = _code(result), cause_of(_plain(result))
+            raise_if_fatal(result, final=self._pool_context.final)
+            event.record(result)
             self._set_status("partial", event.error)
         self.events.append(event)
 
@@ -264,11 +251,8 @@ class Evolution:
                 if event.usage:
                     self.events.append(event)
                 continue
-            error = finding.task.exception()
-            if isinstance(error, EditRejected):
-                event.outcome, event.reason, event.reply = "rejected", error.reason, error.reply
-            elif error is not None:
-                event.outcome, event.reason, event.error = "failed", _code(error), cause_of(_plain(error))
+            if (error := finding.task.exception()) is not None:
+                event.record(error)
             self.events.append(event)
 
     async def _record_result(self, number: int, parent: Parent, applied: _OperatorRun) -> None:
@@ -289,24 +273,16 @@ class Evolution:
                 event.rollout_key = key
         elif result is None:
             event.outcome, event.reason = "failed", "timeout"
-        elif isinstance(result, EditRejected):
-            event.outcome, event.reason, event.reply = "rejected", result.reason, result.reply
         else:
-            self._raise_if_fatal(result)
-            event.outcome, event.reason, event.error = "failed", _code(result), cause_of(_plain(result))
-            self._set_status("partial", f"{name}: {event.error}")
+            raise_if_fatal(result, final=self._pool_context.final)
+            event.record(result)
+            if event.outcome == "failed":
+                self._set_status("partial", f"{name}: {event.error}")
             if event.reason == "operator_error":
                 _log.error("question %s: operator %s failed", self._question.key, name, exc_info=result)
         self.events.append(event)
 
-    def _raise_if_fatal(self, error: BaseException) -> None:
-        """Raise an error that is not the operator's own failure: it leaves the question pending, or stops the stage."""
-        if not isinstance(error, Exception):
-            raise error
-        if isinstance(error, TreadleError) and not (self._pool_context.final and leaves_job_pending(error)):
-            raise error
-
-    def _set_status(self, status: str, error: str) -> None:
+    def _set_status(self, status: str, error: str | None) -> None:
         if self.status != "timeout":
             self.status = status
         self.error = self.error or error
@@ -329,7 +305,7 @@ class Evolution:
         usage: dict[str, RoleUsage],
     ) -> None:
         trajectory = edit.trajectory
-        prediction = extract_prediction([{"kind": one.kind, "text": one.text} for one in trajectory.segments])
+        prediction = prediction_of(trajectory)
         verdict = await self._judge(trajectory, prediction)
         is_new_verdict = all(entry.prediction != prediction for entry in self.pool if entry.verdict.raw)
         if verdict.raw and is_new_verdict:
@@ -355,39 +331,23 @@ class Evolution:
         )
 
     async def _judge(self, trajectory: Trajectory, prediction: str) -> Verdict:
-        row = self._row
-        case = Case(
-            question=self._question.user_message,
-            answers=tuple(row["answers"]),
-            choices=tuple(row["choices"]),
-            domain=self._question.rule,
-            prediction=prediction,
-            answered=trajectory.status == "answered",
-            seed=self._seed("judge", prediction),
-            session=self._question.key,
-            deadline=self._deadline + _GRACE_S,
+        has_time = self.status != "timeout" and not self._pool_context.final
+        return await verdict_on(
+            self._pool_context.judge,
+            case_of(
+                self._question,
+                self._row["answers"],
+                prediction,
+                answered=trajectory.status == "answered",
+                seed=self._seed("judge", prediction),
+                deadline=self._deadline + _GRACE_S,
+            ),
+            self._cache,
+            has_time=has_time,
         )
-        try:
-            return await self._pool_context.judge.verdict(case, self._cache)
-        except ModelError as error:
-            in_time = self.status != "timeout" and not isinstance(error, DeadlineExceeded)
-            if in_time and not self._pool_context.final:
-                raise
-            return Verdict(None, None, "model", error=str(error))
 
     def _seed(self, *parts: str | int) -> int:
         return derive_seed(self._pool_context.seed, self._question.key, "pools", *parts)
 
     def _key(self, operator: str, number: int, parent: str) -> str:
-        return digest_json([self._question.key, self._pool_context.policy_name, "pools", operator, number, parent])[:16]
-
-
-def _plain(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
-
-
-def _code(error: BaseException) -> str:
-    """Return the reason code of a failure."""
-    if isinstance(error, ModelError):
-        return "llm_failed"
-    return "tool_failed" if isinstance(error, TreadleError) else "operator_error"
+        return entry_key(self._question.key, self._pool_context.policy_name, operator, number, parent)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from treadle.agent.contract import Ledger
 from treadle.agent.judges.cases import Verdict
 from treadle.agent.trajectory import Trajectory
+from treadle.core.config import digest_json
 
 
 @dataclass(slots=True)
@@ -77,6 +78,11 @@ class PoolEntry:
     def correct(self) -> bool:
         """True if it is known to be right; False if the verdict is unknown."""
         return self.verdict.correct is True
+
+
+def entry_key(question_key: str, policy: str, operator: str, number: int, parent: str) -> str:
+    """Return the key of what an operator made in a round from a parent: 16 hex digits."""
+    return digest_json([question_key, policy, "pools", operator, number, parent])[:16]
 
 
 def ranked(pool: Sequence[PoolEntry]) -> list[PoolEntry]:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from treadle.core.figures import Figures, money, render_figures
-from treadle.datagen.pools.evolution import INITIAL
+from treadle.datagen.pools.events import INITIAL
 from treadle.datagen.pools.rows import tokens_of, total_usage
 from treadle.environments.rollouts.report import unreadable_output_warnings
 

@@ -10,12 +10,41 @@ from typing import Any
 import orjson
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
-from treadle.datagen.pools.evolution import INITIAL, Evolution, PoolEvent
+from treadle.datagen.pools.events import INITIAL, PoolEvent
+from treadle.datagen.pools.evolution import Evolution
 from treadle.datagen.pools.pool import PoolEntry, RoleUsage
-from treadle.environments.rollouts.rows import row_of
+from treadle.environments.rollouts.rows import row_of, telemetry_of
 
 Usage = Mapping[str, Mapping[str, int]]
 """Calls, prompt_tokens and completion_tokens by role."""
+
+
+def rows_of(
+    question: Mapping[str, Any],
+    evolution: Evolution,
+    models: Mapping[str, str],
+    digests: tuple[str, str],
+    *,
+    attempt: int,
+) -> dict[str, Any]:
+    """Return all rows of a question: its own, and lists of those of its pool, events and telemetry.
+
+    `models`: role -> name of its model. `digests`: of the environment and the tokenizer.
+    """
+    return {
+        "pool": pool_rows(question, evolution.pool, models, *digests),
+        "events": event_rows(question["question_key"], evolution.events),
+        "question": question_row(question, evolution),
+        "telemetry": [
+            telemetry_of(
+                entry.key,
+                attempt,
+                entry.trajectory.usage.model_seconds + entry.trajectory.usage.tool_seconds,
+                entry.trajectory,
+            )
+            for entry in evolution.pool
+        ],
+    }
 
 
 def pool_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -179,3 +179,10 @@ class PoolsSettings(MixedSettings):
     """Digest of the judge's rules, prompts and thresholds."""
     seed: int = 0
     """Seed of the run; every other seed derives from it."""
+
+    def alone(self, name: str) -> Self:
+        """Return the settings as a run with only this environment has them, without models that it does not ask."""
+        environment = self.named_environments()[name]
+        has_summarizer = environment.summarizer is not None
+        roles = {role: one for role, one in self.roles.items() if role != "summarizer" or has_summarizer}
+        return self.model_copy(update={"environment": environment, "environments": {}, "roles": roles})

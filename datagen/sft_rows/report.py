@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from treadle.core.figures import Cell, Figures, render_table
 from treadle.core.untrusted.sanitize import one_line
-from treadle.datagen.pools.quality import REASONS
+from treadle.datagen.sft_rows.quality import REASONS
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW
 
 

@@ -9,41 +9,30 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
-from treadle.agent.contract import TASK_COLUMNS, Task
-from treadle.agent.dialects.base import Segment
-from treadle.agent.dialects.tag_faults import format_faults
-from treadle.agent.dialects.tags import TagDialect
-from treadle.core.chat import ChatTokenizer
-from treadle.core.engines.config import EMBEDDED
-from treadle.core.engines.serving import embedded_folder
-from treadle.core.errors import ArtifactError, ConfigError, StageFailed
+from treadle.agent.contract import TASK_COLUMNS
+from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.store.buckets import Buckets, bucket_count, draw
-from treadle.datagen.pools.quality import Candidate, reasons_against
-from treadle.datagen.pools.repairs import repair_turn
 from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, RowEncoder, Turns
+from treadle.datagen.sft_rows.gate import QualityGate
 from treadle.datagen.sft_rows.report import ParentIndex, SftRowsTally, render_report
+from treadle.datagen.sft_rows.row_environments import RowEnvironments
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
 from treadle.datagen.sft_rows.trajectories import Trajectories
-from treadle.environments.rollouts.rows import first_tools, plain_schemas
+from treadle.environments.rollouts.rows import plain_schemas
 
 _log = logging.getLogger(__name__)
 
-REPAIRABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
-"""Reasons that a repair may remove; it is tried only if no other reason applies."""
-
 _REJECTED = ("rollout_key", "question_key", "dataset", "domain", "operator", "round", "status", "calls_requested")
-_JUDGED = (*_REJECTED, "truncated", "parents", "segments", "tool_calls")
+_JUDGED = (*_REJECTED, "environment", "truncated", "parents", "segments", "tool_calls")
 _DIGESTS = ("environment_digest", "tokenizer_digest")
 _COPIED = (
     "rollout_key",
@@ -59,7 +48,7 @@ _COPIED = (
     "tools",
     *_DIGESTS,
 )
-_KEPT = ("first_messages", "tool_schemas")
+_KEPT = ("environment", "first_messages", "tool_schemas")
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1024
 
@@ -68,6 +57,7 @@ class _Selected(NamedTuple):
     """A selected trajectory in the form in which it is stored in a bucket."""
 
     head: dict[str, Any]
+    environment: str
     repaired: bool
     first_messages: str
     """JSON, if only the episode knows them; else empty."""
@@ -87,17 +77,9 @@ class _SftRowsRun:
         self._options = settings.options
         self._trajectories = Trajectories(context.inputs)
         self._num_read = self._trajectories.num_rows
-        self._held_out = self._trajectories.held_out()
-        self._environment_digests = settings.environment.digests()
-        self._dialect = settings.environment.turn_dialect
-        # Only tags can be repaired.
-        tags = self._dialect if isinstance(self._dialect, TagDialect) else None
-        self._repaired_tags = tags if self._options.repair else None
-        self._tokenizer = _load_tokenizer(settings)
-        self._bound_dialect = self._dialect.bound(self._tokenizer, is_chat=False)
-        self._encoder = RowEncoder.of(self._tokenizer, mask_results=self._options.mask_results)
-        # Otherwise only the episode knows how it began, and its row says so.
-        self._rebuilds_prompts = settings.environment.first_messages(Task("", "")) is not None
+        self._environments = RowEnvironments(settings)
+        self._encoder = RowEncoder.of(self._environments.tokenizer, mask_results=self._options.mask_results)
+        self._gate = QualityGate(self._options, self._environments, self._encoder, self._trajectories.held_out())
         self._rejections: list[dict[str, Any]] = []
         self.tally = SftRowsTally()
 
@@ -148,10 +130,10 @@ class _SftRowsRun:
         for batches in self._trajectories.judged_batches([*_JUDGED, *IdColumns.NAMES, *_DIGESTS]):
             parents = ParentIndex()
             for batch in batches:
-                self._check_digests(batch)
+                self._environments.check(batch, self._trajectories.kind)
                 ids = IdColumns(batch)
                 for index, row in enumerate(batch.select([*_JUDGED, "correct"]).to_pylist()):
-                    candidate, reasons = self._judge(row, ids, index)
+                    candidate, reasons = self._gate.judge(row, ids, index)
                     self.tally.count_judged(row, reasons, parents.of(row))
                     parents.remember(row)
                     if reasons:
@@ -162,62 +144,6 @@ class _SftRowsRun:
                         selection.add(number, row["question_key"], row["rollout_key"], stratum, text)
                     number += 1
                 self._end_batch(batch.num_rows)
-
-    def _judge(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[Candidate, list[str]]:
-        """Return the trajectory, repaired if that is enabled and possible, and its reasons for rejection."""
-        num_prompt, output, origins = ids.num_prompt(index), ids.output(index), ids.origins(index)
-        candidate = Candidate(
-            status=row["status"],
-            correct=row["correct"],
-            segments=_segments(row["segments"]),
-            calls=[(call["tool"], call["status"]) for call in orjson.loads(row["tool_calls"])],
-            num_prompt_ids=num_prompt,
-            num_output_ids=len(output),
-            origins=origins,
-            num_row_tokens=self._encoder.num_tokens(num_prompt, output, origins),
-            truncated=row["truncated"],
-            held_out=row["question_key"] in self._held_out,
-        )
-        reasons = self._reasons(candidate)
-        if self._repaired_tags is None or not reasons or not REPAIRABLE.issuperset(reasons):
-            return candidate, reasons
-        repaired_turn = repair_turn(candidate.segments, output, origins, self._tokenizer, self._repaired_tags)
-        if repaired_turn is None:
-            return candidate, reasons
-        origins = bytes(repaired_turn.origins)
-        other = replace(
-            candidate,
-            segments=repaired_turn.segments,
-            num_output_ids=len(repaired_turn.ids),
-            origins=origins,
-            num_row_tokens=self._encoder.num_tokens(num_prompt, repaired_turn.ids, origins),
-        )
-        return other, self._reasons(other)
-
-    def _reasons(self, candidate: Candidate) -> list[str]:
-        return reasons_against(candidate, cutoff_tokens=self._options.cutoff_tokens, dialect=self._dialect)
-
-    def _check_digests(self, batch: pa.RecordBatch) -> None:
-        """Raise StageFailed if trajectories were made in another environment or with another tokenizer."""
-        kind = self._trajectories.kind
-        for digest in batch.column("environment_digest").unique().to_pylist():
-            if digest not in self._environment_digests:
-                raise StageFailed(
-                    f"trajectories were made in environment {digest[:12]}, but the configuration describes "
-                    f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run "
-                    f"`{kind}` again, or restore the [environment] that it was run with"
-                )
-        for digest in batch.column("tokenizer_digest").unique().to_pylist():
-            if digest and self._tokenizer is None:
-                raise ConfigError(
-                    "trajectories have token ids, but the policy has no tokenizer here; set `tokenizer` of the "
-                    "policy's model to its folder"
-                )
-            if digest and self._tokenizer is not None and digest != self._tokenizer.digest:
-                raise StageFailed(
-                    f"trajectories were made with tokenizer {digest[:12]}, but the policy's in "
-                    f"{self._tokenizer.folder} is {self._tokenizer.digest[:12]}; set the tokenizer that `{kind}` used"
-                )
 
     # Second pass: put rows into buckets by position, then the questions, then write each bucket.
 
@@ -252,16 +178,16 @@ class _SftRowsRun:
         return np.unique(wanted)
 
     def _selected(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> _Selected:
-        segments, output, origins = _segments(row["segments"]), ids.output(index), ids.origins(index)
-        repaired = self._repaired_tags is not None and bool(format_faults(segments, self._repaired_tags))
-        if self._repaired_tags is not None and repaired:
-            repaired_turn = repair_turn(segments, output, origins, self._tokenizer, self._repaired_tags)
-            assert repaired_turn is not None
-            segments, output, origins = repaired_turn.segments, repaired_turn.ids, bytes(repaired_turn.origins)
-        head = {name: row[name] for name in _COPIED}
-        turns = Turns.of(segments, output, origins, self._dialect)
-        first_messages = "" if self._rebuilds_prompts else row["first_messages"] or ""
-        return _Selected(head, repaired, first_messages, row["tool_schemas"], ids.prompt_digest(index), turns)
+        turns, repaired = self._gate.turns(row, ids, index)
+        return _Selected(
+            head={name: row[name] for name in _COPIED},
+            environment=row["environment"],
+            repaired=repaired,
+            first_messages="" if self._environments.of(row).rebuilds_prompts else row["first_messages"] or "",
+            tool_schemas=row["tool_schemas"],
+            prompt_digest=ids.prompt_digest(index),
+            turns=turns,
+        )
 
     def _leave_out(self, row: Mapping[str, Any], why: str, ids: IdColumns, index: int) -> None:
         self.tally.left_out[why] += 1
@@ -298,19 +224,19 @@ class _SftRowsRun:
         self._context.write(SFT_ROWS.kind, chunk)
 
     def _prompt(self, question: Mapping[str, Any] | None, selected: _Selected) -> Prompt:
-        """Return the prompt that the environment makes of the question, or else the one that the episode began with."""
-        key = selected.head["question_key"]
+        """Return the prompt of a selected trajectory; raise ArtifactError if its question is not there."""
         if question is None:
             raise ArtifactError(
-                f"trajectories answer question {key}, which is not among the questions read; bind the questions that "
-                f"the {self._trajectories.kind} were made from"
+                f"trajectories answer question {selected.head['question_key']}, which is not among the questions read; "
+                f"bind the questions that the {self._trajectories.kind} were made from"
             )
-        messages = self._settings.environment.first_messages(Task.from_row(question))
-        if messages is None and not selected.first_messages:
-            raise ArtifactError(f"trajectory {selected.head['rollout_key']} does not say with which messages it began")
-        messages = messages or orjson.loads(selected.first_messages)
-        tools = first_tools(selected.tool_schemas)
-        return Prompt.of(messages, tools, self._tokenizer, self._bound_dialect)
+        return self._environments.prompt(
+            selected.environment,
+            question,
+            selected.head["rollout_key"],
+            selected.first_messages,
+            selected.tool_schemas,
+        )
 
     def _finished(self, selected: _Selected, prompt: Prompt) -> dict[str, Any]:
         """Return the row; raise StageFailed if the rollout's prompt differs from the environment's."""
@@ -348,23 +274,6 @@ def run_sft_rows(context: StageContext) -> Mapping[str, Any]:
     stage_run = _SftRowsRun(context)
     stage_run.run()
     return stage_run.tally.metrics()
-
-
-def _load_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
-    if settings.tokenizer is None:
-        return None
-    folder = embedded_folder("tokenizer") if settings.tokenizer == Path(EMBEDDED) else settings.tokenizer
-    tokenizer = ChatTokenizer.load(folder)
-    if settings.tokenizer_digest not in ("", tokenizer.digest):
-        raise ConfigError(
-            f"the tokenizer in {settings.tokenizer} is not the one that this run was made with; restore its files, or "
-            "start a new run"
-        )
-    return tokenizer
-
-
-def _segments(text: str) -> list[Segment]:
-    return [Segment(part["kind"], part["text"], part["start"], part["end"]) for part in orjson.loads(text)]
 
 
 def _line(place: int, selected: _Selected) -> bytes:

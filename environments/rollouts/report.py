@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.llm.oddities import odd_sentences
+from treadle.environments.mixture import METRIC_PREFIX
 from treadle.environments.settings import DEFAULT_TYPE
 
 ODD = "odd_"
@@ -63,13 +65,26 @@ def _unused_tools(metrics: Mapping[str, Any], tools: Collection[str]) -> list[st
     ]
 
 
+def metrics_by_environment(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the metrics of each environment of a mixture; without one, those of the record for the default one."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in metrics.items():
+        if key.startswith(METRIC_PREFIX):
+            name, _, metric = key.removeprefix(METRIC_PREFIX).partition(".")
+            found.setdefault(name, {})[metric] = value
+    return dict(found) or {DEFAULT_ENVIRONMENT: metrics}
+
+
 def rollout_warnings(
     metrics: Mapping[str, Any], environment: str = DEFAULT_TYPE, tools: Collection[str] = ()
 ) -> list[str]:
-    """Return warnings about the stage `rollouts` in a type of environment; nothing if there are none.
+    """Return warnings about the rollouts in a type of environment; nothing if there are none.
 
     `tools` are the enabled entries of `environment.tools`.
     """
-    odd = {name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)}
-    unreadable = unreadable_output_warnings(metrics, environment=environment)
-    return [*(unreadable or _unused_tools(metrics, tools)), *odd_sentences(odd)]
+    return unreadable_output_warnings(metrics, environment=environment) or _unused_tools(metrics, tools)
+
+
+def odd_warnings(metrics: Mapping[str, Any]) -> list[str]:
+    """Return warnings about odd answers of the server; nothing if there are none."""
+    return odd_sentences({name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -15,8 +15,8 @@ from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.runs.shards import MAX_SHARDS
 from treadle.core.runs.stage import Rows
-from treadle.environments.mixture import MixedSettings
-from treadle.environments.types import Traits
+from treadle.environments.mixture import MixedSettings, find_environment
+from treadle.environments.settings import EnvironmentSettings
 
 
 class RolloutOptions(Section):
@@ -73,6 +73,15 @@ class RolloutsSettings(MixedSettings):
     seed: int = 0
     """Seed of the run; the seeds of all rollouts and turns derive from it."""
 
+    def alone(self, name: str) -> Self:
+        """Return the settings as a run with only this environment has them, without models that it does not ask."""
+        environment = self.named_environments()[name]
+        update: dict[str, Any] = {"environment": environment, "environments": {}}
+        update["roles"] = {role: one for role, one in self.roles.items() if role in environment.role_models}
+        if environment.summarizer is None:
+            update |= {"summarizer": None, "summarizer_tokenizer_digest": ""}
+        return self.model_copy(update=update)
+
 
 class QuestionSelection(Protocol):
     """Keys of a stage's section that select questions; see `RolloutOptions`."""
@@ -106,9 +115,9 @@ JOB_COLUMNS = (*ASKED_COLUMNS, "source_file", "source_row")
 """`ASKED_COLUMNS` and the source of the question, which distinguishes an edited question from a new one."""
 
 
-def job_columns(traits: Traits) -> tuple[str, ...]:
+def job_columns(*, reads_payload: bool) -> tuple[str, ...]:
     """Return the columns of a job's question: hidden ones only if episodes read them."""
-    return (*JOB_COLUMNS, *HIDDEN_COLUMNS) if traits.reads_payload else JOB_COLUMNS
+    return (*JOB_COLUMNS, *HIDDEN_COLUMNS) if reads_payload else JOB_COLUMNS
 
 
 def selected_questions(
@@ -130,3 +139,15 @@ def selected_questions(
             if options.max_questions is not None and number > options.max_questions:
                 return
             yield row
+
+
+def selected_environments(
+    settings: MixedSettings, options: QuestionSelection, tables: Sequence[Rows]
+) -> dict[str, EnvironmentSettings]:
+    """Return the environments of the selected questions, by name.
+
+    Raises DataError for a question of an environment that the settings do not have.
+    """
+    names = {row["environment"] for row in selected_questions(options, tables, ("dataset", "split", "environment"))}
+    known = settings.named_environments()
+    return {name: find_environment(known, name) for name in sorted(names)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.contract import CallRecord, Ledger, Task
+from treadle.agent.contract import DEFAULT_ENVIRONMENT, CallRecord, Ledger, Task
 from treadle.agent.dialects.base import RESULT, TEXT, Segment
 from treadle.agent.dialects.tags import TagDialect, parse_calls, require_tags, tokenise
 from treadle.agent.tools.outcome import OutcomeStatus
@@ -90,6 +90,7 @@ class ImportRows:
         head = {
             "rollout_key": rollout_key(question["question_key"], self._model, place, f"{IMPORTED}/{one.operator}"),
             **{name: question[name] for name in ("question_key", "dataset", "domain")},
+            "environment": DEFAULT_ENVIRONMENT,
             "model": self._model,
             "sample_index": place,
             "operator": one.operator,

@@ -71,9 +71,7 @@ def estimate_of_trajectories(
             if used["calls"]
         ],
         num_searches=sum(searches.values()),
-        num_pages=sum(
-            num * _pages_per_search(find_environment(environments, name)) for name, num in num_searches.items()
-        ),
+        num_pages=sum(num * _pages_per_search(environments[name]) for name, num in searches.items()),
     )
 
 

@@ -21,7 +21,7 @@ from support.runs.processes import kill_alone, until
 
 from treadle.core.runs.address import Address
 from treadle.core.seeds import derive_seed
-from treadle.datagen.pools.evolution import INITIAL
+from treadle.datagen.pools.events import INITIAL
 from treadle.datagen.pools.settings import DEFAULT_OPERATORS
 
 KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "2")) // 8)

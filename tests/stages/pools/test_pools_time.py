@@ -85,7 +85,7 @@ class JudgeThatGoesDown:
 async def test_judge_failure_after_the_question_deadline_leaves_nothing_pending(
     bench: PoolsBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treadle.datagen.pools.stage.AnswerJudge", JudgeThatGoesDown)
+    monkeypatch.setattr("treadle.datagen.pools.opened.AnswerJudge", JudgeThatGoesDown)
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
     with importable(tmp_path, "waiting_operator", WAITING):
         async with server(agent) as scripted:

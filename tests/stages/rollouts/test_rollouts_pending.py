@@ -21,7 +21,8 @@ from treadle.core.errors import (
 from treadle.core.journal.journal import Journal
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Outputs, Progress, StageContext
-from treadle.environments.rollouts.stage import ROLLOUTS_STAGE, RolloutsRun
+from treadle.environments.rollouts.run import RolloutsRun
+from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
 
 
 @pytest.fixture

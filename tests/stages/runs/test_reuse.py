@@ -272,7 +272,7 @@ async def test_raised_environment_version_resends_every_request(
 
 
 @pytest.mark.parametrize(
-    "version", ["treadle.environments.settings.ENVIRONMENT_VERSION", "treadle.datagen.pools.stage.CONTENT_VERSION"]
+    "version", ["treadle.environments.settings.ENVIRONMENT_VERSION", "treadle.datagen.pools.jobs.CONTENT_VERSION"]
 )
 async def test_raised_pool_content_version_reruns_all_pools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str

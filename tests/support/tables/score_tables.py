@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.contract import DEFAULT_ENVIRONMENT, Task
+from treadle.agent.contract import Task
 from treadle.core.config import Section
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
@@ -76,7 +76,7 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "format": None,
         "scorer": None,
         "search": None,
-        "environment": DEFAULT_ENVIRONMENT,
+        "environment": "default",
         "payload": "{}",
     }
 
@@ -92,6 +92,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "question_key": question_key,
         "dataset": "world",
         "domain": "qa",
+        "environment": "default",
         "model": "base",
         "sample_index": 0,
         "operator": "rollout",
@@ -108,7 +109,6 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "samples": [NO_IDS],
         "reward": None,
         "outcome": None,
-        "environment": DEFAULT_ENVIRONMENT,
     }
     for column in ROLLOUTS.schema:
         if column.name not in row:
@@ -161,7 +161,7 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "domain": "qa",
         "model": "base",
         "sample_index": 0,
-        "environment": DEFAULT_ENVIRONMENT,
+        "environment": "default",
         "status": "answered",
         "truncated": False,
         "num_turns": 1,

@@ -17,6 +17,7 @@ from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.environment_tasks import FindTasks, task_rows
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE, questions_stage
+from treadle.datagen.questions.task_environment import TaskEnvironment
 
 TEXT = "I think of a number. Which one?"
 SOURCE = {"from": "environment"}
@@ -57,12 +58,17 @@ def secrets(number: int) -> list[dict[str, Any]]:
 
 
 def instance(
-    find: FindTasks, *sources: Mapping[str, Any], kind: str = "guess", seed: int = 5, digest: str = "d", **keys: Any
+    find: FindTasks,
+    *sources: Mapping[str, Any],
+    kind: str = "guess",
+    seed: int = 5,
+    digest: str = "d",
+    brings_tasks: bool = True,
+    **keys: Any,
 ) -> Instance:
     tree = {"sources": list(sources), "max_error_rate": 1.0, **keys}
-    settings = validate(QuestionsSettings, tree).for_environment(
-        kind, needs_answers=False, tasks_digest=digest, seed=seed
-    )
+    known = TaskEnvironment(kind=kind, needs_answers=False, brings_tasks=brings_tasks, tasks_digest=digest)
+    settings = validate(QuestionsSettings, tree).for_environments({"default": known}, seed=seed)
     return Instance(address=Address(1, "questions"), stage=questions_stage(find), settings=settings.with_digests())
 
 
@@ -138,7 +144,7 @@ def test_bad_tasks_are_quarantined_without_their_payload(bench: Bench) -> None:
 def test_type_without_tasks_is_refused_when_the_run_is_planned_and_when_it_runs(bench: Bench) -> None:
     match = "environments of the type 'guess' bring no tasks; give path or hub instead of from"
     with pytest.raises(ConfigError, match=match):
-        instance(lambda settings: None, SOURCE, digest="")
+        instance(lambda settings: None, SOURCE, brings_tasks=False)
     with pytest.raises(ConfigError, match=match):
         execute(instance(lambda settings: None, SOURCE), bench.run)
 

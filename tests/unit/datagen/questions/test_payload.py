@@ -256,7 +256,7 @@ def test_row_without_answer_is_a_task_where_none_is_needed(bench: Bench) -> None
         {"question": "Build four.", "answer": {"a": 1}},
     ]
     path = write_jsonl(bench.folder / "q.jsonl", rows)
-    result = bench.take({"path": path}, needs_answers=False, kind="build")
+    result = bench.take({"path": path}, environments={"default": {"needs_answers": False, "kind": "build"}})
     assert [(row["domain"], row["answers"]) for row in result.questions] == [
         ("task", []), ("task", []), ("task", ["x"]), ("task", []), ("choice", ["B"]),
     ]  # fmt: skip
@@ -267,7 +267,7 @@ def test_row_without_answer_is_a_task_where_none_is_needed(bench: Bench) -> None
 
 def test_configured_domain_of_a_task_is_kept(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "q.jsonl", [{"question": "Build it."}])
-    (task,) = bench.take({"path": path, "domain": "math"}, needs_answers=False).questions
+    (task,) = bench.take({"path": path, "domain": "math"}, environments={"default": {"needs_answers": False}}).questions
     assert (task["domain"], task["answers"]) == ("math", [])
 
 

@@ -40,6 +40,7 @@ def test_question_keeps_its_fields_and_source(bench: Bench) -> None:
             "format": None,
             "scorer": None,
             "search": None,
+            "environment": "default",
             "payload": "{}",
         }
     ]

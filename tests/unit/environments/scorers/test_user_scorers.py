@@ -200,7 +200,7 @@ def test_class_that_cannot_be_used_is_refused(name: str, error: str) -> None:
 
 def test_task_decides_in_an_environment_that_scores_itself() -> None:
     entries = {"given": SCORERS.parse({"type": f"{__name__}:Given"})}
-    scorers = OpenScorers(entries, EnvironmentSettings())
+    scorers = OpenScorers(entries, {"default": EnvironmentSettings()})
     named = {name: scorers.scorer_of(Task("q", "?", domain="task", scorer=name)).name for name in ("given", "qa")}
     assert named == {"given": "given", "qa": "environment"}
     assert scorers.scorer_of(Task("q", "?", domain="task")).name == "environment"

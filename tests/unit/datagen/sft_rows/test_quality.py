@@ -21,8 +21,8 @@ from treadle.agent.token_ids import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYS
 from treadle.core.chat import ChatTokenizer
 from treadle.core.store.buckets import Buckets, draw
 from treadle.datagen.pools.pool import is_near_duplicate
-from treadle.datagen.pools.quality import REASONS, Candidate, reasons_against
-from treadle.datagen.pools.repairs import repair_turn
+from treadle.datagen.sft_rows.quality import REASONS, Candidate, reasons_against
+from treadle.datagen.sft_rows.repairs import repair_turn
 from treadle.datagen.sft_rows.selection import DECISIONS, TrajectorySelector, quotas, spread
 
 RIGHT = r"<think>a</think><search>q</search>{}<think>b</think><answer>\boxed{1}</answer>"

@@ -1,0 +1,149 @@
+"""Open what pools need, models, judge and environments, or replay what they answered before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from treadle.agent.judges.answer import AnswerJudge
+from treadle.agent.metering import Meter, TokenBudget
+from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.types import ServerFacts
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.datagen.operators import load_operators
+from treadle.datagen.pools.context import NullModel, NullRuntime, PoolContext
+from treadle.datagen.pools.settings import PoolsSettings
+from treadle.datagen.prompts import PromptSet
+from treadle.environments.mixture import Environments
+from treadle.environments.opening import engine_of, open_runtimes
+from treadle.environments.registry import environment_type
+from treadle.environments.types import EnvironmentRuntime, Resources
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPools:
+    """What pools need while they are made.
+
+    Attributes:
+        contexts: What the questions of an environment share, by its name.
+        tokenizer_digest: Digest of the policy's tokenizer; empty in text mode.
+        servers: What the servers of the models said of themselves, by role.
+        sandbox: Facts about the environments for the record, by name in a mixture.
+    """
+
+    contexts: Mapping[str, PoolContext]
+    tokenizer_digest: str
+    servers: Mapping[str, Any] = field(default_factory=dict)
+    sandbox: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextlib.asynccontextmanager
+async def open_pools(
+    settings: PoolsSettings,
+    environments: Environments,
+    sessions: ModelSessions,
+    store: Callable[[str], KeyedStore],
+) -> AsyncIterator[OpenPools]:
+    """Open the models of all roles, the tools of these environments and the judge, for the duration of the block."""
+    for name, role in settings.roles.items():
+        check_api(name, role.name, role.model)
+    models = {
+        name: await sessions.model(role.name, role.model, role.tokenizer_digest)
+        for name, role in settings.roles.items()
+    }
+    facts = {name: environment_type(one).facts(one) for name, one in environments.items()}
+    models["policy"].check_token_ids()
+    resources = Resources(models.get("summarizer"), store)
+    async with open_runtimes(environments, resources) as runtimes, _judge(settings, models) as judge:
+        yield OpenPools(
+            _contexts(settings, environments, models, runtimes, judge),
+            _tokenizer_digest(models),
+            {name: asdict(model.facts) for name, model in models.items()},
+            settings.named_metrics(facts),
+        )
+
+
+@contextlib.asynccontextmanager
+async def replay_pools(
+    settings: PoolsSettings, environments: Environments, servers: Mapping[str, Any], budget: TokenBudget, cause: str
+) -> AsyncIterator[OpenPools]:
+    """Make contexts that replay stored answers, in which any other request fails with a cause.
+
+    `servers` is what the servers said when the questions were processed. There is none for an environment that cannot
+    replay, nor for any without the policy's server.
+    """
+    runtimes: dict[str, EnvironmentRuntime] = {}
+    for name, one in environments.items() if "policy" in servers else ():
+        if (runtime := environment_type(one).replaying(one)) is not None:
+            runtimes[name] = NullRuntime(runtime, cause)
+    if not runtimes:
+        yield OpenPools({}, "")
+        return
+    models = _replay_models(settings, servers, budget)
+    # Rules need no model, and verdicts of models are stored; without the judge, the wrong branch would be replayed.
+    async with _judge(settings, models, NullModel(cause)) as judge:
+        replayed = {name: environments[name] for name in runtimes}
+        yield OpenPools(_contexts(settings, replayed, models, runtimes, judge), _tokenizer_digest(models))
+
+
+def _tokenizer_digest(models: Mapping[str, ModelSession]) -> str:
+    codec = models["policy"].codec
+    return codec.digest if codec else ""
+
+
+def _contexts(
+    settings: PoolsSettings,
+    environments: Environments,
+    models: Mapping[str, ModelSession],
+    runtimes: Mapping[str, EnvironmentRuntime],
+    judge: AnswerJudge,
+) -> dict[str, PoolContext]:
+    policy, sampling = models["policy"], settings.roles["policy"].sampling
+    roles = {name: models[name].for_role(name, settings.roles[name].sampling) for name in ("critic", "refiner")}
+    operators, prompts = load_operators(settings.options.operators), PromptSet(settings.options.prompts)
+    return {
+        name: PoolContext(
+            options=settings.options,
+            environment=one,
+            fresh=engine_of(policy, one, sampling),
+            continuing=engine_of(policy, one, sampling, additional_calls=one.num_continuation_calls),
+            runtime=runtimes[name],
+            roles=roles,
+            judge=judge,
+            operators=operators,
+            prompts=prompts,
+            policy_name=settings.roles["policy"].name,
+            seed=settings.seed,
+        )
+        for name, one in environments.items()
+    }
+
+
+def _judge(
+    settings: PoolsSettings, models: Mapping[str, ModelSession], instead: NullModel | None = None
+) -> AnswerJudge:
+    """Return the judge; `instead` replaces its model."""
+    model = None
+    if settings.options.judge_math:
+        model = models["judge"].for_role("judge", settings.roles["judge"].sampling)
+        model = replace(model, model=instead or model.model)
+    return AnswerJudge(f1_threshold=settings.options.f1_threshold, model=model)
+
+
+def _replay_models(settings: PoolsSettings, servers: Mapping[str, Any], budget: TokenBudget) -> dict[str, ModelSession]:
+    """Return the models of all roles for replaying stored answers without requests.
+
+    The policy gets the facts that its server reported when the questions were processed; the facts of other roles
+    do not matter.
+    """
+    models = {}
+    for name, role in settings.roles.items():
+        unknown = ServerFacts(role.model.model, None, token_ids=False, endpoints=())
+        facts = ServerFacts(**servers[name]) if name in servers else unknown
+        meter = Meter(ModelPool(role.name, role.model), budget)
+        tokenizer = load_tokenizer(role.name, role.model, role.tokenizer_digest)
+        models[name] = ModelSession(role.name, meter, facts, tokenizer)
+    return models

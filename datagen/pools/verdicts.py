@@ -1,0 +1,45 @@
+"""Judge the answer of a trajectory in a pool; a judge that fails too late leaves it without a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.agent.call_cache import CallCache
+from treadle.agent.contract import Task
+from treadle.agent.judges.cases import Case, Verdict, Verifier
+from treadle.agent.trajectory import Trajectory
+from treadle.core.answers.extraction import extract_prediction
+from treadle.core.errors import DeadlineExceeded, ModelError
+
+
+def prediction_of(trajectory: Trajectory) -> str:
+    """Return the answer of a trajectory; empty without one."""
+    return extract_prediction([{"kind": one.kind, "text": one.text} for one in trajectory.segments])
+
+
+def case_of(task: Task, answers: Sequence[str], prediction: str, *, answered: bool, seed: int, deadline: float) -> Case:
+    """Return the case of an answer to a task with these gold answers; `deadline` is a time of the work clock."""
+    return Case(
+        question=task.user_message,
+        answers=tuple(answers),
+        choices=task.choices,
+        domain=task.rule,
+        prediction=prediction,
+        answered=answered,
+        seed=seed,
+        session=task.key,
+        deadline=deadline,
+    )
+
+
+async def verdict_on(judge: Verifier, case: Case, cache: CallCache, *, has_time: bool) -> Verdict:
+    """Return the verdict on a case.
+
+    Raises ModelError if the judge's model fails while there is time to ask it again; otherwise the verdict is unknown.
+    """
+    try:
+        return await judge.verdict(case, cache)
+    except ModelError as error:
+        if has_time and not isinstance(error, DeadlineExceeded):
+            raise
+        return Verdict(None, None, "model", error=str(error))

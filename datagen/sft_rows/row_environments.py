@@ -1,0 +1,133 @@
+"""Know the environments that trajectories were made in: their dialects, digests and prompts, with one tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from treadle.agent.contract import Task
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.tags import TagDialect
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import EMBEDDED
+from treadle.core.engines.serving import embedded_folder
+from treadle.core.errors import ArtifactError, ConfigError, DataError, StageFailed
+from treadle.datagen.sft_rows.encoding import Prompt
+from treadle.datagen.sft_rows.settings import SftRowsSettings
+from treadle.environments.mixture import table_of, unknown_environment
+from treadle.environments.rollouts.rows import first_tools
+from treadle.environments.settings import Digests, EnvironmentSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RowEnvironment:
+    """One environment of trajectories.
+
+    Attributes:
+        dialect: How its turns are read.
+        bound_dialect: The same for the tokenizer.
+        tags: The dialect if it can be repaired.
+        rebuilds_prompts: Whether the question alone decides its prompt. Otherwise only the episode knows how it began,
+            and its row says so.
+    """
+
+    settings: EnvironmentSettings
+    digests: Digests
+    dialect: Dialect
+    bound_dialect: Dialect
+    tags: TagDialect | None
+    rebuilds_prompts: bool
+
+    @classmethod
+    def of(cls, settings: EnvironmentSettings, tokenizer: ChatTokenizer | None) -> RowEnvironment:
+        """Return what is known of an environment."""
+        dialect = settings.turn_dialect
+        return cls(
+            settings,
+            settings.digests(),
+            dialect,
+            dialect.bound(tokenizer, is_chat=False),
+            dialect if isinstance(dialect, TagDialect) else None,
+            settings.first_messages(Task("", "")) is not None,
+        )
+
+
+class RowEnvironments:
+    """The environments of a run, by the column `environment` of trajectories.
+
+    Attributes:
+        tokenizer: Tokenizer of the policy; None in text mode.
+    """
+
+    def __init__(self, settings: SftRowsSettings) -> None:
+        self.tokenizer = _load_tokenizer(settings)
+        self._by_name = {
+            name: RowEnvironment.of(one, self.tokenizer) for name, one in settings.named_environments().items()
+        }
+
+    def of(self, row: Mapping[str, Any]) -> RowEnvironment:
+        """Return the environment of a trajectory; raise DataError if this run does not have it."""
+        return self[row["environment"]]
+
+    def __getitem__(self, name: str) -> RowEnvironment:
+        if name not in self._by_name:
+            raise DataError(unknown_environment(name, self._by_name))
+        return self._by_name[name]
+
+    def check(self, batch: pa.RecordBatch, kind: str) -> None:
+        """Raise StageFailed if trajectories were made in another environment or with another tokenizer.
+
+        Raises DataError for an environment that this run does not have. `kind` is the table that they are from.
+        """
+        for pair in batch.select(["environment", "environment_digest"]).to_struct_array().unique().to_pylist():
+            name, digest = pair["environment"], pair["environment_digest"]
+            if digest not in self[name].digests:
+                raise StageFailed(
+                    f"trajectories were made in environment {digest[:12]}, but the configuration describes "
+                    f"{self[name].digests.plain[:12]}: another prompt, other tools or limits; run "
+                    f"`{kind}` again, or restore the [{table_of(name)}] that it was run with"
+                )
+        for digest in batch.column("tokenizer_digest").unique().to_pylist():
+            if digest and self.tokenizer is None:
+                raise ConfigError(
+                    "trajectories have token ids, but the policy has no tokenizer here; set `tokenizer` of the "
+                    "policy's model to its folder"
+                )
+            if digest and self.tokenizer is not None and digest != self.tokenizer.digest:
+                raise StageFailed(
+                    f"trajectories were made with tokenizer {digest[:12]}, but the policy's in "
+                    f"{self.tokenizer.folder} is {self.tokenizer.digest[:12]}; set the tokenizer that `{kind}` used"
+                )
+
+    def prompt(
+        self, name: str, question: Mapping[str, Any], rollout_key: str, first_messages: str, tool_schemas: str
+    ) -> Prompt:
+        """Return the prompt that an environment makes of a question, or else the one that the episode began with.
+
+        `first_messages` and `tool_schemas` are those of the rollout, as JSON; without either prompt, raises
+        ArtifactError.
+        """
+        environment = self[name]
+        messages = environment.settings.first_messages(Task.from_row(question))
+        if messages is None and not first_messages:
+            raise ArtifactError(f"trajectory {rollout_key} does not say with which messages it began")
+        messages = messages or orjson.loads(first_messages)
+        return Prompt.of(messages, first_tools(tool_schemas), self.tokenizer, environment.bound_dialect)
+
+
+def _load_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
+    if settings.tokenizer is None:
+        return None
+    folder = embedded_folder("tokenizer") if settings.tokenizer == Path(EMBEDDED) else settings.tokenizer
+    tokenizer = ChatTokenizer.load(folder)
+    if settings.tokenizer_digest not in ("", tokenizer.digest):
+        raise ConfigError(
+            f"the tokenizer in {settings.tokenizer} is not the one that this run was made with; restore its files, or "
+            "start a new run"
+        )
+    return tokenizer
