@@ -5,7 +5,8 @@ Documented in docs/behaviour/rewards.md.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import math
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
@@ -19,6 +20,7 @@ from treadle.rl.credit.registry import AnyCredit
 from treadle.rl.groups.branching import Branching
 from treadle.rl.rewards.efficiency import EfficiencyReward
 from treadle.rl.rewards.registry import AnyReward
+from treadle.rl.training.step_rows import SHARE_TOLERANCE
 from treadle.rl.training_engine import AnyRlEngine
 
 ET_AGENT_7B: dict[str, Any] = {
@@ -105,6 +107,11 @@ class RlOptions(TrainingOptions):
     """Passes over the rows; questions that do not fill a step at the end of a pass are dropped."""
     max_steps: int | None = Field(default=None, ge=1)
     """Maximum number of steps; None runs all steps of the passes."""
+    shares: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = {}
+    """Share of each environment in the questions of a step, such as `{ default = 0.25, guess = 0.75 }`; `default` is
+    `[environment]`. All environments with rows are named, 0 leaves one out, and the sum is 1. Each environment has
+    passes of its own over its rows; the number of steps is still that of `num_epochs` passes over all rows. Empty: rows
+    are drawn as they are."""
 
     learning_rate: float = Field(default=1e-5, gt=0.0)
     """Learning rate of AdamW."""
@@ -205,6 +212,12 @@ class RlOptions(TrainingOptions):
                 f"save_steps {self.save_steps} is not a multiple of validation_steps {self.validation_steps}, so saved "
                 "policies would lack a validation"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> RlOptions:
+        if self.shares and abs((total := math.fsum(self.shares.values())) - 1) > SHARE_TOLERANCE:
+            raise ValueError(f"shares have the sum {total:g}, not 1; they are shares of the questions of a step")
         return self
 
     @property

@@ -1,7 +1,6 @@
-"""Open the run's environment in an engine's process, with the same tools, prompt and limits as in every rollout.
+"""Open the run's environments in an engine's process, with the same tools, prompts and limits as in every rollout.
 
-An engine gets the stage's settings, with paths and the interpreter of programs filled in, and their digest. An
-environment with another digest is refused. See docs/behaviour/group-rollouts.md, part "The environment".
+See docs/behaviour/group-rollouts.md, part "The environment".
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from treadle.agent.model_types import ChatCodec, CompletionModel
 from treadle.agent.rollout import RolloutEngine
-from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
 from treadle.core.steady_loop import SteadyLoop
+from treadle.environments.mixture import Environments
 from treadle.environments.opening import limits_of, open_runtime
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentRuntime, Resources
@@ -73,46 +72,42 @@ class OpenEnvironment:
 
 @contextlib.asynccontextmanager
 async def open_environment(
-    settings: EnvironmentSettings,
-    *,
-    digest: str = "",
-    interpreter: Path | None = None,
+    settings: EnvironmentSettings, *, interpreter: Path | None = None
 ) -> AsyncIterator[OpenEnvironment]:
-    """Open the tools for the duration of the block.
+    """Open the tools for the duration of the block; `interpreter` runs programs unless the settings name one.
 
-    `digest` is the expected digest, or empty to accept any; `interpreter` runs programs unless the settings name one.
-    Raises ConfigError if the digest differs, and ToolError or EndpointUnavailable if a tool cannot be opened.
+    Raises ToolError or EndpointUnavailable if a tool cannot be opened.
     """
-    found = settings.digest()
-    if digest not in ("", found):
-        raise ConfigError(
-            f"the agent's prompts, tools or limits in this engine (digest {found[:12]}) are not those of the run "
-            f"({digest[:12]}): the plan was made by another version of Treadle; run the stage again"
-        )
     settings = settings.with_interpreter(interpreter)
     # A policy in training sends new queries, so a query that is not on record must not end the training.
     async with open_runtime(settings, Resources(misses_are_empty=True)) as runtime:
         yield OpenEnvironment(settings, runtime)
 
 
-class ResidentEnvironment:
-    """An open environment for synchronous engines, on an event loop in a separate thread.
+@contextlib.asynccontextmanager
+async def open_environments(
+    environments: Environments, *, interpreter: Path | None = None
+) -> AsyncIterator[Mapping[str, OpenEnvironment]]:
+    """Open several environments like `open_environment`, by name."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(open_environment(settings, interpreter=interpreter))
+            for name, settings in environments.items()
+        }
+
+
+class ResidentEnvironments:
+    """Open environments for synchronous engines, on an event loop in a separate thread.
 
     Background work of the tools, such as keeping sandboxes warm, continues while the engine trains.
     """
 
-    open: OpenEnvironment
-    """The open environment, inside the block; use objects that it makes only in `run`."""
+    open: Mapping[str, OpenEnvironment]
+    """The open environments by name, inside the block; use objects that they make only in `run`."""
 
-    def __init__(
-        self,
-        settings: EnvironmentSettings,
-        *,
-        digest: str = "",
-        interpreter: Path | None = None,
-    ) -> None:
-        """Prepare an environment with the arguments of `open_environment`; entering the block opens it."""
-        self._context = open_environment(settings, digest=digest, interpreter=interpreter)
+    def __init__(self, environments: Environments, *, interpreter: Path | None = None) -> None:
+        """Prepare environments with the arguments of `open_environments`; entering the block opens them."""
+        self._context = open_environments(environments, interpreter=interpreter)
         self._loop = SteadyLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="environment", daemon=True)
 

@@ -12,14 +12,14 @@ from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.seeds import derive_seed
-from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.mixture import Environments
 from treadle.rl.credit.registry import is_default
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
-from treadle.rl.environment import ResidentEnvironment
+from treadle.rl.environment import ResidentEnvironments
 from treadle.rl.groups.batching import BatchedModel, BatchMembership, Generate
 from treadle.rl.groups.branching import Branching
-from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts, require_groups
+from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts, MixedRollouts, require_groups
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan
 
@@ -37,13 +37,13 @@ class ScoredGroup:
 
 
 class GroupSource:
-    """Source of groups that are rolled out in the run's environment, which stays open for the whole training."""
+    """Source of groups that are rolled out in their tasks' environments, which stay open for the whole training."""
 
     def __init__(
-        self, plan: RlPlan, environment: ResidentEnvironment, rollouts: GroupRollouts, scorer: GroupScorer
+        self, plan: RlPlan, environments: ResidentEnvironments, rollouts: MixedRollouts, scorer: GroupScorer
     ) -> None:
         self._plan = plan
-        self._environment = environment
+        self._environments = environments
         self._rollouts = rollouts
         self._scorer = scorer
 
@@ -65,16 +65,14 @@ class GroupSource:
 
     def validate(self, rows: Sequence[Task]) -> list[RewardedItem]:
         """Return the reward of one greedy trajectory per row."""
-        sampling = self._rollouts.engine.sampling.model_copy(update={"temperature": 0.0})
-        engine = replace(self._rollouts.engine, sampling=sampling)
-        rollouts = replace(self._rollouts, engine=engine, branching=Branching(1))
+        rollouts = MixedRollouts({name: _greedy(one) for name, one in self._rollouts.by_environment.items()})
         jobs = [_job(row, str(place), 1, self._plan.seed, 0) for place, row in enumerate(rows)]
         return [scored.rewards[0] for scored in self._make(rollouts, jobs, rows, 0)]
 
     def _make(
-        self, rollouts: GroupRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], step: int
+        self, rollouts: MixedRollouts, jobs: Sequence[GroupJob], rows: Sequence[Task], step: int
     ) -> list[ScoredGroup]:
-        groups = self._environment.run(require_groups(rollouts, jobs))
+        groups = self._environments.run(require_groups(rollouts, jobs))
         return [
             ScoredGroup(group, self._scorer.rewards(group, row, step)) for group, row in zip(groups, rows, strict=True)
         ]
@@ -84,50 +82,56 @@ class GroupSource:
 def open_source(
     plan: RlPlan,
     job: dict[str, Any],
-    settings: EnvironmentSettings,
+    environments: Environments,
     generate: Generate,
     codec: ChatTokenizer,
     *,
     max_model_len: int | None,
     max_batch: int | None,
 ) -> Iterator[GroupSource]:
-    """Open the environment and yield a source of groups; `generate` produces the policy's completions.
+    """Open the environments and yield a source of groups; `generate` produces the policy's completions.
 
     Raises BadEnvironment if a tool cannot be opened.
     """
     options = plan.options
     membership = BatchMembership()
     with (
-        open_scorer(plan, settings) as scorer,
-        _resident(job, settings) as environment,
+        open_scorer(plan, environments) as scorer,
+        _resident(job, environments) as resident,
         BatchedModel(generate, membership, max_batch=max_batch) as model,
     ):
-        engine = environment.open.engine(
-            model, codec, options.sampling, max_response_tokens=options.max_response_tokens, max_model_len=max_model_len
-        )
-        rollouts = environment.open.groups(
-            engine,
-            options.branching,
-            vocab_size=codec.vocab_size,
-            max_prompt_tokens=options.max_prompt_tokens,
-            membership=membership,
-        )
-        yield GroupSource(plan, environment, rollouts, scorer)
+        limits = {"max_response_tokens": options.max_response_tokens, "max_model_len": max_model_len}
+        rollouts = {
+            name: environment.groups(
+                environment.engine(model, codec, options.sampling, **limits),
+                options.branching,
+                vocab_size=codec.vocab_size,
+                max_prompt_tokens=options.max_prompt_tokens,
+                membership=membership,
+            )
+            for name, environment in resident.open.items()
+        }
+        yield GroupSource(plan, resident, MixedRollouts(rollouts), scorer)
 
 
 @contextlib.contextmanager
-def _resident(job: dict[str, Any], settings: EnvironmentSettings) -> Iterator[ResidentEnvironment]:
-    environment = ResidentEnvironment(
-        settings,
-        digest=job["environment_digest"],
-        interpreter=Path(job["interpreter"]) if job.get("interpreter") else None,
+def _resident(job: dict[str, Any], environments: Environments) -> Iterator[ResidentEnvironments]:
+    resident = ResidentEnvironments(
+        environments, interpreter=Path(job["interpreter"]) if job.get("interpreter") else None
     )
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(environment)
+            stack.enter_context(resident)
         except (ConfigError, ToolError, EndpointUnavailable) as error:
             raise BadEnvironment(str(error)) from error
-        yield environment
+        yield resident
+
+
+def _greedy(rollouts: GroupRollouts) -> GroupRollouts:
+    """Return a runner of groups of one greedy trajectory."""
+    engine = rollouts.engine
+    greedy = replace(engine, sampling=engine.sampling.model_copy(update={"temperature": 0.0}))
+    return replace(rollouts, engine=greedy, branching=Branching(1))
 
 
 def _job(task: Task, group_id: str, size: int, *seeds: int) -> GroupJob:

@@ -1,4 +1,4 @@
-"""Read a job: its plan, its environment and its rows, whose prompts are encoded and checked."""
+"""Read a job: its plan, its environments and its rows, whose prompts are encoded and checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.registry import edited_code
+from treadle.environments.mixture import Environments, find_environment, table_of
 from treadle.environments.opening import shown_messages
 from treadle.environments.registry import ENVIRONMENTS
-from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.training.plan import RlPlan
 
@@ -33,28 +33,29 @@ def require_unedited(job: Mapping[str, Any]) -> None:
         raise BadPlan(f"{file} was edited after the run had started; undo it, or start a new run")
 
 
-def settings_of(job: Mapping[str, Any]) -> EnvironmentSettings:
-    """Return the settings of the policy's environment, whose code may be outside of this engine's packages."""
-    add_import_folders(job)
-    return ENVIRONMENTS.parse(job["environment"])
-
-
 def add_import_folders(job: Mapping[str, Any]) -> None:
     """Let this process import from the folders of code of users."""
     # Last, so that no package of the engine is replaced.
     sys.path += [folder for folder in job.get("import_folders", ()) if folder not in sys.path]
 
 
-def environment_of(job: Mapping[str, Any]) -> EnvironmentSettings:
-    """Return the settings of the policy's environment; raise BadEnvironment if they differ from the plan's."""
-    settings = settings_of(job)
-    if settings.digest() != job["environment_digest"]:
-        raise BadEnvironment(
-            f"the agent's prompts, tools or limits in this engine (digest {settings.digest()[:12]}) are not those of "
-            f"the training plan ({job['environment_digest'][:12]}): the plan was made by another version of Treadle; "
-            "install one version on all machines and run the stage again"
-        )
-    return settings
+def job_environments(job: Mapping[str, Any]) -> Environments:
+    """Return the settings of the policy's environments, whose code may be outside of this engine's packages.
+
+    Raises BadEnvironment if they differ from the plan's.
+    """
+    add_import_folders(job)
+    digests = job["plan"]["environment_digests"]
+    environments = {name: ENVIRONMENTS.parse(settings) for name, settings in job["environments"].items()}
+    for name, digest in digests.items():
+        found = find_environment(environments, name).digest()
+        if found != digest:
+            raise BadEnvironment(
+                f"the agent's prompts, tools or limits in this engine ({table_of(name)}, digest {found[:12]}) are not "
+                f"those of the training plan ({digest[:12]}): the plan was made by another version of Treadle; install "
+                "one version on all machines and run the stage again"
+            )
+    return environments
 
 
 def read_tasks(path: Path, payloads: Payloads) -> list[Task]:
@@ -90,12 +91,12 @@ class Payloads:
 
 
 def check_rows(
-    rows: Sequence[Task], num_rows: int, max_tokens: int, environment: EnvironmentSettings, codec: ChatTokenizer
+    rows: Sequence[Task], num_rows: int, max_tokens: int, environments: Environments, codec: ChatTokenizer
 ) -> None:
     """Raise BadPlan if the number of rows differs from the plan's, or if prompts are longer than `max_tokens`."""
     if len(rows) != num_rows:
         raise BadPlan(f"there are {len(rows)} rows, but the plan has {num_rows}")
-    longer = sum(len(prompt_ids(row, environment, codec)) > max_tokens for row in rows)
+    longer = sum(len(prompt_ids(row, environments, codec)) > max_tokens for row in rows)
     if longer:
         raise BadPlan(
             f"{longer} of {len(rows)} prompts are longer than rl.max_prompt_tokens = {max_tokens}; raise it, or leave "
@@ -103,15 +104,15 @@ def check_rows(
         )
 
 
-def first_prompt(path: Path, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
+def first_prompt(path: Path, environments: Environments, codec: ChatTokenizer) -> list[int]:
     """Return the prompt ids of the first row; raise BadPlan if the file has no rows."""
     with pq.ParquetFile(path) as file:
         batch = next(file.iter_batches(1), None)
     if batch is None or not len(batch):
         raise BadPlan(f"{path} has no rows")
-    return prompt_ids(Task.from_row(batch.to_pylist()[0]), environment, codec)
+    return prompt_ids(Task.from_row(batch.to_pylist()[0]), environments, codec)
 
 
-def prompt_ids(task: Task, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
+def prompt_ids(task: Task, environments: Environments, codec: ChatTokenizer) -> list[int]:
     """Return the token ids of a task's prompt; those of its text if only an episode knows the prompt."""
-    return codec.prompt_ids(shown_messages(environment, task))
+    return codec.prompt_ids(shown_messages(find_environment(environments, task.environment), task))

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from treadle.agent.call_cache import NullCache
 from treadle.agent.contract import EpisodeOptions, Ledger, Task
@@ -171,13 +171,33 @@ class GroupRollouts:
             self.membership.leave()
 
 
-async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> list[Group]:
+class GroupRunner(Protocol):
+    """What rolls out single groups."""
+
+    async def roll_out(self, job: GroupJob) -> Group:
+        """See `GroupRollouts.roll_out`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRollouts:
+    """Runner of groups of several environments, whose rollouts share a model and its batches."""
+
+    by_environment: Mapping[str, GroupRollouts]
+    """Runner of each environment, by name; all have the same `membership`."""
+
+    async def roll_out(self, job: GroupJob) -> Group:
+        """Roll out one group in its task's environment; see `GroupRollouts.roll_out`."""
+        return await self.by_environment[job.question.environment].roll_out(job)
+
+
+async def roll_out_groups(rollouts: GroupRunner, jobs: Sequence[GroupJob]) -> list[Group]:
     """Roll out all groups concurrently, in the order of `jobs`; failed groups are marked and left to the caller."""
     return await _gather(rollouts.roll_out(job) for job in jobs)
 
 
 async def require_groups(
-    rollouts: GroupRollouts, jobs: Sequence[GroupJob], *, sleep: Sleep = asyncio.sleep
+    rollouts: GroupRunner, jobs: Sequence[GroupJob], *, sleep: Sleep = asyncio.sleep
 ) -> list[Group]:
     """Roll out all groups and retry those with a retryable error, until none has failed.
 

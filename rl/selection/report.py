@@ -54,11 +54,18 @@ class SelectionFindings(NamedTuple):
     choice: Choice
     datasets: Sequence[str]
     """Data set of each question."""
+    environments: Sequence[str]
+    """Name of the environment of each question."""
     earlier: Sequence[EarlierPhase]
     num_failed: int
     """Number of rollouts lost to infrastructure; they are not used."""
     num_unscored: int
     """Number of further rollouts without a verdict; they are not used either."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if the questions belong to more than one environment."""
+        return len(set(self.environments)) > 1
 
 
 class Group(NamedTuple):
@@ -92,6 +99,7 @@ def metrics_of(found: SelectionFindings) -> dict[str, Any]:
         "mean_score_corr_selected": _mean(choice.dispersion.score_corr[selected]),
         **_by_name("domain", choice.domains, selected),
         **_by_name("dataset", found.datasets, selected),
+        **(_by_name("environment", found.environments, selected) if found.is_mixed else {}),
         **{
             f"overlap.{earlier.phase}.{name}": int((earlier.mask & (choice.decisions == code)).sum())
             for earlier in found.earlier
@@ -193,6 +201,7 @@ def render_report(found: SelectionFindings, phase: int) -> str:
         _correctness(choice),
         _groups("Domains", "domain", choice.domains, choice),
         _groups("Data sets", "data set", found.datasets, choice),
+        *([_groups("Environments", "environment", found.environments, choice)] if found.is_mixed else []),
         *([_overlap(found)] if found.earlier else []),
     ]
     return f"{intro}\n\n{render_figures(tables)}\n"

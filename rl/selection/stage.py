@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treadle.agent.contract import TASK_COLUMNS, Task
-from treadle.core.errors import ArtifactError, StageFailed
+from treadle.core.errors import ArtifactError, DataError, StageFailed
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.seeds import derive_seed
 from treadle.core.store.buckets import Buckets, bucket_count, draw
+from treadle.environments.mixture import table_of, unknown_environment
 from treadle.environments.opening import shown_messages
 from treadle.rl.rewards.base import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
@@ -55,6 +56,7 @@ class _Questions:
         self.numbers: dict[str, int] = {}
         self.datasets: list[str] = []
         self.domains: list[str] = []
+        self.environments: list[str] = []
 
     @property
     def keys(self) -> list[str]:
@@ -87,7 +89,7 @@ class _SelectionRun:
         self._context = context
         self._settings = settings
         self._options = settings.options
-        self._environment_digests = settings.environment.digests()
+        self._environment_digests = settings.environment_digests()
         self._questions = _Questions()
         self._models: set[str] = set()
         self._num_failed = 0
@@ -112,7 +114,14 @@ class _SelectionRun:
         self._check_choice(choice)
         self._write_rows(choice)
         self._write_rejections(choice)
-        found = SelectionFindings(choice, self._questions.datasets, earlier, self._num_failed, self._num_unscored)
+        found = SelectionFindings(
+            choice,
+            self._questions.datasets,
+            self._questions.environments,
+            earlier,
+            self._num_failed,
+            self._num_unscored,
+        )
         report = render_report(found, self._settings.phase)
         self._context.add_file(RL_ROWS.kind, "selection.svg", draw_selection(choice))
         self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
@@ -160,14 +169,18 @@ class _SelectionRun:
 
     def _rollout_keys(self) -> Iterator[str]:
         """Yield the keys of the rollouts in their order; raise StageFailed if one comes from another environment."""
+        known = self._environment_digests.by_name
         for table in self._context.inputs["rollouts"]:
-            for batch in table.batches(["rollout_key", "environment_digest"]):
-                for digest in batch["environment_digest"].unique().to_pylist():
-                    if digest not in self._environment_digests:
+            for batch in table.batches(["rollout_key", "environment", "environment_digest"]):
+                pairs = zip(batch["environment"].to_pylist(), batch["environment_digest"].to_pylist(), strict=True)
+                for name, digest in sorted(set(pairs)):
+                    if name not in known:
+                        raise DataError(unknown_environment(name, known))
+                    if digest not in known[name]:
                         raise StageFailed(
                             f"rollouts were made in environment {digest[:12]}, but the configuration describes "
-                            f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run "
-                            "`rollouts` again, or restore the [environment] that it was run with"
+                            f"{known[name].plain[:12]}: another prompt, other tools or limits; run `rollouts` again, "
+                            f"or restore the [{table_of(name)}] that it was run with"
                         )
                 yield from batch["rollout_key"].to_pylist()
 
@@ -180,15 +193,21 @@ class _SelectionRun:
         raise ArtifactError(f"{what} at its position; run `scores` again on the rollouts that are read here")
 
     def _held_out(self) -> np.ndarray:
-        """Return the mask of held-out questions; raise ArtifactError for a question that is not in `questions`."""
+        """Return the mask of held-out questions; raise ArtifactError for a question that is not in `questions`.
+
+        Fills in the environments of the questions.
+        """
+        self._questions.environments = [""] * len(self._questions.numbers)
         held_out = np.zeros(len(self._questions.numbers), bool)
         known = np.zeros(len(self._questions.numbers), bool)
         for table in self._context.inputs["questions"]:
-            for batch in table.batches(["question_key", "split"]):
-                for key, split in zip(batch["question_key"].to_pylist(), batch["split"].to_pylist(), strict=True):
+            for batch in table.batches(["question_key", "split", "environment"]):
+                columns = (batch[name].to_pylist() for name in ("question_key", "split", "environment"))
+                for key, split, environment in zip(*columns, strict=True):
                     if (number := self._questions.numbers.get(key)) is not None:
                         known[number] = True
                         held_out[number] = split != "train"
+                        self._questions.environments[number] = sys.intern(environment)
         if not known.all():
             key = self._questions.keys[int(np.argmin(known))]
             raise ArtifactError(
@@ -282,7 +301,7 @@ class _SelectionRun:
         placed = choice.place_facts(number)
         verl = verl_row(
             question,
-            shown_messages(self._settings.environment, Task.from_row(question)),
+            shown_messages(self._settings.environment_of(question), Task.from_row(question)),
             index=int(choice.place[number]),
             phase=self._settings.phase,
             score_tool=score_tool,
@@ -307,6 +326,7 @@ class _SelectionRun:
             "environment_digest": self._environment_digests.of(question),
             "format": question["format"],
             "scorer": question["scorer"],
+            "environment": question["environment"],
         }
 
     def _write_rejections(self, choice: Choice) -> None:

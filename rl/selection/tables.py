@@ -31,7 +31,7 @@ _EXTRA_INFO = pa.struct(
 
 RL_ROWS = Table(
     "rl_rows",
-    3,
+    4,
     ("question_key",),
     pa.schema(
         [
@@ -70,6 +70,7 @@ RL_ROWS = Table(
             column("environment_digest", pa.string(), "prompt, tags, tools and limits of the rollouts"),
             column("format", pa.string(), "copied from the question", nullable=True),
             column("scorer", pa.string(), "copied from the question", nullable=True),
+            column("environment", pa.string(), "copied from the question"),
         ]
     ),
     "Questions chosen for reinforcement learning, shuffled; the first five columns are those of verl's parquet files.",

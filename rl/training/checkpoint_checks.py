@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,11 @@ from typing import Any
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.training import Greedy
 from treadle.core.engines.weights.files import weight_files
-from treadle.core.errors import StageFailed
+from treadle.core.errors import StageFailed, TreadleError
+from treadle.core.store.storage import storage_errors
+from treadle.rl.training.launch import Reinforcement
+
+_log = logging.getLogger(__name__)
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 """Limit of the safetensors format."""
@@ -21,6 +27,26 @@ _SHOWN = 5
 DOUBTFUL_MARGIN = 0.5
 """Difference of log-probabilities below which rounding may change the greedy token. In 16-bit computation, weights
 are kept in fp32 during training and written in 16 bits."""
+
+
+def check_exported(done: Reinforcement, start: Path, tokenizer: ChatTokenizer, *, moved_to: Path, address: str) -> None:
+    """Raise StageFailed if the exported policy does not match its base model or the policy in training.
+
+    The exported folder is then moved to `moved_to`, so that the next attempt exports the policy again.
+    """
+    try:
+        check_tokenizer(done.model, tokenizer)
+        if not check_weights(done.model, start):
+            _log.warning("%s has no safetensors files, so names and shapes were not compared", start)
+        check_greedy(done.live_greedy, done.greedy)
+    except TreadleError as failure:
+        with storage_errors("move", done.model):
+            shutil.rmtree(moved_to, ignore_errors=True)
+            done.model.rename(moved_to)
+        raise StageFailed(
+            f"{address}: {failure}; see {moved_to}. The next attempt exports it again from the trained state; "
+            f"`treadle stage {address} --force` trains again"
+        ) from None
 
 
 def check_tokenizer(made: Path, start: ChatTokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ _PANELS: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
     ("groups with unequal rewards", lambda step: unequal_share(step), None),
 )
 _PANELS_PER_ROW = 4
+_MAX_ENVIRONMENT_PANELS = 6
+"""Maximum number of environments that are drawn."""
 _MAX_PART_PANELS = 5
 """Maximum number of parts of the reward that are drawn."""
 
@@ -88,14 +91,15 @@ def draw_curves(
 ) -> bytes:
     """Return an SVG with one panel per figure over the steps, such as reward, score and length.
 
-    Of the declared parts of the reward, the first ones that change over the steps have a panel.
+    Of the declared parts of the reward, the first ones that change over the steps have a panel. Environments have two
+    each if there are several.
 
     Equal data gives equal bytes. Light: each step; dark: the moving mean over 8 steps; red: validation; dotted: the
     chosen step. Raises ConfigError without matplotlib.
     """
 
     shown = changing_parts(steps, declared_parts)[:_MAX_PART_PANELS]
-    panels = [*_PANELS, *map(_part_panel, shown)]
+    panels = [*_PANELS, *_environment_panels(steps), *map(_part_panel, shown)]
     num_rows = math.ceil(len(panels) / _PANELS_PER_ROW)
 
     def draw(figure: Any) -> None:
@@ -118,6 +122,33 @@ def draw_curves(
             panel.tick_params(labelbottom=True)
 
     return draw_svg(draw, width=13.0, height=2.5 * num_rows)
+
+
+def mixed_environments(steps: Sequence[RlStep]) -> list[str]:
+    """Return the names of the environments that have figures of their own in some step."""
+    return sorted({name for step in steps for name in step.environments or {}})
+
+
+def of_environment(step: RlStep, name: str, figure: str) -> float | None:
+    """Return the mean `reward` or `score` of an environment in a step; None if it has none."""
+    figures = (step.environments or {}).get(name)
+    value: float | None = getattr(figures, figure, None)
+    return value
+
+
+def _environment_panels(steps: Sequence[RlStep]) -> list[tuple[str, StepValue, ValidationValue | None]]:
+    """Return two panels for each environment, with its reward and its score: their scales may differ."""
+    panels: list[tuple[str, StepValue, ValidationValue | None]] = []
+    for name in mixed_environments(steps)[:_MAX_ENVIRONMENT_PANELS]:
+        panels.append((f"{name}: reward", functools.partial(of_environment, name=name, figure="reward"), None))
+        score = functools.partial(of_environment, name=name, figure="score")
+        panels.append((f"{name}: score", score, functools.partial(_validated_score, name=name)))
+    return panels
+
+
+def _validated_score(made: Validation, name: str) -> float | None:
+    figures = made.by_environment.get(name)
+    return None if figures is None else figures.score
 
 
 def _part_panel(name: str) -> tuple[str, StepValue, ValidationValue | None]:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.environments.mixture import Environments, table_of
 from treadle.environments.registry import episode_name, traits_of
 from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.phases import check_phase, curriculum, phase_number, phase_policy, phase_scores, rl_options
-from treadle.rl.training.stage import RL_STAGE, local_environment
+from treadle.rl.training.engine_environments import local_environment
+from treadle.rl.training.stage import RL_STAGE
 from treadle.rl.training.summary import rl_report
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.plan import Plan
@@ -24,9 +26,11 @@ def _settings(plan: Plan, address: Address) -> RlSettings:
     """
     check_phase(plan, address)
     options = rl_options(plan, address)
-    for environment in plan.environments().values():
+    environments = plan.environments()
+    for name, environment in environments.items():
         _check(address, environment, branches=options.branches)
-        local_environment(environment)
+        local_environment(environment, table_of(name))
+    _check_shares(address, options, environments)
     scores = phase_scores(plan, address)
     limits = AlgebraLimits(limit_s=scores.symbolic_limit_s, memory_mib=scores.symbolic_memory_mib)
     return RlSettings(
@@ -53,6 +57,15 @@ def _check(address: Address, environment: EnvironmentSettings, *, branches: bool
         raise ConfigError(
             f"{address}: episodes of {name} ask other models ({', '.join(traits.roles)}), which cannot be reached "
             "during training; leave rl out of flow.stages"
+        )
+
+
+def _check_shares(address: Address, options: RlOptions, environments: Environments) -> None:
+    """Raise ConfigError for a share of an environment that no source of questions belongs to."""
+    if unknown := sorted(options.shares.keys() - environments.keys()):
+        raise ConfigError(
+            f"{address}: rl.shares names {unknown[0]!r}, but the sources of questions belong to "
+            f"{', '.join(sorted(environments))}; set `environment` of a source, or remove the share"
         )
 
 

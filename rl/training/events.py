@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.training import Greedy
 from treadle.core.tables import part_items
+
+ALL = "all"
+"""Stands for all environments, or all domains, in rows of `rl_validation`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentFigures:
+    """Figures of the rollouts of one environment in a step. None: nothing was scored, or has a score."""
+
+    num_rollouts: int
+    """Number of scored rollouts."""
+    reward: float | None
+    """Mean reward."""
+    score: float | None
+    """Mean score of the verdicts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +65,14 @@ class RlStep:
     grad_norm: float | None
     seconds: float
     """Training time so far over all attempts, in seconds, excluding steps that were lost with an attempt."""
+    environments: Mapping[str, EnvironmentFigures] | None = None
+    """Name -> figures of each environment, if there is more than one."""
 
     def as_row(self) -> dict[str, Any]:
         """Return a row of `rl_log`."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"parts": part_items(self.parts or {})}
+        environments = [{"environment": name, **asdict(own)} for name, own in sorted((self.environments or {}).items())]
+        own = {"parts": part_items(self.parts or {}), "environments": environments}
+        return {name: getattr(self, name) for name in self.__slots__} | own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +110,23 @@ class Validation:
     """Step after which the policy was validated."""
     overall: ValidationFigures
     by_domain: Mapping[str, ValidationFigures]
+    by_environment: Mapping[str, ValidationFigures] = field(default_factory=dict)
+    """Empty if there is one environment."""
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Return the rows of `rl_validation`."""
-        named = {"all": self.overall, **self.by_domain}
+        named = {(ALL, ALL): self.overall}
+        named |= {(ALL, name): figures for name, figures in self.by_domain.items()}
+        named |= {(name, ALL): figures for name, figures in self.by_environment.items()}
         return [
             {
                 "step": self.step,
-                "domain": name,
+                "environment": environment,
+                "domain": domain,
                 **{key: getattr(figures, key) for key in figures.__slots__},
                 "parts": part_items(figures.parts or {}),
             }
-            for name, figures in named.items()
+            for (environment, domain), figures in named.items()
         ]
 
 
@@ -128,8 +152,12 @@ class RlEvents(EventLog[RlStep]):
             self.saved = {step: name for step, name in self.saved.items() if step <= first}
             self.live_greedy = {step: ids for step, ids in self.live_greedy.items() if step <= first}
         elif kind == "validation":
-            by_domain = {name: ValidationFigures.of_event(part) for name, part in event["by_domain"].items()}
-            self.validations[event["step"]] = Validation(event["step"], ValidationFigures.of_event(event), by_domain)
+            by_domain, by_environment = (
+                {name: ValidationFigures.of_event(part) for name, part in event.get(key, {}).items()}
+                for key in ("by_domain", "by_environment")
+            )
+            overall = ValidationFigures.of_event(event)
+            self.validations[event["step"]] = Validation(event["step"], overall, by_domain, by_environment)
         elif kind == "saved":
             self.saved[event["step"]] = event["state"]
         elif kind == "live_greedy" and (greedy := Greedy.of_event(event)) is not None:

@@ -6,7 +6,7 @@ Means are over scored trajectories. Documented in docs/behaviour/rewards.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.rl.rewards.rewarded import RewardedItem
@@ -15,12 +15,15 @@ CUT_OFF = frozenset({"length", "budget", "context_full"})
 """Statuses of rollouts that ended because there was no room for more tokens."""
 
 
-def step_figures(groups: Iterable[Sequence[RewardedItem]]) -> dict[str, Any]:
+def step_figures(groups: Iterable[Sequence[RewardedItem]], environments: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the figures of one training step from the rewards of its groups; means are None if nothing was scored.
 
     `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
-    `parts` has the mean of each part by name.
+    `parts` has the mean of each part by name. With `environments`, the environment of each group, `environments` has
+    the numbers of rollouts and the mean rewards and scores by environment.
     """
+    groups = list(groups)
+    of_each = {} if environments is None else {"environments": _by_environment(groups, environments)}
     scored = [kept for group in groups if (kept := [reward for reward in group if reward.scored])]
     deviations = [deviation([reward.reward for reward in group]) for group in scored]
     rewards = [reward for group in scored for reward in group]
@@ -35,19 +38,56 @@ def step_figures(groups: Iterable[Sequence[RewardedItem]]) -> dict[str, Any]:
         "timeout": _mean(reward.status == "timeout" for reward in rewards),
         "tool_failures": _mean(reward.tool_failures for reward in rewards),
         **_common_means(rewards),
+        **of_each,
     }
 
 
-def validation_figures(rewards: Sequence[RewardedItem], domains: Sequence[str]) -> dict[str, Any]:
+def environment_figures(by_environment: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield the mean reward and score of each environment as `environments/<name>/<figure>`, for trackers."""
+    for name, figures in by_environment.items():
+        for figure in ("reward", "score"):
+            if (value := figures.get(figure)) is not None:
+                yield f"environments/{name}/{figure}", value
+
+
+def _by_environment(
+    groups: Sequence[Sequence[RewardedItem]], environments: Sequence[str]
+) -> dict[str, dict[str, float | None]]:
+    found = {}
+    for name in sorted(set(environments)):
+        rewards = [
+            reward
+            for group, environment in zip(groups, environments, strict=True)
+            for reward in group
+            if environment == name and reward.scored
+        ]
+        found[name] = {
+            "num_rollouts": len(rewards),
+            "reward": _mean(reward.reward for reward in rewards),
+            "score": _mean(reward.score for reward in rewards if reward.score is not None),
+        }
+    return found
+
+
+def validation_figures(
+    rewards: Sequence[RewardedItem], domains: Sequence[str], environments: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return the figures of one validation, with one trajectory per question, overall and under `by_domain`.
 
-    `efficiency` is the mean of score / max(1, calls), `executed` the share of executed calls that did not fail;
-    figures are None if nothing was scored or called.
+    With `environments`, that of each question, they are also under `by_environment`. `efficiency` is the mean of
+    score / max(1, calls), `executed` the share of executed calls that did not fail; figures are None if nothing was
+    scored or called.
     """
-    pairs = [(reward, domain) for reward, domain in zip(rewards, domains, strict=True) if reward.scored]
-    names = sorted({domain for _, domain in pairs})
-    by_domain = {name: _validation([reward for reward, domain in pairs if domain == name]) for name in names}
-    return {**_validation([reward for reward, _ in pairs]), "by_domain": by_domain}
+    grouped = {"by_domain": _validation_by(rewards, domains)}
+    if environments is not None:
+        grouped["by_environment"] = _validation_by(rewards, environments)
+    return {**_validation([reward for reward in rewards if reward.scored]), **grouped}
+
+
+def _validation_by(rewards: Sequence[RewardedItem], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    pairs = [(reward, name) for reward, name in zip(rewards, names, strict=True) if reward.scored]
+    known = sorted({name for _, name in pairs})
+    return {name: _validation([reward for reward, own in pairs if own == name]) for name in known}
 
 
 def _validation(rewards: Sequence[RewardedItem]) -> dict[str, Any]:

@@ -64,8 +64,8 @@ class EngineJob:
 
     model: str
     """Folder of the policy that training starts from."""
-    environment: Mapping[str, Any]
-    """Settings of the environment as JSON-able data, with absolute paths."""
+    environments: Mapping[str, Mapping[str, Any]]
+    """Settings of the environments of the rows, by name, as JSON-able data, with absolute paths."""
     interpreter: str
     """Python interpreter for the policy's programs, because the engine's environment may lack their packages."""
     import_folders: tuple[Path, ...] = ()
@@ -163,8 +163,7 @@ class _ReinforcementRun(TrainingRun[RlStep]):
         state = self._state(self.chosen_step()) if command == "finish" else None
         return {
             "plan": orjson.loads(self.plan.to_json()),
-            "environment": self.engine_job.environment,
-            "environment_digest": self.plan.environment_digest,
+            "environments": self.engine_job.environments,
             "interpreter": self.engine_job.interpreter,
             "import_folders": [str(folder) for folder in self.engine_job.import_folders],
             "rows": str(folder.parquet),

@@ -5,6 +5,8 @@ Documented in docs/behaviour/rewards.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -12,10 +14,12 @@ from pydantic import Field, ValidationError
 from treadle.core.config import Section
 from treadle.core.engines.config import Machine
 from treadle.core.errors import ConfigError, EngineError
+from treadle.environments.mixture import find_environment
 from treadle.environments.scorers.registry import AnyScorer
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
+from treadle.rl.training.step_rows import most_prompts, step_rows
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """Version of the plan format; raised when the meaning of a plan changes."""
 
 
@@ -47,8 +51,11 @@ class RlPlan(Section):
     """Number of rows that fit `max_prompt_tokens`; a pass goes over these."""
     num_validation_rows: int = Field(default=0, ge=0)
     """Number of held-out questions in each validation."""
-    environment_digest: str = ""
-    """Digest of the environment; the engine's environment must have the same."""
+    environment_digests: dict[str, str] = {}
+    """Digest of each environment that rows and held-out questions belong to, by name; those of the engine must have
+    the same."""
+    environment_rows: dict[str, int] = {}
+    """Number of rows of each environment."""
     seed: int = 0
     """Seed of the order of the rows and of all sampling."""
     machine: Machine = Machine()
@@ -85,9 +92,19 @@ class RlPlan(Section):
         return steps if self.options.max_steps is None else min(steps, self.options.max_steps)
 
     @property
+    def is_mixed(self) -> bool:
+        """True if the tasks belong to more than one environment."""
+        return len(self.environment_digests) > 1
+
+    @property
     def updates_per_step(self) -> int:
         """Updates of the policy per step."""
         return self.options.prompts_per_step // self.options.mini_batch_prompts
+
+    def rows_of_steps(self, environments: Sequence[str]) -> list[list[int]]:
+        """Return the indices of the rows of each step; `environments` names that of each row. Needs `shares`."""
+        options = self.options
+        return step_rows(environments, options.shares, options.prompts_per_step, self.num_steps, self.seed)
 
     def validates_at(self, step: int) -> bool:
         """Return whether a validation follows a step, counted from 1."""
@@ -120,16 +137,18 @@ def plan_phase(
     *,
     address: str,
     rows_digest: str,
-    num_rows: int,
-    num_validation_rows: int = 0,
+    rows: Mapping[str, int],
+    validation_rows: Mapping[str, int] = MappingProxyType({}),
     machine: Machine = ONE_CPU,
 ) -> RlPlan:
     """Return the plan of one phase.
 
-    `num_rows` counts the rows whose prompts fit; `machine` is what is available, not what was requested. Raises
-    ConfigError if the plan cannot be trained, or if its reward rule refuses its settings.
+    `rows` and `validation_rows` count by environment the rows and held-out questions whose prompts fit; `machine` is
+    what is available, not what was requested. Raises ConfigError if the plan cannot be trained, or if its reward rule
+    refuses its settings.
     """
     options = settings.options
+    num_rows, num_validation_rows = sum(rows.values()), sum(validation_rows.values())
     options.reward.check(address)
     if num_rows < options.prompts_per_step:
         raise ConfigError(
@@ -140,6 +159,8 @@ def plan_phase(
         raise ConfigError(
             f'{address}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or use "last"'
         )
+    _check_shares(options, address, rows)
+    named = settings.named_environments()
     return RlPlan(
         address=address,
         phase=settings.phase,
@@ -148,10 +169,32 @@ def plan_phase(
         rows_digest=rows_digest,
         num_rows=num_rows,
         num_validation_rows=num_validation_rows,
-        environment_digest=settings.environment.digest(),
+        environment_digests={
+            name: find_environment(named, name).digest() for name in sorted({**rows, **validation_rows})
+        },
+        environment_rows=dict(rows),
         seed=settings.seed,
         machine=machine,
         scorers=settings.scorers,
         algebra=settings.algebra,
         options=options,
     )
+
+
+def _check_shares(options: RlOptions, address: str, rows: Mapping[str, int]) -> None:
+    """Raise ConfigError if the rows are not those that the shares ask for."""
+    shares = options.shares
+    if not shares:
+        return
+    if without := sorted(rows.keys() - shares.keys()):
+        raise ConfigError(
+            f"{address}: {rows[without[0]]:,} rows are of environment {without[0]}, which has no share in rl.shares; "
+            "add it, with 0 to leave its rows out"
+        )
+    for name, share in shares.items():
+        most, number = most_prompts(share, shares, options.prompts_per_step), rows.get(name, 0)
+        if number < most:
+            raise ConfigError(
+                f"{address}: rl.shares gives {name} up to {most} questions of a step, but only {number} rows are of "
+                "this environment; select more of its questions, or lower its share or rl.prompts_per_step"
+            )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.figures import Figures, escape, render_figures
-from treadle.rl.training.curves import changing_parts, end_steps, part_of, unequal_share
+from treadle.rl.training.curves import (
+    changing_parts,
+    end_steps,
+    mixed_environments,
+    of_environment,
+    part_of,
+    unequal_share,
+)
 from treadle.rl.training.events import RlStep, Validation, ValidationFigures
 from treadle.rl.training.launch import Reinforcement
 from treadle.rl.training.plan import RlPlan
@@ -49,7 +56,8 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
         "policy_in": policy_in,
         "engine": engine_of(plan, done),
         "plan_digest": digest_json(semantic_dump(plan)),
-        "environment_digest": plan.environment_digest,
+        **by_environment("environment_digest", plan.environment_digests),
+        **(by_environment("rows", plan.environment_rows) if plan.is_mixed else {}),
         "seed": plan.seed,
         "reward_rule": options.reward.described,
         "credit_rule": options.credit.type,
@@ -73,6 +81,11 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
     return facts
 
 
+def by_environment(metric: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a metric that environments have, as `<metric>.<environment>` if there is more than one."""
+    return {f"{metric}.{name}" if len(values) > 1 else metric: value for name, value in values.items()}
+
+
 def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_held_out: int) -> str:
     """Return the page `report.md`: the training set, how the figures changed, and which policy was selected."""
     options, num_rollouts = plan.options, sum(step.num_rollouts for step in done.steps)
@@ -90,6 +103,7 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
         render_figures(
             [
                 _step_figures(done.steps, options.reward.PARTS),
+                *_environment_figures(done.steps),
                 *_validation_figures(done, plan.num_validation_rows, num_held_out),
             ]
         ),
@@ -119,6 +133,20 @@ def _step_figures(steps: Sequence[RlStep], declared_parts: Iterable[str]) -> Fig
     return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)
 
 
+def _environment_figures(steps: Sequence[RlStep]) -> list[Figures]:
+    """Return a table of rewards and scores by environment; empty if there is only one."""
+    span, rows = end_steps(len(steps)), []
+    for name in mixed_environments(steps):
+        number = sum(made[name].num_rollouts for step in steps if name in (made := step.environments or {}))
+        cells = [name, f"{number:,}"]
+        for figure in ("reward", "score"):
+            value = functools.partial(of_environment, name=name, figure=figure)
+            cells += [_mean(steps[:span], value), _mean(steps[-span:], value)]
+        rows.append(tuple(cells))
+    header = ("environment", "rollouts", f"reward, first {span} steps", f"last {span}", f"score, first {span}")
+    return [Figures("Environments", (*header, f"last {span} steps"), tuple(rows))] if rows else []
+
+
 def _validation_figures(done: Reinforcement, num_asked: int, num_held_out: int) -> list[Figures]:
     if not done.validations:
         return []
@@ -133,7 +161,11 @@ def _validation_figures(done: Reinforcement, num_asked: int, num_held_out: int) 
     if (chosen := done.chosen_validation) is None:
         return [over_steps]
     rows = tuple(_validation_row(name, figures, misses) for name, figures in chosen.by_domain.items())
-    return [over_steps, Figures("Validation of the exported policy", ("domain", *header[1:]), rows)]
+    found = [over_steps, Figures("Validation of the exported policy", ("domain", *header[1:]), rows)]
+    if chosen.by_environment:
+        rows = tuple(_validation_row(name, figures, misses) for name, figures in chosen.by_environment.items())
+        found.append(Figures("Validation of the exported policy by environment", ("environment", *header[1:]), rows))
+    return found
 
 
 def _validation_row(name: str, figures: ValidationFigures, misses: bool) -> tuple[str | int, ...]:

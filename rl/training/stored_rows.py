@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from treadle.agent.contract import TASK_COLUMNS, Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.runs.stage import Rows
-from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.mixture import Environments, find_environment
 from treadle.rl.verl.rows import TRAINING_COLUMNS, training_rows
 
 PAYLOAD_SCHEMA = pa.schema([("question_key", pa.string()), ("payload", pa.string())])
@@ -30,14 +31,21 @@ class FittingRows:
     def __init__(self, batches: Iterable[pa.RecordBatch], fits: Fits) -> None:
         self._batches = batches
         self._fits = fits
-        self.num_rows = self.num_too_long = 0
-        """Numbers of rows yielded so far and of rows left out."""
+        self.counts: Counter[str] = Counter()
+        """Number of rows yielded so far, by environment."""
+        self.num_too_long = 0
+        """Number of rows left out so far."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows yielded so far."""
+        return self.counts.total()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches without the rows that do not fit."""
         for batch in self._batches:
             kept = batch.filter(pa.array([self._fits(row) for row in batch.to_pylist()], pa.bool_()))
-            self.num_rows += kept.num_rows
+            self.counts.update(kept["environment"].to_pylist())
             self.num_too_long += batch.num_rows - kept.num_rows
             yield kept
 
@@ -48,18 +56,22 @@ def rows_to_train_on(tables: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
         yield from map(training_rows, table.batches(TRAINING_COLUMNS))
 
 
-def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_tokens: int) -> Fits:
+def prompt_fits(environments: Environments, tokenizer: ChatTokenizer, max_tokens: int) -> Fits:
     """Return a function that checks whether a row's prompt, as the policy gets it, has at most `max_tokens` tokens.
 
     Tools that only an open server knows are not counted; engines check the whole prompt.
     """
-    dialect = environment.turn_dialect.bound(tokenizer, is_chat=False)
-    tools = environment.known_tools
+    dialects = {name: one.turn_dialect.bound(tokenizer, is_chat=False) for name, one in environments.items()}
 
     def fits(row: Mapping[str, Any]) -> bool:
-        messages = environment.first_messages(Task.from_row(row))
-        # Messages that only an episode knows are checked when it begins.
-        return messages is None or len(tokenizer.prompt_ids(*dialect.tool_prompt(messages, tools))) <= max_tokens
+        task = Task.from_row(row)
+        environment = find_environment(environments, task.environment)
+        messages = environment.first_messages(task)
+        if messages is None:
+            # Messages that only an episode knows are checked when it begins.
+            return True
+        prompt = dialects[task.environment].tool_prompt(messages, environment.known_tools)
+        return len(tokenizer.prompt_ids(*prompt)) <= max_tokens
 
     return fits
 
@@ -80,13 +92,18 @@ def validation_questions(tables: Sequence[Rows], number: int, seed: int) -> tupl
     return sorted(chosen, key=lambda row: place[row["question_key"]]), sum(map(len, pools.values()))
 
 
-def payload_batches(tables: Sequence[Rows], keys: Collection[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the payloads of the tasks with these keys, from `questions`, in batches of `PAYLOAD_SCHEMA`."""
-    wanted = pa.array(keys, pa.string())
+def payload_batches(tables: Sequence[Rows], is_read: Mapping[str, bool]) -> Iterator[pa.RecordBatch]:
+    """Yield the payloads of the tasks with these keys, from `questions`, in batches of `PAYLOAD_SCHEMA`.
+
+    A payload that is not read is empty.
+    """
+    wanted = pa.array(sorted(is_read), pa.string())
     for table in tables:
         for batch in table.batches(PAYLOAD_SCHEMA.names):
             kept = batch.filter(pc.is_in(batch["question_key"], wanted))
-            yield pa.RecordBatch.from_arrays([kept[name] for name in PAYLOAD_SCHEMA.names], schema=PAYLOAD_SCHEMA)
+            shown = pa.array([is_read[key] for key in kept["question_key"].to_pylist()], pa.bool_())
+            payloads = pc.if_else(shown, kept["payload"], "{}")
+            yield pa.RecordBatch.from_arrays([kept["question_key"], payloads], schema=PAYLOAD_SCHEMA)
 
 
 def _held_out(tables: Iterable[Rows], columns: Sequence[str]) -> Iterator[dict[str, Any]]:

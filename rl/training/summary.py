@@ -65,8 +65,12 @@ def rl_steps(log: Sequence[Metrics]) -> list[dict[str, Any]]:
 
 
 def _shown_values(log: Sequence[Metrics]) -> dict[str, list[float | None]]:
-    """Return label -> value at each step: the general figures, then the parts of the rewards that change."""
+    """Return label -> value at each step: general figures, those of several environments, changing parts of rewards."""
     shown: dict[str, list[float | None]] = {label: [step[column] for step in log] for column, label in _SHOWN.items()}
+    of_each = [{one["environment"]: one for one in step["environments"]} for step in log]
+    for name in sorted({name for of_step in of_each for name in of_step}):
+        for figure in ("reward", "score"):
+            shown[f"{name}: {figure}"] = [of_step.get(name, {}).get(figure) for of_step in of_each]
     parts = [{part["name"]: part["value"] for part in step["parts"]} for step in log]
     for name in dict.fromkeys(name for of_step in parts for name in of_step):
         values = [of_step.get(name) for of_step in parts]

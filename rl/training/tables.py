@@ -51,9 +51,21 @@ RL_ROLLOUTS = Table(
 )
 
 
+_ENVIRONMENTS = pa.list_(
+    pa.struct(
+        [
+            pa.field("environment", pa.string(), nullable=False),
+            pa.field("num_rollouts", pa.int64(), nullable=False),
+            pa.field("reward", pa.float64()),
+            pa.field("score", pa.float64()),
+        ]
+    )
+)
+
+
 RL_LOG = Table(
     "rl_log",
-    4,
+    5,
     ("step",),
     pa.schema(
         [
@@ -79,6 +91,11 @@ RL_LOG = Table(
             column("learning_rate", pa.float64(), "at this step; null if none is logged", nullable=True),
             column("grad_norm", pa.float64(), "before clipping; null if none is logged", nullable=True),
             column("seconds", pa.float64(), "training time so far, over all attempts"),
+            column(
+                "environments",
+                _ENVIRONMENTS,
+                "scored rollouts and mean reward and score by environment; empty if there is only one",
+            ),
         ]
     ),
     "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
@@ -88,12 +105,13 @@ RL_LOG = Table(
 
 RL_VALIDATION = Table(
     "rl_validation",
-    3,
-    ("step", "domain"),
+    4,
+    ("step", "environment", "domain"),
     pa.schema(
         [
             column("step", pa.int64(), "training step after which it was measured"),
-            column("domain", pa.string(), "math, qa, choice, or `all`"),
+            column("environment", pa.string(), "environment of the questions, or `all`"),
+            column("domain", pa.string(), "domain of the questions, or `all`"),
             column("num_questions", pa.int64(), "held-out questions, answered greedily once each"),
             column("score", pa.float64(), "mean score, by the scorer of training, within [0, 1]", nullable=True),
             column("efficiency", pa.float64(), "mean of score divided by calls (by 1 without calls)", nullable=True),

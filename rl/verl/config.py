@@ -81,6 +81,8 @@ From the sources of verl 0.9.1: keys that reach `load_extern_object`, `load_exte
 transformers load themselves. verl has most tables more than once (actor, critic, teacher, reward model)."""
 _ROW_LIMIT_KEYS = frozenset({"data.train_max_samples", "data.val_max_samples"})
 """Keys with which verl would leave out rows that the plan counts."""
+_REFILL_KEYS = ("algorithm.filter_groups", "trainer.v1.sampler")
+"""Tables with which verl would replace groups of a step by later rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     chosen = _defaults(plan)
     for key, value in plan.options.extra.items():
         _check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
+        if plan.options.shares and key.lstrip("+~").startswith(_REFILL_KEYS):
+            raise ConfigError(f"rl.extra: with rl.shares each step has its own rows, which {key} would replace")
     return {**decided, **chosen, **plan.options.extra}
 
 
@@ -194,7 +198,8 @@ def _data(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "data.max_prompt_length": options.max_prompt_tokens,
         "data.max_response_length": options.max_response_tokens,
         "data.filter_overlong_prompts": True,
-        "data.shuffle": True,
+        # With shares, the file has the rows of each step in turn.
+        "data.shuffle": not options.shares,
         "data.validation_shuffle": False,
         "data.seed": plan.seed % 2**31,
     }
@@ -284,7 +289,7 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     return {
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",
-        "trainer.total_epochs": options.num_epochs,
+        "trainer.total_epochs": 1 if options.shares else options.num_epochs,
         "trainer.total_training_steps": plan.num_steps,
         "trainer.save_freq": options.save_steps,
         "trainer.test_freq": options.validation_steps if validates else -1,

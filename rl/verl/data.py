@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from treadle.agent.contract import Task
+from treadle.environments.mixture import Environments, find_environment
 from treadle.environments.opening import shown_messages
-from treadle.environments.settings import EnvironmentSettings
 from treadle.rl.verl.rows import VERL_COLUMNS, VERL_SCHEMA, verl_row
 
 _BATCH = 1_000
-_OWN = ("domain", "format")
+_OWN = ("domain", "format", "environment")
 ENGINE_SCHEMA = pa.schema(
     [
         pa.field(field.name, pa.struct([*field.type, *(pa.field(name, pa.string()) for name in _OWN)]))
@@ -42,7 +42,7 @@ def write_verl(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema 
 def write_verl_rows(
     source: Path,
     target: Path,
-    environment: EnvironmentSettings,
+    environments: Environments,
     *,
     split: str = "train",
     phase: int = 0,
@@ -53,33 +53,56 @@ def write_verl_rows(
     `split` is `train` or `valid`; `only_first` converts one row only. The file is written atomically. Returns the
     number of rows written.
     """
+    batches = pq.ParquetFile(source).iter_batches(1 if only_first else _BATCH)
+    rows = _Rows(environments, split, phase)
+    return _write(map(rows.converted, itertools.islice(batches, 1) if only_first else batches), target)
+
+
+def write_verl_steps(
+    source: Path, target: Path, environments: Environments, steps: Iterable[Sequence[int]], *, phase: int = 0
+) -> int:
+    """Write rows for training like `write_verl_rows`, in the order of the steps, which have their indices.
+
+    A row of several steps is written for each. Returns the number of rows written.
+    """
+    table, rows = pq.read_table(source), _Rows(environments, "train", phase)
+    batches = (pa.RecordBatch.from_pylist(table.take(step).to_pylist(), table.schema) for step in steps)
+    return _write(map(rows.converted, batches), target)
+
+
+def _write(batches: Iterable[pa.RecordBatch], target: Path) -> int:
     unfinished = target.with_name(target.name + ".tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
-    num_rows = write_verl(_verl_batches(source, environment, split, phase, only_first), unfinished, ENGINE_SCHEMA)
+    num_rows = write_verl(batches, unfinished, ENGINE_SCHEMA)
     unfinished.rename(target)
     return num_rows
 
 
-def _verl_batches(
-    source: Path, environment: EnvironmentSettings, split: str, phase: int, only_first: bool
-) -> Iterator[pa.RecordBatch]:
-    index = 0
-    batches = pq.ParquetFile(source).iter_batches(1 if only_first else _BATCH)
-    for batch in itertools.islice(batches, 1) if only_first else batches:
-        made = [_row(row, index + at, environment, split, phase) for at, row in enumerate(batch.to_pylist())]
-        yield pa.RecordBatch.from_pylist(made, ENGINE_SCHEMA)
-        index += len(made)
+class _Rows:
+    """Converter of rows, which it numbers."""
 
+    def __init__(self, environments: Environments, split: str, phase: int) -> None:
+        self._environments = environments
+        self._split = split
+        self._phase = phase
+        self._num_rows = 0
 
-def _row(row: dict[str, Any], index: int, environment: EnvironmentSettings, split: str, phase: int) -> dict[str, Any]:
-    made = verl_row(
-        row,
-        shown_messages(environment, Task.from_row(row)),
-        index=index,
-        split=split,
-        phase=phase,
-        score_tool=row["score_tool"],
-        score_corr=row["score_corr"],
-        rank=row["rank"],
-    )
-    return made | {"extra_info": made["extra_info"] | {name: row.get(name) for name in _OWN}}
+    def converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of `ENGINE_SCHEMA`."""
+        made = [self._row(row, self._num_rows + at) for at, row in enumerate(batch.to_pylist())]
+        self._num_rows += len(made)
+        return pa.RecordBatch.from_pylist(made, ENGINE_SCHEMA)
+
+    def _row(self, row: dict[str, Any], index: int) -> dict[str, Any]:
+        task = Task.from_row(row)
+        made = verl_row(
+            row,
+            shown_messages(find_environment(self._environments, task.environment), task),
+            index=index,
+            split=self._split,
+            phase=self._phase,
+            score_tool=row["score_tool"],
+            score_corr=row["score_corr"],
+            rank=row["rank"],
+        )
+        return made | {"extra_info": made["extra_info"] | {name: row.get(name) for name in _OWN}}

@@ -43,6 +43,7 @@ TRAINING_SCHEMA = pa.schema(
         ("rank", pa.int32()),
         ("format", pa.string()),
         ("scorer", pa.string()),
+        ("environment", pa.string()),
     ]
 )
 """Schema of the rows that an engine reads; `question` is without its options."""

@@ -36,7 +36,7 @@ from support.training import trl_jobs
 from treadle.core.engines.training import EngineOptions
 from treadle.rl.training.launch import EngineJob, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan
-job = EngineJob(model=sys.argv[2], environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
+job = EngineJob(model=sys.argv[2], environments=trl_jobs.environments_json(), interpreter=trl_jobs.interpreter())
 folder = RlFolder(Path(sys.argv[1]))
 reinforce(folder, RlPlan.from_json((folder.path / "given.json").read_text()), job, EngineOptions(variant="cpu"))
 """
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Iterator[RlFolder]:
 
 
 def job_of(policy: Path) -> EngineJob:
-    return EngineJob(model=str(policy), environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
+    return EngineJob(model=str(policy), environments=trl_jobs.environments_json(), interpreter=trl_jobs.interpreter())
 
 
 @pytest.mark.covers("pareto-32")
@@ -124,8 +124,7 @@ def checks(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def job_json(folder: RlFolder, plan: RlPlan, policy: Path) -> dict[str, Any]:
     return {
         "plan": json.loads(plan.to_json()),
-        "environment": trl_jobs.environment_json(),
-        "environment_digest": plan.environment_digest,
+        "environments": trl_jobs.environments_json(),
         "interpreter": trl_jobs.interpreter(),
         "rows": str(folder.parquet),
         "validation": None,

@@ -19,7 +19,7 @@ from treadle.core.engines.devices import first_gpus
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import greedy_ids, write_model
 from treadle.rl.engine.errors import BadPlan
-from treadle.rl.engine.rows import environment_of, first_prompt, plan_of
+from treadle.rl.engine.rows import first_prompt, job_environments, plan_of
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.trl.config import lora_arguments, trl_arguments
 
@@ -43,7 +43,7 @@ def check(job: Mapping[str, Any], events: EventFile) -> None:
             LoraConfig(**lora)
     except (ValueError, TypeError, ImportError) as error:
         raise BadPlan(" ".join(str(error).split())) from error
-    environment_of(job)
+    job_environments(job)
     require_algebra(plan)
     policy = AutoConfig.from_pretrained(job["model"])
     if plan.machine.variant == "cpu":
@@ -64,7 +64,7 @@ def train(job: dict[str, Any], events: EventFile) -> None:
         os.execv(sys.executable, [sys.executable, *launcher, "-m", "treadle.rl.engine", "train", job["path"]])
     from treadle.rl.engine.trl.trainer import train_policy
 
-    train_policy(plan, job, environment_of(job), events)
+    train_policy(plan, job, job_environments(job), events)
 
 
 def finish(job: Mapping[str, Any], events: EventFile) -> None:
@@ -83,7 +83,7 @@ def finish(job: Mapping[str, Any], events: EventFile) -> None:
         in_32_bits=plan.precision == "fp32",
     )
     events.write("model")
-    prompt = first_prompt(Path(job["rows"]), environment_of(job), ChatTokenizer.load(folder))
+    prompt = first_prompt(Path(job["rows"]), job_environments(job), ChatTokenizer.load(folder))
     events.write("greedy", **greedy_ids(folder, prompt, job["greedy_tokens"]))
 
 

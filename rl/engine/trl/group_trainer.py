@@ -10,8 +10,10 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
+from treadle.agent.contract import Task
 from treadle.rl.engine.shared_prompts import log_probs, pack
 from treadle.rl.engine.trl.step_rows import StepSampler
+from treadle.rl.training.figures import environment_figures
 from treadle.rl.training.plan import RlPlan
 
 
@@ -20,6 +22,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
 
     control: Any
     plan: RlPlan
+    rows: Sequence[Task]
     validate: Callable[[], dict[str, Any]]
     shares_prompts: bool
     _scored_tokens: torch.Tensor | None = None
@@ -37,13 +40,14 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         made = self.validate()
         figures = {f"eval_{name}": value for name, value in made.items() if isinstance(value, int | float)}
         figures |= {f"eval_parts/{name}": value for name, value in made["parts"].items()}
+        figures |= {f"eval_{name}": value for name, value in environment_figures(made.get("by_environment", {}))}
         self.log(dict(figures))
         # Clears the request to evaluate.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
         return figures
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
-        return StepSampler(self.plan, self.args.steps_per_generation)
+        return StepSampler(self.plan, self.rows, self.args.steps_per_generation)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return the next micro-batch of a step.

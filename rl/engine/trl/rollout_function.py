@@ -12,9 +12,9 @@ from treadle.agent.contract import Task
 from treadle.rl.credit.base import token_advantages
 from treadle.rl.engine.group_source import GroupSource, ScoredGroup
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
-from treadle.rl.engine.trl.step_rows import rows_of_step
+from treadle.rl.engine.trl.step_rows import StepRows
 from treadle.rl.groups.dump import rollout_row, write_step
-from treadle.rl.training.figures import step_figures
+from treadle.rl.training.figures import environment_figures, step_figures
 from treadle.rl.training.plan import RlPlan
 
 
@@ -32,6 +32,7 @@ class RolloutFunction:
     ) -> None:
         self._plan = plan
         self._rows = rows
+        self._step_rows = StepRows(plan, rows)
         self._source = source
         self._refresh_weights = refresh_weights
         self._reporter = reporter
@@ -48,7 +49,7 @@ class RolloutFunction:
         step = trainer.state.global_step // self._plan.updates_per_step + 1
         num_groups = len(indices) // size
         first = trainer.accelerator.process_index * num_groups
-        chosen = rows_of_step(self._plan, step)[first : first + num_groups]
+        chosen = self._step_rows.of(step)[first : first + num_groups]
         if indices != [index for index in chosen for _ in range(size)]:
             raise RuntimeError(f"TRL requested other rollouts than the plan has in step {step}, or incomplete groups")
         self._refresh_weights()
@@ -59,11 +60,14 @@ class RolloutFunction:
 
     def _report_step(self, step: int, made: Sequence[ScoredGroup], trainer: GRPOTrainer) -> None:
         everyone = gathered(made)
-        figures = step_figures([scored.rewards for scored in everyone])
+        names = [scored.group.question.environment for scored in everyone] if self._plan.is_mixed else None
+        figures = step_figures([scored.rewards for scored in everyone], names)
         self._reporter.set_figures(figures)
         for name, value in figures["parts"].items():
             # TRL logs these with its own metrics, to the trackers too.
             trainer._metrics["train"][f"parts/{name}"].append(value)
+        for name, value in environment_figures(figures.get("environments", {})):
+            trainer._metrics["train"][name].append(value)
         if rank_and_world()[0] == 0:
             pairs = [
                 (one.group, pair) for one in everyone for pair in zip(one.group.trajectories, one.rewards, strict=True)

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.utils.data import Sampler
 
+from treadle.agent.contract import Task
 from treadle.core.seeds import derive_seed
 from treadle.rl.training.plan import RlPlan
+
+
+class StepRows:
+    """Rows of each step of a plan: by the shares of environments, or else as passes over all rows."""
+
+    def __init__(self, plan: RlPlan, rows: Sequence[Task]) -> None:
+        self._plan = plan
+        self._shared = plan.rows_of_steps([row.environment for row in rows]) if plan.options.shares else None
+
+    def of(self, step: int) -> list[int]:
+        """Return the indices of the rows of a step, counted from 1."""
+        if self._shared is not None:
+            return self._shared[step - 1]
+        plan = self._plan
+        epoch, place = divmod(step - 1, plan.steps_per_epoch)
+        order = torch.randperm(
+            plan.num_rows, generator=torch.Generator().manual_seed(derive_seed(plan.seed, "rows", epoch))
+        )
+        count = plan.options.prompts_per_step
+        chosen: list[int] = order[place * count : (place + 1) * count].tolist()
+        return chosen
 
 
 class StepSampler(Sampler[int]):  # type: ignore[misc]
@@ -18,8 +40,9 @@ class StepSampler(Sampler[int]):  # type: ignore[misc]
     seed, so a resumed training gets the rows that it would have got without the interruption.
     """
 
-    def __init__(self, plan: RlPlan, steps_per_generation: int) -> None:
+    def __init__(self, plan: RlPlan, rows: Sequence[Task], steps_per_generation: int) -> None:
         self._plan = plan
+        self._rows = StepRows(plan, rows)
         self._reads = steps_per_generation
 
     def __len__(self) -> int:
@@ -29,16 +52,5 @@ class StepSampler(Sampler[int]):  # type: ignore[misc]
         size = self._plan.options.group_size
         for step in range(1, self._plan.num_steps + 1):
             for _ in range(self._reads):
-                for row in rows_of_step(self._plan, step):
+                for row in self._rows.of(step):
                     yield from [row] * size
-
-
-def rows_of_step(plan: RlPlan, step: int) -> list[int]:
-    """Return the indices of the rows of a step, counted from 1."""
-    epoch, place = divmod(step - 1, plan.steps_per_epoch)
-    order = torch.randperm(
-        plan.num_rows, generator=torch.Generator().manual_seed(derive_seed(plan.seed, "rows", epoch))
-    )
-    count = plan.options.prompts_per_step
-    chosen: list[int] = order[place * count : (place + 1) * count].tolist()
-    return chosen

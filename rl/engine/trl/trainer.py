@@ -22,7 +22,7 @@ from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.export_model import continue_greedily
-from treadle.environments.settings import EnvironmentSettings
+from treadle.environments.mixture import Environments
 from treadle.rl.engine.attention import is_supported
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, check_rows, prompt_ids, read_tasks
@@ -35,7 +35,7 @@ from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import lora_arguments, trl_arguments
 
 
-def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSettings, events: EventFile) -> None:
+def train_policy(plan: RlPlan, job: dict[str, Any], environments: Environments, events: EventFile) -> None:
     """Train to the end of the plan, from the state in the job if it names one.
 
     States are saved in the job's `output`.
@@ -44,18 +44,18 @@ def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSett
     codec = ChatTokenizer.load(start)
     payloads = Payloads.of_job(job)
     rows = read_tasks(Path(job["rows"]), payloads)
-    check_rows(rows, plan.num_rows, plan.options.max_prompt_tokens, environment, codec)
+    check_rows(rows, plan.num_rows, plan.options.max_prompt_tokens, environments, codec)
     validation = read_tasks(Path(job["validation"]), payloads) if job["validation"] else []
     arguments = GRPOConfig(**trl_arguments(plan, Path(job["output"])))
     reporter = TrlReporter(plan, events, is_first=arguments.process_index == 0)
     trainer, slot = _trainer(plan, start, rows, arguments, reporter)
     generate, refresh_weights, max_batch = open_generator(plan, trainer, codec, reporter)
     limits = dict(max_model_len=_max_context_tokens(trainer), max_batch=max_batch)
-    with open_source(plan, job, environment, generate, codec, **limits) as source:
+    with open_source(plan, job, environments, generate, codec, **limits) as source:
         slot.rollouts = RolloutFunction(plan, rows, source, refresh_weights, reporter, Path(job["rollouts"]))
-        trainer.validate = validator(validation, source, refresh_weights, reporter)
+        trainer.validate = validator(plan, validation, source, refresh_weights, reporter)
         reporter.greedy_of_state = lambda: _greedy(
-            trainer, prompt_ids(rows[0], environment, codec), job["greedy_tokens"]
+            trainer, prompt_ids(rows[0], environments, codec), job["greedy_tokens"]
         )
         trainer.train(resume_from_checkpoint=job["resume"])
 
@@ -87,7 +87,7 @@ def _trainer(
         callbacks=[reporter, _StepSchedule(plan)],
         peft_config=LoraConfig(**lora) if lora is not None else None,
     )
-    trainer.plan = plan
+    trainer.plan, trainer.rows = plan, rows
     config = policy.config.get_text_config()
     # On a GPU, attention kernels that skip padding are faster. An entropy bonus needs entropies with gradients, which
     # shared prompts do not give.

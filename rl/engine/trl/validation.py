@@ -9,10 +9,11 @@ from treadle.agent.contract import Task
 from treadle.rl.engine.group_source import GroupSource
 from treadle.rl.engine.trl.events import TrlReporter, gathered, rank_and_world
 from treadle.rl.training.figures import validation_figures
+from treadle.rl.training.plan import RlPlan
 
 
 def validator(
-    rows: Sequence[Task], source: GroupSource, refresh_weights: Callable[[], None], reporter: TrlReporter
+    plan: RlPlan, rows: Sequence[Task], source: GroupSource, refresh_weights: Callable[[], None], reporter: TrlReporter
 ) -> Callable[[], dict[str, Any]]:
     """Return a function that validates the policy with its current weights and returns the figures."""
 
@@ -20,8 +21,11 @@ def validator(
         refresh_weights()
         rank, world = rank_and_world()
         mine = rows[rank::world]
-        rewards = gathered(list(zip(source.validate(mine), [row.domain for row in mine], strict=True)))
-        figures = validation_figures([reward for reward, _ in rewards], [domain for _, domain in rewards])
+        made = gathered(
+            [(reward, row.domain, row.environment) for reward, row in zip(source.validate(mine), mine, strict=True)]
+        )
+        rewards, domains, environments = ([one[place] for one in made] for place in range(3))
+        figures = validation_figures(rewards, domains, environments if plan.is_mixed else None)
         reporter.report_validation(figures)
         return figures
 

@@ -14,18 +14,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from treadle.core.engines.errors import NothingLearned
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.weights.change import had_no_gradient
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadPlan
-from treadle.rl.engine.rows import environment_of, plan_of, settings_of
+from treadle.rl.engine.rows import job_environments, plan_of
 from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.engine.verl.metrics_follower import Follower
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.verl.config import METRICS_VARIABLE, VerlFiles, loop_yaml, override_lines, verl_overrides
-from treadle.rl.verl.data import write_verl_rows
+from treadle.rl.verl.data import write_verl_rows, write_verl_steps
 
 _PACKAGES = ("verl", "ray", "torch", "transformers", "tensordict", "TransferQueue", "tokenizers")
 _RAY_PORT = 6379
@@ -42,7 +44,7 @@ def check(job: dict[str, Any], events: EventFile) -> None:
 
     plan = plan_of(job)
     folder = VerlFolder.of_job(job)
-    environment_of(job)
+    job_environments(job)
     require_algebra(plan)
     config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
     write_rows(job, plan, folder)
@@ -98,20 +100,25 @@ def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides:
 
 
 def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None:
-    """Write rows and held-out questions in verl's schema."""
+    """Write rows and held-out questions in verl's schema; with shares, the rows of each step in turn."""
     files, rows = folder.files(job), Path(job["rows"])
-    environment = settings_of(job)
-    write_verl_rows(rows, files.rows, environment, phase=plan.phase)
+    environments = job_environments(job)
+    if plan.options.shares:
+        names = pq.read_table(rows, columns=["environment"])[0].to_pylist()
+        write_verl_steps(rows, files.rows, environments, plan.rows_of_steps(names), phase=plan.phase)
+    else:
+        write_verl_rows(rows, files.rows, environments, phase=plan.phase)
     # verl requires validation rows even if it never validates.
     held_out, only_first = (Path(job["validation"]), False) if job["validation"] else (rows, True)
-    write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, only_first=only_first)
+    write_verl_rows(held_out, files.validation, environments, split="valid", phase=plan.phase, only_first=only_first)
 
 
 def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: VerlFiles) -> None:
     """Raise BadPlan if verl would drop rows, because it would then end before the plan's last step."""
     from treadle.rl.engine.verl.compose import count_kept_rows
 
-    wanted = [("rows", files.rows, plan.num_rows)]
+    num_rows = plan.num_steps * plan.options.prompts_per_step if plan.options.shares else plan.num_rows
+    wanted = [("rows", files.rows, num_rows)]
     if job["validation"]:
         wanted.append(("validation questions", files.validation, plan.num_validation_rows))
     for what, path, number in wanted:

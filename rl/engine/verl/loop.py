@@ -14,7 +14,8 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from treadle.rl.engine.verl.host import RewardedTrajectory, Sample, host_of
+from treadle.rl.engine.verl.host import RewardedTrajectory, host_of
+from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.rewards.rewarded import RewardedItem
 
 _LOGGED = ("tool_calls", "tool_failures", "length")

@@ -88,7 +88,8 @@ class Follower:
                 raise Diverged(f"{name} is not finite at step {step}")
         groups = self._complete_groups(step, validation=False)
         write_step(self._rollouts, step, [line["row"] for group in groups for line in group])
-        figures = step_figures([[_reward(line) for line in group] for group in groups])
+        names = [group[0]["row"]["environment"] for group in groups] if self._plan.is_mixed else None
+        figures = step_figures([[_reward(line) for line in group] for group in groups], names)
         self._events.write("step", step=step, **figures, **facts, seconds=time.monotonic() - self._began)
         self.last_step = step
         # verl saves before it validates, so an error in the validation must not lose the state.
@@ -100,7 +101,8 @@ class Follower:
     def _validation(self, step: int) -> None:
         lines = [line for group in self._complete_groups(step, validation=True) for line in group]
         domains = [line["row"]["domain"] for line in lines]
-        figures = validation_figures([_reward(line) for line in lines], domains)
+        names = [line["row"]["environment"] for line in lines] if self._plan.is_mixed else None
+        figures = validation_figures([_reward(line) for line in lines], domains, names)
         self._events.write("validation", step=step, **figures)
         shutil.rmtree(self.folder.groups_of(step, validation=True), ignore_errors=True)
 

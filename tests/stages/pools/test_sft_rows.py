@@ -306,7 +306,7 @@ def test_rollout_sft_and_rl_share_one_prompt_per_question(tmp_path: Path, tokeni
     assert len(made.rows) == len({tuple(prompt) for prompt in prompts.values()}) == 100
     assert {row["question_key"]: row["input_ids"][: row["num_prompt_tokens"]] for row in made.rows} == prompts
     assert {
-        asked["question_key"]: prompt_ids(Task.from_row(asked), ENVIRONMENT, tokenizer) for asked in questions
+        asked["question_key"]: prompt_ids(Task.from_row(asked), {"default": ENVIRONMENT}, tokenizer) for asked in questions
     } == prompts
 
 

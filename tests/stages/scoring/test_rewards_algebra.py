@@ -27,7 +27,8 @@ from treadle.eval.config import ScoresOptions
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, read_tasks
-from treadle.rl.engine.verl.host import Sample, host_of
+from treadle.rl.engine.verl.host import host_of
+from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.plan import RlPlan, plan_phase
 from treadle.rl.verl.data import write_verl_rows
@@ -110,12 +111,12 @@ def by_trl(tmp_path: Path, codec: ChatTokenizer, algebra: AlgebraLimits | None) 
         RlSettings(options=options, environment=SETTINGS, algebra=algebra),
         address="1/rl@phase-1",
         rows_digest="",
-        num_rows=len(CASES),
+        rows={"default": len(CASES)},
     )
     asked = read_tasks(training_rows(tmp_path), Payloads(None))
-    policy, job = Policy(codec), {"environment_digest": SETTINGS.digest(), "interpreter": None}
+    policy, environments = Policy(codec), {"default": SETTINGS}
     limits = {"max_model_len": None, "max_batch": None}
-    with open_source(plan, job, SETTINGS, lambda many: [policy(one) for one in many], codec, **limits) as source:
+    with open_source(plan, {}, environments, lambda many: [policy(one) for one in many], codec, **limits) as source:
         groups = source.step(1, asked)
         validated = source.validate(asked)
     assert [reward.score for reward in validated] == [group.rewards[0].score for group in groups]
@@ -130,8 +131,7 @@ def correctness_of(rewards: list[RewardedItem]) -> float:
 def verl_job(tmp_path: Path, model: Path, plan: RlPlan) -> Path:
     job = {
         "events": str(tmp_path / "events.jsonl"),
-        "environment": ENVIRONMENT,
-        "environment_digest": SETTINGS.digest(),
+        "environments": {"default": ENVIRONMENT},
         "model": str(model),
         "plan": json.loads(plan.to_json()),
     }
@@ -142,7 +142,7 @@ def verl_job(tmp_path: Path, model: Path, plan: RlPlan) -> Path:
 
 
 async def by_verl(tmp_path: Path, codec: ChatTokenizer, job: Path) -> list[float]:
-    write_verl_rows(training_rows(tmp_path), tmp_path / "train.parquet", SETTINGS)
+    write_verl_rows(training_rows(tmp_path), tmp_path / "train.parquet", {"default": SETTINGS})
     host, client = await host_of(job), StubClient(Policy(codec))
     found = []
     for made in pq.read_table(tmp_path / "train.parquet").to_pylist():

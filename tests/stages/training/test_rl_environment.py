@@ -11,15 +11,15 @@ import pytest
 from support.training.scripted_groups import QUESTION, ScriptedGenerator, WordCodec, job
 
 from treadle.core.config import load_config
-from treadle.core.errors import ConfigError, TreadleError
+from treadle.core.errors import TreadleError
 from treadle.core.llm.config import Sampling
 from treadle.core.store.storage import LocalStorage
 from treadle.environments.question.settings import QuestionSettings
-from treadle.rl.environment import ResidentEnvironment
+from treadle.rl.environment import ResidentEnvironments
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import require_groups
-from treadle.rl.training.stage import local_environment
+from treadle.rl.training.engine_environments import local_environment
 from treadle.web.keys import search_key
 from treadle.web.record.table import write_record
 from treadle.web.types import SearchEntry, WebHit
@@ -56,11 +56,11 @@ def reply(context: str, seed: int) -> str:
 def test_groups_call_real_tools_from_a_synchronous_engine(tmp_path: Path) -> None:
     settings, codec, membership = environment(tmp_path), WordCodec(), BatchMembership()
     with (
-        ResidentEnvironment(settings, digest=settings.digest(), interpreter=Path(sys.executable)) as resident,
+        ResidentEnvironments({"default": settings}, interpreter=Path(sys.executable)) as resident,
         BatchedModel(ScriptedGenerator(codec, reply), membership) as model,
     ):
-        engine = resident.open.engine(model, codec, Sampling())
-        rollouts = resident.open.groups(engine, Branching(2, 2, 0.5), vocab_size=10, membership=membership)
+        engine = resident.open["default"].engine(model, codec, Sampling())
+        rollouts = resident.open["default"].groups(engine, Branching(2, 2, 0.5), vocab_size=10, membership=membership)
         jobs = [job(4, seed, str(seed)) for seed in range(3)]
         groups = resident.run(require_groups(rollouts, jobs))
         again = resident.run(require_groups(rollouts, jobs[:1]))
@@ -101,32 +101,21 @@ def test_groups_search_a_recorded_web(tmp_path: Path, monkeypatch: pytest.Monkey
 
     codec, membership = WordCodec(), BatchMembership()
     with (
-        ResidentEnvironment(settings, digest=settings.digest()) as resident,
+        ResidentEnvironments({"default": settings}) as resident,
         BatchedModel(ScriptedGenerator(codec, say), membership) as model,
     ):
-        engine = resident.open.engine(model, codec, Sampling())
-        rollouts = resident.open.groups(engine, Branching(2, 2, 0.5), vocab_size=10, membership=membership)
+        engine = resident.open["default"].engine(model, codec, Sampling())
+        rollouts = resident.open["default"].groups(engine, Branching(2, 2, 0.5), vocab_size=10, membership=membership)
         (group,) = resident.run(require_groups(rollouts, [job(4, 0, "0")]))
     calls = [call for made in group.trajectories for call in made.trajectory.calls]
     assert {(call.argument, call.status, call.text) for call in calls} == {("heron", "ok", "Page 1: In Ostrava.")}
     assert {call.sources for call in calls} == {(found.key,)}
 
 
-def test_rejects_an_environment_that_differs_from_the_run(tmp_path: Path) -> None:
-    settings = environment(tmp_path)
-    other = settings.model_copy(update={"max_total_calls": 3})
-    with (
-        pytest.raises(ConfigError, match="are not those of the run"),
-        ResidentEnvironment(other, digest=settings.digest()),
-    ):
-        pass
-    assert "environment" not in {thread.name for thread in threading.enumerate()}
-
-
 def test_tool_that_fails_to_open_raises_one_error(tmp_path: Path) -> None:
     settings = environment(tmp_path)
     (tmp_path / "corpus.jsonl").unlink()
-    with pytest.raises(TreadleError, match=r"corpus\.jsonl"), ResidentEnvironment(settings):
+    with pytest.raises(TreadleError, match=r"corpus\.jsonl"), ResidentEnvironments({"default": settings}):
         pass
     assert "environment" not in {thread.name for thread in threading.enumerate()}
 

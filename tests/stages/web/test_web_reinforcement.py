@@ -32,7 +32,7 @@ from treadle.core.runs.stage import Instance
 from treadle.environments.question.settings import QuestionSettings
 from treadle.eval.tables import SCORES
 from treadle.rl.config import RlSettings
-from treadle.rl.environment import ResidentEnvironment
+from treadle.rl.environment import ResidentEnvironments
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, require_groups
@@ -97,13 +97,13 @@ def group_of(job_given: dict[str, Any]) -> Group:
             "<answer>42</answer>" if "<result>" in context.rpartition(QUESTION.text)[2] else f"<search>{asked}</search>"
         )
 
-    settings, codec = QuestionSettings.model_validate(job_given["environment"]), WordCodec()
+    settings, codec = QuestionSettings.model_validate(job_given["environments"]["default"]), WordCodec()
     with (
-        ResidentEnvironment(settings, digest=job_given["environment_digest"]) as resident,
+        ResidentEnvironments({"default": settings}) as resident,
         BatchedModel(ScriptedGenerator(codec, say), membership := BatchMembership()) as model,
     ):
-        engine = resident.open.engine(model, codec, Sampling())
-        rollouts = resident.open.groups(engine, Branching(8), vocab_size=10, membership=membership)
+        engine = resident.open["default"].engine(model, codec, Sampling())
+        rollouts = resident.open["default"].groups(engine, Branching(8), vocab_size=10, membership=membership)
         (group,) = resident.run(require_groups(rollouts, [job(8)]))
     return group
 
@@ -131,8 +131,8 @@ async def test_recorded_web_rollouts_are_selected_and_trained_on_in_the_same_run
     with pytest.raises(EngineError):
         await asyncio.to_thread(train, bench, start, environment, at=2, do="stop early")
     job_given = json.loads((workspace_of(bench.run) / "job.json").read_text())
-    replayed = job_given["environment"]["search"]["web"]
-    assert (replayed["mode"], job_given["environment_digest"]) == ("replay", digest)
+    replayed = job_given["environments"]["default"]["search"]["web"]
+    assert (replayed["mode"], job_given["plan"]["environment_digests"]) == ("replay", {"default": digest})
     with contextlib.closing(open_record(replayed["recorded_in"])) as record_met:
         kept = [entry.key for entry, _ in record_met.entries()]
     assert kept == sorted([search_of("fern").key, *(entry.key for entry in recorded(bench.run))])

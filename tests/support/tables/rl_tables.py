@@ -67,6 +67,7 @@ def rl_row(key: str, **columns: Any) -> dict[str, Any]:
         "parts": [{"name": "is_boundary", "value": 1.0}],
         "format": asked["format"],
         "scorer": asked["scorer"],
+        "environment": "default",
         "environment_digest": environment.digest(),
         **columns,
     }

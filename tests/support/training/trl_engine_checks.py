@@ -33,7 +33,7 @@ from treadle.rl.config import RlOptions
 from treadle.rl.engine.__main__ import main as engine
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import ScoredGroup
-from treadle.rl.engine.rows import environment_of, first_prompt
+from treadle.rl.engine.rows import job_environments, first_prompt
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl import rollout_function
 from treadle.rl.engine.trl import trainer as trl_trainer
@@ -49,7 +49,7 @@ def main(policy: Path, job_path: Path) -> dict[str, Any]:
     plan = RlPlan.from_json(json.dumps(job["plan"]))
     codec = ChatTokenizer.load(policy)
     return {
-        "generation": generation(policy, first_prompt(Path(job["rows"]), environment_of(job), codec)),
+        "generation": generation(policy, first_prompt(Path(job["rows"]), job_environments(job), codec)),
         "log_probs": log_probs_agree(policy, plan),
         "contract": contract(policy, plan),
         "updates": updates(policy, plan),

@@ -51,6 +51,7 @@ def rows(number: int = len(SUMS)) -> list[dict[str, Any]]:
             "score_tool": 0.5,
             "score_corr": 0.5,
             "rank": 0,
+            "environment": "default",
         }
         for index in range(number)
     ]
@@ -114,8 +115,8 @@ def make_plan(num_rows: int = len(SUMS), *, num_validation_rows: int = 0, **opti
         settings,
         address="1/rl@phase-1",
         rows_digest="0" * 64,
-        num_rows=num_rows,
-        num_validation_rows=num_validation_rows,
+        rows={"default": num_rows},
+        validation_rows={"default": num_validation_rows} if num_validation_rows else {},
         machine=Machine(variant="cpu"),
     )
 
@@ -126,10 +127,9 @@ def write_rows(path: Path, number: int = len(SUMS)) -> None:
     pq.write_table(pa.Table.from_pylist(rows(number), TRAINING_SCHEMA), path)
 
 
-def environment_json() -> dict[str, Any]:
-    """Return the environment's settings as a job carries them."""
-    data: dict[str, Any] = json.loads(ENVIRONMENT.model_dump_json())
-    return data
+def environments_json() -> dict[str, Any]:
+    """Return the settings of the environments as a job has them."""
+    return {"default": json.loads(ENVIRONMENT.model_dump_json())}
 
 
 def interpreter() -> str:

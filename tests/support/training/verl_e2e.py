@@ -69,15 +69,14 @@ def prepare_folder(
         {
             "question_key": f"key-{at}", "question": f"Question {at}?" + " long" * 300 * (at == LONG), "choices": [],
             "answers": ["12"], "domain": "math", "dataset": "set", "score_tool": 0.5,
-            "score_corr": 0.5, "rank": 0,
+            "score_corr": 0.5, "rank": 0, "environment": "default",
         }
         for at in range(4)
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows, TRAINING_SCHEMA), root / "rows.parquet")
     job: dict[str, Any] = {
         "plan": json.loads(plan.to_json()),
-        "environment": environment.model_dump(mode="json"),
-        "environment_digest": environment.digest(),
+        "environments": {"default": environment.model_dump(mode="json")},
         "interpreter": interpreter,
         "rows": str(root / "rows.parquet"),
         "validation": None,
@@ -95,8 +94,8 @@ def prepare_folder(
     files.job.parent.mkdir(exist_ok=True)
     files.job.write_text(json.dumps(job))
     files.loop.write_text(loop_yaml(files.job))
-    write_verl_rows(root / "rows.parquet", files.rows, environment)
-    write_verl_rows(root / "rows.parquet", files.validation, environment, split="valid", only_first=True)
+    write_verl_rows(root / "rows.parquet", files.rows, {"default": environment})
+    write_verl_rows(root / "rows.parquet", files.validation, {"default": environment}, split="valid", only_first=True)
     two_nodes = Machine(variant="cuda", num_devices=8, num_nodes=2)
     lines = {
         "job": override_lines(verl_overrides(plan, files)),

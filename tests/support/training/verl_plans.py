@@ -47,8 +47,8 @@ def verl_plan(
         RlSettings(options=options, seed=7, algebra=algebra, **settings),
         address="1/rl@phase-1",
         rows_digest="",
-        num_rows=num_rows,
-        num_validation_rows=num_validation_rows,
+        rows={"default": num_rows},
+        validation_rows={"default": num_validation_rows} if num_validation_rows else {},
         machine=machine,
     )
 

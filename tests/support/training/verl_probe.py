@@ -67,7 +67,7 @@ class Probe:
         self.plan = RlPlan.from_json(json.dumps(self.job["plan"]))
         self.lines = json.loads((folder / "overrides.json").read_text())
         self.codec = ChatTokenizer.load(folder / "start")
-        self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT))
+        self.scorer = opened.enter_context(open_scorer(self.plan, {"default": CONTRACT_ENVIRONMENT}))
 
     def composed(self) -> dict[str, Any]:
         """Return how verl's schema answers each list of overrides, unknown keys, and some resulting values."""
@@ -161,7 +161,7 @@ class Probe:
         settings = CONTRACT_ENVIRONMENT if host is ContractHost else WIDE
         made = host(
             self.plan,
-            OpenEnvironment(settings, QuestionRuntime(settings, contract_tools())),
+            {"default": OpenEnvironment(settings, QuestionRuntime(settings, contract_tools()))},
             self.codec,
             CONTRACT_VOCABULARY,
             VerlFolder(self.folder / "verl"),

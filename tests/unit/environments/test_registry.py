@@ -23,7 +23,7 @@ from treadle.environments.registry import (
 )
 from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.environments.settings import EnvironmentSettings
-from treadle.rl.engine.rows import settings_of
+from treadle.rl.engine.rows import job_environments
 
 HTTP = {"type": "http", "url": "http://a/", "description": "Get.", "parameters": {"properties": {}}}
 
@@ -141,7 +141,8 @@ def test_module_is_imported_from_its_folder_in_an_engine(tmp_path: Path) -> None
     assert job["import_folders"] == [str(package.parent)]
     with pytest.raises(ValueError, match="games"):
         ENVIRONMENTS.parse(job["environment"])
-    assert type(settings_of(job)).__name__ == "GuessSettings"
+    named = {"environments": {"default": job["environment"]}, "plan": {"environment_digests": {}}}
+    assert type(job_environments(job | named)["default"]).__name__ == "GuessSettings"
     assert [sys.path.pop()] == job["import_folders"]
     assert ENVIRONMENTS.import_folder(QuestionSettings()) is None
 

@@ -22,6 +22,7 @@ from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.plan import RlPlan
 
+ENVIRONMENTS = {"default": QuestionSettings()}
 LOCKS = Path(engines.__file__).with_name("locks")
 SUM = GroupItem.from_text(r"<think>a</think><answer>\boxed{x+1}</answer>", dialect=TOOL_DIALECT)
 
@@ -35,14 +36,14 @@ def test_environment_without_algebra_is_refused_with_the_install_command(
     plan = verl_plan(algebra=AlgebraLimits())
     with pytest.raises(ConfigError, match=r"environment of verl has no math-verify; run `treadle env install verl`"):
         require_algebra(plan)
-    with pytest.raises(ConfigError, match="math-verify"), open_scorer(plan, QuestionSettings()):
+    with pytest.raises(ConfigError, match="math-verify"), open_scorer(plan, ENVIRONMENTS):
         pass
     require_algebra(verl_plan())
 
 
 def test_answers_that_need_algebra_are_unequal_without_it() -> None:
     group = cast(Group, SimpleNamespace(items=[SUM], trajectories=[None]))
-    with open_scorer(verl_plan(), QuestionSettings()) as scorer:
+    with open_scorer(verl_plan(), ENVIRONMENTS) as scorer:
         (reward,) = scorer.rewards(group, Task("q", "?", domain="math", answers=("1+x",)), 0)
     assert (reward.score, reward.scorer) == (0.0, "math_rules")
 
@@ -52,7 +53,7 @@ def test_answers_that_need_algebra_are_unequal_without_it() -> None:
 def test_outcome_gives_the_reward(outcome: Outcome | None, reward: float | None, rule: str) -> None:
     made = SimpleNamespace(trajectory=SimpleNamespace(outcome=outcome))
     group = cast(Group, SimpleNamespace(items=[SUM], trajectories=[made]))
-    with open_scorer(verl_plan(), QuestionSettings()) as scorer:
+    with open_scorer(verl_plan(), ENVIRONMENTS) as scorer:
         (found,) = scorer.rewards(group, Task("q", "?", domain="task", scorer=rule), 0)
     assert found.scored == (reward is not None) and found.scorer == rule
     assert found.reward == (reward or 0.0)
@@ -86,7 +87,7 @@ def test_scorer_of_a_user_gives_the_reward_in_an_engine(tmp_path: Path) -> None:
     ]  # fmt: skip
     group = cast(Group, SimpleNamespace(items=[SUM, NONE], trajectories=made))
     task = Task("q", "?", domain="task", scorer="steps", payload={"weight": -2.5, "secret": "hidden words"})
-    with open_scorer(plan, QuestionSettings()) as scorer:
+    with open_scorer(plan, ENVIRONMENTS) as scorer:
         scored, unscored = scorer.rewards(group, task, (0.0, 0.0))
     assert (scored.reward, scored.scored, scored.scorer) == (-7.5, True, "steps")
     assert (unscored.reward, unscored.scored) == (-7.5, False), "left out, with the mean of its group"

@@ -37,8 +37,9 @@ from treadle.rl.rewards.outcome import OutcomeReward
 from treadle.rl.rewards.rewarded import RewardedItem
 from treadle.rl.training.figures import step_figures
 from treadle.rl.training.plan import RlPlan
-from treadle.rl.training.stage import import_folders
+from treadle.rl.training.engine_job import import_folders
 
+ENVIRONMENTS = {"default": QuestionSettings()}
 REWARD = '''
 from treadle.api import Reward, RewardGroup, RewardRule
 
@@ -91,7 +92,7 @@ def plan_with(reward: Any, **keys: Any) -> RlPlan:
 
 def rewarded(plan: RlPlan, items: Sequence[GroupItem] = ITEMS, task: Task = TASK, step: int = 1) -> list[RewardedItem]:
     group = cast(Group, SimpleNamespace(items=items, trajectories=[None] * len(items)))
-    with open_scorer(plan, QuestionSettings()) as scorer:
+    with open_scorer(plan, ENVIRONMENTS) as scorer:
         return scorer.rewards(group, task, step)
 
 
@@ -140,7 +141,7 @@ def test_rule_in_a_module_is_imported_from_its_folder_in_an_engine(tmp_path: Pat
     (package / "__init__.py").write_text(REWARD + CREDIT)
     program = (
         "import json; from treadle.rl.config import RlOptions, RlSettings; "
-        "from treadle.rl.training.plan import RlPlan; from treadle.rl.training.stage import import_folders; "
+        "from treadle.rl.training.plan import RlPlan; from treadle.rl.training.engine_job import import_folders; "
         "options = RlOptions(reward='shaping:Frugal', credit='shaping:LastTurn'); "
         "folders = [str(folder) for folder in import_folders(RlSettings(options=options))]; "
         "plan = json.loads(RlPlan(options=options, num_rows=8).to_json()); "
@@ -219,7 +220,7 @@ def test_item_without_a_total_has_no_advantage() -> None:
     group = cast(Group, SimpleNamespace(items=[item()] * 3, trajectories=trajectories))
     for rule in ("efficiency", "outcome"):
         reward = {"type": rule, **({"sigma_tool": 0.1, "sigma_length": 0.1} if rule == "efficiency" else {})}
-        with open_scorer(plan_with(reward), QuestionSettings()) as scorer:
+        with open_scorer(plan_with(reward), ENVIRONMENTS) as scorer:
             made = scorer.rewards(group, unknown, 1)
         assert [(one.reward, one.scored, one.score) for one in made] == [
             (3.0, True, 1.0),

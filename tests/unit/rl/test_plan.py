@@ -26,8 +26,8 @@ def plan(num_rows: int = 8000, *, machine: Machine = ONE_CPU, num_validation_row
         settings,
         address="1/rl@phase-2",
         rows_digest="f" * 64,
-        num_rows=num_rows,
-        num_validation_rows=num_validation_rows,
+        rows={"default": num_rows},
+        validation_rows={"default": num_validation_rows} if num_validation_rows else {},
         machine=machine,
     )
 
@@ -148,8 +148,8 @@ def test_blanks_around_modules_are_ignored() -> None:
 
 def test_plan_names_the_environment_of_its_rollouts() -> None:
     settings = RlSettings(options=RlOptions(**SMALL), environment=QuestionSettings(preset="et-agent-rl"))
-    phase = plan_phase(settings, address="1/rl@phase-1", rows_digest="", num_rows=8)
-    assert phase.environment_digest == settings.environment.digest() != plan(8).environment_digest
+    phase = plan_phase(settings, address="1/rl@phase-1", rows_digest="", rows={"default": 8})
+    assert phase.environment_digests == {"default": settings.environment.digest()} != plan(8).environment_digests
 
 
 @pytest.mark.parametrize(

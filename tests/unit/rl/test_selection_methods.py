@@ -71,7 +71,7 @@ def order(choice: Choice) -> list[str]:
 
 
 def pages(choice: Choice) -> tuple[Mapping[str, Any], str, str]:
-    findings = SelectionFindings(choice, ["world"] * len(choice.keys), (), 0, 0)
+    findings = SelectionFindings(choice, ["world"] * len(choice.keys), ["default"] * len(choice.keys), (), 0, 0)
     return metrics_of(findings), render_report(findings, 1), draw_selection(choice).decode()
 
 

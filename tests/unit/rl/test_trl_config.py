@@ -30,8 +30,8 @@ def plan(machine: Machine = ONE_CPU, *, num_rows: int = 8000, num_validation_row
         RlSettings(options=options, seed=7),
         address="1/rl@phase-1",
         rows_digest="",
-        num_rows=num_rows,
-        num_validation_rows=num_validation_rows,
+        rows={"default": num_rows},
+        validation_rows={"default": num_validation_rows} if num_validation_rows else {},
         machine=machine,
     )
 

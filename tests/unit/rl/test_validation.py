@@ -29,7 +29,7 @@ from treadle.rl.training.checkpoint_checks import check_greedy, check_weights, t
 from treadle.rl.training.curves import draw_curves, moving_mean, sparkline
 from treadle.rl.training.events import RlEvents, RlStep, Validation, ValidationFigures
 from treadle.rl.training.launch import RlFolder, choose_step, saved_step, superseded
-from treadle.rl.training.stage import local_environment
+from treadle.rl.training.engine_environments import local_environment
 from treadle.rl.training.stored_rows import validation_questions
 from treadle.rl.training.tables import RL_ROLLOUTS
 

@@ -24,7 +24,7 @@ from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.question.tools import make_tools
 from treadle.retriever.client import SearchUnavailable
 from treadle.retriever.index import Hit
-from treadle.rl.training.stage import local_environment
+from treadle.rl.training.engine_environments import local_environment
 from treadle.web.record.table import write_record
 from treadle.web.types import RecordMiss, WebSearchResult
 

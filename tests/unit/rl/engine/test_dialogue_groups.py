@@ -29,7 +29,8 @@ from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Payloads, read_tasks
 from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.host import LoopHost, Sample
+from treadle.rl.engine.verl.host import LoopHost
+from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.dump import rollout_row
 from treadle.rl.training.stored_rows import PAYLOAD_SCHEMA
@@ -74,6 +75,7 @@ def write_payloads(path: Path) -> Path:
 
 def tasks(folder: Path) -> list[Task]:
     blank = {name: None for name in TRAINING_SCHEMA.names} | {"choices": [], "answers": [], "dataset": "guess"}
+    blank |= {"environment": "default"}
     rows = [blank | {"question_key": key, "question": "Guess.", "domain": "task"} for key in SECRETS]
     pq.write_table(pa.Table.from_pylist(rows, TRAINING_SCHEMA), folder / "rows.parquet")
     return read_tasks(folder / "rows.parquet", Payloads(write_payloads(folder / "payloads.parquet")))
@@ -98,9 +100,10 @@ def plan_of(settings: Any = SETTINGS, **keys: Any) -> Any:
 
 
 def rolled_out(folder: Path, codec: ChatTokenizer, settings: Any = SETTINGS, **keys: Any) -> Any:
-    player, job = Player(codec), {"environment_digest": settings.digest(), "interpreter": None}
+    player = Player(codec)
     plan, limits = plan_of(settings, **keys), {"max_model_len": None, "max_batch": None}
-    with open_source(plan, job, settings, lambda many: [player(one) for one in many], codec, **limits) as source:
+    environments = {"default": settings}
+    with open_source(plan, {}, environments, lambda many: [player(one) for one in many], codec, **limits) as source:
         return source.step(1, tasks(folder)), source.validate(tasks(folder))
 
 
@@ -146,8 +149,8 @@ def test_verl_sessions_get_the_same_rewards(tmp_path: Path, codec: ChatTokenizer
         fields = loop_fields(key, uid=key, answers=(), text="Guess.") | {"data_source": "treadle_task"}
         sample, sampling = Sample.from_fields(fields), {"temperature": 1.0}
         async with CustomType(Guess).open(SETTINGS, Resources()) as runtime:
-            with open_scorer(plan_of(), SETTINGS) as scorer:
-                opened = OpenEnvironment(SETTINGS, runtime)
+            with open_scorer(plan_of(), {"default": SETTINGS}) as scorer:
+                opened = {"default": OpenEnvironment(SETTINGS, runtime)}
                 host = LoopHost(plan_of(), opened, codec, codec.vocab_size, folder, scorer, payloads)
                 sessions = [host.join(sample, number, 2, client, sampling) for number in range(2)]
                 return [made.reward.reward for made in await asyncio.gather(*sessions)]

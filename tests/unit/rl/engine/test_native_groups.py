@@ -45,6 +45,7 @@ def _answer(request: CompletionRequest) -> Completion:
 
 def tasks(folder: Path) -> list[Task]:
     blank = {name: None for name in TRAINING_SCHEMA.names} | {"choices": [], "dataset": "towns", "domain": "math"}
+    blank |= {"environment": "default"}
     rows = [
         blank | {"question_key": str(year), "question": "How many people live in Tazpo?", "answers": [str(year)]}
         for year in (1812, 7)
@@ -54,9 +55,8 @@ def tasks(folder: Path) -> list[Task]:
 
 
 def test_groups_call_tools_and_are_rewarded_by_their_answers(tmp_path: Path) -> None:
-    job = {"environment_digest": SETTINGS.digest(), "interpreter": None}
     plan: Any = verl_plan(num_rows=8, environment=SETTINGS, group_size=2, prompts_per_step=2, mini_batch_prompts=2)
-    with open_source(plan, job, SETTINGS, generate, CODEC, max_model_len=None, max_batch=None) as source:
+    with open_source(plan, {}, {"default": SETTINGS}, generate, CODEC, max_model_len=None, max_batch=None) as source:
         groups = source.step(1, tasks(tmp_path))
     right, wrong = groups
     assert all(reward.reward > 0.5 for reward in right.rewards)
@@ -77,6 +77,6 @@ def test_length_of_a_prompt_counts_the_schemas_of_tools() -> None:
     without = len(CODEC.prompt_ids(messages))
     whole = len(CODEC.prompt_ids(messages, [tool.as_openai() for tool in SETTINGS.known_tools]))
     assert whole > without + 20
-    assert not prompt_fits(SETTINGS, CODEC, without)(row)
-    assert not prompt_fits(SETTINGS, CODEC, whole - 1)(row)
-    assert prompt_fits(SETTINGS, CODEC, whole)(row)
+    assert not prompt_fits({"default": SETTINGS}, CODEC, without)(row)
+    assert not prompt_fits({"default": SETTINGS}, CODEC, whole - 1)(row)
+    assert prompt_fits({"default": SETTINGS}, CODEC, whole)(row)

@@ -25,13 +25,15 @@ from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, kind_of
-from treadle.rl.engine.rows import Payloads, check_rows, environment_of, first_prompt, read_tasks
+from treadle.rl.engine.rows import Payloads, check_rows, first_prompt, job_environments, read_tasks
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl.commands import check, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
 from treadle.rl.training.events import RlEvents
 from treadle.rl.training.plan import RlPlan
 from treadle.rl.trl.config import trl_arguments
+
+ENVIRONMENTS = {"default": trl_jobs.ENVIRONMENT}
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_training_sees_only_the_gpus_of_its_plan(
     trainer.train_policy = lambda *_: trained.append(os.environ["CUDA_VISIBLE_DEVICES"])  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, trainer.__name__, trainer)
     monkeypatch.setattr(os, "execv", lambda _, argv: trained.append(os.environ["CUDA_VISIBLE_DEVICES"]))
-    environment = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
+    environment = {"environments": trl_jobs.environments_json()}
     job = {"plan": json.loads(plan.to_json()), "path": "job.json", **environment}
     train(job, EventFile(tmp_path / "events.jsonl"))
     assert trained[0] == seen
@@ -159,7 +161,7 @@ def _for_gpus(num_devices: int = 1) -> RlPlan:
 def test_attention_support_is_checked_only_for_cpu_plans(
     tmp_path: Path, looked_at: list[str], plan: RlPlan, expected: list[str]
 ) -> None:
-    environment = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
+    environment = {"environments": trl_jobs.environments_json()}
     job = {"plan": json.loads(plan.to_json()), "output": str(tmp_path), "model": str(tmp_path), **environment}
     check(job, EventFile(tmp_path / "events.jsonl"))
     (event,) = map(orjson.loads, (tmp_path / "events.jsonl").read_bytes().splitlines())
@@ -168,11 +170,12 @@ def test_attention_support_is_checked_only_for_cpu_plans(
 
 
 def test_environment_that_differs_from_the_plan_is_refused() -> None:
-    job = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
-    assert environment_of(job) == trl_jobs.ENVIRONMENT
-    job["environment"] = {**trl_jobs.environment_json(), "max_total_calls": 1}
-    with pytest.raises(BadEnvironment, match="install one version on all machines"):
-        environment_of(job)
+    plan = json.loads(trl_jobs.make_plan().to_json())
+    job: dict[str, Any] = {"environments": trl_jobs.environments_json(), "plan": plan}
+    assert job_environments(job) == ENVIRONMENTS
+    job["environments"]["default"]["max_total_calls"] = 1
+    with pytest.raises(BadEnvironment, match=r"\(environment, digest .*install one version on all machines"):
+        job_environments(job)
 
 
 def test_rows_are_restored_as_tasks_with_their_answers(tmp_path: Path, codec: ChatTokenizer) -> None:
@@ -182,19 +185,19 @@ def test_rows_are_restored_as_tasks_with_their_answers(tmp_path: Path, codec: Ch
     assert [row.key for row in rows] == ["q0", "q1", "q2", "q3"]
     assert rows[0].answers == ("5",) and rows[0].domain == "math"
     messages = trl_jobs.ENVIRONMENT.first_messages(rows[0])
-    assert first_prompt(path, trl_jobs.ENVIRONMENT, codec) == codec.prompt_ids(messages)
+    assert first_prompt(path, ENVIRONMENTS, codec) == codec.prompt_ids(messages)
 
 
 def test_rows_that_differ_from_the_plan_are_refused(tmp_path: Path, codec: ChatTokenizer) -> None:
     path = tmp_path / "rows.parquet"
     trl_jobs.write_rows(path)
     rows = read_tasks(path, Payloads(None))
-    check_rows(rows, 4, 200, trl_jobs.ENVIRONMENT, codec)
+    check_rows(rows, 4, 200, ENVIRONMENTS, codec)
     with pytest.raises(BadPlan, match="4 rows, but the plan has 5"):
-        check_rows(rows, 5, 200, trl_jobs.ENVIRONMENT, codec)
-    longest = len(first_prompt(path, trl_jobs.ENVIRONMENT, codec))
+        check_rows(rows, 5, 200, ENVIRONMENTS, codec)
+    longest = len(first_prompt(path, ENVIRONMENTS, codec))
     with pytest.raises(BadPlan, match="4 of 4 prompts are longer than rl.max_prompt_tokens"):
-        check_rows(rows, 4, longest - 1, trl_jobs.ENVIRONMENT, codec)
+        check_rows(rows, 4, longest - 1, ENVIRONMENTS, codec)
 
 
 class _Engine:

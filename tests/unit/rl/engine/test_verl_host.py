@@ -29,7 +29,8 @@ from treadle.rl.engine.rows import Payloads
 from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl.barrier import GroupFailed
 from treadle.rl.engine.verl.folder import VerlFolder
-from treadle.rl.engine.verl.host import LoopHost, RewardedTrajectory, Sample, host_of
+from treadle.rl.engine.verl.host import LoopHost, RewardedTrajectory, host_of
+from treadle.rl.engine.verl.sample import Sample
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards.rewarded import RewardedItem
@@ -59,8 +60,8 @@ class CallsHost(LoopHost):
 
 def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, kind: type[LoopHost] = LoopHost) -> LoopHost:
     tools = {"search": StubTool("search"), "python": StubTool("python")}
-    opened = OpenEnvironment(SETTINGS, QuestionRuntime(SETTINGS, tools))
-    scorer = GroupScorer(plan, OpenScorers({}), SETTINGS)
+    opened = {"default": OpenEnvironment(SETTINGS, QuestionRuntime(SETTINGS, tools))}
+    scorer = GroupScorer(plan, OpenScorers({}), {"default": SETTINGS})
     return kind(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer, Payloads(None))
 
 
@@ -208,10 +209,9 @@ async def test_any_worker_start_failure_is_recorded(tmp_path: Path, broken: str)
     model = write_byte_tokenizer(tmp_path / "model")
     job = {
         "events": str(tmp_path / "events.jsonl"),
-        "environment": NO_TOOLS,
-        "environment_digest": QuestionSettings.model_validate(NO_TOOLS).digest(),
+        "environments": {"default": NO_TOOLS},
         "model": str(tmp_path / "gone" if broken == "model" else model),
-        "plan": {} if broken == "plan" else json.loads(verl_plan().to_json()),
+        "plan": {} if broken == "plan" else json.loads(verl_plan(environment=NO_TOOLS).to_json()),
     }
     path = tmp_path / "verl" / "job.json"
     path.parent.mkdir()
@@ -232,13 +232,13 @@ def test_rows_become_verl_rows_with_rollout_messages(tmp_path: Path) -> None:
         {
             "question_key": f"k{index}", "question": f"Q{index}?", "choices": ["a", "b"] if index else [],
             "answers": ["A"], "domain": "choice" if index else "math", "dataset": "d", "score_tool": 0.5,
-            "score_corr": 0.5, "rank": 0,
+            "score_corr": 0.5, "rank": 0, "environment": "default",
         }
         for index in range(3)
     ]  # fmt: skip
     source, target = tmp_path / "rows.parquet", tmp_path / "train.parquet"
     pq.write_table(pa.Table.from_pylist(rows, TRAINING_SCHEMA), source)
-    assert write_verl_rows(source, target, SETTINGS, phase=2) == 3
+    assert write_verl_rows(source, target, {"default": SETTINGS}, phase=2) == 3
     table = pq.read_table(target)
     assert table.schema.remove_metadata() == ENGINE_SCHEMA.remove_metadata()
     assert [field for field in ENGINE_SCHEMA if field not in list(VERL_SCHEMA)] == [ENGINE_SCHEMA.field("extra_info")]
@@ -252,16 +252,17 @@ def test_rows_become_verl_rows_with_rollout_messages(tmp_path: Path) -> None:
     assert [info["index"] for info in table["extra_info"].to_pylist()] == [0, 1, 2]
     sample = Sample.from_fields({**row, "uid": "u", "global_steps": 1})
     assert (sample.question.key, sample.question.choices, sample.question.domain) == ("k1", ("a", "b"), "choice")
-    assert write_verl_rows(source, target, SETTINGS, split="valid", only_first=True) == 1
+    assert write_verl_rows(source, target, {"default": SETTINGS}, split="valid", only_first=True) == 1
 
 
 def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None:
     row = {"question_key": "k", "question": "Q?", "choices": [], "answers": ["True"], "domain": "qa", "dataset": "d",
-           "score_tool": 0.5, "score_corr": 0.5, "rank": 0, "format": "assertion", "scorer": "math"}  # fmt: skip
+           "score_tool": 0.5, "score_corr": 0.5, "rank": 0, "format": "assertion", "scorer": "math",
+           "environment": "default"}  # fmt: skip
     source, target = tmp_path / "rows.parquet", tmp_path / "train.parquet"
     pq.write_table(pa.Table.from_pylist([row], TRAINING_SCHEMA), source)
     environment = QuestionSettings()
-    write_verl_rows(source, target, environment)
+    write_verl_rows(source, target, {"default": environment})
     (made,) = pq.read_table(target).to_pylist()
     asked = Sample.from_fields({**made, "uid": "u", "global_steps": 1}).question
     assert (asked.format, asked.domain, asked.rule) == ("assertion", "qa", "math")

@@ -47,7 +47,7 @@ def rl_rows(keys: str = "abc") -> pa.RecordBatch:
         own = {"question_key": key, "dataset": "world", "domain": asked["domain"], "phase": 2, "model": "base"}
         more = {"parents": ["r"], "correctness": [1.0], "calls": [1], "num_unusable": 0, "parts": []}
         verl = verl_row(asked, MESSAGES, index=index, phase=2, **facts)
-        rows.append({**verl, **own, **facts, **more, "method": "pareto", "environment_digest": "e"})
+        rows.append({**verl, **own, **facts, **more, "method": "pareto", "environment_digest": "e", "environment": "default"})
     return pa.RecordBatch.from_pylist(rows, RL_ROWS.schema)
 
 
@@ -119,7 +119,7 @@ def test_training_rows_contain_everything_an_engine_needs() -> None:
     assert rows.to_pylist()[2] == {
         "question_key": "c", "question": "question c?", "choices": ["x", "y"],
         "answers": ["12", "twelve"], "domain": "choice", "dataset": "world", "score_tool": 1.5, "score_corr": 0.5,
-        "rank": 2, "format": None, "scorer": None,
+        "rank": 2, "format": None, "scorer": None, "environment": "default",
     }  # fmt: skip
     held_out = validation_rows([question("a", ["12", "twelve"], "math")])
     assert held_out.schema.equals(TRAINING_SCHEMA)

@@ -1,0 +1,129 @@
+"""Choose the rows of each step of a phase by the shares of environments: a pure function of the plan and the rows.
+
+Documented in docs/behaviour/rl.md, part "Shares". Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from treadle.core.seeds import derive_seed
+
+SHARE_TOLERANCE = 1e-6
+"""Largest distance of the sum of all shares from 1."""
+
+
+def step_rows(
+    environments: Sequence[str], shares: Mapping[str, float], prompts_per_step: int, num_steps: int, seed: int
+) -> list[list[int]]:
+    """Return the indices of the rows of each step, in a random order; no row is in a step twice.
+
+    `environments` names the environment of each row. The rows of an environment are permuted for each of its own passes
+    by the seed. The rows must suffice; see `most_prompts`.
+    """
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(environments):
+        places.setdefault(name, []).append(place)
+    orders = {name: _Passes(name, places.get(name, []), seed) for name in shares}
+    steps = []
+    for step, counts in enumerate(itertools.islice(prompts_of_steps(shares, prompts_per_step), num_steps), 1):
+        rows = [row for name, count in counts.items() for row in orders[name].take(count)]
+        random.Random(derive_seed(seed, "step", step)).shuffle(rows)
+        steps.append(rows)
+    return steps
+
+
+def most_prompts(share: float, shares: Mapping[str, float], prompts_per_step: int) -> int:
+    """Return the largest number of prompts of a step that an environment with this share gets."""
+    return math.ceil(_exact(share) * prompts_per_step / sum(map(_exact, shares.values())))
+
+
+def prompts_of_steps(shares: Mapping[str, float], prompts_per_step: int) -> Iterator[dict[str, int]]:
+    """Yield the number of prompts of each environment, step after step without end.
+
+    Each number is the share of the prompts rounded up or down, and their sum is `prompts_per_step`. After n steps the
+    sum of an environment differs by less than 1 from n times its share of the prompts.
+    """
+    total = sum(map(_exact, shares.values()))
+    exact = {name: _exact(share) * prompts_per_step / total for name, share in shares.items()}
+    whole = {name: math.floor(number) for name, number in exact.items()}
+    rests = {name: exact[name] - whole[name] for name in sorted(exact) if exact[name] != whole[name]}
+    given = dict.fromkeys(rests, 0)
+    for step in itertools.count():
+        rounded_up = _rounded_up(rests, given, step, prompts_per_step - sum(whole.values()))
+        for name in rounded_up:
+            given[name] += 1
+        yield {name: whole[name] + (name in rounded_up) for name in exact}
+
+
+def _exact(share: float) -> Fraction:
+    """Return a share as it was written, such as 3/10 for 0.3."""
+    return Fraction(str(share))
+
+
+def _rounded_up(rests: Mapping[str, Fraction], given: Mapping[str, int], step: int, number: int) -> set[str]:
+    """Return the environments that get one prompt more in a step, counted from 0.
+
+    This is proportionate fair scheduling (algorithm PF of Baruah et al., 1996, doi:10.1007/BF01940883): simpler rules,
+    such as the largest remainder, drift by more than 1 for some shares of three or more environments.
+    """
+    urgent, contending = [], []
+    for name, rest in rests.items():
+        lag, sign = rest * step - given[name], _sign(rest, step)
+        if lag > 0 and sign >= 0:
+            urgent.append(name)
+        elif lag >= 0 or sign > 0:
+            contending.append(name)
+    while len(urgent) < number:
+        first = contending[0]
+        for other in contending[1:]:
+            if _is_before(rests[other], rests[first], step + 1):
+                first = other
+        contending.remove(first)
+        urgent.append(first)
+    return set(urgent)
+
+
+def _sign(rest: Fraction, step: int) -> int:
+    """Return the sign of the PF algorithm's characteristic string at a step."""
+    value = rest * (step + 1) - math.floor(rest * step) - 1
+    return (value > 0) - (value < 0)
+
+
+def _is_before(one: Fraction, other: Fraction, step: int) -> bool:
+    """Return whether the characteristic string of `one` from a step on is larger; they end at their first 0."""
+    if one == other:
+        return False
+    while (mine := _sign(one, step)) == (theirs := _sign(other, step)) and mine:
+        step += 1
+    return mine > theirs
+
+
+@dataclass
+class _Passes:
+    """Rows of one environment in the order of its passes."""
+
+    name: str
+    rows: Sequence[int]
+    seed: int
+    number: int = 0
+    """Passes that began."""
+    left: list[int] = field(default_factory=list)
+    """Rows that the current pass has not given."""
+
+    def take(self, count: int) -> list[int]:
+        """Return the next rows; a pass that begins in a step begins with rows that the step does not have yet."""
+        taken, self.left = self.left[:count], self.left[count:]
+        if len(taken) < count:
+            order = list(self.rows)
+            random.Random(derive_seed(self.seed, "rows", self.name, self.number)).shuffle(order)
+            self.number += 1
+            fresh = [row for row in order if row not in taken][: count - len(taken)]
+            self.left = [row for row in order if row not in fresh]
+            taken = [*taken, *fresh]
+        return taken
