@@ -25,7 +25,8 @@ def estimate_of_phase(item: Instance, settings: RlSettings, context: EstimateCon
     if done:
         num_units_source += f"; {done:,} steps are done"
     size = phase_size(settings.options, num_rows, done)
-    environments, shares = settings.named_environments(), expected_shares(context.instances)
+    environments = settings.named_environments()
+    shares = settings.options.shares or expected_shares(context.instances)
     modelled = mean_cost(shares, lambda name: rollout_cost(find_environment(environments, name)))
     mean = mean_usage(item, context.run, modelled, "a rollout")
     counts = {"training": size.num_rollouts, "validation": size.num_validation_rollouts}

@@ -76,7 +76,6 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "format": None,
         "scorer": None,
         "search": None,
-        "environment": "default",
         "payload": "{}",
         "environment": "default",
     }
@@ -93,7 +92,6 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "question_key": question_key,
         "dataset": "world",
         "domain": "qa",
-        "environment": "default",
         "model": "base",
         "sample_index": 0,
         "operator": "rollout",
