@@ -37,7 +37,7 @@ _HEADLINE_EXPLANATION = {
 """,
     "reward": """\
 - **reward**: what the environment says of a rollout; failed ones have none.
-- **accuracy**: share of successes, or of rewards above 0.5.
+- **accuracy** by rewards: share of successes, or of rewards above 0.5.
 - **turns**: of the model, per rollout.
 """,
     "accuracy": """\

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.figures import Figures
 from treadle.eval.averages import EVERY
 from treadle.eval.metrics import FIGURES, MAIN_FIGURES, figures_in, heading_of
@@ -117,5 +118,6 @@ def _narrow_figures() -> tuple[str, ...]:
 
 def _narrow_cells(line: SummaryLine, names: Iterable[str], *, with_environment: bool) -> tuple[str, ...]:
     cells = [short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in names]
-    environment = f" ({', '.join(line.environments)})" if with_environment and len(line.environments) == 1 else ""
+    is_named = with_environment and len(line.environments) == 1 and line.environments != (DEFAULT_ENVIRONMENT,)
+    environment = f" ({line.environments[0]})" if is_named else ""
     return f"  {line.dataset}{environment}", rollouts_cell(line).replace(" unscored", ""), *cells

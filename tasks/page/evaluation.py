@@ -52,24 +52,27 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         name for name in _PROBLEM_COUNTS if any(_count(line, name) for model in models for line in _shown_lines(model))
     ]
     title, has_same_datasets = _over(models)
+    is_mixed = any(len(model.headline.environments) > 1 for model in models)
     notes = ["In brackets: 95 % intervals."]
     notes += [_ANSWERS_NOTE] if any("score" in line.figures for model in models for line in _shown_lines(model)) else []
     notes += [_REWARDS_NOTE] if "reward" in figures else []
     notes.append(_NOTE)
     if not problem_counts:
         notes.append("Every rollout has a verdict, and none was ended by infrastructure.")
-    if any(len(model.headline.environments) > 1 for model in models):
+    if is_mixed:
         notes.append(f"{MIXED_NOTE}.")
     if not has_same_datasets:
         notes.append(_DIFFERENT_DATASETS)
+    # Most figures have no value in an average over several environments.
+    of_headline = figures if not is_mixed else [name for name in figures if any(_has(model, name) for model in models)]
     over_all = Figures(
         title,
-        ("model", *([] if has_same_datasets else ["data sets"]), *_header(figures, problem_counts)),
+        ("model", *([] if has_same_datasets else ["data sets"]), *_header(of_headline, problem_counts)),
         tuple(
             (
                 model.label,
                 *([] if has_same_datasets else [_members(model)]),
-                *_cells(model.headline, figures, problem_counts),
+                *_cells(model.headline, of_headline, problem_counts),
             )
             for model in models
         ),
@@ -89,6 +92,10 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         "be chance."
     )
     return [Section("headline", "Headline", reading, parts)]
+
+
+def _has(model: EvaluatedModel, name: str) -> bool:
+    return model.headline.value(name) is not None
 
 
 def _over(models: Sequence[EvaluatedModel]) -> tuple[str, bool]:

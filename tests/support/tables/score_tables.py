@@ -33,6 +33,8 @@ class GivenRows(Section):
     rows: str
     environment: dict[str, str] = {}
     """Environment in the settings of the instance, as far as a test needs one."""
+    environments: dict[str, dict[str, str]] = {}
+    """Further ones by name."""
 
 
 def new_run(root: Path) -> Run:

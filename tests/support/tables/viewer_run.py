@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from starlette.testclient import TestClient
@@ -57,8 +58,12 @@ def put_from(
     inputs: Mapping[str, Address],
     *,
     environment: str = "question",
+    environments: Mapping[str, str] = MappingProxyType({}),
 ) -> Address:
-    """Make the instance at `address` hold these tables, made from what others hold: kind -> instance."""
+    """Make the instance at `address` hold these tables, made from what others hold: kind -> instance.
+
+    `environment` is the type of its default environment, `environments` are the types of others by name.
+    """
     place = Address.parse(address)
 
     def write(context: StageContext) -> dict[str, Any]:
@@ -71,7 +76,8 @@ def put_from(
         produces=tuple(TABLES[kind] for kind in rows), run=write,
     )  # fmt: skip
     given = json.dumps({kind: list(of_kind) for kind, of_kind in rows.items()})
-    settings = GivenRows(rows=given, environment={"type": environment})
+    others = {name: {"type": kind} for name, kind in environments.items()}
+    settings = GivenRows(rows=given, environment={"type": environment}, environments=others)
     made_from = {kind: (source,) for kind, source in inputs.items()}
     execute(Instance(address=place, stage=stage, settings=settings, inputs=made_from), run)
     return place

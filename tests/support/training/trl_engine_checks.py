@@ -33,7 +33,7 @@ from treadle.rl.config import RlOptions
 from treadle.rl.engine.__main__ import main as engine
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import ScoredGroup
-from treadle.rl.engine.rows import job_environments, first_prompt
+from treadle.rl.engine.rows import first_prompt, job_environments
 from treadle.rl.engine.trl import commands as trl_commands
 from treadle.rl.engine.trl import rollout_function
 from treadle.rl.engine.trl import trainer as trl_trainer
