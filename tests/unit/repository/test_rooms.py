@@ -17,10 +17,6 @@ MOST_IMPORTS = 15
 RECIPES = "treadle.stages.recipes."
 """Recipes name the stages of a flow, however many these are."""
 STILL_TOO_MANY = {
-    "treadle.datagen.pools.evolution",
-    "treadle.datagen.pools.stage",
-    "treadle.datagen.sft_rows.stage",
-    "treadle.environments.rollouts.stage",
     "treadle.tasks.config",
 }
 """Modules that have yet to be split; none may be added."""
