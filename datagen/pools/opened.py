@@ -30,30 +30,35 @@ class OpenPools:
     Attributes:
         contexts: What the questions of an environment share, by its name.
         tokenizer_digest: Digest of the policy's tokenizer; empty in text mode.
-        servers: What the servers of the models said of themselves, by role.
         sandbox: Facts about the environments for the record, by name in a mixture.
     """
 
     contexts: Mapping[str, PoolContext]
     tokenizer_digest: str
-    servers: Mapping[str, Any] = field(default_factory=dict)
     sandbox: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def open_models(
+    settings: PoolsSettings, sessions: ModelSessions, servers: dict[str, Any]
+) -> dict[str, ModelSession]:
+    """Return the models of all roles; `servers` takes what each server says of itself, by role, as soon as it does."""
+    for name, role in settings.roles.items():
+        check_api(name, role.name, role.model)
+    models = {}
+    for name, role in settings.roles.items():
+        models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
+        servers[name] = asdict(models[name].facts)
+    return models
 
 
 @contextlib.asynccontextmanager
 async def open_pools(
     settings: PoolsSettings,
     environments: Environments,
-    sessions: ModelSessions,
+    models: Mapping[str, ModelSession],
     store: Callable[[str], KeyedStore],
 ) -> AsyncIterator[OpenPools]:
-    """Open the models of all roles, the tools of these environments and the judge, for the duration of the block."""
-    for name, role in settings.roles.items():
-        check_api(name, role.name, role.model)
-    models = {
-        name: await sessions.model(role.name, role.model, role.tokenizer_digest)
-        for name, role in settings.roles.items()
-    }
+    """Open the tools of these environments and the judge, for the duration of the block; `models` are those by role."""
     facts = {name: environment_type(one).facts(one) for name, one in environments.items()}
     models["policy"].check_token_ids()
     resources = Resources(models.get("summarizer"), store)
@@ -61,7 +66,6 @@ async def open_pools(
         yield OpenPools(
             _contexts(settings, environments, models, runtimes, judge),
             _tokenizer_digest(models),
-            {name: asdict(model.facts) for name, model in models.items()},
             settings.named_metrics(facts),
         )
 

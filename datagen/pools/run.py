@@ -20,7 +20,7 @@ from treadle.core.runs.stage import StageContext
 from treadle.datagen.pools.context import PoolContext
 from treadle.datagen.pools.evolution import Evolution
 from treadle.datagen.pools.jobs import pool_jobs
-from treadle.datagen.pools.opened import OpenPools, open_pools, replay_pools
+from treadle.datagen.pools.opened import OpenPools, open_models, open_pools, replay_pools
 from treadle.datagen.pools.rows import failed_question_row, rows_of
 from treadle.datagen.pools.settings import PoolsSettings
 from treadle.datagen.pools.writing import PoolsWriter
@@ -45,8 +45,11 @@ class PoolsRun(JobStage[QuestionJob]):
 
     @contextlib.asynccontextmanager
     async def _opened(self, sessions: ModelSessions) -> AsyncIterator[None]:
-        async with open_pools(self._settings, self._environments(), sessions, self._context.store) as self._open:
-            self._facts |= {"servers": self._open.servers, "sandbox": self._open.sandbox}
+        # Unfinished questions are replayed with what the policy's server said, even if another one is unreachable.
+        servers = self._facts["servers"] = dict[str, Any]()
+        models = await open_models(self._settings, sessions, servers)
+        async with open_pools(self._settings, self._environments(), models, self._context.store) as self._open:
+            self._facts["sandbox"] = self._open.sandbox
             yield
 
     def _environments(self) -> dict[str, EnvironmentSettings]:

@@ -22,6 +22,11 @@ def _settings(plan: Plan, address: Address) -> QuestionsSettings:
     mixture = plan.mixture()
     environments = {name: mixture["environments"].get(name, mixture["environment"]) for name in plan.environments()}
     options = plan.options(address, QuestionsSettings)
+    if unknown := sorted(set(options.environment_names()) - environments.keys()):
+        raise ConfigError(
+            f"{address}: its sources belong to the environment {unknown[0]!r}, but none under [questions] does; other "
+            "stages would not have it"
+        )
     scorers = plan.scorers()
     _check_scorers(address, environments, options, scorers)
     known = {name: _task_environment(one) for name, one in environments.items()}

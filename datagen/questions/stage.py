@@ -28,6 +28,7 @@ from treadle.datagen.questions.payload import EMPTY, masked, texts_in
 from treadle.datagen.questions.rows import ParsedQuestion, benchmark_questions, parse_row, with_split_warning
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, source_rows
 from treadle.datagen.questions.tables import QUARANTINE, QUESTIONS
+from treadle.environments.mixture import METRIC_PREFIX
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class _QuestionsRun:
         """JSON lines of the unusable rows, for messages: a failing stage writes no quarantine table."""
         self.datasets: Counter[str] = Counter()
         self.splits: Counter[str] = Counter()
+        self.environments: Counter[str] = Counter()
         self.benchmark_rows_skipped = 0
 
     def add_benchmark(self, source: SourceSettings) -> None:
@@ -159,6 +161,7 @@ class _QuestionsRun:
     def _keep(self, question: ParsedQuestion, split: Split, source: SourceSettings) -> None:
         self.datasets[question.dataset] += 1
         self.splits[split] += 1
+        self.environments[question.environment] += 1
         row = {
             **{name: value for name, value in asdict(question).items() if name != "kind"},
             "question_key": question.key,
@@ -256,6 +259,7 @@ def _check_any_left(tallies: Mapping[str, _SourceTally], reasons: Counter[str]) 
 
 
 def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons: Counter[str]) -> dict[str, Any]:
+    environments = intake.environments if len(intake.environments) > 1 else {}
     return {
         "rows_read": sum(tally.rows for tally in tallies.values()),
         "questions": sum(tally.kept for tally in tallies.values()),
@@ -263,6 +267,7 @@ def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons
         **{f"reason.{name}": count for name, count in sorted(reasons.items())},
         **{f"dataset.{name}": count for name, count in sorted(intake.datasets.items())},
         **{f"split.{name}": count for name, count in sorted(intake.splits.items())},
+        **{f"{METRIC_PREFIX}{name}": count for name, count in sorted(environments.items())},
         "benchmark_rows_skipped": intake.benchmark_rows_skipped,
     }
 

@@ -84,8 +84,8 @@ class RowEnvironments:
 
         Raises DataError for an environment that this run does not have. `kind` is the table that they are from.
         """
-        for pair in batch.select(["environment", "environment_digest"]).to_struct_array().unique().to_pylist():
-            name, digest = pair["environment"], pair["environment_digest"]
+        names, digests = (batch.column(name).to_pylist() for name in ("environment", "environment_digest"))
+        for name, digest in dict.fromkeys(zip(names, digests, strict=True)):
             if digest not in self[name].digests:
                 raise StageFailed(
                     f"trajectories were made in environment {digest[:12]}, but the configuration describes "

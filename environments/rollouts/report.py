@@ -6,7 +6,7 @@ does not know the tags, or a wrong chat template. In these cases no model output
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
@@ -73,6 +73,11 @@ def metrics_by_environment(metrics: Mapping[str, Any]) -> dict[str, Mapping[str,
             name, _, metric = key.removeprefix(METRIC_PREFIX).partition(".")
             found.setdefault(name, {})[metric] = value
     return dict(found) or {DEFAULT_ENVIRONMENT: metrics}
+
+
+def in_environment(sentences: Iterable[str], name: str, *, is_mixture: bool) -> list[str]:
+    """Return sentences about rollouts in an environment, which say its name in a mixture."""
+    return [f"Environment {name}: {sentence}" if is_mixture else sentence for sentence in sentences]
 
 
 def rollout_warnings(

@@ -16,7 +16,7 @@ from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import StageContext
 from treadle.environments.mixture import summarizer_of
 from treadle.environments.rollouts.jobs import RolloutJob
-from treadle.environments.rollouts.report import ODD, unreadable_output_warnings
+from treadle.environments.rollouts.report import ODD, in_environment, unreadable_output_warnings
 from treadle.environments.rollouts.rows import FAILED, failed_row, head_of_row, rollout_seed
 from treadle.environments.rollouts.settings import RolloutsSettings
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY, ROLLOUTS
@@ -81,7 +81,8 @@ class RowWriter:
         self._check()
         for name, totals in sorted(self._by_environment.items()):
             kind = self._settings.named_environments()[name].type
-            for sentence in unreadable_output_warnings(totals.metrics(), environment=kind):
+            found = unreadable_output_warnings(totals.metrics(), environment=kind)
+            for sentence in in_environment(found, name, is_mixture=self._settings.is_mixture):
                 _log.warning("%s: %s", self._context.address, sentence)
         return self._metrics()
 

@@ -17,7 +17,7 @@ from support.tables.sft_tables import contents
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import ArtifactError, StageFailed
+from treadle.core.errors import ArtifactError, DataError, StageFailed
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.environments.rollouts.rows import head_of_row, row_of
@@ -187,3 +187,18 @@ def test_tools_that_came_later_are_in_no_prompt(tmp_path: Path) -> None:
     told = row | {"tool_schemas": json.dumps([*json.loads(row["tool_schemas"]), later])}
     with pytest.raises(StageFailed, match="other token ids than that of its question q1"):
         make_rows(tmp_path / "b", [told], scored([row], True), native_settings(tokenizer))
+
+
+def test_row_of_an_environment_that_the_run_does_not_have_is_refused(tmp_path: Path, dialogues: Dialogues) -> None:
+    row = dialogues.row(1, secret=37) | {"environment": "guess"}
+    with pytest.raises(DataError, match="'guess', which this run does not have; there are default"):
+        make_rows(tmp_path / "a", [row], scored([row], True), dialogues.settings())
+    named = SftRowsSettings(
+        environments={"guess": dialogues.environment},
+        tokenizer=dialogues.tokenizer.folder,
+        tokenizer_digest=dialogues.tokenizer.digest,
+    )
+    run, record = make_rows(tmp_path / "b", [row], scored([row], True), named)
+    assert rows_of(run, record).keys() == {row["rollout_key"]}
+    with pytest.raises(StageFailed, match=r"run `rollouts` again, or restore the \[environment\]"):
+        make_rows(tmp_path / "c", [row | {"environment": "default"}], scored([row], True), named)

@@ -76,7 +76,7 @@ SftOptions.ddp_timeout_s SftOptions.devices SftOptions.gradient_checkpointing Sf
 SftOptions.main_port SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size
 SftOptions.plot_loss SftOptions.preset SftOptions.save_steps SftOptions.stall_timeout_s SftOptions.threads
 SftOptions.trackers SftOptions.variant
-QuestionsSettings.environment SourceSettings.path
+TaskEnvironment.settings SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.devices VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port
 VllmServer.startup_timeout_s VllmServer.threads VllmServer.variant
@@ -130,7 +130,10 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "McpSettings.command": (["python3"],),
     "McpSettings.url": ("http://127.0.0.1:10/mcp",),
     "EnvironmentRole.model": ("near",),
-    "QuestionsSettings.environment": ({"max_turns": 3},),
+    "TreadleConfig.environments": ({"other": {"max_turns": 3}},),
+    "QuestionsSettings.environments": ({"default": {"kind": "x"}},),
+    "TaskEnvironment.settings": ({"max_turns": 3},),
+    "SourceSettings.environment": ("other",),
     "QuestionSettings.format_prompts": ({"assertion": "Yes or no?"},),
     "SftOptions.preset": ("et-agent-7b",),
     "RlOptions.preset": ("et-agent-7b",),
@@ -290,7 +293,9 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
                 {"hub": "some/one", "revision": "f" * 40, "domain": "math"},
             ],
             "benchmarks": {"own": {"domain": "math"}},
+            "environments": {"default": {}},
         },
+        "environments": {"other": {"search": {"enabled": False}, "python": {"enabled": False}}},
         "environment": {
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
             "format_prompts": {"fill_in": "Fill it in."},

@@ -169,3 +169,26 @@ def test_tasks_are_made_again_if_seed_type_or_what_they_depend_on_changes(bench:
     (tmp_path / "q.jsonl").write_text('{"question": "Why?"}\n')
     file = {"path": tmp_path / "q.jsonl"}
     assert fingerprint(file) == fingerprint(file, seed=6, digest="e")
+
+
+def test_tasks_of_a_named_environment_stand_under_its_name(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    sources = ({"path": tmp_path / "q.jsonl", "domain": "math"}, {**SOURCE, "environment": "guess"})
+    known = {
+        "default": TaskEnvironment(),
+        "guess": TaskEnvironment(kind="my_envs.py:Guess", needs_answers=False, brings_tasks=True, tasks_digest="d"),
+    }
+    settings = validate(QuestionsSettings, {"sources": list(sources)}).for_environments(known, seed=5)
+    asked: list[str] = []
+
+    def find(environment: TaskEnvironment) -> Tasks:
+        asked.append(environment.kind)
+        return Tasks(*secrets(2))
+
+    stage = questions_stage(find)
+    execute(Instance(address=Address(1, "questions"), stage=stage, settings=settings.with_digests()), bench.run)
+    rows = Result(bench.run).questions
+    assert [(row["environment"], row["dataset"], row["domain"]) for row in rows] == [
+        ("default", "q", "math"), ("guess", "Guess", "task"), ("guess", "Guess", "task"),
+    ]  # fmt: skip
+    assert asked == ["my_envs.py:Guess"]

@@ -313,3 +313,17 @@ def test_tasks_that_the_outcome_of_tools_decides_need_no_answer_and_no_domain(be
 def test_scorer_of_hidden_tests_needs_them_in_the_payload(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="scorer = 'workspace_tests' reads hidden tests; set payload"):
         bench.take_rows([TESTED], scorer="workspace_tests")
+
+
+def test_equal_questions_of_two_environments_are_two_tasks(bench: Bench) -> None:
+    path = write_jsonl(bench.folder / "q.jsonl", [GOOD])
+    source = {"path": path, "dataset": "qa-set", "domain": "qa"}
+    known = {"default": {}, "other": {}}
+    result = bench.take(source, {**source, "environment": "other"}, source, environments=known)
+    assert [row["environment"] for row in result.questions] == ["default", "other"]
+    assert result.questions[0]["question_key"] == content_key(str(GOOD["question"]), ["Ilme", "the Ilme"], [])
+    assert len({row["question_key"] for row in result.questions}) == 2
+    assert [reason for _, reason in result.reasons] == ["exact_duplicate"]
+    assert (result.metrics["environment.default"], result.metrics["environment.other"]) == (1, 1)
+    alone = Bench(bench.folder / "alone").take(source)
+    assert not any(name.startswith("environment.") for name in alone.metrics)
