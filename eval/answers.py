@@ -25,6 +25,7 @@ COPIED_COLUMNS = (
     "question_key",
     "dataset",
     "domain",
+    "environment",
     "model",
     "sample_index",
     "status",

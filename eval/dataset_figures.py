@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from treadle.eval.averages import area_of
+from treadle.eval.averages import MIXED, area_of
 from treadle.eval.metrics import PASS_AT, figure_of, figures_of
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import pass_at_k
@@ -44,6 +44,8 @@ class DatasetFigures:
     area: str
     """Area: "math", "knowledge" (qa and choice), or "mixed" if a data set without a configured area has rows of both.
     """
+    environments: tuple[str, ...]
+    """Names of the environments of its tasks; a report refuses more than one."""
     num_rollouts: int
     num_questions: int
     sums: dict[str, FigureSums]
@@ -136,10 +138,19 @@ def dataset_figures(
     return [_figures(dataset, group, found[dataset], tools) for dataset, group in groups.items()]
 
 
-def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str, str]) -> dict[str, str]:
-    """Return the area of each data set: from `areas`, else from the domains of its rollouts."""
+def environments_of(rollouts: Iterable[ScoredRollout]) -> tuple[str, ...]:
+    """Return the names of the environments that rollouts belong to, sorted."""
+    return tuple(sorted({rollout.environment for rollout in rollouts}))
+
+
+def areas_of(datasets: Mapping[str, Sequence[ScoredRollout]], areas: Mapping[str, str]) -> dict[str, str]:
+    """Return the area of each data set: from `areas`, else from the domains of its rollouts.
+
+    Data sets with rewards are in neither area, whatever the domains.
+    """
     return {
-        dataset: areas.get(dataset) or area_of({rollout.domain for rollout in rollouts})
+        dataset: areas.get(dataset)
+        or (MIXED if any(one.is_reward for one in rollouts) else area_of({one.domain for one in rollouts}))
         for dataset, rollouts in datasets.items()
     }
 
@@ -151,6 +162,7 @@ def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str, tools: 
     return DatasetFigures(
         dataset=dataset,
         area=area,
+        environments=environments_of(rollouts),
         num_rollouts=len(rollouts),
         num_questions=len({rollout.question_key for rollout in rollouts}),
         sums=sums,

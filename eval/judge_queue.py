@@ -65,7 +65,7 @@ class JudgeQueue:
 
     def decides(self, answer: Answer) -> bool:
         """Return whether judges decide about answers to this question if the rule does not accept them."""
-        return self._is_judged(answer) and self.judge.NEEDS_ANSWERS
+        return self.judge.NEEDS_ANSWERS and not self._is_of_environment(answer) and self._is_judged(answer)
 
     def needs_rule_score(self, answer: Answer) -> bool:
         """Return whether the rule score decides if a judge is asked, so that it has to be stored in the journal."""
@@ -122,10 +122,18 @@ class JudgeQueue:
         has_ended = answer.has_ended if of_environment else answer.is_answered
         return has_ended and bool(self.prediction(answer).strip())
 
+    def has_votes(self, answer: Answer) -> bool:
+        """Return whether redundant calls of a rollout count: the voter compares with gold answers, which it must have.
+
+        Never if infrastructure ended the rollout, or without a voter.
+        """
+        is_lost = answer.row["status"] == FAILED
+        return self._settings.redundancy is not None and not is_lost and not self._is_of_environment(answer)
+
     def call_judgements(self, answer: Answer) -> list[Judgement]:
-        """Return the judgements on redundant calls; empty without calls or if infrastructure ended the rollout."""
+        """Return the judgements on redundant calls; empty without calls, and if there are no votes on the rollout."""
         role = self._settings.redundancy
-        if role is None or not answer.row["calls_requested"] or answer.row["status"] == FAILED:
+        if role is None or not self.has_votes(answer) or not answer.row["calls_requested"]:
             return []
         gold, shown = answer.gold, [[part["kind"], part["text"]] for part in answer.segments]
         content = orjson.dumps([self._redundancy, gold.asked, gold.answers, shown])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.environments.rollouts.tool_counts import OTHERS
 from treadle.eval.verdicts import mean_parts
 
@@ -53,6 +54,8 @@ class ScoredRollout:
     dataset: str
     domain: str
     """Domain of the question: "math", "qa" or "choice"."""
+    environment: str = DEFAULT_ENVIRONMENT
+    """Name of its environment."""
     status: str
     is_valid_answer: bool
     scorer: str
@@ -167,7 +170,7 @@ def _judge_verdicts(said: Mapping[str, Any]) -> tuple[tuple[str, bool | None], .
 _VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
 _COMPUTED = ("tools", "parts", "has_rare_tools", "votes", "judge_verdicts", "judge_parts")
 _FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in _COMPUTED)
-_REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
+_REPEATED = ("question_key", "dataset", "domain", "environment", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
 COLUMNS = (*_FIELDS, "tools", "parts", *_VOTES, "judges")
 """Columns of `scores` that `from_row` reads."""

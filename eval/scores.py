@@ -17,7 +17,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.tables import part_items
 from treadle.environments.scorers.base import STATUS, Scorer
-from treadle.environments.scorers.scoring import FAILED, OpenScorers
+from treadle.environments.scorers.scoring import OpenScorers
 from treadle.eval.answers import COPIED_COLUMNS, Answer, answers, open_scorers
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
@@ -109,7 +109,7 @@ class _ScoresRun:
         return score, JudgeResults(status, judge_verdicts, self._votes(answer, call_judgements))
 
     def _votes(self, answer: Answer, call_judgements: Sequence[Judgement]) -> tuple[int, int, int] | None:
-        if self._context.settings.redundancy is None or answer.row["status"] == FAILED:
+        if not self._judging.judge_queue.has_votes(answer):
             return None
         if not call_judgements:
             return (0, 0, 0)

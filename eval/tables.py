@@ -9,7 +9,7 @@ from treadle.environments.rollouts.tables import TOOL_COUNTS
 
 SCORES = Table(
     "scores",
-    5,
+    6,
     ("rollout_key",),
     pa.schema(
         [
@@ -17,6 +17,7 @@ SCORES = Table(
             column("question_key", pa.string(), "the question"),
             column("dataset", pa.string(), "copied from the rollout"),
             column("domain", pa.string(), "copied from the rollout"),
+            column("environment", pa.string(), "copied from the rollout"),
             column("model", pa.string(), "copied from the rollout"),
             column("sample_index", pa.int32(), "copied from the rollout"),
             column("status", pa.string(), "copied from the rollout"),

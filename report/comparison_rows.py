@@ -8,13 +8,13 @@ from itertools import combinations
 from typing import Any
 
 from treadle.eval.config import ReportSettings
-from treadle.eval.dataset_figures import areas_of, by_dataset
+from treadle.eval.dataset_figures import areas_of, by_dataset, environments_of
 from treadle.eval.judging_differences import judging_differences
 from treadle.eval.metrics import MAIN_FIGURES, figures_of, is_meaningful
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import holm
 from treadle.report.comparison import Comparison, Pairs, compare_average, compare_pairs, pair
-from treadle.report.summary import shown_averages
+from treadle.report.summary import averaged, shown_averages
 
 COMPARED_FIGURES = (
     "score",
@@ -93,7 +93,8 @@ def pair_rows(first: ModelRollouts, second: ModelRollouts, settings: ReportSetti
         )
         num_calls = min(sum(one.calls_requested for name in names for one in side[name]) for side in (ours, theirs))
         shown: list[list[Pairs]] = []
-        shared = [figure for figure in COMPARED_FIGURES if all(figure in paired[name] for name in names)]
+        environments = [environments_of([*ours[name], *theirs[name]]) for name in names]
+        shared = averaged([paired[name] for name in names], environments)
         for figure in (name for name in shared if is_meaningful(name, num_calls)):
             parts = [paired[name][figure] for name in names]
             if any(not part.first for part in parts) or any(_same(parts, earlier) for earlier in shown):

@@ -8,27 +8,35 @@ from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.datagen.questions.benchmarks import SCORED_DOMAINS
 from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.environments.registry import traits_of
 from treadle.eval.config import ReportSettings
-from treadle.report.summary import check_names
+from treadle.report.summary import check_environments, check_names
 from treadle.stages.plan import Plan
 
 
 def report_settings(plan: Plan, address: Address) -> ReportSettings:
     """Return the settings with headline and areas of the data sets in the sources filled in.
 
-    Raises ConfigError if a data set has the name of an average, and if `headline` or `areas` names one that is neither
+    Data sets without gold answers are in no area. Raises ConfigError if a data set has the name of an average, if
+    several environments share one, and if `headline` or `areas` names one that is neither
     a source nor a registered benchmark.
     """
     settings = plan.options(address, ReportSettings)
     questions = plan.section("questions", QuestionsSettings)
     names = sorted({source.dataset_name for source in questions.sources if source.source_field is None})
     check_names(names)
+    used: dict[str, set[str]] = {}
+    for source in questions.sources:
+        if source.source_field is None:
+            used.setdefault(source.dataset_name, set()).add(source.environment)
+    check_environments(used)
     marked = tuple(name for name in names if questions.benchmark_of(name).headline)
+    has_answers = {name: traits_of(one).has_answers for name, one in plan.environments().items()}
     said: dict[str, set[Literal["math", "knowledge"]]] = {}
     for source in questions.sources:
         name = source.dataset_name
         domain = questions.domain_of(name, source)
-        if source.source_field is None and domain in SCORED_DOMAINS:
+        if source.source_field is None and domain in SCORED_DOMAINS and has_answers[source.environment]:
             said.setdefault(name, set()).add("math" if domain == "math" else "knowledge")
     # If the sources of a data set differ, its area is left to its questions.
     areas = {name: area for name, (area, *others) in said.items() if not others}

@@ -19,7 +19,11 @@ _INTERVALS = ("accuracy", "score", "reward")
 """Headline columns that show an interval."""
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 NUM_NAMES = 2
-"""Number of leading columns with names, which are left-aligned; numbers are right-aligned."""
+"""Number of leading columns with names, which are left-aligned, without the environment; numbers are right-aligned."""
+
+
+MIXED_NOTE = "Averages over several environments have only figures that all of their data sets have; never rewards"
+"""Note on averages over several environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class SummaryLine:
 
     model: str
     dataset: str
+    environments: tuple[str, ...]
+    """Names of the environments of its tasks."""
     num_rollouts: int
     num_questions: int
     figures: dict[str, Mapping[str, Any]]
@@ -60,6 +66,7 @@ class SummaryLine:
         return {
             "model": self.model,
             "dataset": self.dataset,
+            "environments": list(self.environments),
             "num_rollouts": self.num_rollouts,
             "num_questions": self.num_questions,
             "figures": {name: {key: row[key] for key in columns} for name, row in self.figures.items()},
@@ -72,7 +79,7 @@ def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[SummaryLine]:
     for row in rows:
         key = row["model"], row["dataset"]
         if key not in found:
-            found[key] = SummaryLine(*key, row["num_rollouts"], row["num_questions"], {})
+            found[key] = SummaryLine(*key, tuple(row["environments"]), row["num_rollouts"], row["num_questions"], {})
         found[key].figures[row["figure"]] = row
     return list(found.values())
 
@@ -192,9 +199,19 @@ def rollouts_cell(line: SummaryLine) -> str:
 def _table(
     header: Iterable[str], given: Iterable[SummaryLine], cells: Callable[[SummaryLine], Iterable[Cell]]
 ) -> Figures:
-    """Return a table with a row per line: its model and data set, then its cells."""
-    rows = tuple((line.model, line.dataset, *cells(line)) for line in given)
-    return Figures("", ("model", "data set", *header), rows, num_names=NUM_NAMES)
+    """Return a table with a row per line: its model and data set, its environment if there are several, its cells."""
+    lines = list(given)
+    named = has_environments(lines)
+    rows = tuple(
+        (line.model, line.dataset, *([", ".join(line.environments)] if named else []), *cells(line)) for line in lines
+    )
+    header = ("model", "data set", *(["environment"] if named else []), *header)
+    return Figures("", header, rows, num_names=NUM_NAMES + named)
+
+
+def has_environments(lines: Iterable[SummaryLine]) -> bool:
+    """Return whether tasks of lines belong to more than one environment."""
+    return len({name for line in lines for name in line.environments}) > 1
 
 
 def shown_figures(names: Iterable[str], lines: Sequence[SummaryLine]) -> list[str]:

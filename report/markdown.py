@@ -12,6 +12,7 @@ from treadle.eval.config import ReportSettings
 from treadle.eval.metrics import PARTS
 from treadle.report.layout import (
     COMPARISON,
+    MIXED_NOTE,
     NUM_NAMES,
     SummaryLine,
     agreement_table,
@@ -36,7 +37,7 @@ _HEADLINE_EXPLANATION = {
 """,
     "reward": """\
 - **reward**: what the environment says of a rollout; failed ones have none.
-- **accuracy**: share of successes, or of rewards above 0.5.
+- **accuracy** by rewards: share of successes, or of rewards above 0.5.
 - **turns**: of the model, per rollout.
 """,
     "accuracy": """\
@@ -121,6 +122,7 @@ def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:
     over = f"the headline data sets ({', '.join(map(escape, chosen))})" if chosen else "the data sets"
     every = "; **every**: over all data sets" if EVERY in datasets else ""
     averaged = [frozenset(members(lines, ALL, settings.headline)) for lines in by_model(given).values() if ALL in lines]
+    mixed = f"\n- {MIXED_NOTE}." if any(len(line.environments) > 1 for line in given) else ""
     unlike = (
         "\n- The averages cover different data sets, so they do not show which model is better."
         if len(set(averaged)) > 1
@@ -128,8 +130,8 @@ def _averages(given: Sequence[SummaryLine], settings: ReportSettings) -> str:
     )
     return (
         f"- **all**: unweighted mean over {over}{every}.\n"
-        "- **math**, **knowledge**: the same over math data sets, and over all others. Counts are sums."
-        f"{unlike}"
+        "- **math**, **knowledge**: the same over math data sets, and over all others with answers. Counts are sums."
+        f"{mixed}{unlike}"
     )
 
 

@@ -17,7 +17,7 @@ from treadle.report.files import as_csv, as_json
 from treadle.report.layout import by_model, main_line, summary_lines
 from treadle.report.markdown import render_report
 from treadle.report.radar import draw_radar, radar_axes
-from treadle.report.summary import check_names, label_prefixes, model_rows
+from treadle.report.summary import check_environments, check_names, label_prefixes, model_rows
 from treadle.report.tables import COMPARISONS, SUMMARY
 
 _log = logging.getLogger(__name__)
@@ -38,6 +38,10 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
         raise StageFailed(f"{context.address}: there are no scores to report; name models in flow.models")
     datasets = sorted({rollout.dataset for rollouts in models.values() for rollout in rollouts})
     check_names(datasets)
+    environments: dict[str, set[str]] = {}
+    for rollout in (one for rollouts in models.values() for one in rollouts):
+        environments.setdefault(rollout.dataset, set()).add(rollout.environment)
+    check_environments(environments)
     tools = CommonTools.of(rollout for rollouts in models.values() for rollout in rollouts)
     models = {model: list(map(tools.apply, rollouts)) for model, rollouts in models.items()}
     rows = [

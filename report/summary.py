@@ -28,6 +28,16 @@ def check_names(datasets: Sequence[str]) -> None:
         )
 
 
+def check_environments(datasets: Mapping[str, Collection[str]]) -> None:
+    """Raise ConfigError if a data set has tasks of several environments; `datasets`: their names by data set."""
+    for dataset, environments in datasets.items():
+        if len(environments) > 1:
+            raise ConfigError(
+                f"data set {dataset!r} has tasks of the environments {', '.join(sorted(environments))}, whose figures "
+                f'are not comparable; set another name in one of the sources, such as `dataset = "{dataset}-2"`'
+            )
+
+
 def figure_interval(sums: FigureSums, name: str, settings: ReportSettings) -> Interval | None:
     """Return a figure with its interval over questions, or None if it has no value.
 
@@ -56,9 +66,19 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
     for average, datasets in shown_averages(areas, settings.headline).items():
         group = [by_name[dataset] for dataset in datasets]
         # pass@k of an average needs k rollouts in every data set.
-        names = [name for name in group[0].sums if all(name in part.sums for part in group)]
+        names = averaged([part.sums for part in group], [part.environments for part in group])
         means = {name: _average([intervals[part.dataset][name] for part in group]) for name in names}
         yield from _rows(model, average, group, means, _counts(group))
+
+
+def averaged(figures: Sequence[Collection[str]], environments: Sequence[Sequence[str]]) -> list[str]:
+    """Return the figures that an average over data sets has, given those of each: all of them have them.
+
+    Rewards of several environments are not averaged, because each has its own scale. `environments`: of each data set.
+    """
+    shared = [name for name in figures[0] if all(name in other for other in figures)]
+    is_of_one = len({name for names in environments for name in names}) == 1
+    return shared if is_of_one else [name for name in shared if name != "reward"]
 
 
 def shown_averages(areas: Mapping[str, str], headline: Collection[str]) -> dict[str, list[str]]:
@@ -104,12 +124,14 @@ def _rows(
         "num_rollouts": sum(part.num_rollouts for part in group),
         "num_questions": sum(part.num_questions for part in group),
     }
+    environments = sorted({name for part in group for name in part.environments})
     num_calls = sum(part.sums["calls_requested"].value or 0.0 for part in group if "calls_requested" in part.sums)
     for name, found in intervals.items():
         interval = found if is_meaningful(name, num_calls) else None
         yield {
             "model": model,
             "dataset": dataset,
+            "environments": environments,
             "figure": name,
             **_interval_columns(interval),
             **size,
@@ -117,7 +139,15 @@ def _rows(
         }
     for name, count in counts.items():
         columns = _interval_columns(None) | {"value": count}
-        yield {"model": model, "dataset": dataset, "figure": name, **columns, **size, "num_undecided": 0}
+        yield {
+            "model": model,
+            "dataset": dataset,
+            "environments": environments,
+            "figure": name,
+            **columns,
+            **size,
+            "num_undecided": 0,
+        }
 
 
 def _interval_columns(interval: Interval | None) -> Row:

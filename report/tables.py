@@ -8,7 +8,7 @@ from treadle.core.tables import STRINGS, Table, column
 
 SUMMARY = Table(
     "summary",
-    3,
+    4,
     ("model", "dataset", "figure"),
     pa.schema(
         [
@@ -19,6 +19,7 @@ SUMMARY = Table(
                 "data set; or an unweighted mean over those of the headline, or over all if there are none of "
                 "these: all, math, knowledge; or over all if that is another: every",
             ),
+            column("environments", STRINGS, "names of the environments of the tasks"),
             column(
                 "figure",
                 pa.string(),

@@ -7,12 +7,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.figures import Figures
 from treadle.eval.averages import EVERY
 from treadle.eval.metrics import FIGURES, MAIN_FIGURES, figures_in, heading_of
 from treadle.report.layout import (
     COMPARISON,
-    NUM_NAMES,
+    MIXED_NOTE,
     SummaryLine,
     agreement_table,
     by_model,
@@ -20,6 +21,7 @@ from treadle.report.layout import (
     count_table,
     datasets_of,
     figure_cell,
+    has_environments,
     headline_table,
     main_dataset,
     main_line,
@@ -55,7 +57,7 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
     body: list[tuple[str, ...]] = []
     for model, of_model in groupby(given, key=lambda line: line.model):
         body.append((model,))
-        body += (_narrow_cells(line, names) for line in of_model)
+        body += (_narrow_cells(line, names, with_environment=has_environments(given)) for line in of_model)
     headings = [_NARROW.get(name, heading_of(name)) for name in names]
     return _table(Figures(title or "", ("data set", "n", *headings), tuple(body), _caption(given)))
 
@@ -65,6 +67,7 @@ def _caption(given: Iterable[SummaryLine]) -> str:
     lines = list(given)
     asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
     over = [_AVERAGES_NOTE] if any(line.dataset == EVERY for line in lines) else []
+    over += [MIXED_NOTE] if any(len(line.environments) > 1 for line in lines) else []
     return "\n".join([*over, *([_DIFFERENT_DATASETS] if len(asked) > 1 else [])])
 
 
@@ -92,11 +95,11 @@ def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
     table, agreement = count_table(main, "scorer"), agreement_table(main)
     if not agreement.rows:
         return _table(replace(table, title="Who decided"))
-    of_model = {row[0]: row[NUM_NAMES:] for row in agreement.rows}
-    header = (*table.header, *agreement.header[NUM_NAMES:])
-    none = ("-",) * len(agreement.header[NUM_NAMES:])
+    of_model = {row[0]: row[agreement.num_names :] for row in agreement.rows}
+    header = (*table.header, *agreement.header[agreement.num_names :])
+    none = ("-",) * len(agreement.header[agreement.num_names :])
     body = tuple((*row, *of_model.get(row[0], none)) for row in table.rows)
-    return _table(Figures("Who decided", header, body, num_names=NUM_NAMES))
+    return _table(Figures("Who decided", header, body, num_names=table.num_names))
 
 
 def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -113,6 +116,8 @@ def _narrow_figures() -> tuple[str, ...]:
     return tuple(name for name in FIGURES if name in (*figures_in("headline"), "tool_use"))
 
 
-def _narrow_cells(line: SummaryLine, names: Iterable[str]) -> tuple[str, ...]:
+def _narrow_cells(line: SummaryLine, names: Iterable[str], *, with_environment: bool) -> tuple[str, ...]:
     cells = [short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in names]
-    return f"  {line.dataset}", rollouts_cell(line).replace(" unscored", ""), *cells
+    is_named = with_environment and len(line.environments) == 1 and line.environments != (DEFAULT_ENVIRONMENT,)
+    environment = f" ({line.environments[0]})" if is_named else ""
+    return f"  {line.dataset}{environment}", rollouts_cell(line).replace(" unscored", ""), *cells

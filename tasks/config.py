@@ -137,7 +137,15 @@ def environments_in_use(config: TreadleConfig) -> dict[str, EnvironmentSettings]
     return {name: known[name] for name in config.questions.environment_names()}
 
 
-def with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:
-    """Return an environment with the digest of its search corpus; raise DataError for a missing file."""
+def mixture_of(config: TreadleConfig) -> dict[str, Any]:
+    """Return the fields of `MixedSettings`: the environments in use, with the digests of their search corpora.
+
+    A default environment that no source uses is left at its defaults. Raises DataError for a missing file.
+    """
+    found = {name: _with_corpus_digest(one) for name, one in environments_in_use(config).items()}
+    return {"environment": found.pop(DEFAULT_ENVIRONMENT, MixedSettings().environment), "environments": found}
+
+
+def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:
     search = environment.search_tool
     return environment if search is None else environment.with_search(search.with_digests())

@@ -17,7 +17,7 @@ from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
-from treadle.environments.registry import environment_name
+from treadle.environments.stored_settings import type_names
 from treadle.viewer.index import Index
 from treadle.viewer.search import TextSearch
 from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem
@@ -156,7 +156,7 @@ class Catalogue:
         if before is not None and before.digests == (ref.digest, *joined.digests):
             return before
         facts = facts_of(kind, table.columns(kind.columns), instance, joined)
-        return InstancePart(instance, environment_name(record.settings), name, kind, table, facts, joined)
+        return InstancePart(instance, type_names(record.settings), name, kind, table, facts, joined)
 
     def _questions(self, run: OpenRun, problems: list[str]) -> QuestionTables:
         tables: list[KeyedTable] = []

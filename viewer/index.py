@@ -70,6 +70,12 @@ class Index:
         """Whether any trajectory made a tool call."""
         return bool(pc.any(pc.greater(self.facts["calls"], 0)).as_py())
 
+    @cached_property
+    def environments(self) -> set[tuple[str, str]]:
+        """Instances with the names of the environments of their trajectories."""
+        pairs = self.facts.group_by(["instance", "environment"]).aggregate([]).to_pylist()
+        return {(pair["instance"], pair["environment"]) for pair in pairs}
+
     def __len__(self) -> int:
         return len(self.facts)
 

@@ -13,6 +13,7 @@ from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
 from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
+from treadle.environments.stored_settings import environment_label
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours
@@ -67,7 +68,9 @@ def overview(snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
     page = min(selection.page, found.num_pages)
     selection = selection.with_only(page=page)
     lines = _lines(snapshot, snapshot.index.page(found, page))
-    shows_calls = snapshot.index.has_calls or any(_has_tools(snapshot, instance) for instance in snapshot.parts)
+    shows_calls = snapshot.index.has_calls or any(
+        _has_tools(snapshot, instance, name) for instance, name in snapshot.index.environments
+    )
     return {
         "selection": selection,
         "num_found": len(found.rows),
@@ -170,15 +173,17 @@ def _lines(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]]) -> list[Listed
     previews = snapshot.questions.previews
     return [
         ListedTrajectory(
-            row, previews.get(row["question_key"], ""), row["calls"] > 0 or _has_tools(snapshot, row["instance"])
+            row,
+            previews.get(row["question_key"], ""),
+            row["calls"] > 0 or _has_tools(snapshot, row["instance"], row["environment"]),
         )
         for row in rows
     ]
 
 
-def _has_tools(snapshot: Snapshot, instance: str) -> bool:
-    """Return whether the environment of an instance is known to have tools."""
-    return snapshot.parts[instance].environment == DEFAULT_TYPE
+def _has_tools(snapshot: Snapshot, instance: str, environment: str) -> bool:
+    """Return whether an environment of an instance is known to have tools."""
+    return snapshot.parts[instance].environment_type(environment) == DEFAULT_TYPE
 
 
 def _related_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
@@ -239,7 +244,7 @@ def _facts(one: LoadedTrajectory) -> list[tuple[str, str]]:
         ("seed", str(row["seed"])),
         ("question", facts["question_key"]),
         ("key", facts["key"]),
-        ("environment", " ".join(filter(None, (one.environment, (row.get("environment_digest") or "")[:12])))),
+        ("environment", " ".join(filter(None, (_environment(one), (row.get("environment_digest") or "")[:12])))),
         ("tokenizer", (row.get("tokenizer_digest") or "")[:12]),
     ]
     shown = (
@@ -255,6 +260,10 @@ def _addresses(snapshot: Snapshot, one: LoadedTrajectory) -> dict[str, str]:
         return {}
     with RunEntries(snapshot.run) as entries:
         return entries.addresses(keys)
+
+
+def _environment(one: LoadedTrajectory) -> str:
+    return environment_label(one.facts["environment"], one.environment)
 
 
 def _calls(one: LoadedTrajectory) -> str:

@@ -96,7 +96,7 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> LoadedTrajec
     one = LoadedTrajectory(
         number=number,
         kind=part.kind_name,
-        environment=part.environment,
+        environment=part.environment_type(facts["environment"]),
         facts=facts,
         row=row,
         samples=row.pop("samples", None) or (),

@@ -11,6 +11,7 @@ FILTERS: Mapping[str, str] = {
     "verdict": "Verdict",
     "status": "How it ended",
     "dataset": "Data set",
+    "environment": "Environment",
     "model": "Model",
     "operator": "Operator",
     "tool": "Tool",

@@ -35,6 +35,7 @@ IN_TRAINING = "policy in training"
 FACTS = pa.schema(
     [
         ("key", pa.string()), ("instance", pa.string()), ("question_key", pa.string()), ("dataset", pa.string()),
+        ("environment", pa.string()),
         ("model", pa.string()), ("status", pa.string()), ("operator", pa.string()), ("verdict", pa.string()),
         ("sft_outcome", pa.string()), ("tool", pa.list_(pa.string())), ("tools", pa.int32()), ("score", pa.float64()),
         ("calls", pa.int32()), ("failed_calls", pa.int32()), ("tokens", pa.int64()), ("round", pa.int32()),
@@ -45,12 +46,12 @@ FACTS = pa.schema(
 calls as bits; `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`."""
 
 _AGENT = (
-    "rollout_key", "question_key", "dataset", "model", "sample_index", "operator", "parents", "round", "status",
-    "calls_requested", "calls_executed", "tools", "failed_calls", "completion_tokens", "tool_calls",
+    "rollout_key", "question_key", "dataset", "environment", "model", "sample_index", "operator", "parents", "round",
+    "status", "calls_requested", "calls_executed", "tools", "failed_calls", "completion_tokens", "tool_calls",
 )  # fmt: skip
 _TRAINING = (
-    "step", "group", "session", "question_key", "dataset", "reward", "score", "tool_calls", "tool_failures",
-    "model_tokens", "finish", "branch_parent",
+    "step", "group", "session", "question_key", "dataset", "environment", "reward", "score", "tool_calls",
+    "tool_failures", "model_tokens", "finish", "branch_parent",
 )  # fmt: skip
 
 
@@ -119,7 +120,8 @@ def _made_by_agent(table: pa.Table) -> dict[str, Any]:
     bits[told] = [_outcome_bits(ledger) for ledger in ledgers]
     return {
         "key": table["rollout_key"], "question_key": table["question_key"], "dataset": table["dataset"],
-        "model": table["model"], "status": table["status"], "operator": table["operator"],
+        "environment": table["environment"], "model": table["model"], "status": table["status"],
+        "operator": table["operator"],
         "sft_outcome": _all("", table), "tool": _tool_names(table["tools"]),
         "tools": bits, "calls": table["calls_requested"], "failed_calls": table["failed_calls"],
         "tokens": table["completion_tokens"], "round": table["round"], "sample": table["sample_index"],
@@ -151,7 +153,8 @@ def _training(table: pa.Table, joined: JoinedTables) -> Mapping[str, Any]:
     )  # fmt: skip
     return {
         "key": pc.binary_join_element_wise(step, session, table["group"], "."),
-        "question_key": table["question_key"], "dataset": table["dataset"], "model": _all(IN_TRAINING, table),
+        "question_key": table["question_key"], "dataset": table["dataset"],
+        "environment": table["environment"], "model": _all(IN_TRAINING, table),
         "status": table["finish"], "operator": pc.if_else(pc.is_valid(parent), "branch", "rollout"),
         "verdict": verdict, "sft_outcome": _all("", table), "tool": pa.array([[]] * len(table), pa.list_(pa.string())),
         "tools": bits, "score": table["reward"],
@@ -182,13 +185,17 @@ class InstancePart:
     """Trajectories of one instance."""
 
     instance: str
-    environment: str
-    """Type of its environment."""
+    environments: Mapping[str, str]
+    """Name of each environment that it used -> its type."""
     kind_name: str
     kind: TrajectoryTable
     table: StoredTable
     facts: pa.Table
     joined: JoinedTables
+
+    def environment_type(self, name: str) -> str:
+        """Return the type of an environment; its name if the instance used no such one."""
+        return self.environments.get(name, name)
 
     @property
     def digests(self) -> tuple[str | None, ...]:

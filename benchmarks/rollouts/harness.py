@@ -207,7 +207,7 @@ def run_engine(
     assert expected.items() <= record.metrics.items(), record.metrics
     meter.start()
     inputs = {"questions": (questions,), "rollouts": (made,)}
-    scores = load_config(ScoresSettings, data={"environment": environment} if dialogue else {})
+    scores = load_config(ScoresSettings, data={"environments": {"default": environment}} if dialogue else {})
     execute(Instance(address=scored, stage=SCORES_STAGE, settings=scores, inputs=inputs), run)
     return {
         "cpu": times.cpu,

@@ -101,8 +101,7 @@ def rows_of(table: Table, made: RolloutArrays, num_rollouts: int) -> Iterator[di
     empty: dict[pa.DataType, Any] = {pa.string(): "", pa.bool_(): True, pa.float64(): 0.0}
     base = {field.name: [] if pa.types.is_list(field.type) else empty.get(field.type, 0) for field in table.schema}
     if table.kind == "questions":
-        open_facts = {"format": None, "scorer": None, "search": None, "payload": "{}"}
-        open_facts |= {"environment": "default"}
+        open_facts = {"format": None, "scorer": None, "search": None, "environment": "default", "payload": "{}"}
         for number, domain in enumerate(made.domains):
             asked = {"question_key": f"{number:016x}", "question": f"What is {number}?", "answers": [str(number)]}
             yield base | asked | {"dataset": "world", "domain": domain, "split": "train"} | open_facts

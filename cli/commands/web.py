@@ -106,7 +106,7 @@ def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> 
 
     taken_from = recorded_in(run)
     with RunEntries(run) as met:
-        place = open_storage(taken_from).location() if taken_from is not None else ""
+        place = ", ".join(open_storage(place).location() for place in taken_from)
         yield _Source(store.location(), met.get, met.loose, lambda: entries_of(store), place)
 
 

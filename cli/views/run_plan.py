@@ -7,17 +7,14 @@ from pathlib import Path
 
 import click
 
-from treadle.agent.tools.settings import ToolSettings
 from treadle.cli.views.figures import estimate_view
+from treadle.cli.views.keys import print_environment, print_keys, print_scorer
 from treadle.cli.views.tables import console, plan_table
-from treadle.core.config import Section
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
-from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
-from treadle.environments.scorers.base import Scorer
-from treadle.environments.settings import DEFAULT_TYPE, EnvironmentSettings
+from treadle.core.untrusted.sanitize import sanitize, sanitized_json
 from treadle.tasks.catalog import semantic_of
-from treadle.tasks.config import TreadleConfig
+from treadle.tasks.config import TreadleConfig, environments_in_use
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.preview import preview
 from treadle.tasks.planning.flow_part import FlowPart
@@ -68,38 +65,12 @@ def print_plan(
         console().print("\n", estimate_view(estimate), sep="", end="")
     changed, refused = changed_keys(config, semantic_of(config) if run else {}, root, run_id)
     if changed is None:
-        _print_keys("keys that are set (--json prints all):", keys_set(config))
-        is_default = config.environment.type == DEFAULT_TYPE  # its keys are in the reference
-        if not is_default and (keys := own_keys(config.environment, EnvironmentSettings)):
-            _print_keys(f"keys of {config.environment.type} (under environment):", keys)
-        for name, tool in config.environment.tools.items():
-            lines = [
-                f"{schema.name}: {sanitized_json(schema.as_openai()['function'])}"
-                for schema in tool.known_schemas(name)
-            ]
-            lines += own_keys(tool, ToolSettings)
-            _print_keys(f"tools and keys of {tool.type} (under environment.tools.{name}):", lines)
+        print_keys("keys that are set (--json prints all):", keys_set(config))
+        for name, environment in environments_in_use(config).items():
+            print_environment(name, environment)
         for name, scorer in config.scorers.items():
-            lines = [f"part {part}: {line}" for part, line in scorer.PARTS.items()]
-            _print_keys(f"parts and keys of {scorer.type} (under scorers.{name}):", lines + own_keys(scorer, Scorer))
+            print_scorer(name, scorer)
     elif changed:
-        _print_keys("keys that differ from those of the run:", changed)
+        print_keys("keys that differ from those of the run:", changed)
     if refused:
         click.echo("\nthe run refuses these changes, because they change results; use a new run id")
-
-
-def own_keys(section: Section, base: type[Section]) -> list[str]:
-    """Return the keys that a section adds to those of `base`, with values and help."""
-    shared = base.model_fields
-    helps = {name: text for name, text in type(section).descriptions().items() if name not in shared}
-    values = section.model_dump(mode="json", include=set(helps))
-    return [
-        f"{name} = {sanitized_json(values[name])}" + (f"  {one_line(text)}" if text else "")
-        for name, text in helps.items()
-    ]
-
-
-def _print_keys(title: str, lines: Sequence[str]) -> None:
-    click.echo(f"\n{title}")
-    for line in lines:
-        click.echo(f"  {sanitize(line)}")

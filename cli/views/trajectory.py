@@ -62,8 +62,8 @@ def _head(found: FoundRollout) -> Text:
     head.append(sanitize(found.question["question"]) + "\n", style="bold")
     if found.question["answers"]:
         head.append("gold: " + sanitize(" | ".join(found.question["answers"])), style="green")
-    if found.environment != DEFAULT_TYPE:
-        head.append(one_line(f"environment: {found.environment}"), style="dim")
+    if found.environment_label != DEFAULT_TYPE:
+        head.append(one_line(f"environment: {found.environment_label}"), style="dim")
     return head
 
 

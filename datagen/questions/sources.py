@@ -166,10 +166,11 @@ class SourceSettings(_Origin):
 
     @property
     def dataset_name(self) -> str:
-        """Name of the data set as configured, else from the file name or hub id."""
+        """Name of the data set as configured, else from the file name, the hub id or the environment's name."""
         if self.dataset:
             return self.dataset
-        return self.hub.rsplit("/", 1)[-1] if self.hub else self.path.stem if self.path else _ENVIRONMENT
+        own = _ENVIRONMENT if self.environment == DEFAULT_ENVIRONMENT else self.environment
+        return self.hub.rsplit("/", 1)[-1] if self.hub else self.path.stem if self.path else own
 
 
 class QuestionsSettings(Section):

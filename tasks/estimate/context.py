@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.errors import RunError
 from treadle.core.runs.address import Address
 from treadle.core.runs.bound_inputs import bind_inputs
@@ -15,6 +17,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Rows
 from treadle.datagen.pools.settings import PoolsSettings
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.rollouts.settings import RolloutsSettings, selected_questions
 from treadle.rl.selection.settings import SelectionSettings
 from treadle.tasks.estimate.preview import EMPTY_PREVIEW, Preview
@@ -79,6 +82,8 @@ class QuestionCount:
     number: int | None
     share_math: float
     source: str
+    shares: Mapping[str, float]
+    """Name of each environment -> share of the questions that belong to it."""
 
 
 def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, context: EstimateContext) -> QuestionCount:
@@ -86,18 +91,36 @@ def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, con
     options: Any = settings.options
     producers = item.inputs["questions"]
     if (tables := context.tables(producers, "questions")) is not None:
-        domains = [row["domain"] for row in _selected(tables, options)]
-        share = domains.count("math") / len(domains) if domains else 0.0
-        return QuestionCount(len(domains), share, f"from {', '.join(map(str, producers))}")
-    limits = _row_limits(item, context.instances)
+        rows = [(row["domain"], row["environment"]) for row in _selected(tables, options)]
+        share = sum(domain == "math" for domain, _ in rows) / len(rows) if rows else 0.0
+        shares = _shares(Counter(name for _, name in rows))
+        return QuestionCount(len(rows), share, f"from {', '.join(map(str, producers))}", shares)
+    limits, shares = _row_limits(item, context.instances), expected_shares(context.instances)
     if options.max_questions is not None:
         limits.append(options.max_questions)
     if options.max_questions_per_dataset is not None and options.datasets:
         limits.append(options.max_questions_per_dataset * len(options.datasets))
     if limits:
-        return QuestionCount(min(limits), 1.0, "the configured maximum: the questions do not exist yet")
+        return QuestionCount(min(limits), 1.0, "the configured maximum: the questions do not exist yet", shares)
     unknown = f"the questions do not exist yet and have no maximum: this is for {DEFAULT_NUM_UNITS:,} of them"
-    return QuestionCount(None, 1.0, unknown)
+    return QuestionCount(None, 1.0, unknown, shares)
+
+
+def expected_shares(instances: Sequence[Instance]) -> dict[str, float]:
+    """Return name of environment -> share of the questions, from the limits of sources; those without count equally."""
+    settings = [made.settings for made in instances if isinstance(made.settings, QuestionsSettings)]
+    sources = [source for one in settings[:1] for source in one.sources]
+    is_limited = all(source.limit is not None for source in sources)
+    counts: Counter[str] = Counter()
+    for source in sources:
+        counts[source.environment] += source.limit if is_limited and source.limit is not None else 1
+    return _shares(counts)
+
+
+def _shares(counts: Counter[str]) -> dict[str, float]:
+    """Return the shares of counts; all in the default environment if there are none."""
+    total = counts.total()
+    return {name: count / total for name, count in counts.items()} if total else {DEFAULT_ENVIRONMENT: 1.0}
 
 
 def _row_limits(item: Instance, instances: Sequence[Instance]) -> list[int]:
@@ -111,7 +134,7 @@ def _row_limits(item: Instance, instances: Sequence[Instance]) -> list[int]:
 def _selected(tables: Sequence[Rows], options: Any) -> Any:
     names = ("datasets", "split", "max_questions", "max_questions_per_dataset")
     chosen = SimpleNamespace(**{name: getattr(options, name) for name in names})
-    return selected_questions(chosen, tables, ("dataset", "split", "domain"))
+    return selected_questions(chosen, tables, ("dataset", "split", "domain", "environment"))
 
 
 def training_rows(item: Instance, context: EstimateContext) -> tuple[int, str]:

@@ -7,6 +7,7 @@ assumptions are in `ASSUMPTIONS` and shown with every estimate. Model: docs/beha
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from treadle.datagen.operators import load_operators
@@ -60,6 +61,17 @@ class ExpectedUsage:
         counts = self.roles.setdefault(role, Counter())
         for name, value in (("calls", 1.0), ("prompt_tokens", prompt_tokens), ("completion_tokens", completion_tokens)):
             counts[name] += calls * value  # type: ignore[assignment]
+
+
+def mean_cost(shares: Mapping[str, float], cost: Callable[[str], ExpectedUsage]) -> ExpectedUsage:
+    """Return the expected usage of a question of a mixture; `cost`: that of one of an environment, by its name."""
+    mean = ExpectedUsage()
+    for name, share in shares.items():
+        for role, counts in cost(name).roles.items():
+            of_role = mean.roles.setdefault(role, Counter())
+            for kind, value in counts.items():
+                of_role[kind] += share * value  # type: ignore[assignment]
+    return mean
 
 
 def result_tokens(environment: EnvironmentSettings) -> float:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from treadle.agent.judges.correctness import Correctness
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.environments.mixture import find_environment
 from treadle.environments.rollouts.settings import RolloutsSettings
-from treadle.eval.config import ScoresSettings
-from treadle.tasks.estimate.context import DEFAULT_NUM_UNITS, EstimateContext, questions_of
+from treadle.eval.config import RedundancyOptions, ScoresSettings
+from treadle.tasks.estimate.context import DEFAULT_NUM_UNITS, EstimateContext, QuestionCount, questions_of
 from treadle.tasks.estimate.cost_model import (
     ASSUMPTIONS,
+    ExpectedUsage,
+    mean_cost,
     scores_cost,
 )
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate
@@ -27,7 +31,7 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estima
     if (record := context.kept_record(producer)) is not None:
         num_rollouts = record.outputs["rollouts"].num_rows
         num_units_source = f"{num_rollouts:,} rollouts in {producer}"
-    modelled = scores_cost(settings.options, made.environment, questions.share_math)
+    modelled = _modelled(settings, made, questions)
     mean = mean_usage(item, context.run, modelled, "a judgement")
     models = {f"{settings.options.judges.kind}:{name}": role for name, role in settings.judges.items()}
     if settings.redundancy is not None:
@@ -54,6 +58,20 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, context: Estima
             if name in used
         ],
     )
+
+
+def _modelled(settings: ScoresSettings, made: RolloutsSettings, questions: QuestionCount) -> ExpectedUsage:
+    """Return the expected usage of one rollout; votes, and judges that need gold answers, skip tasks without."""
+    environments, options = made.named_environments(), settings.options
+
+    def cost(name: str) -> ExpectedUsage:
+        scored = options
+        if name in settings.environments:
+            none = {} if not options.judges.NEEDS_ANSWERS else {"judges": Correctness()}
+            scored = options.model_copy(update={"redundancy": RedundancyOptions(), **none})
+        return scores_cost(scored, find_environment(environments, name), questions.share_math)
+
+    return mean_cost(questions.shares, cost)
 
 
 def _judge_assumptions(settings: ScoresSettings) -> list[str]:

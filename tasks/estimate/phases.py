@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from treadle.core.runs.stage import Instance
+from treadle.environments.mixture import find_environment
 from treadle.rl.config import RlSettings
 from treadle.rl.training.launch import RlFolder, saved_step
-from treadle.tasks.estimate.context import EstimateContext, training_rows
+from treadle.tasks.estimate.context import EstimateContext, expected_shares, training_rows
 from treadle.tasks.estimate.cost_model import (
     ROLLOUT_ASSUMPTIONS,
     PhaseSize,
+    mean_cost,
     phase_size,
     rollout_cost,
 )
@@ -23,7 +25,10 @@ def estimate_of_phase(item: Instance, settings: RlSettings, context: EstimateCon
     if done:
         num_units_source += f"; {done:,} steps are done"
     size = phase_size(settings.options, num_rows, done)
-    mean = mean_usage(item, context.run, rollout_cost(settings.environment), "a rollout")
+    environments = settings.named_environments()
+    shares = settings.options.shares or expected_shares(context.instances)
+    modelled = mean_cost(shares, lambda name: rollout_cost(find_environment(environments, name)))
+    mean = mean_usage(item, context.run, modelled, "a rollout")
     counts = {"training": size.num_rollouts, "validation": size.num_validation_rollouts}
     return Estimate(
         address=str(item.address),

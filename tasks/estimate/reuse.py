@@ -24,7 +24,7 @@ from treadle.core.runs.stage import Instance, Rows
 
 Inputs = Mapping[str, Sequence[Rows]]
 
-_CONTENT = ("question", "choices", "answers", "domain", "scorer", "format", "search")
+_CONTENT = ("question", "choices", "answers", "domain", "scorer", "format", "search", "environment")
 _PLACE = ("source_file", "source_row")
 _SHOWN_KEYS = 3
 _FURTHER = "further sample"

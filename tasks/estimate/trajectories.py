@@ -5,11 +5,15 @@ from __future__ import annotations
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.settings import PoolsSettings
+from treadle.environments.mixture import find_environment, summarizer_of
 from treadle.environments.rollouts.settings import RolloutsSettings
+from treadle.environments.settings import EnvironmentSettings
 from treadle.tasks.estimate.context import DEFAULT_NUM_UNITS, EstimateContext, questions_of
 from treadle.tasks.estimate.cost_model import (
     ASSUMPTIONS,
     ROLLOUT_ASSUMPTIONS,
+    ExpectedUsage,
+    mean_cost,
     pool_cost,
     rollout_cost,
     web_searches,
@@ -32,12 +36,15 @@ def estimate_of_trajectories(
 ) -> Estimate:
     """Return the estimate of an instance of `pools` or `rollouts`."""
     samples = settings.options.samples_per_question if isinstance(settings, RolloutsSettings) else 1
-    questions = questions_of(item, settings, context)
-    if isinstance(settings, PoolsSettings):
-        modelled = pool_cost(settings.options, settings.environment, questions.share_math)
-        mean = mean_usage(item, context.run, modelled, "the flywheel")
-    else:
-        mean = mean_usage(item, context.run, rollout_cost(settings.environment), "a rollout")
+    questions, environments = questions_of(item, settings, context), settings.named_environments()
+
+    def cost(name: str) -> ExpectedUsage:
+        if isinstance(settings, PoolsSettings):
+            return pool_cost(settings.options, find_environment(environments, name), questions.share_math)
+        return rollout_cost(find_environment(environments, name))
+
+    what = "the flywheel" if isinstance(settings, PoolsSettings) else "a rollout"
+    mean = mean_usage(item, context.run, mean_cost(questions.shares, cost), what)
     num_units, source = questions.number, questions.source
     if num_units is not None:
         num_units *= samples
@@ -46,8 +53,10 @@ def estimate_of_trajectories(
     factor = num_units if num_units is not None else DEFAULT_NUM_UNITS * samples
     models = _models(settings)
     policy = mean.roles.get("policy", {}).get("calls", 0.0)
-    num_searches, search = round(web_searches(settings.environment, policy) * factor), settings.environment.search_tool
-    web = search.web if search is not None else None
+    searches = {
+        name: round(share * web_searches(find_environment(environments, name), policy) * factor)
+        for name, share in questions.shares.items()
+    }
     assumptions = _POOL_ASSUMPTIONS if isinstance(settings, PoolsSettings) else ROLLOUT_ASSUMPTIONS
     return Estimate(
         address=str(item.address),
@@ -61,14 +70,19 @@ def estimate_of_trajectories(
             for role, used in mean.roles.items()
             if used["calls"]
         ],
-        num_searches=num_searches,
-        num_pages=num_searches * web.top_n if web is not None and web.pages else 0,
+        num_searches=sum(searches.values()),
+        num_pages=sum(num * _pages_per_search(environments[name]) for name, num in searches.items()),
     )
+
+
+def _pages_per_search(environment: EnvironmentSettings) -> int:
+    web = search.web if (search := environment.search_tool) is not None else None
+    return web.top_n if web is not None and web.pages else 0
 
 
 def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, ModelSettings | None]]:
     """Return role -> name and settings of its model."""
     if isinstance(settings, PoolsSettings):
         return {role: (one.name, one.model) for role, one in settings.roles.items()}
-    helper = settings.environment.summarizer or "?"
+    helper = summarizer_of(settings.named_environments()) or "?"
     return {"policy": (settings.model_name, settings.model), "summarizer": (helper, settings.summarizer)}

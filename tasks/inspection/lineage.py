@@ -18,9 +18,10 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.settings import DEFAULT_TYPE
+from treadle.environments.stored_settings import environment_label
 from treadle.stages.registry import other_names, stage_entry
 from treadle.tasks.inspection.pool_tree import pool_trees
-from treadle.tasks.inspection.rows import environment_of, full_key, rows_with
+from treadle.tasks.inspection.rows import environment_type_of, full_key, rows_with
 from treadle.viewer.trajectory_changes import TrajectoryChanges, changes_between
 
 _KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
@@ -52,6 +53,11 @@ class FoundRollout:
     def is_of_pool(self) -> bool:
         """True if the trajectory comes from `pools`."""
         return "edit_step" in self.rollout
+
+    @property
+    def environment_label(self) -> str:
+        """Type of its environment, with its name if it is not the default one."""
+        return environment_label(self.rollout["environment"], self.environment)
 
     @property
     def changes(self) -> TrajectoryChanges | None:
@@ -121,7 +127,7 @@ def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout
         score=score,
         segments=orjson.loads(row["segments"]),
         tool_calls=orjson.loads(row["tool_calls"]),
-        environment=environment_of(run, address),
+        environment=environment_type_of(run, address, row["environment"]),
         parent=parent,
         score_errors=score_errors,
     )
@@ -204,12 +210,12 @@ def _pool_steps(run: Run, question: dict[str, Any], chosen: str | None) -> list[
             label,
             {
                 "instance": str(address),
-                "environment": environment_of(run, address),
+                "environment": environment_type_of(run, address, question["environment"]),
                 "artifacts": _artifacts(run, "pools", address),
                 "pool": tree,
             },
         )
-        for address, label, tree in pool_trees(run, question["question_key"], chosen)
+        for address, label, tree in pool_trees(run, question, chosen)
     ]
 
 
@@ -217,7 +223,7 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
     row = found.rollout
     steps = [LineageStep(f"parent {parent}", {"parent": parent}) for parent in row["parents"]]
     made = f"operator {row['operator']}, round {row['round']}, model {row['model']}, seed {row['seed']}"
-    made += "" if found.environment == DEFAULT_TYPE else f", environment {found.environment}"
+    made += "" if found.environment_label == DEFAULT_TYPE else f", environment {found.environment_label}"
     steps.append(
         LineageStep(
             f"rollout {row['rollout_key']} by {found.address} ({made}): {row['status']}",

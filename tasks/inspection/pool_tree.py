@@ -16,7 +16,8 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.datagen.pools.rows import tokens_of
 from treadle.environments.settings import DEFAULT_TYPE
-from treadle.tasks.inspection.rows import environment_of, rows_with
+from treadle.environments.stored_settings import environment_label
+from treadle.tasks.inspection.rows import environment_type_of, rows_with
 
 _TRAJECTORY = (
     "rollout_key", "sample_index", "operator", "round", "parents", "edit_step", "edit_text", "status", "correct",
@@ -31,12 +32,13 @@ _COPIED = (
 )  # fmt: skip
 
 
-def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterator[tuple[Address, str, Tree]]:
+def pool_trees(run: Run, question: Mapping[str, Any], chosen: str | None = None) -> Iterator[tuple[Address, str, Tree]]:
     """Yield the pool of a question in each instance of `pools` that has one, with a one-line summary.
 
     A pool is its row of `pool_questions` with parsed usage; `trajectories` are the nodes of initial rollouts, and
     `without_result` lists those that produced no trajectory. `chosen`: key of a trajectory to mark.
     """
+    question_key = question["question_key"]
     outcomes = dict(rows_with(run, "pool_questions", "question_key", question_key))
     if not outcomes:
         return
@@ -46,17 +48,18 @@ def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterat
         usage = orjson.loads(row["usage"])
         sft_outcomes = _sft_outcomes(run, question_key, address.iteration)
         tree = _build_tree(trajectories.get(address, []), events.get(address, []), sft_outcomes, chosen)
+        kind = _kind(run, address, question["environment"])
         error = f" ({row['error']})" if row["error"] else ""
         label = (
-            f"pool by {address}{_kind(run, address)}: {row['status']}{error}; {row['num_rounds']} rounds, "
+            f"pool by {address}{kind}: {row['status']}{error}; {row['num_rounds']} rounds, "
             f"{row['num_trajectories']} trajectories, {row['num_correct']} right; {tokens_of(usage):,} tokens"
         )
         yield address, label, {**row, "usage": usage, **tree}
 
 
-def _kind(run: Run, address: Address) -> str:
-    name = environment_of(run, address)
-    return "" if name == DEFAULT_TYPE else f" in {name}"
+def _kind(run: Run, address: Address, environment: str) -> str:
+    label = environment_label(environment, environment_type_of(run, address, environment))
+    return "" if label == DEFAULT_TYPE else f" in {label}"
 
 
 def _build_tree(

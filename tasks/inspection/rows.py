@@ -10,7 +10,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
-from treadle.environments.registry import environment_name
+from treadle.environments.stored_settings import type_names
 
 Key = tuple[str, str]
 """Kind of a table, and the column with its key."""
@@ -75,7 +75,7 @@ def tables(run: Run, kind: str, iteration: int | None = None) -> Iterator[tuple[
             yield address, run.rows(record.outputs[kind])
 
 
-def environment_of(run: Run, address: Address) -> str:
-    """Return the type of the environment that an instance used, by its name."""
+def environment_type_of(run: Run, address: Address, name: str) -> str:
+    """Return the type of the environment with this name that an instance used; the name if it used no such one."""
     record = run.record(address)
-    return environment_name(record.settings if record is not None else None)
+    return type_names(record.settings if record is not None else None).get(name, name)

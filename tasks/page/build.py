@@ -60,6 +60,11 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     return [run.run_id if names[run.run_id] == 1 else f"{run.run_id} ({number})" for number, run in enumerate(runs, 1)]
 
 
+def _environments(models: Sequence[EvaluatedModel]) -> list[tuple[str, str]]:
+    names = sorted({name for model in models for line in model.lines.values() for name in line.environments})
+    return [("Environments", ", ".join(names))] if len(names) > 1 else []
+
+
 def _facts(runs: Sequence[Run], models: Sequence[EvaluatedModel]) -> list[tuple[str, str]]:
     datasets = list(dict.fromkeys(name for model in models for name in model.datasets))
     facts = [
@@ -70,6 +75,7 @@ def _facts(runs: Sequence[Run], models: Sequence[EvaluatedModel]) -> list[tuple[
         facts += [
             ("Models", ", ".join(model.label for model in models)),
             ("Data sets", ", ".join(datasets)),
+            *_environments(models),
             ("Rollouts", f"{sum(model.num_rollouts for model in models):,}"),
         ]
     return [*facts, ("Treadle", ", ".join(dict.fromkeys(run.info.treadle_version for run in runs)))]

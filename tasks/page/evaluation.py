@@ -8,7 +8,15 @@ from dataclasses import replace
 from treadle.core.figures import Cell, Figures
 from treadle.eval.averages import AVERAGES
 from treadle.eval.metrics import FIGURES, figures_in
-from treadle.report.layout import SummaryLine, all_figures, figure_cell, figure_heading, pass_names
+from treadle.report.layout import (
+    MIXED_NOTE,
+    SummaryLine,
+    all_figures,
+    figure_cell,
+    figure_heading,
+    has_environments,
+    pass_names,
+)
 from treadle.report.page.charts import IntervalRow, interval_chart, radar_chart
 from treadle.report.page.document import Fold, Part, Section, Tile, Tiles
 from treadle.report.radar import AXES, radar_axes
@@ -44,22 +52,27 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         name for name in _PROBLEM_COUNTS if any(_count(line, name) for model in models for line in _shown_lines(model))
     ]
     title, has_same_datasets = _over(models)
+    is_mixed = any(len(model.headline.environments) > 1 for model in models)
     notes = ["In brackets: 95 % intervals."]
     notes += [_ANSWERS_NOTE] if any("score" in line.figures for model in models for line in _shown_lines(model)) else []
     notes += [_REWARDS_NOTE] if "reward" in figures else []
     notes.append(_NOTE)
     if not problem_counts:
         notes.append("Every rollout has a verdict, and none was ended by infrastructure.")
+    if is_mixed:
+        notes.append(f"{MIXED_NOTE}.")
     if not has_same_datasets:
         notes.append(_DIFFERENT_DATASETS)
+    # Most figures have no value in an average over several environments.
+    of_headline = figures if not is_mixed else [name for name in figures if any(_has(model, name) for model in models)]
     over_all = Figures(
         title,
-        ("model", *([] if has_same_datasets else ["data sets"]), *_header(figures, problem_counts)),
+        ("model", *([] if has_same_datasets else ["data sets"]), *_header(of_headline, problem_counts)),
         tuple(
             (
                 model.label,
                 *([] if has_same_datasets else [_members(model)]),
-                *_cells(model.headline, figures, problem_counts),
+                *_cells(model.headline, of_headline, problem_counts),
             )
             for model in models
         ),
@@ -79,6 +92,10 @@ def headline_section(models: Sequence[EvaluatedModel]) -> list[Section]:
         "be chance."
     )
     return [Section("headline", "Headline", reading, parts)]
+
+
+def _has(model: EvaluatedModel, name: str) -> bool:
+    return model.headline.value(name) is not None
 
 
 def _over(models: Sequence[EvaluatedModel]) -> tuple[str, bool]:
@@ -210,13 +227,20 @@ def _count(line: SummaryLine, name: str) -> int:
 def _by_dataset(
     models: Sequence[EvaluatedModel], datasets: Sequence[str], figures: Sequence[str], problem_counts: Sequence[str]
 ) -> Figures:
+    named = has_environments(line for model in models for line in model.lines.values())
     rows = tuple(
-        (model.title(name), model.label, *_cells(model.lines[name], figures, problem_counts))
+        (
+            model.title(name),
+            *([", ".join(model.lines[name].environments)] if named else []),
+            model.label,
+            *_cells(model.lines[name], figures, problem_counts),
+        )
         for name in datasets
         for model in models
         if name in model.lines
     )
-    return Figures("Each data set", ("data set", "model", *_header(figures, problem_counts)), rows)
+    header = ("data set", *(["environment"] if named else []), "model", *_header(figures, problem_counts))
+    return Figures("Each data set", header, rows, num_names=1 + named)
 
 
 def _all_figures(models: Sequence[EvaluatedModel]) -> list[Part]:

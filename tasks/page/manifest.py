@@ -9,7 +9,7 @@ import orjson
 
 from treadle.core.figures import Cell, Figures
 from treadle.core.runs.records import StageRecord
-from treadle.environments.registry import environment_name
+from treadle.environments.stored_settings import environment_label, type_names
 from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.cost import seconds_of
 from treadle.tasks.page.sources import PageRun
@@ -35,7 +35,7 @@ def _parts(source: PageRun) -> list[Part]:
         ("source commit", info.git or "-"),
         ("seed", "-" if info.seed is None else str(info.seed)),
         ("configuration", _digest(info.semantic)),
-        ("environment", environment_name(info.semantic)),
+        ("environment", ", ".join(environment_label(*one) for one in type_names(info.semantic).items())),
     ]
     packages: list[tuple[Cell, ...]] = [(name, version) for name, version in sorted(info.packages.items())]
     checkpoints = [row for record in source.by_time() for row in _checkpoints(source, record)]

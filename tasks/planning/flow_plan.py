@@ -10,21 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.config import T_Section
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.sft_rows.entry import rolled_out_policy
-from treadle.environments.mixture import Environments, MixedSettings
+from treadle.environments.mixture import Environments
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
 from treadle.rl.phases import phase_model, phase_policy, sampling_model
 from treadle.stages.models import with_weights
 from treadle.stages.plan import SampledModel
 from treadle.stages.registry import makes_checkpoint, stage_entries, stage_entry
-from treadle.tasks.config import TreadleConfig, environments_in_use, overridden, table_of, with_corpus_digest
+from treadle.tasks.config import TreadleConfig, environments_in_use, mixture_of, overridden, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,7 @@ class FlowPlan:
 
     def mixture(self) -> dict[str, Any]:
         """See `Plan`."""
-        found = {name: with_corpus_digest(one) for name, one in self.environments().items()}
-        return {"environment": found.pop(DEFAULT_ENVIRONMENT, MixedSettings().environment), "environments": found}
+        return mixture_of(self.config)
 
     def section(self, name: str, kind: type[T_Section]) -> T_Section:
         """See `Plan`."""

@@ -11,9 +11,10 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.sft_rows.entry import rolled_out_policy
+from treadle.environments.mixture import summarizer_of
 from treadle.eval.entry import score_models
 from treadle.rl.phases import sampling_model
-from treadle.tasks.config import TreadleConfig, overridden
+from treadle.tasks.config import TreadleConfig, environments_in_use, overridden
 from treadle.tasks.planning.flow_plan import FlowPlan
 from treadle.tasks.planning.order import flow_phases
 
@@ -68,7 +69,7 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
         *(name for _, name in _played_roles(config)),
         *(judge for address in measured for judge in score_models(plan, address)),
     ]
-    helper = config.environment.summarizer
+    helper = summarizer_of(environments_in_use(config))
     for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
         if name not in known and (settings := config.models[name]).endpoints:
             asyncio.run(check(name, settings))

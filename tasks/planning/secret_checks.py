@@ -12,12 +12,14 @@ from treadle.tasks.config import TreadleConfig
 def key_variables(config: TreadleConfig) -> set[str]:
     """Return the environment variables that the configuration reads API keys from."""
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
-    search = config.environment.search_tool
-    if search is not None:
+    environments = (config.environment, *config.environments.values())
+    searches = [search for one in environments if (search := one.search_tool) is not None]
+    for search in searches:
         endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
     named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
-    if search is not None and search.web is not None and search.web.provider is not None:
-        named.update(search.web.provider.api_key_envs)
+    for search in searches:
+        if search.web is not None and search.web.provider is not None:
+            named.update(search.web.provider.api_key_envs)
     return named
 
 

@@ -9,15 +9,16 @@ from urllib.parse import urlsplit
 
 from treadle.core.errors import ArtifactError, ConfigError
 from treadle.core.store.roots import open_storage
-from treadle.tasks.config import TreadleConfig
-from treadle.web.config import WebSettings
+from treadle.environments.mixture import table_of
+from treadle.tasks.config import TreadleConfig, environments_in_use
+from treadle.web.config import ProviderSettings, WebSettings
 
 _CONNECT_S = 10.0
 """Timeout for connecting to a search provider."""
 
 
 def check_web(config: TreadleConfig) -> None:
-    """Check the prerequisites of web search, if the configuration searches the web.
+    """Check the prerequisites of web search for each environment in use that searches the web.
 
     Raises ConfigError naming the missing API key variable of the search provider, ArtifactError if there is no search
     record to replay from.
@@ -25,13 +26,11 @@ def check_web(config: TreadleConfig) -> None:
     from treadle.web.key_ring import KeyRing
     from treadle.web.record.folder import record_manifest
 
-    web = _searched_web(config)
-    if web is None:
-        return
-    if web.provider is not None and web.mode != "replay":
-        KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
-    if web.active_record is not None:
-        record_manifest(open_storage(web.active_record))
+    for web in _searched_webs(config).values():
+        if web.provider is not None and web.mode != "replay":
+            KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
+        if web.active_record is not None:
+            record_manifest(open_storage(web.active_record))
 
 
 def web_problem(config: TreadleConfig) -> str | None:
@@ -43,9 +42,14 @@ def web_problem(config: TreadleConfig) -> str | None:
     return None
 
 
-def _searched_web(config: TreadleConfig) -> WebSettings | None:
-    search = config.environment.search_tool
-    return search.web if search is not None and config.environment.searches_web else None
+def _searched_webs(config: TreadleConfig) -> dict[str, WebSettings]:
+    """Return the web that environments of the configured sources search, by the name of the environment."""
+    found = {}
+    for name, environment in environments_in_use(config).items():
+        search = environment.search_tool
+        if search is not None and search.web is not None and environment.searches_web:
+            found[name] = search.web
+    return found
 
 
 def check_provider(config: TreadleConfig) -> None:
@@ -53,19 +57,22 @@ def check_provider(config: TreadleConfig) -> None:
 
     It is not checked if there is a search record to answer from: then the provider may not be needed.
     """
+    for name, web in _searched_webs(config).items():
+        if web.mode != "replay" and web.active_record is None and web.provider is not None:
+            _connect(web.provider, table_of(name))
+
+
+def _connect(provider: ProviderSettings, table: str) -> None:
     from treadle.retriever.client import SearchUnavailable
 
-    web = _searched_web(config)
-    if web is None or web.mode == "replay" or web.active_record is not None:
+    if provider.url is None:
         return
-    if web.provider is None or web.provider.url is None:
-        return
-    parts = urlsplit(web.provider.url)
+    parts = urlsplit(provider.url)
     try:
         place = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
         socket.create_connection(place, timeout=_CONNECT_S).close()
     except OSError as error:
         raise SearchUnavailable(
-            f"the search provider {web.provider.type} accepts no connection at {web.provider.url}: {error}; "
-            "start it, or correct `environment.search.web.provider.url`"
+            f"the search provider {provider.type} accepts no connection at {provider.url}: {error}; "
+            f"start it, or correct `{table}.search.web.provider.url`"
         ) from error

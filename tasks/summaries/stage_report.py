@@ -14,6 +14,7 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line
+from treadle.environments.mixture import environments_of
 from treadle.stages.registry import SHIPPED, stage_entries
 from treadle.stages.report import StageReport
 from treadle.tasks.config import TreadleConfig
@@ -61,6 +62,8 @@ def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
     names = {role: one["name"] for role, one in record.settings.get("roles", {}).items()}
     if "model_name" in record.settings:
         names = {"policy": record.settings["model_name"], **names}
-        if helper := record.settings["environment"].get("search", {}).get("summarizer"):
+        stored = (table or {} for table in environments_of(record.settings).values())
+        helpers = (table.get("search", {}).get("summarizer") for table in stored)
+        if helper := next(filter(None, helpers), None):
             names["summarizer"] = helper
     return {role: models[name] for role, name in names.items() if name in models}

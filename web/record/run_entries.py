@@ -27,11 +27,13 @@ def checked_key(key: str) -> str:
     return key
 
 
-def recorded_in(run: Run) -> Path | None:
-    """Return the record from which a run reuses entries, by its configuration; None if it has none."""
-    web = run.config().get("environment", {}).get("search", {}).get("web") or {}
-    place = web.get("recorded_in")
-    return Path(place) if place and web.get("mode") != "refresh" else None
+def recorded_in(run: Run) -> list[Path]:
+    """Return the records from which a run reuses entries, by its configuration: one per environment, each once."""
+    config = run.config()
+    tables = [config.get("environment") or {}, *config.get("environments", {}).values()]
+    webs = [table.get("search", {}).get("web") or {} for table in tables]
+    places = [web["recorded_in"] for web in webs if web.get("recorded_in") and web.get("mode") != "refresh"]
+    return [Path(place) for place in dict.fromkeys(places)]
 
 
 def verify_web(run: Run) -> dict[str, list[str]]:
@@ -47,7 +49,7 @@ def verify_web(run: Run) -> dict[str, list[str]]:
         except ArtifactError as error:
             problems.append(str(error))
     found = {run.key(f"store/{WEB_STORE}"): problems} if keys else {}
-    if (place := recorded_in(run)) is not None:
+    for place in recorded_in(run):
         try:
             storage = open_storage(place)
             found[storage.location()] = changed_files(storage, record_manifest(storage))
@@ -57,7 +59,7 @@ def verify_web(run: Run) -> dict[str, list[str]]:
 
 
 class RunEntries(ExitStack):
-    """Entries of a run's store and of the record that it replays or extends; the record is opened on first use."""
+    """Entries of a run's store and of the records that it replays or extends; these are opened on first use."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -71,19 +73,20 @@ class RunEntries(ExitStack):
         """
         if (value := self._store.get(checked_key(key))) is not None:
             return unpacked(value, self._store.location(key))
-        return self._record.get(key) if self._record is not None else None
+        found = (record.get(key) for record in self._records)
+        return next((entry for entry in found if entry is not None), None)
 
     def loose(self, key: str) -> SearchEntry | None:
         """Return the imported search with this loose key (see `loose_key`), or None; only records have such searches.
 
         Raises the same errors as `get`.
         """
-        return self._record.loose(key) if self._record is not None else None
+        found = (record.loose(key) for record in self._records)
+        return next((entry for entry in found if entry is not None), None)
 
     @cached_property
-    def _record(self) -> RecordFolder | None:
-        place = recorded_in(self._run)
-        return None if place is None else self.enter_context(closing(open_record(place)))
+    def _records(self) -> list[RecordFolder]:
+        return [self.enter_context(closing(open_record(place))) for place in recorded_in(self._run)]
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the URLs of pages by key, for the first keys; a key that cannot be looked up is left out."""

@@ -33,6 +33,8 @@ class GivenRows(Section):
     rows: str
     environment: dict[str, str] = {}
     """Environment in the settings of the instance, as far as a test needs one."""
+    environments: dict[str, dict[str, str]] = {}
+    """Further ones by name."""
 
 
 def new_run(root: Path) -> Run:
@@ -76,7 +78,6 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "format": None,
         "scorer": None,
         "search": None,
-        "environment": "default",
         "payload": "{}",
     }
 
@@ -92,7 +93,6 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "question_key": question_key,
         "dataset": "world",
         "domain": "qa",
-        "environment": "default",
         "model": "base",
         "sample_index": 0,
         "operator": "rollout",
@@ -161,6 +161,7 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "domain": "qa",
         "model": "base",
         "sample_index": 0,
+        "environment": "default",
         "status": "answered",
         "truncated": False,
         "num_turns": 1,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from starlette.testclient import TestClient
@@ -57,8 +58,12 @@ def put_from(
     inputs: Mapping[str, Address],
     *,
     environment: str = "question",
+    environments: Mapping[str, str] = MappingProxyType({}),
 ) -> Address:
-    """Make the instance at `address` hold these tables, made from what others hold: kind -> instance."""
+    """Make the instance at `address` hold these tables, made from what others hold: kind -> instance.
+
+    `environment` is the type of its default environment, `environments` are the types of others by name.
+    """
     place = Address.parse(address)
 
     def write(context: StageContext) -> dict[str, Any]:
@@ -71,7 +76,8 @@ def put_from(
         produces=tuple(TABLES[kind] for kind in rows), run=write,
     )  # fmt: skip
     given = json.dumps({kind: list(of_kind) for kind, of_kind in rows.items()})
-    settings = GivenRows(rows=given, environment={"type": environment})
+    others = {name: {"type": kind} for name, kind in environments.items()}
+    settings = GivenRows(rows=given, environment={"type": environment}, environments=others)
     made_from = {kind: (source,) for kind, source in inputs.items()}
     execute(Instance(address=place, stage=stage, settings=settings, inputs=made_from), run)
     return place
@@ -98,6 +104,7 @@ def agent_row(table: Table, key: str, question: str, *parts: tuple[str, str], **
     ]
     defaults = {
         "rollout_key": key, "question_key": question, "dataset": "world", "domain": "qa", "model": "base",
+        "environment": "default",
         "operator": "rollout", "status": "answered", "segments": segments(*parts, with_ids=with_ids),
         "text": "".join(f"<{kind}>{inner}</{kind}>" for kind, inner in parts), "tool_calls": json.dumps(calls),
         "calls_requested": len(tools), "calls_executed": len(tools), "completion_tokens": 100 + 10 * len(parts),
@@ -119,6 +126,7 @@ def judgement_row(kind: str, key: str, question: str, replies: Sequence[str], **
 def question_row(key: str, text: str, answers: Sequence[str] = ("Ilme",), **columns: Any) -> dict[str, Any]:
     """Return a row of `questions`."""
     fixed = {"dataset": "world", "domain": "qa", "split": "heldout", "source_file": "world.jsonl", "source_row": 1}
+    fixed["environment"] = "default"
     return filled(
         QUESTIONS,
         question_key=key,
@@ -248,6 +256,7 @@ def _put_training(run: Run) -> None:
     ]  # fmt: skip
     fixed = {
         "step": 3, "group": "g/7?", "question_key": "q1", "dataset": "world", "domain": "qa", "finish": "answered",
+        "environment": "default",
         "tool_calls": 1, "model_tokens": 120, "total_tokens": 180,
     }  # fmt: skip
     for row in rows:
@@ -303,6 +312,7 @@ def dialogue_row(key: str, question: str, *messages: tuple[str, str], **columns:
     sample = {"prompt_ids": [1, 2], "training_prompt_ids": None, "ids": [], "origins": [], "spans": []}
     defaults = {
         "rollout_key": key, "question_key": question, "dataset": "world", "domain": "task", "model": "base",
+        "environment": "default",
         "operator": "rollout", "status": "finished", "segments": json.dumps(given),
         "text": "".join(text for _, text in parts), "tool_calls": "[]", "completion_tokens": 10 * len(starts),
         "num_turns": len(starts), "samples": [sample | {"turn_starts": starts}],

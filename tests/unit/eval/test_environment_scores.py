@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from treadle.agent.contract import Outcome, Task
+from treadle.agent.contract import DEFAULT_ENVIRONMENT, Outcome, Task
 from treadle.environments.scorers import environment
 from treadle.environments.scorers.scoring import OpenScorers
 from treadle.environments.settings import EnvironmentSettings
@@ -38,6 +38,6 @@ def test_scores_run_at_most_32_at_once_and_keep_their_order(monkeypatch: pytest.
         return Outcome(rollout.reward)
 
     monkeypatch.setattr(environment, "environment_type", lambda settings: SimpleNamespace(score=score))
-    with OpenScorers({}, EnvironmentSettings()) as scorers:
+    with OpenScorers({}, {DEFAULT_ENVIRONMENT: EnvironmentSettings()}) as scorers:
         scores = scorers.scores([answer(number) for number in range(NUM_ROLLOUTS)])
     assert [score.score for score in scores] == [float(number) for number in range(NUM_ROLLOUTS)] and most == 32

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.tables.score_tables import new_run, put_rows, question, score
 from support.tables.scored_rollouts import scored
 
+from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
@@ -19,9 +22,10 @@ from treadle.eval.metrics import FIGURES
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.tables import SCORES
 from treadle.report.comparison_rows import comparison_rows
+from treadle.report.layout import MIXED_NOTE, headline_table, summary_lines
 from treadle.report.markdown import render_report
 from treadle.report.stage import REPORT_STAGE
-from treadle.report.summary import model_rows, shown_averages
+from treadle.report.summary import check_environments, model_rows, shown_averages
 from treadle.tasks.page.build import report_page
 
 SETTINGS = ReportSettings(bootstrap_samples=200)
@@ -119,3 +123,54 @@ def test_page_shows_rewards_and_turns_and_no_calls(tmp_path: Path) -> None:
     assert "finished" in page and "base → tuned" in page and "Correctness" not in page
     for absent in (">Python<", ">searches<", ">calls<", "efficiency", ">by rules<", "exact match", ">answered<"):
         assert absent not in page, absent
+
+
+def guess_and_draw(number: int) -> list[ScoredRollout]:
+    """Return rollouts of two environments that score themselves, on other scales, and answers."""
+    return [
+        rewarded(0.25, number, dataset="guess", environment="guess"),
+        rewarded(250.0, number, dataset="draw", environment="draw"),
+        scored(1.0, dataset="sums", question_key=f"s{number}", domain="math"),
+    ]
+
+
+def test_rewards_of_two_environments_are_not_averaged() -> None:
+    rollouts = [one for number in range(3) for one in guess_and_draw(number)]
+    for chosen in (rollouts, [one for one in rollouts if one.is_reward]):
+        rows = model_rows("m", dataset_figures(chosen), SETTINGS)
+        figures = {row["figure"]: row for row in rows if row["dataset"] == "all"}
+        assert "accuracy" in figures and not {"reward", "score"} & figures.keys()
+        assert figures["accuracy"]["environments"] == sorted({one.environment for one in chosen})
+    of_one = [rewarded(1.0, number, dataset=name, environment="guess") for number in range(3) for name in ("a", "b")]
+    rows = {(row["dataset"], row["figure"]): row for row in model_rows("m", dataset_figures(of_one), SETTINGS)}
+    assert rows["all", "reward"]["value"] == 1.0 and rows["all", "reward"]["environments"] == ["guess"]
+    other = [replace(one, score=0.5, correct=False) for one in rollouts]
+    compared = {(row["dataset"], row["figure"]) for row in comparison_rows({"a": rollouts, "b": other}, SETTINGS)}
+    assert {("guess", "reward"), ("all", "accuracy")} <= compared and ("all", "reward") not in compared
+
+
+def test_tables_name_environments_if_there_are_several() -> None:
+    rollouts = [one for number in range(3) for one in guess_and_draw(number)]
+    rows = list(model_rows("m", dataset_figures(rollouts), SETTINGS))
+    table = headline_table(summary_lines(rows))
+    assert table.header[:3] == ("model", "data set", "environment") and table.num_names == 3
+    assert [row[1:3] for row in table.rows] == [
+        ("draw", "draw"), ("guess", "guess"), ("sums", "default"), ("all", "default, draw, guess"),
+    ]  # fmt: skip
+    text = render_report(rows, [], SETTINGS)
+    assert MIXED_NOTE in text and "| data set | environment " in text
+    alone = render_report(list(model_rows("m", dataset_figures(rollouts[:1]), SETTINGS)), [], SETTINGS)
+    assert MIXED_NOTE not in alone and "| data set | environment  " not in alone.partition("## ")[0]
+
+
+def test_rewards_are_in_no_area_whatever_their_domain() -> None:
+    rollouts = [rewarded(9.0, 0, dataset="games", domain="qa", environment="guess")]
+    rollouts += [scored(1.0, dataset=name, question_key=name) for name in ("wiki", "hotpot")]
+    groups = shown_averages({part.dataset: part.area for part in dataset_figures(rollouts)}, ())
+    assert groups["knowledge"] == ["hotpot", "wiki"] and groups["all"] == ["games", "hotpot", "wiki"]
+
+
+def test_data_set_of_two_environments_is_refused() -> None:
+    check_environments({"a": {"default"}, "b": {"guess"}})
+    with pytest.raises(ConfigError, match=r"data set 'a' has tasks of the environments default, guess"):
+        check_environments({"a": {"guess", "default"}})

@@ -16,16 +16,6 @@ MOST_MODULES = 20
 MOST_IMPORTS = 15
 RECIPES = "treadle.stages.recipes."
 """Recipes name the stages of a flow, however many these are."""
-STILL_TOO_MANY = {
-    "treadle.datagen.pools.entry",
-    "treadle.datagen.pools.evolution",
-    "treadle.datagen.pools.stage",
-    "treadle.datagen.sft_rows.stage",
-    "treadle.environments.rollouts.stage",
-    "treadle.tasks.config",
-    "treadle.tasks.planning.flow_plan",
-}
-"""Modules that have yet to be split; none may be added."""
 PACKAGES: Mapping[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
 
 
@@ -68,8 +58,7 @@ def test_no_module_imports_more_than_fifteen_of_ours() -> None:
     known = modules()
     counts = {name: len(set(imported(path.read_text(), known)) - {name}) for name, path in known.items()}
     too_many = {name: count for name, count in counts.items() if count > MOST_IMPORTS and not name.startswith(RECIPES)}
-    assert {name: count for name, count in too_many.items() if name not in STILL_TOO_MANY} == {}
-    assert STILL_TOO_MANY - too_many.keys() == set(), "these need no exception any more"
+    assert too_many == {}
 
 
 def test_no_modules_import_each_other() -> None:

@@ -166,6 +166,23 @@ def test_list_of_dialogues_has_no_column_of_calls(tmp_path: Path) -> None:
     assert "my_envs.py:&lt;i&gt;Guess" in page and "<dt>calls</dt>" not in page
 
 
+def test_environment_of_a_row_is_that_which_it_names(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", QUESTIONS, [question_row("q1", "Guess my number.", [])])
+    guessed = dialogue_row("d", "q1", ASKED, LOWER, environment="guess")
+    answered = agent_row(ROLLOUTS, "r", "q1", ("text", "I cannot say."))
+    put_from(run, "1/rollouts@base", {"rollouts": [guessed, answered]}, {}, environments={"guess": "my_envs.py:Guess"})
+    viewer = client(run)
+    listed = viewer.get("/").text
+    assert ">Environment<" in listed and ">Calls" in listed
+    only = viewer.get("/?environment=guess").text
+    assert "/trajectory/1/rollouts@base/d" in only and "/trajectory/1/rollouts@base/r" not in only
+    page = viewer.get("/trajectory/1/rollouts@base/d").text
+    assert "guess (my_envs.py:Guess)" in page and "<dt>calls</dt>" not in page
+    other = viewer.get("/trajectory/1/rollouts@base/r").text
+    assert "my_envs.py" not in other and "<dt>calls</dt>" in other
+
+
 def test_tool_rollout_has_no_speakers(tmp_path: Path) -> None:
     row = agent_row(ROLLOUTS, "r", "q1", ("search", "a"), ("result", "b"), ("answer", "c"))
     page = viewed(tmp_path, row).get("/trajectory/1/rollouts@base/r").text

@@ -15,13 +15,17 @@ from treadle.agent.tools.settings import ToolSettings
 from treadle.cli.views.figures import estimate_view
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.settings import PoolOptions
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.question.settings import QuestionSettings
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
+from treadle.tasks.estimate.context import expected_shares
 from treadle.tasks.estimate.cost_model import (
     ExpectedRollout,
     PhaseSize,
+    mean_cost,
     phase_size,
     pool_cost,
     result_tokens,
@@ -107,6 +111,27 @@ def test_web_searches_are_estimated_only_if_a_provider_is_queried() -> None:
     assert searches({"web": web}, python={"enabled": False}) == 2.0
     assert searches({"web": {"mode": "replay", "recorded_in": "record"}}) == 0.0
     assert searches({"corpus": ["c.jsonl"]}) == searches({"web": web, "enabled": False}) == 0.0
+
+
+def test_cost_of_a_mixture_is_weighted_by_questions() -> None:
+    short = QuestionSettings.model_validate({"max_turns": 1})
+    costs = {"default": rollout_cost(ENVIRONMENT), "short": rollout_cost(short)}
+    mixed = mean_cost({"default": 0.75, "short": 0.25}, costs.__getitem__)
+    assert mixed.roles["policy"]["calls"] == 0.75 * 3 + 0.25
+    assert mean_cost({"default": 1.0}, lambda _: rollout_cost(ENVIRONMENT)) == rollout_cost(ENVIRONMENT)
+
+
+def test_questions_are_counted_by_environment(tmp_path: Path) -> None:
+    source = {"path": "a.jsonl", "domain": "qa"}
+    guessed = source | {"environment": "guess"}
+
+    def shares(*sources: dict[str, object]) -> dict[str, float]:
+        settings = QuestionsSettings.model_validate({"sources": sources})
+        return expected_shares([cast(Instance, SimpleNamespace(settings=settings))])
+
+    assert shares(source | {"limit": 30}, guessed | {"limit": 10}) == {"default": 0.75, "guess": 0.25}
+    assert shares(source | {"limit": 30}, guessed) == {"default": 0.5, "guess": 0.5}
+    assert shares(guessed) == {"guess": 1.0} and shares() == {"default": 1.0}
 
 
 def test_estimate_includes_searches_and_pages(tmp_path: Path) -> None:

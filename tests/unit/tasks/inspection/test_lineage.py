@@ -288,3 +288,30 @@ def test_pool_names_an_environment_other_than_the_default(tmp_path: Path) -> Non
     step = trace_back(run, "a0")[-1]
     assert step.label.startswith("pool by 1/pools in my_envs.py:Own: ")
     assert step.facts["environment"] == "my_envs.py:Own"
+
+
+def test_environment_of_a_row_is_that_which_it_names(tmp_path: Path) -> None:
+    run, types = new_run(tmp_path), {"guess": "my_envs.py:Own", "web": "question"}
+    asked = [question(f"q{place}", ["1"]) | {"environment": name} for place, name in enumerate(("default", *types))]
+    put_rows(run, "1/questions", QUESTIONS, asked)
+    rows = [
+        rollout(f"r{place}", row["question_key"], [("text", "hm")], environment=row["environment"])
+        for place, row in enumerate(asked)
+    ]
+    put_from(run, "1/rollouts@base", {"rollouts": rows}, {}, environments=types)
+    pooled = [filled(POOL_QUESTIONS, question_key=row["question_key"], status="solved", usage="{}") for row in asked]
+    put_from(
+        run,
+        "1/pools",
+        {"pools": [trajectory("a0", 0)], "pool_questions": pooled, "pool_events": []},
+        {},
+        environments=types,
+    )
+    labels = ["", "guess (my_envs.py:Own)", "web (question)"]
+    for place, label in enumerate(labels):
+        said = shown(trajectory_view(find_rollout(run, f"r{place}")))
+        assert (f"environment: {label}" in said) == bool(label) and ("calls run" in said) == (place != 1)
+        (step,) = [step for step in trace_back(run, f"r{place}") if step.label.startswith("rollout ")]
+        assert (f", environment {label})" in step.label) == bool(label)
+        pool = trace_back(run, f"q{place}")[-1]
+        assert pool.label.startswith(f"pool by 1/pools in {label}: " if label else "pool by 1/pools: ")
