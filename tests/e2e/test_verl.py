@@ -90,6 +90,10 @@ def test_verl_dataset_reads_rows_and_drops_long_prompts(found: dict[str, Any]) -
     }
 
 
+def test_verl_reads_the_rows_of_each_step_also_after_a_resume(found: dict[str, Any]) -> None:
+    assert found["steps"] == [[["key-1", "key-0"], ["key-2", "key-1"], ["key-0", "key-2"]]] * 3
+
+
 def test_packed_sequences_do_not_attend_to_each_other(found: dict[str, Any]) -> None:
     assert found["packed"] < 1e-5
 

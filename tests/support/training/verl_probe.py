@@ -27,7 +27,7 @@ from support.training.scripted_groups import (
     contract_tools,
 )
 from support.training.stub_verl import StubClient, caller
-from support.training.verl_plans import loop_fields
+from support.training.verl_plans import loop_fields, verl_files
 
 from treadle.agent.contract import Task
 from treadle.agent.dialects.tags import TOOL_DIALECT
@@ -45,6 +45,8 @@ from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups.rollout import GroupJob, require_groups
 from treadle.rl.rewards.base import GroupItem
 from treadle.rl.training.plan import RlPlan
+from treadle.rl.verl.config import override_lines, verl_overrides
+from treadle.rl.verl.data import write_verl_steps
 
 FORK_ONLY = (
     "actor_rollout_ref.rollout.initial_rollouts=8",
@@ -228,6 +230,37 @@ class Probe:
             "sources": sorted(set(batch["data_source"])),
         }
 
+    def steps(self) -> list[list[list[str]]]:
+        """Rows written by steps, as verl's sampler and loader give them: whole, and resumed after each step."""
+        from torchdata.stateful_dataloader import StatefulDataLoader
+        from verl.trainer.ppo.utils import create_rl_sampler
+        from verl.utils import hf_tokenizer
+        from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
+
+        path = self.folder / "steps.parquet"
+        environments = {"default": CONTRACT_ENVIRONMENT}
+        write_verl_steps(self.folder / "rows.parquet", path, environments, [[1, 0], [2, 1], [0, 2]])
+        shared = self.plan.options.model_copy(update={"shares": {"default": 1.0}})
+        overrides = verl_overrides(self.plan.model_copy(update={"options": shared}), verl_files())
+        config = compose_config([*override_lines(overrides), f"data.train_files={path}"])
+        dataset = RLHFDataset(config.data.train_files, hf_tokenizer(str(self.folder / "start")), config.data)
+
+        def loader() -> Any:
+            sampler = create_rl_sampler(config.data, dataset)
+            return StatefulDataLoader(dataset, 2, num_workers=0, drop_last=True, collate_fn=collate_fn, sampler=sampler)
+
+        def keys(batches: Any) -> list[list[str]]:
+            return [[info["id"] for info in batch["extra_info"]] for batch in batches]
+
+        found = [keys(loader())]
+        for step in (1, 2):
+            first, resumed = loader(), loader()
+            batches = iter(first)
+            done = keys(next(batches) for _ in range(step))
+            resumed.load_state_dict(first.state_dict())
+            found.append([*done, *keys(resumed)])
+        return found
+
 
 class CallsHost(LoopHost):
     """Rewards mean calls minus own calls."""
@@ -300,6 +333,7 @@ def _found(probe: Probe) -> dict[str, Any]:
     found: dict[str, Any] = {"branches": CONTRACT_BRANCHING.initial_rollouts}
     found["composed"] = probe.composed()
     found["rows"] = probe.rows()
+    found["steps"] = probe.steps()
     found["example_a"] = probe.example_a()
     found["packed"] = probe.packed()
     for name in ("worked_example", "contract"):
