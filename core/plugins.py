@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,21 @@ def from_file(file: Path, attribute: str, key: str) -> Any:
     return _from_file(file, attribute, key, file.stat().st_mtime_ns)
 
 
+class _SourceLoader(SourceFileLoader):
+    """Loader that compiles the source each time.
+
+    Python takes a compiled file for current if time in seconds and size are equal, which they are after a quick edit.
+    """
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """Raise OSError, so that no compiled file is read or written."""
+        raise OSError(f"{path} is compiled each time")
+
+
 @functools.lru_cache(maxsize=64)
 def _from_file(file: Path, attribute: str, key: str, changed_ns: int) -> Any:
-    spec = importlib.util.spec_from_file_location(f"treadle_own_{file.stem}", file)
+    name = f"treadle_own_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_SourceLoader(name, str(file)))
     if spec is None or spec.loader is None:
         raise ConfigError(f"{key}: {file} is no Python file")
     module = importlib.util.module_from_spec(spec)

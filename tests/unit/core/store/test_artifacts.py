@@ -275,7 +275,9 @@ def test_other_schema_version_is_refused_by_name(tmp_path: Path, version: int) -
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     path = tmp_path / ref.folder / "artifact.json"
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": version}))
-    with pytest.raises(ArtifactError, match=f"table questions in version {version}; this Treadle reads version 3"):
+    with pytest.raises(
+        ArtifactError, match=f"table questions in version {version}; this Treadle reads version {QUESTIONS.version}"
+    ):
         ArtifactReader(open_storage(tmp_path), ref)
 
 
@@ -294,7 +296,7 @@ def test_files_contain_kind_and_version_and_nothing_volatile(tmp_path: Path) -> 
 
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     schema = pq.read_schema(tmp_path / ref.folder / "part-00000.parquet")
-    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"3"}
+    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"4"}
     assert schema.names == QUESTIONS.schema.names
 
 

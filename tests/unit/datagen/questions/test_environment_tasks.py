@@ -131,7 +131,7 @@ def test_bad_tasks_are_quarantined_without_their_payload(bench: Bench) -> None:
         {"question": "", "payload": {"a": "canary"}},
         {"question": "Why?", "payload": ["canary"]},
         {"question": "Why?", "payload": {"a": {"canary"}}},
-        {"question": "Why?", "payload": {"a": "canary"}, "domain": "cooking"},
+        {"question": "Why?", "payload": {"a": "canary"}, "domain": "Cooking!"},
         ["canary"],
     ]
     result = taken(bench, Tasks(*secrets(1), *bad), SOURCE)

@@ -19,6 +19,7 @@ LOG: list[dict[str, Any]] = [
         "score": None,
         "calls": 2.0,
         "length": 120.0,
+        "environments": [],
         "parts": [{"name": "bonus", "value": step / 10}, {"name": "fixed", "value": 1.0}],
     }
     for step in range(1, 41)
