@@ -79,6 +79,7 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "scorer": None,
         "search": None,
         "payload": "{}",
+        "environment": "default",
     }
 
 
@@ -109,6 +110,7 @@ def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **
         "samples": [NO_IDS],
         "reward": None,
         "outcome": None,
+        "environment": "default",
     }
     for column in ROLLOUTS.schema:
         if column.name not in row:
