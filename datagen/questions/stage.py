@@ -161,13 +161,13 @@ class _QuestionsRun:
         return "heldout" if share < self._settings.heldout_share else "train"
 
     def _check_environment(self, question: ParsedQuestion, source: SourceSettings) -> None:
-        """Raise DataError for a data set of several environments, which a report would refuse after all work is done."""
+        """Raise DataError for a data set of several environments, which a report would refuse after all the work."""
         first = self._environment_of.setdefault(question.dataset, question.environment)
         if first != question.environment:
             raise DataError(
                 f"data set {one_line(question.dataset)!r} has tasks of the environments {first} and "
-                f"{question.environment}, whose figures are not comparable; give the rows of {source.label} another name "
-                "of their data set"
+                f"{question.environment}, whose figures are not comparable; give the rows of {source.label} another "
+                "name of their data set"
             )
 
     def _keep(self, question: ParsedQuestion, split: Split, source: SourceSettings) -> None:
