@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
-from treadle.agent.contract import Task
+from treadle.agent.contract import DEFAULT_ENVIRONMENT, Task
 from treadle.agent.model_sessions import ModelSession
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.rollout import RolloutEngine
+from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.llm.config import Sampling
-from treadle.environments.mixture import Environments
+from treadle.environments.mixture import Environments, table_of
 from treadle.environments.registry import environment_type
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentRuntime, Resources
@@ -37,8 +38,20 @@ async def open_runtimes(
                 summarizer=None if settings.summarizer is None else resources.summarizer,
                 roles={role: one for role, one in resources.roles.items() if role in settings.role_models},
             )
-            runtimes[name] = await stack.enter_async_context(open_runtime(settings, own))
+            with errors_named(name):
+                runtimes[name] = await stack.enter_async_context(open_runtime(settings, own))
         yield runtimes
+
+
+@contextlib.contextmanager
+def errors_named(name: str) -> Iterator[None]:
+    """Begin errors of opening an environment with its table: their keys are named as those of `[environment]`."""
+    try:
+        yield
+    except (ConfigError, ToolError, EndpointUnavailable) as error:
+        if name != DEFAULT_ENVIRONMENT:
+            error.args = (f"[{table_of(name)}]: {error}",)
+        raise
 
 
 def shown_messages(settings: EnvironmentSettings, task: Task) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ from treadle.agent.rollout import RolloutEngine
 from treadle.core.llm.config import Sampling
 from treadle.core.steady_loop import SteadyLoop
 from treadle.environments.mixture import Environments
-from treadle.environments.opening import limits_of, open_runtime
+from treadle.environments.opening import errors_named, limits_of, open_runtime
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.types import EnvironmentRuntime, Resources
 from treadle.rl.groups.batching import BatchMembership
@@ -90,10 +90,11 @@ async def open_environments(
 ) -> AsyncIterator[Mapping[str, OpenEnvironment]]:
     """Open several environments like `open_environment`, by name."""
     async with contextlib.AsyncExitStack() as stack:
-        yield {
-            name: await stack.enter_async_context(open_environment(settings, interpreter=interpreter))
-            for name, settings in environments.items()
-        }
+        opened = {}
+        for name, settings in environments.items():
+            with errors_named(name):
+                opened[name] = await stack.enter_async_context(open_environment(settings, interpreter=interpreter))
+        yield opened
 
 
 class ResidentEnvironments:

@@ -127,10 +127,14 @@ class PoolsRun(JobStage[QuestionJob]):
         return await self._evolve(job, pool_context.for_replay(cause))
 
     def _finished_rows(self, job: QuestionJob) -> dict[str, Any]:
-        """Return the rows of a finished question, which may have been in another data set when it was finished."""
-        stored = self._stored(job.key)
-        for row in (stored["question"], *stored["pool"]):
-            row["dataset"] = job.question["dataset"]
+        """Return the rows of a finished question.
+
+        It may have been in another data set when it was finished, or before rows named their environment.
+        """
+        stored, question = self._stored(job.key), job.question
+        stored["question"]["dataset"] = question["dataset"]
+        for row in stored["pool"]:
+            row |= {"dataset": question["dataset"], "environment": question["environment"]}
         return stored
 
     def _jobs(self) -> Iterator[QuestionJob]:

@@ -154,10 +154,15 @@ class SourceSettings(_Origin):
         return (PAYLOAD_FIELD,) if self.is_environment else self.payload
 
     def with_task_fields(self, kind: str) -> SourceSettings:
-        """Return the source with the fields that tasks of the environment have; itself if it is another."""
+        """Return the source with the fields that tasks of the environment have; itself if it is another.
+
+        Without `dataset` the data set is called like the environment, the one of `[environment]` like its type: two
+        environments of a type have data sets of their own.
+        """
         if not self.is_environment:
             return self
-        return self.model_copy(update={**TASK_FIELDS, "dataset": self.dataset or kind.rpartition(":")[2]})
+        own = kind.rpartition(":")[2] if self.environment == DEFAULT_ENVIRONMENT else self.environment
+        return self.model_copy(update={**TASK_FIELDS, "dataset": self.dataset or own})
 
     @property
     def label(self) -> str:

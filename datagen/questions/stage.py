@@ -77,6 +77,8 @@ class _QuestionsRun:
         self.datasets: Counter[str] = Counter()
         self.splits: Counter[str] = Counter()
         self.environments: Counter[str] = Counter()
+        self._environment_of: dict[str, str] = {}
+        """Environment of each data set."""
         self.benchmark_rows_skipped = 0
 
     def add_benchmark(self, source: SourceSettings) -> None:
@@ -158,7 +160,18 @@ class _QuestionsRun:
         share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         return "heldout" if share < self._settings.heldout_share else "train"
 
+    def _check_environment(self, question: ParsedQuestion, source: SourceSettings) -> None:
+        """Raise DataError for a data set of several environments, which a report would refuse after all the work."""
+        first = self._environment_of.setdefault(question.dataset, question.environment)
+        if first != question.environment:
+            raise DataError(
+                f"data set {one_line(question.dataset)!r} has tasks of the environments {first} and "
+                f"{question.environment}, whose figures are not comparable; give the rows of {source.label} another "
+                "name of their data set"
+            )
+
     def _keep(self, question: ParsedQuestion, split: Split, source: SourceSettings) -> None:
+        self._check_environment(question, source)
         self.datasets[question.dataset] += 1
         self.splits[split] += 1
         self.environments[question.environment] += 1

@@ -16,7 +16,7 @@ class SftRowsOptions(Section):
 
     trajectories: Literal["pools", "rollouts"] | None = None
     """Trajectories that rows are made from: those of `pools`, or `rollouts` of the policy (`pools.roles.policy.model`;
-    default: the first model) that `scores` finds right. None means `pools`, or `rollouts` if the tasks of the
+    default: the first model) that `scores` finds right. None means `pools`, or `rollouts` if the tasks of an
     environment have no gold answers."""
     cutoff_tokens: int = Field(default=10_000, ge=1)
     """Maximum length of a row in tokens, prompt included; a longer trajectory is rejected, never cut."""

@@ -124,11 +124,14 @@ def choose(
     options: SelectionOptions,
     held_out: np.ndarray,
     selected_before: np.ndarray,
+    spans: np.ndarray | None = None,
     seed: int = 0,
 ) -> Choice:
     """Filter the questions, let the method order the rest and select up to the limit or the quotas.
 
     The masks (bool, one value per question) mark questions that are held out and those that an earlier phase selected.
+    The method gets deviations of correctness as shares of `spans` (float64, one value per question), the ranges of
+    rewards that cannot be compared as they are.
     Raises StageFailed if quotas are set and a domain with training questions has none, or if the method fails.
     """
     domain_names = np.asarray(domains, dtype=np.str_)
@@ -141,10 +144,11 @@ def choose(
     for members, limit in _pools(np.flatnonzero(decisions >= OVER_QUOTA), domain_names, options):
         if not len(members):
             continue
+        figures = Dispersion(*(values[members] for values in dispersion))
+        if spans is not None:
+            figures = figures._replace(score_corr=figures.score_corr / spans[members])
         candidates = Candidates(
-            [keys[number] for number in members.tolist()],
-            [domains[number] for number in members.tolist()],
-            Dispersion(*(values[members] for values in dispersion)),
+            [keys[number] for number in members.tolist()], [domains[number] for number in members.tolist()], figures
         )
         ranking = _ranking(options.method, candidates, limit, seed)
         if ranking.groups is not None:

@@ -28,7 +28,7 @@ from treadle.environments.mixture import table_of, unknown_environment
 from treadle.environments.opening import shown_messages
 from treadle.rl.rewards.base import FAILED
 from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
-from treadle.rl.selection.dispersion import DispersionSums
+from treadle.rl.selection.dispersion import Dispersion, DispersionSums
 from treadle.rl.selection.report import (
     EarlierPhase,
     SelectionFindings,
@@ -100,14 +100,15 @@ class _SelectionRun:
         self._context.progress.start(2 * num_rollouts, 0, "rollouts")
         sums = self._count()
         held_out = self._held_out()
-        earlier = self._earlier()
+        earlier, totals = self._earlier(), sums.totals()
         choice = choose(
             self._questions.keys,
-            sums.totals(),
+            totals,
             self._questions.domains,
             options=self._options,
             held_out=held_out,
             selected_before=np.any([one.mask for one in earlier], axis=0) if earlier else np.zeros(len(held_out), bool),
+            spans=_spans(self._questions.environments, totals),
             seed=derive_seed(self._settings.seed, "selection", self._settings.phase),
         )
         self._check_choice(choice)
@@ -332,6 +333,20 @@ class _SelectionRun:
         for number in np.flatnonzero(choice.decisions != SELECTED).tolist():
             row = {"dataset": self._questions.datasets[number], **choice.facts(number)}
             self._context.write(RL_REJECTIONS.kind, [row])
+
+
+def _spans(environments: Sequence[str], totals: Dispersion) -> np.ndarray | None:
+    """Return the range of correctness in the environment of each question, at least [0, 1]; None if there is only one.
+
+    Rewards of one environment may be thousands of times those of another, whose questions would never be selected.
+    """
+    names = np.asarray(environments, dtype=np.str_)
+    spans = np.ones(len(names))
+    for name in set(environments):
+        mask = names == name
+        highest = np.fmax.reduce(totals.highest[mask], initial=1.0)
+        spans[mask] = highest - np.fmin.reduce(totals.lowest[mask], initial=0.0)
+    return spans if len(set(environments)) > 1 else None
 
 
 def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:

@@ -112,8 +112,8 @@ def _store_payloads(context: StageContext, folder: RlFolder) -> None:
     environments = settings.named_environments()
     is_read: dict[str, bool] = {}
     for path in (folder.parquet, folder.validation):
-        columns = pq.read_table(path, columns=["question_key", "environment"]) if path.is_file() else ()
-        for row in columns and columns.to_pylist():
+        columns = ["question_key", "environment"]
+        for row in pq.read_table(path, columns=columns).to_pylist() if path.is_file() else ():
             environment = find_environment(environments, row["environment"])
             is_read[row["question_key"]] = by_scorers or traits_of(environment).reads_payload
     if not any(is_read.values()):

@@ -16,6 +16,9 @@ from treadle.core.seeds import derive_seed
 
 SHARE_TOLERANCE = 1e-6
 """Largest distance of the sum of all shares from 1."""
+_LOOKAHEAD = 200
+"""Steps that two environments are compared over. Shares that are alike for so long, such as 0.2345678901 and
+0.2345678902, may change places without harm, but to find their first difference may take billions of steps."""
 
 
 def step_rows(
@@ -91,7 +94,8 @@ def _rounded_up(rests: Mapping[str, Fraction], given: Mapping[str, int], step: i
 
 def _sign(rest: Fraction, step: int) -> int:
     """Return the sign of the PF algorithm's characteristic string at a step."""
-    value = rest * (step + 1) - math.floor(rest * step) - 1
+    part, whole = rest.numerator, rest.denominator
+    value = part * (step + 1) - (part * step // whole + 1) * whole
     return (value > 0) - (value < 0)
 
 
@@ -99,8 +103,11 @@ def _is_before(one: Fraction, other: Fraction, step: int) -> bool:
     """Return whether the characteristic string of `one` from a step on is larger; they end at their first 0."""
     if one == other:
         return False
-    while (mine := _sign(one, step)) == (theirs := _sign(other, step)) and mine:
-        step += 1
+    mine = theirs = 0
+    for later in range(step, step + _LOOKAHEAD):
+        mine, theirs = _sign(one, later), _sign(other, later)
+        if mine != theirs or not mine:
+            break
     return mine > theirs
 
 

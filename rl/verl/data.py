@@ -16,7 +16,7 @@ from treadle.environments.opening import shown_messages
 from treadle.rl.verl.rows import VERL_COLUMNS, VERL_SCHEMA, verl_row
 
 _BATCH = 1_000
-_OWN = ("domain", "format", "environment")
+_OWN = ("domain", "format", "scorer", "environment")
 ENGINE_SCHEMA = pa.schema(
     [
         pa.field(field.name, pa.struct([*field.type, *(pa.field(name, pa.string()) for name in _OWN)]))

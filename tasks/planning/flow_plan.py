@@ -88,7 +88,7 @@ class FlowPlan:
         config = self.config
         tables = [(entry, getattr(config, name)) for name, entry in stage_entries().items() if entry.table is not None]
         helpers = {one.name for entry, table in tables for one in entry.models(table) if one.is_helper}
-        for environment in self.environments().values():
+        for environment in config.named_environments().values():
             helpers |= {environment.summarizer_name, *(role.model for role in environment.role_models.values())}
         others = tuple(name for name in config.models if name not in helpers)
         models = config.flow.models or others or tuple(config.models)

@@ -20,7 +20,7 @@ from treadle.agent.tools.mcp.transports import open_transports
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.settings import ToolResources
 from treadle.agent.tools.source import ToolResume
-from treadle.core.config import digest_json
+from treadle.core.config import digest_json, semantic_dump
 from treadle.core.errors import ToolError
 from treadle.core.work_clock import work_clock
 
@@ -81,7 +81,10 @@ class McpSource:
         store = self._resources.store(STORE)
         data = orjson.dumps(self._tools.data())
         await asyncio.to_thread(store.add, self._tools.digest()[:_KEY_CHARS], data)
-        first = await asyncio.to_thread(store.add, digest_json(["first list", self._entry])[:_KEY_CHARS], data)
+        # Servers of two environments may have the same name, but differ in what they run or offer.
+        settings = {name: value for name, value in semantic_dump(self._settings).items() if name != "code_sha256"}
+        server = ["first list", self._entry, settings]
+        first = await asyncio.to_thread(store.add, digest_json(server)[:_KEY_CHARS], data)
         warn_of_changes(self._entry, orjson.loads(first), self._tools.data(), "since the run began")
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT, Task
-from treadle.rl.verl.rows import UNSCORED, domain_of
+from treadle.rl.verl.rows import domain_of
 
 VALIDATION = "valid"
 """Value of `extra_info.split` for a validation question."""
@@ -35,7 +35,7 @@ class Sample:
             dataset=info.get("source") or "",
             domain=info.get("domain") or rule,
             format=info.get("format"),
-            scorer=None if rule == UNSCORED else rule,
+            scorer=info.get("scorer"),
             environment=info.get("environment") or DEFAULT_ENVIRONMENT,
             answers=tuple(fields["reward_model"]["ground_truth"]),
         )

@@ -22,7 +22,8 @@ class Candidates:
     Attributes:
         keys: Key of each question.
         domains: Domain of each question.
-        figures: Statistics of their rollouts, arrays of the same length.
+        figures: Statistics of their rollouts, arrays of the same length. If there are several environments,
+            `score_corr` is a share of the range of the environment's rewards, since these have scales of their own.
     """
 
     keys: Sequence[str]

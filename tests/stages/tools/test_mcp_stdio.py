@@ -326,7 +326,18 @@ async def test_facts_and_list_are_recorded_and_a_change_is_named(
     assert "changed" not in caplog.text
     async with opened(store, tools=["add", "count"]):
         pass
-    assert "the MCP server's tools changed since the run began: added: desk_count; removed: desk_fail" in caplog.text
+    assert "changed" not in caplog.text, "a server of another environment"
+    program = SERVER.read_text()
+    SERVER.write_text(program.replace("def fail(", "def fall("))
+    try:
+        async with opened(store):
+            pass
+        SERVER.write_text(program)
+        async with opened(store):
+            pass
+    finally:
+        SERVER.write_text(program)
+    assert "the MCP server's tools changed since the run began: added: desk_fail; removed: desk_fall" in caplog.text
 
 
 def _python(code: str) -> dict[str, Any]:

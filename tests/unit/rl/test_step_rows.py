@@ -31,6 +31,8 @@ def thousandths(draw: st.DrawFn) -> dict[str, float]:
 @example({"default": 0.3, "guess": 0.7}, 8)
 @example({"default": 0.333333, "guess": 0.333333, "tools": 0.333334}, 8)
 @example(DRIFTING, 7)
+@example({"default": 0.2345678901, "guess": 0.2345678902, "tools": 0.5308642197}, 4)
+@example({"default": 0.1234567890123456, "guess": 0.1234567890123457, "tools": 0.7530864219753087}, 5)
 def test_each_step_and_all_steps_so_far_have_their_shares(shares: dict[str, float], prompts: int) -> None:
     total: Counter[str] = Counter()
     for step, counts in enumerate(itertools.islice(prompts_of_steps(shares, prompts), 100), 1):

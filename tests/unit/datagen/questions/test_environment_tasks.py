@@ -189,6 +189,27 @@ def test_tasks_of_a_named_environment_stand_under_its_name(bench: Bench, tmp_pat
     execute(Instance(address=Address(1, "questions"), stage=stage, settings=settings.with_digests()), bench.run)
     rows = Result(bench.run).questions
     assert [(row["environment"], row["dataset"], row["domain"]) for row in rows] == [
-        ("default", "q", "math"), ("guess", "Guess", "task"), ("guess", "Guess", "task"),
+        ("default", "q", "math"), ("guess", "guess", "task"), ("guess", "guess", "task"),
     ]  # fmt: skip
     assert asked == ["my_envs.py:Guess"]
+
+
+def of_two_environments(*tasks: Mapping[str, Any]) -> Instance:
+    """Return an instance that reads these tasks from `[environment]` and from another one of the same type."""
+    one = TaskEnvironment(kind="my_envs.py:Guess", needs_answers=False, brings_tasks=True, tasks_digest="d")
+    tree = {"sources": [SOURCE, {**SOURCE, "environment": "hard"}]}
+    settings = validate(QuestionsSettings, tree).for_environments({"default": one, "hard": one}, seed=5)
+    stage = questions_stage(lambda _: Tasks(*tasks))
+    return Instance(address=Address(1, "questions"), stage=stage, settings=settings.with_digests())
+
+
+def test_two_environments_of_a_type_have_data_sets_of_their_own(bench: Bench) -> None:
+    execute(of_two_environments(*secrets(1)), bench.run)
+    rows = Result(bench.run).questions
+    assert [(row["environment"], row["dataset"]) for row in rows] == [("default", "Guess"), ("hard", "hard")]
+
+
+def test_data_set_of_two_environments_is_refused_before_anything_is_sampled(bench: Bench) -> None:
+    match = "data set 'mine' has tasks of the environments default and hard, .* rows of environment#2 another name"
+    with pytest.raises(DataError, match=match):
+        execute(of_two_environments(*(task | {"dataset": "mine"} for task in secrets(1))), bench.run)

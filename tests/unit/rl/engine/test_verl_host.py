@@ -266,5 +266,11 @@ def test_verl_session_starts_as_its_question_format_says(tmp_path: Path) -> None
     (made,) = pq.read_table(target).to_pylist()
     asked = Sample.from_fields({**made, "uid": "u", "global_steps": 1}).question
     assert (asked.format, asked.domain, asked.rule) == ("assertion", "qa", "math")
+    unscored = row | {"domain": "poetry", "scorer": None}
+    pq.write_table(pa.Table.from_pylist([unscored], TRAINING_SCHEMA), source)
+    write_verl_rows(source, target, {"default": environment})
+    (other,) = pq.read_table(target).to_pylist()
+    task = Sample.from_fields({**other, "uid": "u", "global_steps": 1}).question
+    assert (task.domain, task.scorer) == ("poetry", None), "the environment scores it: a domain names no scorer"
     assert made["prompt"] == [dict(message) for message in environment.first_messages(asked)]
     assert made["prompt"][0]["content"] == environment.system_text_of("assertion") != environment.system_text

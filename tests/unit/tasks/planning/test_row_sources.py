@@ -109,6 +109,8 @@ def test_models_that_episodes_ask_are_not_rolled_out() -> None:
         "tuned",
         "large",
     )
+    others = {"environments": {"other": environment}}
+    assert "human" not in FlowPlan(config(models=models, flow={}, **others)).compared_models(), "not even if unused"
 
 
 @pytest.mark.parametrize(
