@@ -163,7 +163,12 @@ class SourceSettings(_Origin):
     @property
     def label(self) -> str:
         """Name of the source in rows and messages."""
-        return self.name or self.hub or (self.path.name if self.path else _ENVIRONMENT)
+        return self.name or self.hub or (self.path.name if self.path else self.environment_label)
+
+    @property
+    def environment_label(self) -> str:
+        """Name of the source whose tasks its environment brings."""
+        return _ENVIRONMENT if self.environment == DEFAULT_ENVIRONMENT else f"{_ENVIRONMENT} {self.environment}"
 
     @property
     def dataset_name(self) -> str:
@@ -380,7 +385,10 @@ def unique_names(sources: Sequence[SourceSettings]) -> list[str]:
 
     A repeated use of the same file is numbered.
     """
-    parts = [source.path.absolute().parts[1:] if source.path else (source.hub or _ENVIRONMENT,) for source in sources]
+    parts = [
+        source.path.absolute().parts[1:] if source.path else (source.hub or source.environment_label,)
+        for source in sources
+    ]
     depth = dict.fromkeys(parts, 1)
     while True:
         clashing = Counter("/".join(part[-keep:]) for part, keep in depth.items())

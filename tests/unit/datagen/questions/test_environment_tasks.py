@@ -131,7 +131,7 @@ def test_bad_tasks_are_quarantined_without_their_payload(bench: Bench) -> None:
         {"question": "", "payload": {"a": "canary"}},
         {"question": "Why?", "payload": ["canary"]},
         {"question": "Why?", "payload": {"a": {"canary"}}},
-        {"question": "Why?", "payload": {"a": "canary"}, "domain": "cooking"},
+        {"question": "Why?", "payload": {"a": "canary"}, "domain": "Cooking!"},
         ["canary"],
     ]
     result = taken(bench, Tasks(*secrets(1), *bad), SOURCE)
@@ -200,3 +200,4 @@ def test_tasks_of_a_named_environment_stand_under_its_name(bench: Bench, tmp_pat
         ("default", "q", "math"), ("guess", "Guess", "task"), ("guess", "Guess", "task"),
     ]  # fmt: skip
     assert asked == ["my_envs.py:Guess"]
+    assert {row["source_file"] for row in rows if row["environment"] == "guess"} == {"environment guess"}
