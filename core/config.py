@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import enum
 import hashlib
+import itertools
 import tomllib
 import types
 import typing
@@ -302,7 +303,7 @@ def _explain(schema: type[BaseModel], detail: Any, where: str) -> str:
         known = _keys_at(schema, loc[:-1])
         near = difflib.get_close_matches(loc[-1], known, n=1, cutoff=0.5)
         if loc[-1] in known:
-            return f"unknown config key {name!r}; it is a key of another type"
+            return f"unknown config key {name!r}; it is a key of another type: set `type` of this table"
         hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
         return f"unknown config key {name!r}{hint}"
     message = str(detail["msg"]).removeprefix("Value error, ")
@@ -353,11 +354,22 @@ def _differences(old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[st
     """Compare two values as `differing_keys` does; `kinds` are the annotations that may apply, empty if unknown."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return [line for key in sorted({*old, *new}) for line in _differences_at(key, old, new, path, kinds)]
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+    if isinstance(old, list) and isinstance(new, list) and (len(old) == len(new) or _are_tables([*old, *new])):
         below = [inner for kind in kinds for inner in _step(kind, "")]
-        pairs = enumerate(zip(old, new, strict=True))
+        pairs = enumerate(itertools.zip_longest(old, new))
         return [line for place, (was, now) in pairs for line in _differences(was, now, f"{path}[{place}]", below)]
-    return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
+    return [] if old == new else [f"{path}: {_shown(old)} -> {_shown(new)}"]
+
+
+def _are_tables(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, Mapping) for item in items)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message; of a table only the keys that have one."""
+    if isinstance(value, Mapping):
+        value = {key: inner for key, inner in value.items() if inner not in (None, "", [], {})}
+    return repr(value)
 
 
 def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[str]:

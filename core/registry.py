@@ -142,7 +142,8 @@ class Registry(Generic[T_Entry]):
         try:
             settings = self.settings(name, file)
         except ConfigError as error:
-            raise ValueError(str(error).removeprefix(f"{self.key}.type: ")) from None
+            # The key is that of the registry; a table elsewhere has a type of the same registry.
+            raise ValueError(str(error).removeprefix(f"{self.key}.type: ").removeprefix(f"{self.key}.")) from None
         try:
             return settings.model_validate(given)
         except ValidationError as error:

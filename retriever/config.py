@@ -123,10 +123,10 @@ class IndexSettings(Section):
         """Folder of the indexes that were built before, one folder each."""
         return self.cache_folder or cache_root() / "indexes"
 
-    def with_digests(self) -> Self:
+    def with_digests(self, key: str = "environment.search") -> Self:
         """Return these settings with the digests of the corpus files, after checking the files' first rows.
 
-        Raises ConfigError or DataError.
+        `key` is that of the search tool's table. Raises ConfigError, which names it, or DataError.
         """
         if not self.corpus and self.index_folder is not None:
             manifest = read_manifest(self.index_folder) or {}
@@ -135,8 +135,8 @@ class IndexSettings(Section):
             )
         if not self.corpus:
             raise ConfigError(
-                "the search tool has no corpus: set environment.search.corpus to a .jsonl or .parquet file, "
-                "or environment.search.enabled = false"
+                f"the search tool has no corpus: set {key}.corpus to a .jsonl or .parquet file, "
+                f"or {key}.enabled = false"
             )
         check_first_rows(self.corpus)
         return self.model_copy(update={"corpus_sha256": tuple(file_sha256(path) for path in self.corpus)})

@@ -217,7 +217,10 @@ class RlOptions(TrainingOptions):
     @model_validator(mode="after")
     def _check_shares(self) -> RlOptions:
         if self.shares and abs((total := math.fsum(self.shares.values())) - 1) > SHARE_TOLERANCE:
-            raise ValueError(f"shares have the sum {total:g}, not 1; they are shares of the questions of a step")
+            given = ", ".join(f"{name[:60]} = {share:g}" for name, share in self.shares.items())
+            raise ValueError(
+                f"shares ({given}) have the sum {total:g}, not 1; they are shares of the questions of a step"
+            )
         return self
 
     @property

@@ -15,6 +15,7 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.address import Address, phase_of
 from treadle.datagen.configuration import DataTables
 from treadle.environments.mixture import MixedSettings
+from treadle.environments.mixture import table_of as environment_table
 from treadle.environments.rollouts.settings import RolloutOptions
 from treadle.environments.scorers.registry import AnyScorer, check_entry_names, scorer_named
 from treadle.environments.settings import EnvironmentSettings
@@ -142,10 +143,12 @@ def mixture_of(config: TreadleConfig) -> dict[str, Any]:
 
     A default environment that no source uses is left at its defaults. Raises DataError for a missing file.
     """
-    found = {name: _with_corpus_digest(one) for name, one in environments_in_use(config).items()}
+    found = {name: _with_corpus_digest(name, one) for name, one in environments_in_use(config).items()}
     return {"environment": found.pop(DEFAULT_ENVIRONMENT, MixedSettings().environment), "environments": found}
 
 
-def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:
+def _with_corpus_digest(name: str, environment: EnvironmentSettings) -> EnvironmentSettings:
     search = environment.search_tool
-    return environment if search is None else environment.with_search(search.with_digests())
+    if search is None:
+        return environment
+    return environment.with_search(search.with_digests(f"{environment_table(name)}.search"))

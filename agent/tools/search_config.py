@@ -81,16 +81,16 @@ class SearchToolSettings(IndexSettings):
             return self.route
         return "local" if asked == "local" else "both" if asked == "both" else "web"
 
-    def with_digests(self) -> Self:
+    def with_digests(self, key: str = "environment.search") -> Self:
         """Return the settings with digests of the corpus files and of the web record.
 
-        Services report theirs when the run starts.
+        Services report theirs when the run starts. `key` is that of this table.
 
         Raises ConfigError, DataError and ArtifactError if something is missing.
         """
         filled = self
         if self.service is None and (self.has_local or not self.uses_web):
-            filled = super().with_digests()
+            filled = super().with_digests(key)
         web = self.web
         if web is None or not self.uses_web or web.active_record is None:
             return filled

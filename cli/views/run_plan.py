@@ -61,6 +61,8 @@ def print_plan(
         click.echo(f"used as they are: {', '.join(part.kept)}")
     for line in part.lines() if part is not None else ():
         click.echo(sanitize(line))
+    for name in sorted(config.environments.keys() - environments_in_use(config).keys()):
+        click.echo(f'environments.{name} is not used: no source of questions says environment = "{name}"')
     for estimate in expected:
         console().print("\n", estimate_view(estimate), sep="", end="")
     changed, refused = changed_keys(config, semantic_of(config) if run else {}, root, run_id)

@@ -59,7 +59,7 @@ def task_rows(source: SourceSettings, settings: QuestionsSettings, find: FindTas
     environment = settings.environment_of(source)
     provider = find(environment)
     if provider is None:
-        raise no_tasks(environment.kind)
+        raise no_tasks(environment.kind, settings.sources.index(source), source.environment)
     given = provider(source.split, settings.seed)
     number = 0
     with closing(_stepped(given) if isinstance(given, AsyncIterable) else _each(given)) as tasks:

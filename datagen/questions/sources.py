@@ -23,6 +23,7 @@ from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
 from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
 from treadle.datagen.questions.benchmarks import GENERIC, SCORED_DOMAINS, TASK, AnswerForm, Benchmark, Domain, rule_for
 from treadle.datagen.questions.task_environment import QUESTION_ENVIRONMENT, TaskEnvironment
+from treadle.environments.mixture import table_of
 from treadle.environments.scorers.base import Scorer
 from treadle.environments.scorers.registry import SCORERS, scorer_named
 
@@ -167,7 +168,12 @@ class SourceSettings(_Origin):
     @property
     def label(self) -> str:
         """Name of the source in rows and messages."""
-        return self.name or self.hub or (self.path.name if self.path else _ENVIRONMENT)
+        return self.name or self.hub or (self.path.name if self.path else self.environment_label)
+
+    @property
+    def environment_label(self) -> str:
+        """Name of the source whose tasks its environment brings."""
+        return _ENVIRONMENT if self.environment == DEFAULT_ENVIRONMENT else f"{_ENVIRONMENT} {self.environment}"
 
     @property
     def dataset_name(self) -> str:
@@ -219,8 +225,10 @@ class QuestionsSettings(Section):
     @model_validator(mode="after")
     def _check_benchmarks_are_plain(self) -> Self:
         for source in self.decontaminate:
-            if source.hidden:
-                raise ValueError("decontaminate: benchmarks are compared by their questions; remove payload and from")
+            if source.hidden or source.environment != DEFAULT_ENVIRONMENT:
+                raise ValueError(
+                    "decontaminate: benchmarks are compared by their questions; remove payload, from and environment"
+                )
         return self
 
     def named_scorers(self) -> Iterator[tuple[str, str]]:
@@ -258,7 +266,8 @@ class QuestionsSettings(Section):
             if domain is None:
                 raise ConfigError(
                     f"config key 'questions': the domain of data set {name!r} is not known; set domain of the source "
-                    'to math, qa or choice, or scorer = "outcome" if its tools tell how a rollout went'
+                    'to math, qa or choice, scorer = "outcome" if its tools tell how a rollout went, or '
+                    "environment if it belongs to one of [environments]"
                 )
             if (
                 domain not in (*SCORED_DOMAINS, TASK)
@@ -330,9 +339,9 @@ class QuestionsSettings(Section):
         Raises ConfigError for a source with `from` if its environment brings no tasks.
         """
         read = {source.environment for source in self.sources if source.is_environment}
-        for name in sorted(read):
-            if not environments[name].brings_tasks:
-                raise no_tasks(environments[name].kind)
+        for number, source in enumerate(self.sources):
+            if source.is_environment and not environments[source.environment].brings_tasks:
+                raise no_tasks(environments[source.environment].kind, number, source.environment)
         without_tasks = {"tasks_digest": "", "settings": None}
         known = {
             name: one if name in read else one.model_copy(update=without_tasks) for name, one in environments.items()
@@ -368,11 +377,11 @@ def _entries(scorers: bytes) -> Mapping[str, Scorer]:
     return {name: SCORERS.parse(data) for name, data in orjson.loads(scorers).items()}
 
 
-def no_tasks(kind: str) -> ConfigError:
-    """Return the error for `from = "environment"` if its type brings no tasks."""
+def no_tasks(kind: str, number: int, name: str) -> ConfigError:
+    """Return the error for `from = "environment"` of a source, by its number, if its environment brings no tasks."""
     return ConfigError(
-        f"questions.sources: environments of the type {kind!r} bring no tasks; give path or hub instead of "
-        'from = "environment"'
+        f"questions.sources[{number}]: environments of the type {kind!r}, such as [{table_of(name)}], bring no tasks; "
+        'give path or hub instead of from = "environment", or set environment to one that does'
     )
 
 
@@ -381,7 +390,10 @@ def unique_names(sources: Sequence[SourceSettings]) -> list[str]:
 
     A repeated use of the same file is numbered.
     """
-    parts = [source.path.absolute().parts[1:] if source.path else (source.hub or _ENVIRONMENT,) for source in sources]
+    parts = [
+        source.path.absolute().parts[1:] if source.path else (source.hub or source.environment_label,)
+        for source in sources
+    ]
     depth = dict.fromkeys(parts, 1)
     while True:
         clashing = Counter("/".join(part[-keep:]) for part, keep in depth.items())

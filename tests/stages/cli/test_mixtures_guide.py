@@ -40,7 +40,9 @@ def desk_of_the_guide(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Desk:
 def test_guide_runs_as_written(tmp_path: Path) -> None:
     with served(play, codec=TOKENIZER) as server:
         desk = desk_of_the_guide(tmp_path / "desk", server.url)
-        plan = desk.treadle("run", "mix.toml", "--run", "mix", "--dry-run").succeeded()
+        unused = ("--set", "environments.spare.type=question")
+        plan = desk.treadle("run", "mix.toml", "--run", "mix", "--dry-run", *unused).succeeded()
+        assert "environments.spare is not used:" in plan.out and "environments.guess is not used" not in plan.out
         assert "keys of my_envs.py:Guess (under environments.guess):" in plan.out and "Largest number." in plan.out
         done = desk.treadle("run", "mix.toml", "--run", "mix").succeeded()
     rollouts = desk.rows("mix", "1/rollouts@base", "rollouts")
@@ -63,6 +65,15 @@ def test_guide_runs_as_written(tmp_path: Path) -> None:
     [
         (["environments.default.type=question"], ["environments.default", "[environment]"]),
         (["questions.sources=[{path='tasks.jsonl', environment='gues'}]"], ["'gues'", "[environments.gues]"]),
+        (["environments.guess.type=gues"], ["'environments.guess': type = 'gues' is unknown"]),
+        (
+            [
+                "environments.other.type=question",
+                "questions.sources=[{path='questions.jsonl', domain='qa', environment='other'}]",
+            ],
+            ["no corpus: set environments.other.search.corpus"],
+        ),
+        (["rl.shares={default=0.5}"], ["shares (default = 0.5, guess = 0.75) have the sum 1.25"]),
         (["flow.stages=['pools']"], ["gold answers"]),
         (
             [

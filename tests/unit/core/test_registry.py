@@ -66,7 +66,7 @@ def test_file_that_ends_the_program_or_is_gone_is_named(tmp_path: Path) -> None:
 def test_key_of_another_type_is_not_suggested_again() -> None:
     from treadle.core.config import load_config
 
-    with pytest.raises(ConfigError, match="unknown config key 'reward.scale'; it is a key of another type"):
+    with pytest.raises(ConfigError, match="unknown config key 'reward.scale'; it is a key of another type: set `type`"):
         load_config(RlOptions, data={"reward": {"type": "outcome", "scale": 2.0}})
 
 

@@ -64,6 +64,13 @@ def test_different_semantic_config_is_refused_with_its_keys(tmp_path: Path) -> N
         create_or_open_run(tmp_path, "r1", {}, {"rollouts": {"seed": 3, "k": 2}, "x": (1, 2), "y": 4})
 
 
+def test_added_table_is_shown_by_its_keys_that_have_a_value(tmp_path: Path) -> None:
+    first, second = ({"path": name, "limit": None, "payload": []} for name in "ab")
+    create_or_open_run(tmp_path, "r1", {}, {"sources": [first]}).write_record(record_of("1/scores"))
+    with pytest.raises(RunError, match=r"configuration \(sources\[1\]: None -> {'path': 'b'}\); choose"):
+        create_or_open_run(tmp_path, "r1", {}, {"sources": [first, second]})
+
+
 def test_edited_code_is_named_without_its_digests(tmp_path: Path) -> None:
     tools = [{"tools": {"shop": {"code_sha256": digest}}, "code_sha256": "0"} for digest in ("12", "34")]
     create_or_open_run(tmp_path, "r1", {}, {"environment": tools[0]}).write_record(record_of("1/scores"))

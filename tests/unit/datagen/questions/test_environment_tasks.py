@@ -142,11 +142,19 @@ def test_bad_tasks_are_quarantined_without_their_payload(bench: Bench) -> None:
 
 
 def test_type_without_tasks_is_refused_when_the_run_is_planned_and_when_it_runs(bench: Bench) -> None:
-    match = "environments of the type 'guess' bring no tasks; give path or hub instead of from"
+    match = r"questions.sources\[0\]: environments of the type 'guess', such as \[environment\], bring no tasks; give"
     with pytest.raises(ConfigError, match=match):
         instance(lambda settings: None, SOURCE, brings_tasks=False)
     with pytest.raises(ConfigError, match=match):
         execute(instance(lambda settings: None, SOURCE), bench.run)
+
+
+def test_source_and_table_without_tasks_are_named(tmp_path: Path) -> None:
+    plain = {"path": tmp_path / "q.jsonl", "domain": "math"}
+    for name, table in (("default", "environment"), ("py", "environments.py")):
+        settings = validate(QuestionsSettings, {"sources": [plain, {**SOURCE, "environment": name}]})
+        with pytest.raises(ConfigError, match=rf"^questions.sources\[1\]: .* such as \[{table}\], bring no tasks"):
+            settings.for_environments({"default": TaskEnvironment(), "py": TaskEnvironment()}, seed=5)
 
 
 def test_shipped_stage_knows_no_tasks(bench: Bench) -> None:
@@ -192,6 +200,7 @@ def test_tasks_of_a_named_environment_stand_under_its_name(bench: Bench, tmp_pat
         ("default", "q", "math"), ("guess", "guess", "task"), ("guess", "guess", "task"),
     ]  # fmt: skip
     assert asked == ["my_envs.py:Guess"]
+    assert {row["source_file"] for row in rows if row["environment"] == "guess"} == {"environment guess"}
 
 
 def of_two_environments(*tasks: Mapping[str, Any]) -> Instance:
@@ -210,6 +219,6 @@ def test_two_environments_of_a_type_have_data_sets_of_their_own(bench: Bench) ->
 
 
 def test_data_set_of_two_environments_is_refused_before_anything_is_sampled(bench: Bench) -> None:
-    match = "data set 'mine' has tasks of the environments default and hard, .* rows of environment#2 another name"
+    match = "data set 'mine' has tasks of the environments default and hard, .* rows of environment hard another name"
     with pytest.raises(DataError, match=match):
         execute(of_two_environments(*(task | {"dataset": "mine"} for task in secrets(1))), bench.run)

@@ -90,7 +90,10 @@ def test_missing_sources_are_a_config_error() -> None:
     [
         ({"sources": [{}]}, "give either path or hub"),
         ({"sources": [{"path": "a.jsonl", "hub": "o/n"}]}, "give either path or hub"),
-        ({"sources": [{"path": "x/mine.jsonl"}]}, "domain of data set 'mine' is not known; set domain"),
+        (
+            {"sources": [{"path": "x/mine.jsonl"}]},
+            "domain of data set 'mine' is not known; set domain.*, or environment if",
+        ),
         ({"sources": [{"hub": "o/n", "from": "environment"}]}, 'give either path or hub, or from = "environment"'),
         ({"sources": [{"from": "elsewhere"}]}, "'questions.sources.0.from'|'sources.0.from': Input should be"),
         ({"sources": [{"from": "environment", "question_field": "q"}]}, "have fixed fields; remove question_field"),
@@ -102,6 +105,10 @@ def test_missing_sources_are_a_config_error() -> None:
         (
             {"decontaminate": [{"path": "a.jsonl", "payload": ["a"]}]},
             "benchmarks are compared by their questions; remove payload",
+        ),
+        (
+            {"decontaminate": [{"path": "a.jsonl", "environment": "guess"}]},
+            "benchmarks are compared by their questions; remove payload, from and environment",
         ),
         ({"sources": [{"path": "gsm8k.jsonl", "anwser_field": "a"}]}, "did you mean 'answer_field'"),
     ],
