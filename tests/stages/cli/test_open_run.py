@@ -1,0 +1,121 @@
+"""Tables of a real run, loaded as a notebook loads them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treadle.api import open_run
+from treadle.core.errors import DataError, RunError
+from treadle.tasks.analysis.run_results import RunResults
+
+CONFIG = """
+[flow]
+models = ["base", "weak"]
+
+[models.base]
+model = "treadle-tutor"
+server = { type = "tutor", persona = "strong" }
+
+[models.weak]
+model = "treadle-tutor"
+server = { type = "tutor", persona = "noisy" }
+
+[questions]
+sources = [{ path = "questions.jsonl", dataset = "mine", domain = "qa" }]
+
+[environment.search]
+corpus = ["corpus.jsonl"]
+
+[environment.python]
+enabled = false
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunResults]:
+    """Return a finished run of two models over two questions, one of which the corpus answers."""
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "corpus.jsonl").write_text('{"id": "1", "title": "Vorna", "text": "Vorna was written by Ilme."}\n')
+    (folder / "questions.jsonl").write_text(
+        '{"question": "Who wrote the book Vorna?", "answer": ["Ilme"]}\n'
+        '{"question": "Who wrote the song Orla <b>?", "answer": ["Arn"]}\n'
+    )
+    (folder / "run.toml").write_text(CONFIG)
+    command = [str(Path(sys.executable).with_name("treadle")), "run", "run.toml", "--run", "first"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    yield open_run("first", folder / "outputs")
+
+
+def test_rollouts_come_with_questions_gold_answers_and_verdicts(run: RunResults) -> None:
+    frame = run.rollouts(model="base").to_pandas()
+    assert list(frame["model"].unique()) == ["base"] and len(frame) == 2
+    row = frame[frame["question"] == "Who wrote the book Vorna?"].iloc[0]
+    assert (list(row["answers"]), row["instance"], row["split"]) == (["Ilme"], "1/rollouts@base", "train")
+    verdicts = {one["rollout_key"]: one for one in run.table("scores").to_arrow().to_pylist()}
+    for rollout in run.rollouts().to_arrow().to_pylist():
+        verdict = verdicts[rollout["rollout_key"]]
+        assert all(rollout[name] == verdict[name] for name in ("prediction", "correct", "score", "scorer", "parts"))
+        assert rollout["score_error"] == verdict["error"] and rollout["correct"] is not None
+    assert "samples" not in frame.columns and "payload" not in frame.columns
+    assert len(run.rollouts()) == 4 and len(run.rollouts(columns=["samples"]).to_arrow()["samples"]) == 4
+
+
+def test_every_library_gets_the_same_rows(run: RunResults) -> None:
+    rows = run.rollouts(columns=["rollout_key", "answers", "correct", "num_turns"])
+    pandas, polars, relation = rows.to_pandas(), rows.to_polars(), rows.to_duckdb()
+    expected = rows.to_arrow().to_pylist()
+    assert polars.to_dicts() == expected
+    assert [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()] == expected
+    assert [{**row, "answers": list(row["answers"])} for row in pandas.to_dict("records")] == expected
+    assert str(pandas["num_turns"].dtype).startswith("int32"), "integers stay integers"
+
+
+def test_other_tables_reports_and_trajectories_are_found(run: RunResults) -> None:
+    assert len(run.questions()) == 2
+    figures = run.report().to_polars()
+    assert {"base", "weak"} <= set(figures["model"].to_list())
+    key = run.rollouts(model="base").to_arrow()["rollout_key"][0].as_py()
+    found = run.trajectory(key[:12])
+    assert (found.rollout["rollout_key"], found.question["dataset"]) == (key, "mine")
+    assert found.score is not None and "1/rollouts@base" in run.instances
+    assert run.metrics("1/rollouts@base")["num_rollouts"] == 2
+    assert len(run.table("scores", columns=["score", "instance"])) == 4
+    assert "first" in repr(run) and "1/scores@weak" in repr(run)
+
+
+def test_texts_are_escaped_in_a_notebook(run: RunResults) -> None:
+    page = run.questions()._repr_html_()
+    assert "Orla &lt;b&gt;" in page and "<b>?" not in page
+
+
+def test_what_is_not_there_is_named(run: RunResults) -> None:
+    for ask, said in (
+        (lambda: run.rollouts(model="bse"), "run first has no rollouts of 'bse'; there are those of base, weak"),
+        (lambda: run.rollouts(columns=["scoer"]), "rollouts have no column 'scoer'; there are .*score"),
+        (lambda: run.rollouts(iteration=2), "run first has no finished rollouts in iteration 2; it has .*scores"),
+        (lambda: run.pools(), "run first has no finished pools; it has comparisons, .*rollouts"),
+        (lambda: run.table("rolouts"), "there is no table 'rolouts'; this run has comparisons"),
+        (lambda: run.metrics("1/sft"), "1/sft of run first has not finished; finished: 1/questions"),
+        (lambda: open_run("second", Path(str(run.run.storage.location("")))), "there is no run second .*: first"),
+    ):
+        with pytest.raises(RunError, match=said):
+            ask()
+    with pytest.raises(DataError, match="no trajectory begins with 'zz'"):
+        run.trajectory("zz")
+
+
+def test_the_guide_loads_a_run(run: RunResults, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/files.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(from treadle\.api import open_run\n.*?)```", guide, re.DOTALL)
+    monkeypatch.chdir(Path(str(run.run.storage.location(""))).parent)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert len(names["rollouts"]) == 2  # type: ignore[arg-type]
