@@ -71,7 +71,9 @@ def test_report_is_exported_and_overwritten_only_with_force(desk: Desk) -> None:
     facts = made.succeeded().json()
     assert (facts["instance"], facts["format"]) == ("1/report", "csv")
     assert facts["bytes"] == (desk.folder / "figures.csv").stat().st_size
-    assert (desk.folder / "figures.csv").read_text().startswith("model,dataset,environments,figure,value,low,high,method,")
+    assert (
+        (desk.folder / "figures.csv").read_text().startswith("model,dataset,environments,figure,value,low,high,method,")
+    )
     again = ("export", "et-agent", "report", "--run", "first", "--out", "figures.csv")
     desk.treadle(*again).failed("figures.csv already exists", "--force", code=2)
     desk.treadle(*again, "--force").succeeded()
