@@ -46,7 +46,7 @@ def engine_of(job: dict[str, Any]) -> RlEngine:
     try:
         return RL_ENGINES.parse(job["plan"]["options"]["engine"])
     except ValueError as error:
-        raise BadPlan(str(error)) from None
+        raise BadPlan(f"rl.engine: {error}") from None
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_entry_point_is_an_engine_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ("ppo", "rl.engine.type = 'ppo' is unknown; known: trl, verl; or name your own as my_engine.py:MyEngine"),
+        ("ppo", "'engine': type = 'ppo' is unknown; known: trl, verl; or name your own as my_engine.py:MyEngine"),
         ({"type": "trl", "beta": 1}, "unknown config key 'engine.beta'|unknown config key 'beta'"),
         (f"{MODULE}:CopySft", "is not derived from treadle.api.RlEngine"),
         ("treadle.api:RlEngine", r"has no method check\(job, events\)"),

@@ -333,7 +333,8 @@ def test_factors_stay_within_the_scale_and_reward_efficiency(
         assert 0 < reward.parts["f_tool"] < scale or math.isclose(reward.parts["f_tool"], scale)
         assert 0 < reward.parts["f_len"] < scale or math.isclose(reward.parts["f_len"], scale)
     for one, other in itertools.pairwise(sorted(rewards, key=lambda reward: reward.tool_calls)):
-        assert one.parts["f_tool"] >= other.parts["f_tool"]
+        # Values that are equal but for rounding may be in either order.
+        assert one.parts["f_tool"] >= other.parts["f_tool"] * (1 - 1e-12)
     assert sum(group_advantages([reward.reward for reward in rewards])) == pytest.approx(
         rewards[0].reward if len(rewards) == 1 else 0, abs=1e-6
     )

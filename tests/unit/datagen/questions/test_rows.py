@@ -319,7 +319,8 @@ def test_equal_questions_of_two_environments_are_two_tasks(bench: Bench) -> None
     path = write_jsonl(bench.folder / "q.jsonl", [GOOD])
     source = {"path": path, "dataset": "qa-set", "domain": "qa"}
     known = {"default": {}, "other": {}}
-    result = bench.take(source, {**source, "environment": "other"}, source, environments=known)
+    other = {**source, "dataset": "other-set", "environment": "other"}
+    result = bench.take(source, other, source, environments=known)
     assert [row["environment"] for row in result.questions] == ["default", "other"]
     assert result.questions[0]["question_key"] == content_key(str(GOOD["question"]), ["Ilme", "the Ilme"], [])
     assert len({row["question_key"] for row in result.questions}) == 2

@@ -64,7 +64,7 @@ def test_errors_are_reported_by_kinds_known_to_the_stage(error: Exception, kind:
 @pytest.mark.parametrize(
     ("command", "engine", "said"),
     [
-        ("check", "ppo", "rl.engine.type = 'ppo' is unknown; known: trl, verl"),
+        ("check", "ppo", "rl.engine: type = 'ppo' is unknown; known: trl, verl"),
         ("sell", "trl", "unknown command 'sell'"),
         ("check", "../../x", "is unknown"),
     ],
@@ -94,7 +94,7 @@ def test_each_process_reports_its_error_and_the_first_one_counts(
             assert main("check", str(tmp_path / "job.json")) == 1
         assert [event["rank"] for event in log.new()] == [3, 0]
         error = log.last.pop("error")
-        assert error["rank"] == 3 and f"rl.engine.type = {attempt!r} is unknown" in error["message"]
+        assert error["rank"] == 3 and f"rl.engine: type = {attempt!r} is unknown" in error["message"]
         assert error["message"].endswith("(process 3)")
 
 
