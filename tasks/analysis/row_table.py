@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+from treadle.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import duckdb
@@ -13,9 +17,17 @@ if TYPE_CHECKING:
     import polars
 
 
+def _library(name: str) -> Any:
+    """Return a library that analysis may use; raise ConfigError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"this needs the package {name}: pip install 'treadle[analysis]'") from error
+
+
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """Rows of one or several instances in memory.
+    """Rows of one or several instances in memory. Raises ConfigError for a library that is not installed.
 
     Attributes:
         arrow: The rows; columns have the types and descriptions of docs/reference/tables.md.
@@ -37,24 +49,21 @@ class RowTable:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the rows as a DataFrame; integers, booleans and lists keep their types, with nulls as missing."""
-        import pandas
-
+        pandas = _library("pandas")
         return self.arrow.to_pandas(types_mapper=pandas.ArrowDtype)
 
     def to_polars(self) -> polars.DataFrame:
         """Return the rows as a polars DataFrame."""
-        import polars
-
-        found = polars.from_arrow(self.arrow)
-        assert isinstance(found, polars.DataFrame), "a table is no single column"
+        found: polars.DataFrame = _library("polars").from_arrow(self.arrow)
         return found
 
     def to_duckdb(self) -> duckdb.DuckDBPyRelation:
         """Return the rows as a relation of DuckDB's default connection."""
-        import duckdb
+        found: duckdb.DuckDBPyRelation = _library("duckdb").from_arrow(self.arrow)
+        return found
 
-        return duckdb.from_arrow(self.arrow)
-
-    def _repr_html_(self) -> str:
-        """Return the first and last rows for a notebook; texts of models are escaped."""
+    def _repr_html_(self) -> str | None:
+        """Return the first and last rows for a notebook, texts escaped; None, for plain text, without pandas."""
+        if importlib.util.find_spec("pandas") is None:
+            return None
         return str(self.to_pandas().to_html(max_rows=10, max_cols=20, notebook=True, escape=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from treadle.api import open_run
-from treadle.core.errors import DataError, RunError
+from treadle.core.errors import ConfigError, DataError, RunError
 from treadle.tasks.analysis.run_results import RunResults
 
 CONFIG = """
@@ -94,6 +94,14 @@ def test_other_tables_reports_and_trajectories_are_found(run: RunResults) -> Non
 def test_texts_are_escaped_in_a_notebook(run: RunResults) -> None:
     page = run.questions()._repr_html_()
     assert "Orla &lt;b&gt;" in page and "<b>?" not in page
+
+
+def test_library_that_is_not_installed_is_named(run: RunResults, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = run.questions()
+    for name, hand_over in (("pandas", rows.to_pandas), ("polars", rows.to_polars), ("duckdb", rows.to_duckdb)):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ConfigError, match=rf"needs the package {name}: pip install 'treadle\[analysis\]'"):
+            hand_over()
 
 
 def test_what_is_not_there_is_named(run: RunResults) -> None:
