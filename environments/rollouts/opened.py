@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenEnvironment:
+class RolloutEnvironment:
     """An open environment, and an engine that rolls out the policy in it."""
 
     engine: RolloutEngine
@@ -41,7 +41,7 @@ class OpenRollouts:
         facts: Facts for the record: about the context, and about the environments, by name if there are several.
     """
 
-    environments: Mapping[str, OpenEnvironment]
+    environments: Mapping[str, RolloutEnvironment]
     tokenizer_digest: str
     facts: Mapping[str, Any]
 
@@ -68,7 +68,7 @@ async def open_rollouts(
         for name, runtime in runtimes.items():
             facts[name] = {**facts[name], **runtime.facts(), **engines[name].dialect.facts()}
         yield OpenRollouts(
-            {name: OpenEnvironment(engines[name], runtime) for name, runtime in runtimes.items()},
+            {name: RolloutEnvironment(engines[name], runtime) for name, runtime in runtimes.items()},
             policy.codec.digest if policy.codec else "",
             {"context": context, "environment": settings.named_metrics(facts)},
         )
