@@ -7,8 +7,7 @@ from pathlib import Path
 from support.sandbox.sandbox_probes import ALL, verdict
 from support.sandbox.sandbox_users import USERS, report_of
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "behaviour" / "sandbox.md"
-HEADING = "## The probes\n"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "sandbox-probes.md"
 KINDS = ("bubblewrap", "landlock")
 
 
@@ -19,7 +18,7 @@ def column(kind: str, user: str) -> str:
 
 def documented(kind: str, user: str) -> dict[str, str]:
     """Return probe -> outcome at a level as a user, as the page has it. A row holds all probes with its outcomes."""
-    lines = PAGE.read_text().partition(HEADING)[2].splitlines()
+    lines = PAGE.read_text().splitlines()
     header, _, *rows = ([word.strip() for word in line.strip("|").split("|")] for line in lines if line.startswith("|"))
     number = header.index(column(kind, user))
     return {name: row[number] for row in rows for name in row[0].split(", ")}
@@ -37,10 +36,8 @@ def main() -> None:
         names_by_outcomes.setdefault(tuple(outcomes[name] for outcomes in columns.values()), []).append(name)
     rows = [["probes", *columns], ["---"] * (len(columns) + 1)]
     rows += [[", ".join(names), *outcomes] for outcomes, names in names_by_outcomes.items()]
-    before, heading, rest = PAGE.read_text().partition(HEADING)
-    text = rest.partition("\n\n|")[0]
-    probes = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    PAGE.write_text(f"{before}{heading}{text}\n\n{probes}")
+    text = PAGE.read_text().partition("\n\n| probes")[0]
+    PAGE.write_text(f"{text}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
 
 
 if __name__ == "__main__":
