@@ -21,7 +21,7 @@ from treadle.core.llm.endpoint import Endpoint, Health
 from treadle.core.llm.extras import RequestHeaders
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
-from treadle.core.llm.hosted import MAX_STOPS
+from treadle.core.llm.hosted import MAX_STOPS, WHOLE_TOP_P, refused_keys
 from treadle.core.llm.outage import Outages
 from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
@@ -282,6 +282,8 @@ class ModelPool:
             call.limit = None  # The limit refers to the call: a cycle would keep both until the next collection.
         endpoint.heartbeat.heard()
         if status != 200:
+            if WHOLE_TOP_P in refused_keys(status, data) and call.drop_whole_top_p():
+                return await self._send(endpoint, call)
             raise self._refusal(endpoint, failure_of(status, headers, data), status, call)
         answer = call.read(data)
         self._outages.note_success(endpoint, sent_at)

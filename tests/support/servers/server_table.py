@@ -124,7 +124,7 @@ async def page() -> str:
         for route, (_, lines) in found.items():
             for line in lines:
                 notes.setdefault(line, []).append(route)
-        told += [f"| {played.name} | {line} | {', '.join(routes)} |" for line, routes in notes.items()]
+        told += [f"| {played.name} | {line} | {'; '.join(routes)} |" for line, routes in notes.items()]
     second = ["## What the preflight says", "", "| server | line | routes |", "|---|---|---|", *told]
     return "\n".join([HEAD, *rows, "", *second, ""])
 
