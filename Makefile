@@ -106,7 +106,7 @@ bench: $(INSTALLED) ## All benchmarks and the bounds that they are meant to keep
 
 docs: $(INSTALLED) ## Generate docs/reference from the code
 	@$(BIN)/python -m treadle.tasks.reference docs/reference
-	@PYTHONPATH=tests $(BIN)/python -m support.servers.server_table docs/reference/model-servers.md
+	@PYTHONPATH=tests $(BIN)/python -m support.model_servers.server_table docs/reference/model-servers.md
 
 clean: ## Remove the environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -18,7 +18,6 @@ from treadle.core.llm.checks import PromptFacts, checked_refusal, prompt_facts
 from treadle.core.llm.client import HttpClient, request_headers
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint, Health
-from treadle.core.llm.extras import RequestHeaders
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.hosted import MAX_STOPS, WHOLE_TOP_P, refused_keys
@@ -71,9 +70,8 @@ class ModelPool:
     async def __aenter__(self) -> Self:
         if not self.settings.endpoints:
             raise ConfigError(f"models.{self.name} has no endpoints; give their URLs, or a server to start")
-        headers = request_headers(self.name, self.settings)
         for item in self.settings.endpoints:
-            self._endpoints.append(self._new_endpoint(item, headers))
+            self._endpoints.append(self._new_endpoint(item))
         self._http = HttpClient(self.settings.connect_timeout_s, self.settings.max_response_bytes)
         watch = self._hedges.watch(self._note_late, self._hedge)
         self._watch = asyncio.get_running_loop().create_task(watch)
@@ -467,7 +465,7 @@ class ModelPool:
             raise EndpointUnavailable(f"models.{self.name}: the pool is not open")
         return self._http
 
-    def _new_endpoint(self, settings: EndpointSettings, headers: RequestHeaders) -> Endpoint:
+    def _new_endpoint(self, settings: EndpointSettings) -> Endpoint:
         async def ask() -> None:
             try:
                 await self._ask_models(endpoint)
@@ -481,6 +479,7 @@ class ModelPool:
             max_pause_s=self.settings.probe_max_s,
             max_silence_s=self.settings.outage_wait_s,
         )
+        headers = request_headers(self.name, self.settings)
         endpoint = Endpoint(settings, self.settings.max_in_flight, heartbeat, headers)
         return endpoint
 

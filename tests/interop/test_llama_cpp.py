@@ -1,4 +1,4 @@
-"""llama.cpp's own server with the embedded GGUF: the played one has the same facts, and rollouts run (`make interop`)."""
+"""llama.cpp's own server with the embedded GGUF (`make interop`): the played one has the same facts; rollouts run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.rollouts.rollout_bench import FixedTool
 from support.runs.processes import until
-from support.servers.played_servers import SERVERS, Player
+from support.model_servers.played_servers import SERVERS, Player
 from support.servers.ports import free_port
 from support.tables.given_questions import TOKENIZER
 

@@ -76,10 +76,12 @@ async def test_secret_of_a_header_is_masked_wherever_a_server_repeats_it(monkeyp
     def repeat(request: RecordedRequest) -> Fault:
         return Fault.status(403, f"no access with {request.headers['X-Gate']}")
 
-    async with ScriptedServer(repeat) as server:
-        async with ModelPool("m", settings(server, headers_env={"X-Gate": "GATE_KEY"})) as pool:
-            with pytest.raises(ModelError) as refused:
-                await ask(pool)
+    async with (
+        ScriptedServer(repeat) as server,
+        ModelPool("m", settings(server, headers_env={"X-Gate": "GATE_KEY"})) as pool,
+    ):
+        with pytest.raises(ModelError) as refused:
+            await ask(pool)
     assert SECRET not in str(refused.value) and "[key]" in str(refused.value)
 
 
@@ -94,7 +96,9 @@ async def test_header_without_its_variable_is_refused_before_a_request(monkeypat
 
 async def test_refused_extra_key_is_named_in_the_preflight() -> None:
     said = "Unrecognized request argument supplied: reasoning_effort"
-    async with ScriptedServer(lambda _: Fault.status(400, said)) as server:
-        async with ModelPool("m", settings(server, api="chat", extra_body=EXTRA)) as pool:
-            with pytest.raises(ConfigError, match="reasoning_effort is in extra_body"):
-                await pool.check()
+    async with (
+        ScriptedServer(lambda _: Fault.status(400, said)) as server,
+        ModelPool("m", settings(server, api="chat", extra_body=EXTRA)) as pool,
+    ):
+        with pytest.raises(ConfigError, match="reasoning_effort is in extra_body"):
+            await pool.check()

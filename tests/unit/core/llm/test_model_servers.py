@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.servers.played_servers import SERVERS, PlayedServer
-from support.servers.server_table import ask_server, page, refuses_long_prompts
+from support.model_servers.played_servers import SERVERS, PlayedServer
+from support.model_servers.server_table import ask_server, page, refuses_long_prompts
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "model-servers.md"
 

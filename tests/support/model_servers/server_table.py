@@ -1,4 +1,4 @@
-"""Ask every played server over every route, and write what works: `python -m support.servers.server_table PAGE`."""
+"""Ask every played server over every route, and write what works: `python -m support.model_servers.server_table PAGE`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.rollouts.rollout_bench import FixedTool
-from support.servers.played_servers import SERVERS, WINDOW, PlayedServer, Player
+from support.model_servers.played_servers import SERVERS, WINDOW, PlayedServer, Player
 from support.servers.scripted_server import RecordedRequest, Reply
 from support.tables.given_questions import TOKENIZER, TOKENIZER_FOLDER
 
