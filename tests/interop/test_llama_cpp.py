@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.model_servers.played_servers import SERVERS, Player
 from support.rollouts.rollout_bench import FixedTool
 from support.runs.processes import until
-from support.model_servers.played_servers import SERVERS, Player
 from support.servers.ports import free_port
 from support.tables.given_questions import TOKENIZER
 

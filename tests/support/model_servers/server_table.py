@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.rollouts.rollout_bench import FixedTool
 from support.model_servers.played_servers import SERVERS, WINDOW, PlayedServer, Player
+from support.rollouts.rollout_bench import FixedTool
 from support.servers.scripted_server import RecordedRequest, Reply
 from support.tables.given_questions import TOKENIZER, TOKENIZER_FOLDER
 
@@ -45,7 +45,8 @@ log-probabilities. `GET /models` may be missing.
 """
 
 
-def _answer(request: RecordedRequest) -> Reply:
+def answer_as_agent(request: RecordedRequest) -> Reply:
+    """Answer as an agent that searches once, or as judge and critic, in tags or with native calls."""
     text = request.text
     if "Prefill me" in text or "Judge me" in text:
         return Reply(" it is right.</verdict> and on")
@@ -57,7 +58,7 @@ def _answer(request: RecordedRequest) -> Reply:
 
 async def ask_server(played: PlayedServer, route: str) -> tuple[str, list[str]]:
     """Return what came out over a route (`yes`, or why not), and the notes of the preflight."""
-    async with Player(played, _answer, TOKENIZER) as server:
+    async with Player(played, answer_as_agent, TOKENIZER) as server:
         data = {"model": "scripted", "endpoints": [{"url": server.url}], "backoff_base_s": 0.0, "retry_limit": 1}
         settings = ModelSettings.model_validate(data | ROUTES[route])
         async with ModelSessions(TokenBudget(None, None)) as sessions:
@@ -86,12 +87,13 @@ async def _use(model: ModelSession, route: str) -> bool:
         asked: dict[str, Any] = {"stop": ("</verdict>",), "seed": 1, "session": "s", "deadline": math.inf}
         reply = await role.ask(words, cache=NullCache(), unit="u", prefill=prefill, **asked)
         return reply.text.startswith(" it is right.</verdict>")
-    trajectory = await _play(model, "functions" if "native" in route else "tags")
+    trajectory = await play_rollout(model, "functions" if "native" in route else "tags")
     has_window = model.facts.max_model_len in (None, WINDOW)
     return has_window and trajectory.status == "answered" and [call.text for call in trajectory.calls] == [PASSAGE]
 
 
-async def _play(model: ModelSession, dialect: str) -> Trajectory:
+async def play_rollout(model: ModelSession, dialect: str) -> Trajectory:
+    """Run one rollout with a search that finds `PASSAGE`."""
     settings = QuestionSettings.model_validate({"dialect": dialect})
     tools = {"search": FixedTool("search", PASSAGE), "python": FixedTool("python")}
     engine = model.engine(settings.turn_dialect, limits_of(settings), SAMPLING, role="agent")
@@ -101,7 +103,7 @@ async def _play(model: ModelSession, dialect: str) -> Trajectory:
 
 async def refuses_long_prompts(played: PlayedServer) -> bool:
     """Return whether the refusal of a prompt beyond the window is read as such."""
-    async with Player(played, _answer, TOKENIZER) as server:
+    async with Player(played, answer_as_agent, TOKENIZER) as server:
         data = {"model": "scripted", "endpoints": [{"url": server.url}], "api": "chat", "retry_limit": 0}
         async with ModelSessions(TokenBudget(None, None)) as sessions:
             model = await sessions.model("m", ModelSettings.model_validate(data))
