@@ -1,4 +1,4 @@
-"""Ask every played server over every route, and write what works: `python -m support.model_servers.server_table PAGE`."""
+"""Ask played servers over every route, and write what works: `python -m support.model_servers.server_table PAGE`."""
 
 from __future__ import annotations
 

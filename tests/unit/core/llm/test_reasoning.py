@@ -1,4 +1,4 @@
-"""Reasoning outside the text: parsed in every form, reported if it is all there is, and sent back if that is demanded."""
+"""Reasoning outside the text: parsed in every form, reported if it is alone, and sent back if that is demanded."""
 
 from __future__ import annotations
 
