@@ -14,7 +14,7 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 E2E_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help install demo demo-quick test lint unit stages flows processes test-browser engines test-e2e parity sweep chaos bench docs clean
+.PHONY: help install demo demo-quick test lint unit stages flows processes test-browser engines test-e2e parity interop sweep chaos bench docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -82,6 +82,9 @@ test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factor
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
+interop: $(INSTALLED) ## llama.cpp's own server with the embedded model (the first use downloads 68 MB into the cache)
+	@$(PYTEST) -s tests/interop
+
 sweep: export TREADLE_SWEEP := 1
 sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at every step, 10,000 histories, all pages (takes long)
 	@echo "make sweep: flow and stage tests that CI leaves out; then a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories; then what CI leaves out of the end-to-end tests, whose engines it installs"
@@ -103,6 +106,7 @@ bench: $(INSTALLED) ## All benchmarks and the bounds that they are meant to keep
 
 docs: $(INSTALLED) ## Generate docs/reference from the code
 	@$(BIN)/python -m treadle.tasks.reference docs/reference
+	@PYTHONPATH=tests $(BIN)/python -m support.model_servers.server_table docs/reference/model-servers.md
 
 clean: ## Remove the environment and caches of this checkout
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -3,7 +3,7 @@
 Without native tool calls, the service receives the assistant's turn as a conversation: the model's own text as
 assistant messages, tool results as user messages. No tool output can end up in an assistant message. With native tool
 calls, calls and results go back as the service returned them. Reasoning that a service returns outside the text is kept
-in the transcript, and never sent back. Normative: docs/behaviour/agent.md.
+in the transcript. It is sent back only to a service that demands it. Normative: docs/behaviour/agent.md.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ChatPrompts:
 
     def _num_chars(self) -> int:
         """Return the characters of the next request."""
-        sent = len(self._transcript.text) - self._reasoning_chars
+        sent = len(self._transcript.text) - (0 if self._engine.returns_reasoning else self._reasoning_chars)
         return sum(len(message["content"]) for message in self._first_messages) + sent
 
     def add_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
@@ -189,7 +189,7 @@ class FunctionChatPrompts(ChatPrompts):
                 self._transcript.note("calls_in_text")
         was_added = self._transcript.append_completion(text, None, completion.completion_tokens)
         if content or calls:
-            self._add_turn(content, calls)
+            self._add_turn(content, calls, completion.reasoning)
         added = self._num_chars() - before
         self._counted_tokens = completion.prompt_tokens + min(completion.completion_tokens, added)
         self._counted_chars = before + added
@@ -207,11 +207,12 @@ class FunctionChatPrompts(ChatPrompts):
         calls = [ToolCall("", call.name, orjson.dumps(call.arguments).decode()) for call in found]
         return content[: found[0].start].rstrip(), tuple(calls)
 
-    def _add_turn(self, content: str, calls: Sequence[ToolCall]) -> None:
+    def _add_turn(self, content: str, calls: Sequence[ToolCall], reasoning: str) -> None:
         if self._messages[-1]["role"] == "assistant":
             self._messages.append(_CONTINUE)  # as it was asked
+        returned = {"reasoning_content": reasoning} if self._engine.returns_reasoning else {}
         if not calls:
-            self._messages.append({"role": "assistant", "content": content})
+            self._messages.append({"role": "assistant", "content": content, **returned})
             return
         turn = len(self._messages)
         given = [call.id for call in calls]
@@ -227,7 +228,7 @@ class FunctionChatPrompts(ChatPrompts):
             }
             for identity, call in zip(ids, calls, strict=True)
         ]
-        self._messages.append({"role": "assistant", "content": content or None, "tool_calls": sent})
+        self._messages.append({"role": "assistant", "content": content or None, "tool_calls": sent, **returned})
 
     def _sent_name(self, call: ToolCall) -> str:
         """Return the name to send back: services refuse names that they would take for no tool."""

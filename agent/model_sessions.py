@@ -19,7 +19,8 @@ from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.hosted import FIXED_VALUES
 from treadle.core.llm.oddities import odd_sentences
 from treadle.core.llm.pool import ModelPool
-from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN
+from treadle.core.llm.server_notes import missing_ids, server_notes
+from treadle.core.llm.stops import UNKNOWN
 from treadle.core.llm.types import ServerFacts
 
 _log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class ModelSession:
             dialect=self.bound(dialect),
             renderer=self.tokenizer,
             chat=self.meter if self.meter.pool.settings.api == "chat" else None,
+            returns_reasoning=self.facts.needs_reasoning,
         )
 
     def bound(self, dialect: Dialect) -> Dialect:
@@ -144,29 +146,13 @@ class ModelSession:
         return dialect.bound(self.tokenizer, is_chat=self.meter.pool.settings.api == "chat")
 
     def check_token_ids(self) -> None:
-        """Warn if the model works in text mode. Raises ConfigError if the configuration requires token ids."""
-        if self.codec is not None or self.meter.pool.settings.api == "chat":
-            return
-        if self.meter.pool.settings.token_ids == "required":
+        """Warn if rollouts have no token ids. Raises ConfigError if the configuration requires them."""
+        settings = self.meter.pool.settings
+        if self.codec is None and settings.api == "completions" and settings.token_ids == "required":
             raise ConfigError(f'models.{self.name}: token_ids = "required" needs a tokenizer; name its folder')
-        _log.warning("models.%s works in text mode: rows have no token ids", self.name)
-
-
-def _warn_about_stops(name: str, facts: ServerFacts) -> None:
-    by_style = {style: [url for url in facts.stops if facts.stops[url] == style] for style in (IGNORED, DROPPED)}
-    if urls := by_style[IGNORED]:
-        _log.warning(
-            "models.%s: %s ignores stop strings: text that it generates after a call is dropped, but billed",
-            name,
-            ", ".join(urls),
-        )
-    if urls := by_style[DROPPED]:
-        _log.warning(
-            "models.%s: %s leaves out the stop string that ended an answer and does not name it: a call or an answer "
-            "that is open where the text ends is taken as closed",
-            name,
-            ", ".join(urls),
-        )
+        if missing := missing_ids(settings, self.facts, has_tokenizer=self.tokenizer is not None):
+            # Over the chat route that is known from the start.
+            _log.log(logging.INFO if settings.api == "chat" else logging.WARNING, "models.%s %s", self.name, missing)
 
 
 @dataclass(slots=True)
@@ -205,11 +191,8 @@ class ModelSessions:
             pool = await self._stack.enter_async_context(ModelPool(name, settings))
             facts = await pool.check(tokenizer, calls_tools=calls_tools)
             self._pools.append(pool)
-            if dropped := [key for key in ("stop", "seed") if key in facts.refused_keys]:
-                _log.warning(
-                    "models.%s: requests are sent without %s, which its service refuses", name, " and ".join(dropped)
-                )
-            if settings.api == "completions":
-                _warn_about_stops(name, facts)
+            for note in server_notes(settings, facts):
+                # The note is the log message itself, not an argument, so that no two notes count as the same message.
+                _log.log(logging.WARNING if note.is_loss else logging.INFO, f"models.{name} {note.text}")
         assert pool.facts is not None
         return ModelSession(name, Meter(pool, self.budget), pool.facts, tokenizer)

@@ -89,6 +89,7 @@ class ModelBinding:
 
     With `codec` None, requests are text. Then `renderer` renders the prompt if a tokenizer is known although the server
     gives no ids; without one, plain ChatML is used. With `chat`, the service renders the messages and there are no ids.
+    `returns_reasoning` says that the service demands its reasoning back, next to the calls that it led to.
     """
 
     model: CompletionModel
@@ -98,6 +99,7 @@ class ModelBinding:
     dialect: Dialect
     renderer: ChatCodec | None = None
     chat: ChatModel | None = None
+    returns_reasoning: bool = False
 
     def render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[ToolSchema]) -> str:
         """Return the prompt as text, for text mode."""

@@ -199,8 +199,8 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
 def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[str], option: str) -> dict[str, Any]:
     """Return the keys of a model's table in the files that still apply to `model`.
 
-    A tokenizer, a chat template and a revision belong to one model. Raises ConfigError if the table starts a server of
-    another model.
+    A tokenizer, a revision and additional keys of requests belong to one model, headers to its servers. Raises
+    ConfigError if the table starts a server of another model.
     """
     is_other = model is not None and table.get("model", model) != model
     if is_other and table.get("server") and not endpoints:
@@ -208,7 +208,10 @@ def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[
             f"the configuration starts a server of {table['model']}, not of {model}; name the server of "
             f"{model} with {option}, or change the table's `server`"
         )
-    dropped = {*(("tokenizer", "revision") if is_other else ()), *(("server",) if endpoints else ())}
+    dropped = {
+        *(("tokenizer", "revision", "extra_body") if is_other else ()),
+        *(("server", "headers", "headers_env") if endpoints else ()),
+    }
     return {key: value for key, value in table.items() if key not in dropped}
 
 

@@ -148,9 +148,11 @@ class WebProvider:
         try:
             async with asyncio.timeout(limit_s):
                 if request.method == "POST":
-                    status, response_headers, data = await self._http.post(url, request.body, headers, secret=key.value)
+                    status, response_headers, data = await self._http.post(
+                        url, request.body, headers, secrets=(key.value,)
+                    )
                 else:
-                    status, response_headers, data = await self._http.get(url, headers, secret=key.value)
+                    status, response_headers, data = await self._http.get(url, headers, secrets=(key.value,))
                 # In a thread: parsing a large answer could block the event loop for too long.
                 return await asyncio.to_thread(
                     _outcome, self._settings, query, key.value, status, response_headers, data

@@ -6,8 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
+import orjson
+
 from treadle.core.llm.checks import PromptFacts, checked
 from treadle.core.llm.endpoint import Endpoint
+from treadle.core.llm.hosted import WHOLE_TOP_P, leave_out_whole_top_p
 from treadle.core.llm.stops import KEPT, lacks_stop
 from treadle.core.llm.types import Completion
 from treadle.core.llm.wire import Answer, Failure, parse_chat, parse_completion
@@ -77,6 +80,18 @@ class PoolCall:
             is_hedge=True,
             per_endpoint=avoid,
         )
+
+    def drop_whole_top_p(self) -> bool:
+        """Remove a `top_p` of 1, which the server refuses, from the body; return whether it had one.
+
+        The preflight of the chat route asks with another value.
+        """
+        body = orjson.loads(self.body)
+        if body.get("top_p") != 1.0:
+            return False
+        leave_out_whole_top_p(body, (WHOLE_TOP_P,))
+        self.body = orjson.dumps(body)
+        return True
 
     def read(self, data: bytes) -> Answer:
         """Parse the body of a reply and check the answer; raise Failure if it is unusable."""

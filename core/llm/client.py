@@ -10,14 +10,15 @@ import functools
 import os
 import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict, istr
 from yarl import URL
 
 from treadle.core.errors import ConfigError
-from treadle.core.llm.config import EndpointSettings
+from treadle.core.llm.config import EndpointSettings, ModelSettings
+from treadle.core.llm.extras import NO_HEADERS, RequestHeaders, secrets_of
 from treadle.core.llm.wire import Failure, excerpt
 
 if TYPE_CHECKING:
@@ -37,14 +38,16 @@ _ESCAPED_LETTER = re.compile(rb"\\u00(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGN
 
 
 class Target:
-    """Addresses and headers of one endpoint, prepared once."""
+    """Addresses and headers of one endpoint, prepared once; `secrets` are those outside of `Authorization`."""
 
-    def __init__(self, settings: EndpointSettings) -> None:
+    def __init__(self, settings: EndpointSettings, further: RequestHeaders = NO_HEADERS) -> None:
         self.url = settings.url
+        self.secrets = further.secrets
         self.models = URL(f"{settings.url}/models")
         self.completions = URL(f"{settings.url}/completions")
         self.chat = URL(f"{settings.url}/chat/completions")
         self.headers = CIMultiDict({istr("Content-Type"): "application/json", istr("Accept-Encoding"): "identity"})
+        self.headers.update(further.values)
         if settings.api_key_env is not None:
             self.headers[istr("Authorization")] = f"Bearer {key_of(settings.api_key_env, f'endpoint {settings.url}')}"
 
@@ -58,6 +61,14 @@ def key_of(variable: str, user: str) -> str:
             + ("does not contain a usable one" if key else "is not set")
         )
     return key
+
+
+def request_headers(name: str, settings: ModelSettings) -> RequestHeaders:
+    """Return the additional headers of a model's requests; raise ConfigError for a variable without a usable value."""
+    read = {
+        header: key_of(variable, f"models.{name}: header {header}") for header, variable in settings.headers_env.items()
+    }
+    return RequestHeaders({**settings.headers, **read}, secrets_of(tuple(read.values())))
 
 
 class AnswerTooLarge(Failure):
@@ -88,44 +99,47 @@ class HttpClient:
         )
 
     async def post(
-        self, url: URL, body: bytes, headers: CIMultiDict[str], *, secret: str = ""
+        self, url: URL, body: bytes, headers: CIMultiDict[str], *, secrets: Sequence[str] = ()
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send a JSON body; return status, headers and body. Raise Failure for every error below HTTP.
 
-        `secret` is a key that the request carries outside of `Authorization`; it is masked in the same way.
+        `secrets` are keys that the request carries outside of `Authorization`; they are masked in the same way.
         """
-        return await self._exchange("POST", url, body, headers, secret)
+        return await self._exchange("POST", url, body, headers, secrets)
 
     async def get(
-        self, url: URL, headers: CIMultiDict[str], *, secret: str = ""
+        self, url: URL, headers: CIMultiDict[str], *, secrets: Sequence[str] = ()
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send a GET request; otherwise like `post`."""
-        return await self._exchange("GET", url, None, headers, secret)
+        return await self._exchange("GET", url, None, headers, secrets)
 
     async def close(self) -> None:
         """Close the session and its connections."""
         await self._session.close()
 
     async def _exchange(
-        self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str], secret: str
+        self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str], secrets: Sequence[str]
     ) -> tuple[int, Mapping[str, str], bytes]:
         from aiohttp import ClientError
 
-        key = secret or headers.get("Authorization", "").removeprefix("Bearer ")
+        keys = [key for key in (*secrets, headers.get("Authorization", "").removeprefix("Bearer ")) if key]
         try:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 data = await self._read(response)
-                if response.status == 200 and len(key) < MIN_SECRET_CHARS:
+                if response.status == 200 and not any(len(key) >= MIN_SECRET_CHARS for key in keys):
                     return 200, response.headers, data
-                said = without_key(data, key)
+                said = data
+                for key in keys:
+                    if response.status != 200 or len(key) >= MIN_SECRET_CHARS:
+                        said = without_key(said, key)
                 # Completions are kept in journals and data sets, and their token ids would still spell a masked key.
                 if response.status == 200 and said is not data:
                     raise Failure("malformed", "the answer contains the API key of the request")
                 return response.status, response.headers, said
         except ClientError as error:
-            failure = _failure(error, key)
+            failure = _failure(error, keys)
         # Raised outside the handler: aiohttp's error contains the server's words, and tracebacks show the whole chain.
         raise failure
 
@@ -172,12 +186,15 @@ def _escaped(key: str, has_letters: bool) -> re.Pattern[bytes]:
     return re.compile("".join(spelled).encode())
 
 
-def _failure(error: aiohttp.ClientError, key: str) -> Failure:
+def _failure(error: aiohttp.ClientError, keys: Sequence[str]) -> Failure:
     import aiohttp
 
     # aiohttp mentions its TLS setting even for plain HTTP.
     said = str(error).replace(" ssl:default", "")
-    words = excerpt(without_key(said.encode("utf-8", "replace"), key)) if said else type(error).__name__
+    data = said.encode("utf-8", "replace")
+    for key in keys:
+        data = without_key(data, key)
+    words = excerpt(data) if said else type(error).__name__
     if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
         return Failure("refused", f"TLS: {words}")
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import ServerSettings
+from treadle.core.llm.extras import check_extra_body, check_headers, check_template_keys
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 
@@ -59,12 +60,17 @@ class EndpointSettings(Section):
     @field_validator("api_key_env")
     @classmethod
     def _check_api_key_env(cls, value: str | None) -> str | None:
-        if value is not None and not _VARIABLE.fullmatch(value):
-            raise ValueError(
-                "this is the name of an environment variable, in capitals, such as OPENAI_API_KEY; "
-                "the key itself belongs in that variable, never into a configuration"
-            )
+        if value is not None:
+            _check_variable(value)
         return value
+
+
+def _check_variable(name: str) -> None:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(
+            "this is the name of an environment variable, in capitals, such as OPENAI_API_KEY; "
+            "the key itself belongs in that variable, never into a configuration"
+        )
 
 
 class ModelSettings(Section):
@@ -86,6 +92,14 @@ class ModelSettings(Section):
     """Server to start when a stage needs the model, and to stop afterwards; leave `endpoints` empty then."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Context window in tokens; must not exceed the server's. Without it, the smallest window that a server reports."""
+    extra_body: dict[str, JsonValue] = {}
+    """Additional JSON keys of every request, such as `{ reasoning_effort = "low" }` or, with `api = "chat"`,
+    `{ chat_template_kwargs = { enable_thinking = false } }`. Keys that Treadle sets itself are refused."""
+    headers: Operational[dict[str, str]] = {}
+    """Additional headers of every request, such as `{ X-Org = "lab" }`; no secrets."""
+    headers_env: Operational[dict[str, str]] = {}
+    """Names of environment variables, in capitals, with the values of further headers, such as
+    `{ Api-Key = "AZURE_KEY" }`."""
     token_ids: Literal["auto", "required", "off"] = "auto"
     """Token ids in requests and answers: `auto` uses them if the server can, `required` refuses one that cannot."""
     max_in_flight: Operational[int] = Field(default=256, ge=1)
@@ -122,6 +136,36 @@ class ModelSettings(Section):
     """Price of a million prompt tokens, in the currency of all prices of this configuration; none means unknown."""
     completion_price_per_million: Operational[float | None] = Field(default=None, ge=0.0)
     """Price of a million sampled tokens, in the same currency; none means unknown."""
+
+    @field_validator("extra_body")
+    @classmethod
+    def _check_extra_body(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        check_extra_body(value)
+        return value
+
+    @field_validator("headers_env")
+    @classmethod
+    def _check_headers_env(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value.values():
+            _check_variable(name)
+        return value
+
+    @model_validator(mode="after")
+    def _check_additions(self) -> Self:
+        """Check the additional keys and headers against the other settings."""
+        check_headers(self.headers, self.headers_env)
+        if self.api == "completions":
+            check_template_keys(self.extra_body)
+        has_authorization = any(name.lower() == "authorization" for name in self.headers_env)
+        if has_authorization and any(endpoint.api_key_env for endpoint in self.endpoints):
+            raise ValueError("headers_env sets Authorization, and so does the api_key_env of an endpoint; keep one")
+        return self
+
+    @property
+    def secret_variables(self) -> tuple[str, ...]:
+        """Names of the environment variables that hold keys of this model."""
+        keys = [endpoint.api_key_env for endpoint in self.endpoints if endpoint.api_key_env]
+        return (*keys, *self.headers_env.values())
 
     @model_validator(mode="after")
     def _has_ids_where_they_are_required(self) -> Self:

@@ -12,6 +12,7 @@ from enum import Enum
 
 from treadle.core.llm.client import Target
 from treadle.core.llm.config import EndpointSettings
+from treadle.core.llm.extras import NO_HEADERS, RequestHeaders
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.limit import InFlightLimit
 
@@ -32,8 +33,14 @@ class Health(Enum):
 class Endpoint:
     """State of one endpoint. All times are the event loop's."""
 
-    def __init__(self, settings: EndpointSettings, max_in_flight: int, heartbeat: Heartbeat) -> None:
-        self.target = Target(settings)
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        max_in_flight: int,
+        heartbeat: Heartbeat,
+        headers: RequestHeaders = NO_HEADERS,
+    ) -> None:
+        self.target = Target(settings, headers)
         self.url = settings.url
         self.health = Health.HEALTHY
         self.in_flight = 0

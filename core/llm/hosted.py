@@ -18,6 +18,10 @@ FIXED_VALUES = {"temperature": 1.0, "top_p": 1.0}
 """Values that a service samples with if it does not accept the key."""
 MAX_STOPS = 4
 """Most stop strings that OpenAI's API accepts."""
+WHOLE_TOP_P = "top_p = 1"
+"""Refusal of the value 1 alone (TGI): such a `top_p` is left out, which means the same there."""
+_WHOLE_TOP_P = re.compile(r"\btop_p\b\W+must be\b[^.]*> 0\.0 and < 1\.0")
+_NEEDS_REASONING = re.compile(r"reasoning_content\b.{0,80}\b(?:must be passed back|is (?:missing|required))", re.DOTALL)
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling keys that OpenAI's API lacks, and the values that change nothing."""
 _REFUSABLE = ("parallel_tool_calls", "tool_choice", "max_tokens", "stop", "seed", "top_p", "temperature")
@@ -51,6 +55,13 @@ def fit(body: dict[str, Any], refused: Collection[str]) -> None:
     for name in ("stop", "seed", "parallel_tool_calls", "tool_choice"):
         if name in refused:
             body.pop(name, None)
+    leave_out_whole_top_p(body, refused)
+
+
+def leave_out_whole_top_p(body: dict[str, Any], refused: Collection[str]) -> None:
+    """Remove a `top_p` of 1 from a request's body if the server takes every value but that."""
+    if WHOLE_TOP_P in refused and body.get("top_p") == 1.0:
+        del body["top_p"]
 
 
 def refused_keys(status: int, data: bytes) -> tuple[str, ...]:
@@ -63,6 +74,8 @@ def refused_keys(status: int, data: bytes) -> tuple[str, ...]:
     if status not in (400, 422):
         return ()
     said = _without_requests(data.decode("utf-8", "replace"))
+    if _WHOLE_TOP_P.search(said):
+        return (WHOLE_TOP_P,)
     pointed = _pointed(data)
     if not pointed and not _REFUSAL.search(said):
         return ()
@@ -70,6 +83,12 @@ def refused_keys(status: int, data: bytes) -> tuple[str, ...]:
     if "max_tokens" in named and "max_completion_tokens" not in said:
         named.remove("max_tokens")
     return tuple(named)
+
+
+def needs_reasoning(status: int, data: bytes) -> bool:
+    """Return whether an error reply demands that `reasoning_content` be sent back with the calls that it led to."""
+    said = _without_requests(data.decode("utf-8", "replace"))
+    return status in (400, 422) and _NEEDS_REASONING.search(said) is not None
 
 
 def _without_requests(said: str) -> str:

@@ -29,12 +29,14 @@ ODDITIES = {
     "over_max_tokens": "were charged more tokens than max_tokens",
     "other_model": "name a model other than the requested one",
     "calls_in_text": "had tool calls in their text, which the server did not parse; they were read",
+    "only_reasoning": "had reasoning and no text: raise max_tokens in the sampling, or lower the effort by extra_body",
     "marker_restored": "lacked the stop string that ended them; it was restored",
 }
 """Kind -> end of the sentence that reports such answers."""
 
 ACCEPTED = frozenset(
     {"content_filter", "unknown_finish", "over_max_tokens", "other_model", "marker_restored", "calls_in_text"}
+    | {"only_reasoning"}
 )
 REFUSED = frozenset(ODDITIES) - ACCEPTED
 

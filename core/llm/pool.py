@@ -15,12 +15,12 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
 from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, PoolCall
 from treadle.core.llm.checks import PromptFacts, checked_refusal, prompt_facts
-from treadle.core.llm.client import HttpClient
+from treadle.core.llm.client import HttpClient, request_headers
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint, Health
 from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
-from treadle.core.llm.hosted import MAX_STOPS
+from treadle.core.llm.hosted import MAX_STOPS, WHOLE_TOP_P, refused_keys
 from treadle.core.llm.outage import Outages
 from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
@@ -132,7 +132,7 @@ class ModelPool:
         """
         want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
         model, styles = self.settings.model, self.facts.stops if self.facts is not None else None
-        body = completion_body(model, request, want_ids)
+        body = completion_body(model, request, want_ids, extra=self.settings.extra_body, refused=self._refused_keys)
         asked = prompt_facts(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
         del request  # The body holds everything; free the prompt while the call waits.
         completion = await self._call(PoolCall("completions", body, session, deadline, asked))
@@ -160,9 +160,17 @@ class ModelPool:
         `tools` are tools as OpenAI's API takes them.
         """
         chat_only = self.settings.api == "chat"
-        refused = self.facts.refused_keys if self.facts is not None else ()
+        refused = self._refused_keys
         body = chat_body(
-            self.settings.model, messages, sampling, seed, stop, tools=tools, chat_only=chat_only, refused=refused
+            self.settings.model,
+            messages,
+            sampling,
+            seed,
+            stop,
+            tools=tools,
+            chat_only=chat_only,
+            refused=refused,
+            extra=self.settings.extra_body,
         )
         if tools or any("tool_calls" in message for message in messages):
             num_bytes = len(body)
@@ -173,6 +181,10 @@ class ModelPool:
         styles = self.facts.stops if self.facts is not None else None
         asked = PromptFacts(self.settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
         return await self._call(PoolCall("chat", body, session, deadline, asked))
+
+    @property
+    def _refused_keys(self) -> tuple[str, ...]:
+        return self.facts.refused_keys if self.facts is not None else ()
 
     def states(self) -> dict[str, str]:
         """Return the state of each URL: `healthy`, `trial` (just back) or `down`."""
@@ -268,6 +280,8 @@ class ModelPool:
             call.limit = None  # The limit refers to the call: a cycle would keep both until the next collection.
         endpoint.heartbeat.heard()
         if status != 200:
+            if WHOLE_TOP_P in refused_keys(status, data) and call.drop_whole_top_p():
+                return await self._send(endpoint, call)
             raise self._refusal(endpoint, failure_of(status, headers, data), status, call)
         answer = call.read(data)
         self._outages.note_success(endpoint, sent_at)
@@ -279,7 +293,7 @@ class ModelPool:
         url = target.chat if call.route == "chat" else target.completions
         try:
             async with asyncio.timeout(self.settings.request_timeout_s):
-                return await self._client().post(url, call.body, target.headers)
+                return await self._client().post(url, call.body, target.headers, secrets=target.secrets)
         except TimeoutError:
             raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
 
@@ -465,9 +479,11 @@ class ModelPool:
             max_pause_s=self.settings.probe_max_s,
             max_silence_s=self.settings.outage_wait_s,
         )
-        endpoint = Endpoint(settings, self.settings.max_in_flight, heartbeat)
+        headers = request_headers(self.name, self.settings)
+        endpoint = Endpoint(settings, self.settings.max_in_flight, heartbeat, headers)
         return endpoint
 
     async def _ask_models(self, endpoint: Endpoint) -> int:
-        status, _, _ = await self._client().get(endpoint.target.models, endpoint.target.headers)
+        target = endpoint.target
+        status, _, _ = await self._client().get(target.models, target.headers, secrets=target.secrets)
         return status

@@ -14,7 +14,7 @@ from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint
-from treadle.core.llm.hosted import FIXED_VALUES, refused_keys
+from treadle.core.llm.hosted import FIXED_VALUES, WHOLE_TOP_P, needs_reasoning, refused_keys
 from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN, stop_within, style_of
 from treadle.core.llm.types import CompletionRequest, ServerFacts
 from treadle.core.llm.wire import (
@@ -55,6 +55,7 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
     },
 }
+_PROBE_CALL = "call00001"
 _CHAT_HINT = '; if it is chat-only, set api = "chat" (eval: --chat)'
 _NO_ROUTE = (404, 405, 501)
 _STEP_TIME_S = 60.0
@@ -101,6 +102,8 @@ async def inspect_endpoints(
         endpoints=tuple(item.endpoint.url for item in found),
         refused_keys=tuple(sorted({key for item in found for key in item.refused_keys})),
         stops={item.endpoint.url: item.stops for item in found},
+        splits_reasoning=any(item.splits_reasoning for item in found),
+        needs_reasoning=any(item.needs_reasoning for item in found),
     )
 
 
@@ -122,6 +125,8 @@ class _Inspection:
     refused_keys: list[str] = field(default_factory=list)
     stops: str = DROPPED
     """How the endpoint treats stop strings; see `treadle.core.llm.stops`."""
+    splits_reasoning: bool = False
+    needs_reasoning: bool = False
 
     async def run(self) -> None:
         chat = self._settings.api == "chat"
@@ -171,7 +176,8 @@ class _Inspection:
     async def _check_model(self) -> int | None:
         """Return the served window in tokens, None if unknown; raise ConfigError if the model is not listed."""
         began = asyncio.get_running_loop().time()
-        status, headers, data = await self._http.get(self.endpoint.target.models, self.endpoint.target.headers)
+        target = self.endpoint.target
+        status, headers, data = await self._http.get(target.models, target.headers, secrets=target.secrets)
         self.endpoint.heartbeat.took(asyncio.get_running_loop().time() - began)
         if status in _NO_ROUTE:
             return None
@@ -186,7 +192,9 @@ class _Inspection:
             served = excerpt(", ".join(sorted(cards)).encode("utf-8", "replace"))
             raise ConfigError(f"{self._where} does not serve model {self._settings.model!r}; it serves: {served}")
         self._listed = True
-        window = card.get("max_model_len")
+        meta = card.get("meta")
+        # llama.cpp reports the window of a slot as `n_ctx`.
+        window = card.get("max_model_len", meta.get("n_ctx") if isinstance(meta, dict) else None)
         return window if type(window) is int and window > 0 else None
 
     async def _check_completion(self) -> bool:
@@ -243,10 +251,13 @@ class _Inspection:
             if failure.kind != "context":
                 raise failure
         else:
-            parse_chat(data)
+            self._read_chat(data)
         if self._calls_tools:
             await self._check_tools()
         return False
+
+    def _read_chat(self, data: bytes) -> None:
+        self.splits_reasoning |= bool(parse_chat(data).reasoning)
 
     async def _check_tools(self) -> None:
         """Raise ConfigError if the service, which answers messages, refuses tools."""
@@ -255,7 +266,9 @@ class _Inspection:
             self.refused_keys.append(new[0])
             status, headers, data = await self._ask_chat((_PROBE_TOOL,))
         if status == 200:
-            parse_chat(data)
+            self._read_chat(data)
+            if self.splits_reasoning:
+                await self._check_reasoning()
             return
         failure = failure_of(status, headers, data)
         if failure.kind == "refused":
@@ -266,22 +279,53 @@ class _Inspection:
         if failure.kind != "context":
             raise failure
 
-    async def _ask_chat(self, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, Mapping[str, str], bytes]:
+    async def _check_reasoning(self) -> None:
+        """Find out whether the service demands its reasoning back, next to the call that it led to."""
+        call = {"id": _PROBE_CALL, "type": "function", "function": {"name": "look_up", "arguments": '{"key": "a"}'}}
+        turn: list[dict[str, Any]] = [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "b", "tool_call_id": _PROBE_CALL},
+        ]
+        status, _, data = await self._ask_chat((_PROBE_TOOL,), turn)
+        self.needs_reasoning = needs_reasoning(status, data)
+
+    async def _ask_chat(
+        self, tools: Sequence[Mapping[str, Any]] = (), turn: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, Mapping[str, str], bytes]:
         refused = self.refused_keys
         sampling = _CHAT_PROBE.model_copy(update={key: FIXED_VALUES[key] for key in refused if key in FIXED_VALUES})
-        messages = [{"role": "user", "content": PROBE_TEXT}]
+        messages = [{"role": "user", "content": PROBE_TEXT}, *turn]
         stop = () if tools else _CHAT_STOP
         body = chat_body(
-            self._settings.model, messages, sampling, 0, stop, tools=tools, chat_only=True, refused=refused
+            self._settings.model,
+            messages,
+            sampling,
+            0,
+            stop,
+            tools=tools,
+            chat_only=True,
+            refused=refused,
+            extra=self._settings.extra_body,
         )
-        return await self._http.post(self.endpoint.target.chat, body, self.endpoint.target.headers)
+        target = self.endpoint.target
+        return await self._http.post(target.chat, body, target.headers, secrets=target.secrets)
 
     async def _complete(
         self, prompt: list[int] | str, *, want_ids: bool = False, max_tokens: int = 1, stop: tuple[str, ...] = ()
     ) -> Answer:
         request = CompletionRequest(prompt, max_tokens=max_tokens, sampling=_GREEDY, stop=stop, seed=0)
-        body, target = completion_body(self._settings.model, request, want_ids), self.endpoint.target
-        status, headers, data = await self._http.post(target.completions, body, target.headers)
+        target = self.endpoint.target
+
+        async def post() -> tuple[int, Mapping[str, str], bytes]:
+            body = completion_body(
+                self._settings.model, request, want_ids, extra=self._settings.extra_body, refused=self.refused_keys
+            )
+            return await self._http.post(target.completions, body, target.headers, secrets=target.secrets)
+
+        status, headers, data = await post()
+        if WHOLE_TOP_P not in self.refused_keys and WHOLE_TOP_P in refused_keys(status, data):
+            self.refused_keys.append(WHOLE_TOP_P)
+            status, headers, data = await post()
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
                 f"{self._where} lists the model, but {target.completions} answers HTTP {status}: a chat-only "
@@ -301,5 +345,8 @@ class _Inspection:
             return EndpointUnavailable(f"{self._where} does not work: {failure}")
         if failure.kind == "malformed":
             return ConfigError(f"{self._where} does not speak the OpenAI API: {failure}")
-        hint = "" if self._settings.api == "chat" or "chat" not in str(failure).lower() else _CHAT_HINT
+        said = str(failure)
+        hint = "" if self._settings.api == "chat" or "chat" not in said.lower() else _CHAT_HINT
+        if added := [key for key in self._settings.extra_body if key in said]:
+            hint = f"; {added[0]} is in extra_body"
         return ConfigError(f"{self._where} refused the preflight request: {failure}{hint}")

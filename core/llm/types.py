@@ -63,7 +63,7 @@ class Completion:
         notes: Oddities of this answer and of the malformed ones before it: keys of
             `treadle.core.llm.oddities.ODDITIES`.
         tool_calls: Tool calls that the server returned outside the text (chat route).
-        reasoning: Reasoning that the server returned outside the text (chat route); it is never sent back.
+        reasoning: Reasoning that the server returned outside the text (chat route).
     """
 
     text: str
@@ -111,6 +111,8 @@ class ServerFacts:
         endpoints: URLs that answered.
         refused_keys: Keys that chat requests must leave out; see `treadle.core.llm.hosted.refused_keys`.
         stops: URL -> how the endpoint treats stop strings; see `treadle.core.llm.stops`.
+        splits_reasoning: Whether a chat answer in the preflight had its reasoning outside the text.
+        needs_reasoning: Whether the service demands that reasoning back, next to the calls that it led to.
     """
 
     model: str
@@ -119,6 +121,8 @@ class ServerFacts:
     endpoints: tuple[str, ...]
     refused_keys: tuple[str, ...] = ()
     stops: Mapping[str, str] = field(default_factory=dict)
+    splits_reasoning: bool = False
+    needs_reasoning: bool = False
 
 
 @dataclass(slots=True)

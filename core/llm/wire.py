@@ -16,13 +16,17 @@ from typing import Any
 import orjson
 
 from treadle.core.llm.config import Sampling
-from treadle.core.llm.hosted import fit
+from treadle.core.llm.hosted import fit, leave_out_whole_top_p
 from treadle.core.llm.types import CompletionRequest, ToolCall
 from treadle.core.untrusted.json_text import load_json
 
 _CONTEXT_WORDS = re.compile(
     r"context[ _](?:length|size|window)|maximum model length|max_model_len|maximum sequence length"
-    r"|longer than the (?:model|maximum)|prompt is too long|exceed_context|or model output limit was reached",
+    r"|longer than the (?:model|maximum)|prompt is too long|exceed_context|or model output limit was reached"
+    # TGI, Gemini, Bedrock and DashScope.
+    r"|`inputs` must have less than \d+ tokens|`inputs` tokens \+ `max_new_tokens` must be"
+    r"|exceeds the maximum number of tokens allowed|input is too long for requested model"
+    r"|range of input length should be",
     re.IGNORECASE,
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -95,14 +99,29 @@ _OWN_END = frozenset({"eos_token", "eos", "end_turn", "tool_calls", "function_ca
 _GAVE_UP = (None, "abort", "error")
 
 
-def completion_body(model: str, request: CompletionRequest, want_ids: bool) -> bytes:
-    """Return the JSON body for POST /completions."""
+_NOTHING: Mapping[str, Any] = {}
+
+
+def completion_body(
+    model: str,
+    request: CompletionRequest,
+    want_ids: bool,
+    *,
+    extra: Mapping[str, Any] = _NOTHING,
+    refused: Collection[str] = (),
+) -> bytes:
+    """Return the JSON body for POST /completions, with the additional keys `extra`.
+
+    If `refused` contains `WHOLE_TOP_P`, a `top_p` of 1 is left out.
+    """
     body: dict[str, Any] = {"model": model, "prompt": request.prompt}
     _add_sampling(body, request.sampling, request.max_tokens, request.seed)
     body["stop"] = request.stop
     body["include_stop_str_in_output"] = True
     if want_ids:
         body["return_token_ids"] = True
+    leave_out_whole_top_p(body, refused)
+    body.update(extra)
     return _dump(body)
 
 
@@ -116,8 +135,9 @@ def chat_body(
     tools: Sequence[Mapping[str, Any]] = (),
     chat_only: bool = False,
     refused: Collection[str] = (),
+    extra: Mapping[str, Any] = _NOTHING,
 ) -> bytes:
-    """Return the JSON body for POST /chat/completions.
+    """Return the JSON body for POST /chat/completions, with the additional keys `extra`.
 
     If `chat_only`, keys that OpenAI's API lacks are left out if they change nothing, and keys in `refused` are handled
     as `treadle.core.llm.hosted.fit` describes. `tools` are tools as OpenAI's API takes them; with tools the model may
@@ -133,6 +153,9 @@ def chat_body(
         body |= {"tools": list(tools), "tool_choice": "auto", "parallel_tool_calls": True}
     if chat_only:
         fit(body, refused)
+    else:
+        leave_out_whole_top_p(body, refused)
+    body.update(extra)
     return _dump(body)
 
 
@@ -174,7 +197,7 @@ def parse_chat(data: bytes) -> Answer:
     """Parse a chat completion; raise Failure like `parse_completion`.
 
     Null content is empty text: a model that was cut off while it was thinking has written nothing yet, and one that
-    calls tools may write none. The text of a `refusal` is treated like any other.
+    calls tools may write none. The text of a `refusal` is treated like any other. Content in parts is joined.
     """
     reply, choice = _only_choice(data)
     message = choice.get("message")
@@ -183,6 +206,9 @@ def parse_chat(data: bytes) -> Answer:
     calls = _tool_calls(message)
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     content = message.get("content", "" if calls or "tool_calls" in message or reasoning else _MISSING)
+    if isinstance(content, list):
+        content, thoughts = _texts_of(content)
+        reasoning = reasoning or thoughts
     if content is None:
         content = message.get("refusal") or ""
     answer = _answer(reply, choice, content, data)
@@ -190,10 +216,27 @@ def parse_chat(data: bytes) -> Answer:
         return answer
     if not isinstance(reasoning, str):
         raise malformed("no_completion", "the answer's reasoning is no text")
+    if not content.strip() and not calls:
+        answer = replace(answer, notes=(*answer.notes, "only_reasoning"))
     return replace(answer, tool_calls=calls, reasoning=_unicode(reasoning), own_end=answer.own_end or bool(calls))
 
 
 _MISSING = object()
+
+
+def _texts_of(parts: list[Any]) -> tuple[str, str]:
+    """Return text and reasoning of content in parts (Mistral's reasoning models); other parts are malformed."""
+    text, thoughts = [], []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            text.append(part["text"])
+        elif kind == "thinking":
+            inner = part.get("thinking")
+            thoughts.append(_texts_of(inner)[0] if isinstance(inner, list) else str(inner))
+        else:
+            raise malformed("no_text", f"a part of the answer's content is no text: {excerpt_of(part)}")
+    return "".join(text), "".join(thoughts)
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
@@ -311,7 +354,8 @@ def _unicode(text: str) -> str:
 
 def _usage(usage: object) -> tuple[int, int]:
     if isinstance(usage, dict):
-        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
         if type(prompt) is int and type(completion) is int and prompt >= 0 and completion >= 0:
             return prompt, completion
     raise malformed("no_usage", "the answer has no token usage")

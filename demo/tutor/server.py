@@ -114,6 +114,7 @@ class TutorServer:
     async def __aenter__(self) -> TutorServer:
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name}", self._model)
         app.router.add_get("/health", self._health)
         app.router.add_get("/log/counts", self._counts)
         app.router.add_post("/v1/completions", self._complete)
@@ -139,21 +140,31 @@ class TutorServer:
             has_query=bool(request.query_string),
             any_host=not is_loopback_name(self._host),
         )
-        return await handler(request) if refusal is None else error_response(*refusal, "ForbiddenError")
+        if refusal is not None:
+            return error_response(*refusal, "ForbiddenError")
+        try:
+            return await handler(request)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            return error_response(error.status, f"no route {request.method} {request.path}", "NotFoundError")
 
     async def _models(self, request: web.Request) -> web.Response:
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "treadle",
-                "description": DESCRIPTION,
-                "max_model_len": self._settings.max_model_len,
-            }
-            for name in MODELS
-        ]
-        return web.json_response({"object": "list", "data": cards})
+        return web.json_response({"object": "list", "data": [self._card(name) for name in MODELS]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in MODELS:
+            return error_response(404, f"The model `{name}` does not exist.", "NotFoundError")
+        return web.json_response(self._card(name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "treadle",
+            "description": DESCRIPTION,
+            "max_model_len": self._settings.max_model_len,
+        }
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()

@@ -76,6 +76,5 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
 
 
 def has_keys(settings: ModelSettings) -> bool:
-    """Return whether the environment has all API keys that the model's endpoints need."""
-    named = (endpoint.api_key_env for endpoint in settings.endpoints)
-    return all(os.environ.get(name) for name in named if name)
+    """Return whether the environment has all API keys that the model's requests need."""
+    return all(os.environ.get(name) for name in settings.secret_variables)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from treadle.core.llm.config import EndpointSettings
 from treadle.core.untrusted.secrets import refuse_secrets
 from treadle.tasks.config import TreadleConfig
 
 
 def key_variables(config: TreadleConfig) -> set[str]:
     """Return the environment variables that the configuration reads API keys from."""
-    endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
+    named = {variable for model in config.models.values() for variable in model.secret_variables}
     environments = (config.environment, *config.environments.values())
     searches = [search for one in environments if (search := one.search_tool) is not None]
+    endpoints: list[EndpointSettings] = []
     for search in searches:
         endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
-    named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
+    named |= {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
     for search in searches:
         if search.web is not None and search.web.provider is not None:
             named.update(search.web.provider.api_key_envs)

@@ -53,6 +53,7 @@ CurriculumSettings.phases QuestionSettings.preset FlowSettings.device_wait_s Flo
 FlowSettings.workers
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
 ModelSettings.connect_timeout_s ModelSettings.endpoints
+ModelSettings.headers ModelSettings.headers_env
 ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_response_bytes ModelSettings.outage_wait_s
 ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.prompt_price_per_million
 ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
@@ -171,6 +172,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ProviderSettings.url": ("http://127.0.0.1:10",),
     "ServiceClientSettings.endpoints": ([{"url": "http://127.0.0.1:10"}, {"url": "http://127.0.0.1:11"}],),
     "EncoderSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
+    "ModelSettings.extra_body": ({"reasoning_effort": "low"},),
+    "ModelSettings.headers": ({"X-Org": "lab"},),
+    "ModelSettings.headers_env": ({"X-Key": "KEY"},),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "PolicyRole.model": ("near",),
     "HelperRole.model": ("near",),

@@ -37,7 +37,7 @@ class Server:
     asked_at: list[float] = field(default_factory=list)
     num_questions: int = 0
 
-    async def post(self, *_: object) -> tuple[int, dict[str, str], bytes]:
+    async def post(self, *_: object, **__: object) -> tuple[int, dict[str, str], bytes]:
         loop = asyncio.get_running_loop()
         number, arrived = len(self.asked_at), loop.time()
         self.asked_at.append(arrived)
@@ -60,7 +60,7 @@ class Server:
         }
         return 200, {}, orjson.dumps(answer)
 
-    async def get(self, *_: object) -> tuple[int, dict[str, str], bytes]:
+    async def get(self, *_: object, **__: object) -> tuple[int, dict[str, str], bytes]:
         self.num_questions += 1
         await asyncio.sleep(self.models_s(self.num_questions - 1))
         now = asyncio.get_running_loop().time()
@@ -237,7 +237,7 @@ def test_failed_attempts_and_their_pauses_take_no_time_of_the_work(monkeypatch: 
     failing = itertools.count()
     answer = server.post
 
-    async def post(*_: object) -> tuple[int, dict[str, str], bytes]:
+    async def post(*_: object, **__: object) -> tuple[int, dict[str, str], bytes]:
         if next(failing) < 5:
             await asyncio.sleep(3.0)
             return 500, {}, b"{}"

@@ -187,7 +187,7 @@ def test_only_what_changes_answers_counts_as_semantic() -> None:
     assert one.endpoints[0].url == "http://a/v1"
     assert semantic_dump(one) == semantic_dump(other)
     fields = {key: value for key, value in semantic_dump(one).items() if value is not None}
-    assert fields == {"model": "m", "revision": "", "api": "completions", "token_ids": "auto"}
+    assert fields == {"model": "m", "revision": "", "api": "completions", "extra_body": {}, "token_ids": "auto"}
     assert set(semantic_dump(Sampling())) == set(Sampling.model_fields)
 
 
