@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import Task
-from treadle.agent.dialects.tags import TagDialect
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.tags import TagDialect, require_tags
 from treadle.agent.edit import empty_prefix, extended
 from treadle.agent.prefix import Prefix
 from treadle.agent.role import Reply, RoleModel
@@ -63,7 +64,7 @@ class OperatorContext:
         roles: Model of each role (`critic`, `refiner`).
         hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        dialect: Table of tags.
+        turn_dialect: How turns are written; operators that edit use `dialect`, the table of tags.
         seed: Seed of this application, in [0, 2**31).
         run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
         cache: Stored answers of models and tools of this application.
@@ -80,7 +81,7 @@ class OperatorContext:
     roles: Mapping[str, RoleModel]
     hints: Sequence[str]
     codec: Codec | None
-    dialect: TagDialect
+    turn_dialect: Dialect
     seed: int
     run_rollout: RunRollout
     cache: CallCache
@@ -90,6 +91,11 @@ class OperatorContext:
     usage: dict[str, RoleUsage] = field(default_factory=dict)
     num_requests: int = 0
     num_rollouts: int = 0
+
+    @property
+    def dialect(self) -> TagDialect:
+        """Table of tags; raise ConfigError for native calls, which no operator edits."""
+        return require_tags(self.turn_dialect, "an operator that edits")
 
     @property
     def trajectory(self) -> Trajectory:
@@ -118,6 +124,7 @@ class OperatorContext:
     ) -> Reply:
         """Ask the model of a role with an operator's own messages, and store the reply.
 
+        The reply continues `prefill`. A chat service gets it in the last message, so its reply follows it less surely.
         Insert other texts into the messages with `as_data`. Raises EditRejected (`prompt_too_long`) like `ask`.
         """
         number, self.num_requests = self.num_requests, self.num_requests + 1

@@ -58,8 +58,8 @@ class PoolContext:
         null_model = NullModel(cause)
         return replace(
             self,
-            fresh=replace(self.fresh, model=null_model),
-            continuing=replace(self.continuing, model=null_model),
+            fresh=_asking(self.fresh, null_model),
+            continuing=_asking(self.continuing, null_model),
             runtime=NullRuntime(self.runtime, cause),
             roles={name: replace(role, model=null_model) for name, role in self.roles.items()},
             final=True,
@@ -69,6 +69,11 @@ class PoolContext:
         """Return the hints for questions of a domain; those for qa if it has none of its own."""
         hints: tuple[str, ...] = getattr(self.options.hints, domain, self.options.hints.qa)
         return hints
+
+
+def _asking(engine: RolloutEngine, model: NullModel) -> RolloutEngine:
+    """Return the engine with another model, asked over the same route."""
+    return replace(engine, model=model, chat=None if engine.chat is None else model)
 
 
 @dataclass(frozen=True, slots=True)

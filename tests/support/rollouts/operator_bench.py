@@ -166,7 +166,7 @@ class World:
             roles=roles,
             hints=hints,
             codec=self.tokenizer,
-            dialect=self.settings.turn_dialect,
+            turn_dialect=self.settings.turn_dialect,
             seed=seed,
             run_rollout=lambda prefix, seed, memory: self._play(self.scripts["policy"], prefix, seed, memory),
             cache=memory,
