@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import Task
-from treadle.agent.dialects.base import Dialect
-from treadle.agent.dialects.tags import TagDialect, require_tags
+from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.edit import empty_prefix, extended
 from treadle.agent.prefix import Prefix
 from treadle.agent.role import Reply, RoleModel
 from treadle.agent.token_ids import Codec
 from treadle.agent.trajectory import Trajectory
-from treadle.core.errors import ContextTooLong
+from treadle.core.errors import ConfigError, ContextTooLong
 from treadle.core.seeds import derive_seed
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.datagen.pools.pool import PoolEntry, RoleUsage, count_rollout
@@ -64,7 +63,7 @@ class OperatorContext:
         roles: Model of each role (`critic`, `refiner`).
         hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        turn_dialect: How turns are written; operators that edit use `dialect`, the table of tags.
+        tags: Tags of the environment; None if it has native calls. Operators use `dialect`.
         seed: Seed of this application, in [0, 2**31).
         run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
         cache: Stored answers of models and tools of this application.
@@ -81,7 +80,7 @@ class OperatorContext:
     roles: Mapping[str, RoleModel]
     hints: Sequence[str]
     codec: Codec | None
-    turn_dialect: Dialect
+    tags: TagDialect | None
     seed: int
     run_rollout: RunRollout
     cache: CallCache
@@ -95,7 +94,9 @@ class OperatorContext:
     @property
     def dialect(self) -> TagDialect:
         """Table of tags; raise ConfigError for native calls, which no operator edits."""
-        return require_tags(self.turn_dialect, "an operator that edits")
+        if self.tags is None:
+            raise ConfigError("operators do not edit native calls; set `edits = False` on one that only rolls out")
+        return self.tags
 
     @property
     def trajectory(self) -> Trajectory:

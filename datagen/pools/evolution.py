@@ -217,7 +217,7 @@ class Evolution:
             roles=pool_context.roles,
             hints=pool_context.hints(self._row["domain"]),
             codec=pool_context.continuing.codec,
-            turn_dialect=pool_context.environment.turn_dialect,
+            tags=pool_context.tags,
             seed=self._seed(name, number, parent.entry.index),
             run_rollout=self._run_rollout,
             cache=ScopedCache(self._cache, f"{number}-{name}-{parent.entry.index}"),
