@@ -189,6 +189,9 @@ def test_rows_that_do_not_fit_the_student_are_named(tmp_path: Path) -> None:
     made = student_rows(tmp_path / "b", pools, cutoff_tokens=length + 10)
     assert [(row["rollout_key"], row["reason"]) for row in made.rejections] == [("b", "too_long")]
     assert made.rejections[0]["num_tokens"] > length + 10
+    lost = pool_row("lost", "q3", parts=[("think", "<think>\U00040000</think>"), ANSWER])
+    made = student_rows(tmp_path / "d", [pools[0], lost])
+    assert [(row["rollout_key"], row["reason"]) for row in made.rejections] == [("lost", "not_given_back")]
     folder = embedded_tokenizer()
     with pytest.raises(StageFailed, match="over_context 1"):
         make_rows(
