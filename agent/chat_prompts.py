@@ -12,10 +12,12 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
+from treadle.agent.continuation import continued_turn
 from treadle.agent.contract import Message, call_id
 from treadle.agent.dialects.base import FRAME, REASONING, RESULT, Segment
 from treadle.agent.dialects.forms.base import INVALID_NAME
@@ -38,6 +40,10 @@ from treadle.core.llm.types import Completion, ToolCall
 
 CONTINUE_MESSAGE = "Go on."
 """Content of the user message that is added if the conversation would otherwise end with an assistant message."""
+CONTINUE_BEGUN_MESSAGE = (
+    "Continue your last message exactly where it ends. Write only what follows, and repeat nothing."
+)
+"""The same after a turn that was begun for the model: an operator edited it, or another rollout was its prefix."""
 _CONTINUE = {"role": "user", "content": CONTINUE_MESSAGE}
 _NO_ANSWER = "(no output)"
 _NO_NAME = re.compile("[^A-Za-z0-9_-]")
@@ -76,6 +82,7 @@ class ChatPrompts:
         self._counted_tokens = 0
         self._counted_chars = 0
         self._reasoning_chars = 0
+        self._is_begun = bool(transcript.text)
         self.prompt_ids = array("i")
 
     def max_new_tokens(self) -> tuple[int, TokenLimit]:
@@ -91,14 +98,20 @@ class ChatPrompts:
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
         """See `PromptStrategy`."""
+        go_on = CONTINUE_BEGUN_MESSAGE if self._begun_text else CONTINUE_MESSAGE
         return await self._model.chat(
-            conversation(self._first_messages, self._transcript.segments()),
+            conversation(self._first_messages, self._transcript.segments(), go_on),
             self._sampling(max_tokens),
             seed=seed,
             session=session,
             deadline=deadline,
             stop=self._engine.dialect.stops,
         )
+
+    @property
+    def _begun_text(self) -> str:
+        """Beginning of the next turn, which the prefix of the rollout ends with; empty if the turn starts afresh."""
+        return self._transcript.open_text if self._is_begun else ""
 
     def _sampling(self, max_tokens: int) -> Sampling:
         sampling = self._engine.sampling
@@ -114,6 +127,10 @@ class ChatPrompts:
 
     def add_completion(self, completion: Completion) -> bool:
         """See `PromptStrategy`."""
+        if begun := self._begun_text:
+            text = continued_turn(begun, completion.text, completion.reasoning, self._engine.dialect)
+            completion = replace(completion, text=text, reasoning="")
+        self._is_begun = False
         self._add_reasoning(completion)
         before = self._num_chars()
         marker = dropped_stop(self._transcript.open_text, completion, self._engine.dialect)
@@ -293,11 +310,14 @@ def _sent_arguments(call: ToolCall) -> str:
     return call.arguments if is_object else orjson.dumps({"invalid": call.arguments}).decode()
 
 
-def conversation(first_messages: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:
+def conversation(
+    first_messages: Sequence[Mapping[str, str]], segments: Iterable[Segment], go_on: str = CONTINUE_MESSAGE
+) -> list[dict[str, str]]:
     """Return `first_messages`, which ends with a user message, followed by the assistant turn as messages.
 
-    Results become user messages, messages keep their role, and model text becomes assistant messages. The author of a
-    segment comes from `Transcript.segments`, never from the text.
+    `go_on` is added if they would end with the model's text. Results become user messages, messages keep their role,
+    and model text becomes assistant messages. The author of a segment comes from `Transcript.segments`, never from the
+    text.
     """
     turns: list[dict[str, str]] = []
     for segment in segments:
@@ -311,5 +331,5 @@ def conversation(first_messages: Sequence[Mapping[str, str]], segments: Iterable
         else:
             turns.append({"role": role, "content": segment.text})
     if turns and turns[-1]["role"] == "assistant":
-        turns.append({"role": "user", "content": CONTINUE_MESSAGE})
+        turns.append({"role": "user", "content": go_on})
     return [*({"role": message["role"], "content": message["content"]} for message in first_messages), *turns]

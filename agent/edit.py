@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import Literal
 
 from treadle.agent.contract import CallRecord
-from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.base import REASONING, Dialect, Segment
+from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.prefix import Prefix
 from treadle.agent.token_ids import Codec
 from treadle.agent.trajectory import Trajectory, Usage
 from treadle.agent.transcript import Transcript
+from treadle.core.answers.extraction import SYSTEM_KINDS
 
+_THINK = "think"
 Piece = tuple[Literal["model", "system"], str]
 """Author and text; a system piece is one whole result block."""
 
@@ -67,3 +70,44 @@ def assembled(
         turn_rewards=[],
         outcome=None,
     )
+
+
+def with_visible_thoughts(trajectory: Trajectory, dialect: Dialect) -> Trajectory:
+    """Return a trajectory whose reasoning outside the text is in its thoughts; see `visible_thoughts`."""
+    segments = visible_thoughts(trajectory.segments, dialect)
+    if segments is trajectory.segments:
+        return trajectory
+    return replace(trajectory, segments=list(segments), text="".join([segment.text for segment in segments]))
+
+
+def visible_thoughts(segments: Sequence[Segment], dialect: Dialect) -> Sequence[Segment]:
+    """Return segments in which reasoning that a service returned outside the text is a thought, if tags have thoughts.
+
+    A turn that has a thought of its own loses such reasoning: the model wrote the thought to be read. Only for segments
+    without token ids.
+    """
+    has_thoughts = isinstance(dialect, TagDialect) and _THINK in dialect.by_name and REASONING not in dialect.by_name
+    if not has_thoughts or all(segment.kind != REASONING for segment in segments):
+        return segments
+    assert isinstance(dialect, TagDialect)
+    found: list[Segment] = []
+    span: list[Segment] = []
+    for segment in [*segments, None]:
+        if segment is not None and segment.kind not in SYSTEM_KINDS:
+            span.append(segment)
+            continue
+        found += _with_thought(span, dialect)
+        span = []
+        if segment is not None:
+            found.append(segment)
+    return found
+
+
+def _with_thought(span: Sequence[Segment], dialect: TagDialect) -> list[Segment]:
+    said = [segment for segment in span if segment.kind != REASONING]
+    reasoning = "\n\n".join(segment.text.strip() for segment in span if segment.kind == REASONING)
+    thought = dialect.markers.sub("", reasoning).strip()
+    if not thought or any(segment.kind == _THINK for segment in said):
+        return said
+    think = dialect.by_name[_THINK]
+    return [Segment(_THINK, f"{think.opening}{thought}{think.closing}", 0, 0), *said]

@@ -42,16 +42,16 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
 
 AGENT = "agent"
 """Role of a model whose rollouts are evaluated; a model that is trained on its rollouts has the role `policy`."""
-CHAT_ROLES = frozenset({AGENT, "judge", "redundancy", "summarizer"})
-"""Roles that need no completion of a given prefix, so that a chat-only service is enough."""
+_NEEDS_NO_STOPS = frozenset({"judge", "redundancy", "summarizer"})
+"""Roles that are asked without stop strings."""
 
 
-def check_api(role: str, name: str, model: ModelSettings) -> None:
-    """Raise ConfigError for a model with `api = "chat"` in a role that needs completions."""
-    if model.api == "chat" and role not in CHAT_ROLES:
+def check_trained(name: str, model: ModelSettings) -> None:
+    """Raise ConfigError for a policy that is to be trained on its own rollouts, but has no token ids."""
+    if not model.continues_text:
         raise ConfigError(
-            f'models.{name}: api = "chat" is enough for the agent of rollouts, judges and the summarizer, but this is '
-            f"the {role}, which continues text or token ids; name a model whose server completes prompts, such as vLLM"
+            f'models.{name}: api = "chat" has no token ids, which rollouts need that train their own policy; name a '
+            "model whose server completes prompts, such as vLLM"
         )
 
 
@@ -68,7 +68,7 @@ def check_sampling(role: str, name: str, sampling: Sampling, facts: ServerFacts)
 def check_stops(role: str, name: str, model: ModelSettings, facts: ServerFacts) -> None:
     """Raise ConfigError for a role that needs stop strings if a server's stop behaviour could not be determined."""
     unknown = [url for url, style in facts.stops.items() if style == UNKNOWN]
-    if unknown and (model.api != "chat" and role not in CHAT_ROLES - {AGENT}):
+    if unknown and model.continues_text and role not in _NEEDS_NO_STOPS:
         raise ConfigError(
             f"models.{name}: {', '.join(unknown)} does not show whether answers end before or after a stop string: "
             "asked to continue short texts, it returned nothing, or something else each time. Tool calls could be "
@@ -105,9 +105,8 @@ class ModelSession:
         settings = self.meter.pool.settings
         check_sampling(role, self.name, sampling, self.facts)
         if not only_messages:
-            check_api(role, self.name, settings)
             check_stops(role, self.name, settings, self.facts)
-        renderer = self.tokenizer if settings.api == "completions" else None
+        renderer = self.tokenizer if settings.continues_text else None
         return RoleModel(
             role,
             self.name,
@@ -116,7 +115,7 @@ class ModelSession:
             self.codec,
             renderer,
             self.facts.max_model_len,
-            chat_only=settings.api == "chat",
+            continues_text=settings.continues_text,
         )
 
     def engine(
@@ -124,9 +123,8 @@ class ModelSession:
     ) -> RolloutEngine:
         """Return a rollout engine with this model as policy or agent.
 
-        Raises ConfigError if the API, the sampling or the stop strings do not suit the role.
+        Raises ConfigError if the sampling or the stop strings do not suit the role.
         """
-        check_api(role, self.name, self.meter.pool.settings)
         check_sampling(role, self.name, sampling, self.facts)
         if dialect.stops:
             check_stops(role, self.name, self.meter.pool.settings, self.facts)
@@ -137,18 +135,18 @@ class ModelSession:
             limits=limits,
             dialect=self.bound(dialect),
             renderer=self.tokenizer,
-            chat=self.meter if self.meter.pool.settings.api == "chat" else None,
+            chat=None if self.meter.pool.settings.continues_text else self.meter,
             returns_reasoning=self.facts.needs_reasoning,
         )
 
     def bound(self, dialect: Dialect) -> Dialect:
         """Return a dialect as this model reads and writes it."""
-        return dialect.bound(self.tokenizer, is_chat=self.meter.pool.settings.api == "chat")
+        return dialect.bound(self.tokenizer, is_chat=not self.meter.pool.settings.continues_text)
 
     def check_token_ids(self) -> None:
         """Warn if rollouts have no token ids. Raises ConfigError if the configuration requires them."""
         settings = self.meter.pool.settings
-        if self.codec is None and settings.api == "completions" and settings.token_ids == "required":
+        if self.codec is None and settings.continues_text and settings.token_ids == "required":
             raise ConfigError(f'models.{self.name}: token_ids = "required" needs a tokenizer; name its folder')
         if missing := missing_ids(settings, self.facts, has_tokenizer=self.tokenizer is not None):
             # Over the chat route that is known from the start.

@@ -1,7 +1,8 @@
 """Ask a model in a role other than the policy: judge, critic, refiner. Each request is independent of the others.
 
 Prompts are sent as token ids if the server takes them, so that no text in a prompt can become a control token. The
-start of an answer can be given (`prefill`); the model then continues it.
+start of an answer can be given (`prefill`); the model then continues it. A chat service gets it in the last message
+instead, and what its reply repeats of it is removed.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from treadle.agent.call_cache import CallCache
+from treadle.agent.continuation import joined_reply, with_beginning
 from treadle.agent.model_types import ChatCodec, ChatModel, CompletionModel, render_chatml
-from treadle.core.errors import ConfigError, ContextTooLong
+from treadle.core.errors import ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -44,7 +46,7 @@ class RoleModel:
         renderer: Tokenizer that renders the prompt as text, if the server takes no ids. Without codec and renderer the
             server renders messages; with a prefill or stop strings the prompt is sent as ChatML.
         max_model_len: Context window in tokens; None if unknown.
-        chat_only: Whether the server has only a chat route; a prefill is then impossible.
+        continues_text: Whether the server continues a prefill; a chat service reads it in the last message.
     """
 
     role: str
@@ -54,7 +56,7 @@ class RoleModel:
     codec: ChatCodec | None = None
     renderer: ChatCodec | None = None
     max_model_len: int | None = None
-    chat_only: bool = False
+    continues_text: bool = True
 
     async def ask(
         self,
@@ -71,14 +73,15 @@ class RoleModel:
         """Return the cached answer of `unit`, or request one; a new answer is cached before it is used.
 
         Stop strings are kept in the text, or put back if the server leaves them out. Raises ContextTooLong if the
-        prompt leaves no room, DeadlineExceeded, other ModelErrors if the request fails, and ConfigError for a
-        prefill with a chat-only server.
+        prompt leaves no room, DeadlineExceeded, and other ModelErrors if the request fails.
         """
         known = cache.get(unit)
         if known is not None:
             completion = Completion.from_json(known)
         else:
             completion = await self._complete(messages, prefill, tuple(stop), seed, session, deadline)
+            if prefill and not self.continues_text:
+                completion = replace(completion, text=joined_reply(prefill, completion.text))
             if marker := dropped_stop_string(prefill, completion, stop):
                 completion = replace(completion, text=completion.text + marker, stop_dropped=False)
             cache.append(unit, completion.to_json())
@@ -93,11 +96,9 @@ class RoleModel:
         session: str,
         deadline: float,
     ) -> Completion:
-        if self.chat_only:
+        if not self.continues_text:
             if prefill:
-                raise ConfigError(
-                    f'models.{self.name}: the {self.role} continues text, which api = "chat" does not support'
-                )
+                messages = with_beginning(messages, prefill)
             return await self.model.chat(
                 messages, self.sampling, seed=seed, session=session, deadline=deadline, stop=stop
             )

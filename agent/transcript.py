@@ -176,6 +176,10 @@ class Transcript:
             self.origins += bytes([ORIGIN_REENCODED]) * len(new)
         span.text, span.end = span.text + text, len(self.ids)
 
+    def end_turn(self, end: int | None) -> None:
+        """Let the model end its turn with an id, unless the same turn goes on; None for no id."""
+        self._turn_end = () if end is None else (end,)
+
     def prefix(self, calls: Sequence[CallRecord], turn: int) -> Prefix:
         """Return the whole context as a prefix, to be continued after `calls` in turn `turn`."""
         segments = tuple(self.segments())

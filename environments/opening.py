@@ -85,7 +85,7 @@ def engine_of(
 ) -> RolloutEngine:
     """Return a rollout engine with a model as policy or agent; `additional_calls` extends each call limit.
 
-    Raises ConfigError if the API, the sampling or the stop strings do not suit the role.
+    Raises ConfigError if the sampling or the stop strings do not suit the role.
     """
     limits = limits_of(settings, additional_calls=additional_calls, max_model_len=session.facts.max_model_len)
     return session.engine(settings.turn_dialect, limits, sampling, role=role)

@@ -131,7 +131,7 @@ class SftRun:
         if strange := self._digests - {digest}:
             raise ConfigError(
                 f"{self._context.address}: the rows were made with tokenizer {min(strange)[:12]}, but that of "
-                f"sft.model = {self._options.model} is {digest[:12]}; set it to the model that made their trajectories"
+                f"sft.model = {self._options.model} is {digest[:12]}; set it, or sft_rows.tokenizer, to the other"
             )
 
     def _plan(self, base: Path | str) -> TrainingPlan:

@@ -82,7 +82,7 @@ class ModelSettings(Section):
     """Identifies the weights if the model's name does not; after a change, earlier results are not reused."""
     api: Literal["completions", "chat"] = "completions"
     """Route of the requests: `completions` (vLLM and similar servers), or `chat` for services that offer nothing else.
-    A `chat` model can be the agent of `rollouts` (and so of `eval`), the judge and the summarizer."""
+    A `chat` model can have every role except that of a policy whose own rollouts it is trained on."""
     tokenizer: Operational[Path | None] = None
     """Folder with the model's tokenizer and chat template; without it, prompts are sent as text. Results depend on its
     digest, not its path."""
@@ -172,6 +172,11 @@ class ModelSettings(Section):
         if self.api == "chat" and self.token_ids == "required":
             raise ValueError('token_ids = "required" needs api = "completions": the chat route has no token ids')
         return self
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether requests can give the beginning of an answer; a chat service only reads it in a message."""
+        return self.api == "completions"
 
     @property
     def is_priced(self) -> bool:

@@ -329,8 +329,8 @@ class _Inspection:
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
                 f"{self._where} lists the model, but {target.completions} answers HTTP {status}: a chat-only "
-                'service is asked with api = "chat" (eval: --chat), as agent of rollouts, judge and summarizer; '
-                "every other role needs a server that completes prompts, such as vLLM"
+                'service is asked with api = "chat" (eval: --chat); a policy that is trained on its own rollouts needs '
+                "a server that completes prompts, such as vLLM"
             )
         if status != 200:
             raise failure_of(status, headers, data)

@@ -25,6 +25,8 @@ ENTRY_POINT_GROUP = "treadle.operators"
 """Entry point group of operators; an entry point's name is the operator's name in the configuration."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+PREFILLED_ROLES = ("policy", "critic", "refiner")
+"""Roles whose replies operators may begin."""
 _RESERVED_NAMES = ("initial", "locate_flaw")
 """Names in the rows for initial rollouts and for the finding of the shipped operators."""
 
@@ -60,6 +62,11 @@ def _load(name: str) -> Operator:
     for attribute, kind in (("name", str), ("version", int), ("branch", str)):
         if not isinstance(getattr(operator, attribute, None), kind):
             raise ConfigError(f"pools.operators: {name!r} has no {attribute} ({kind.__name__})")
+    if not isinstance(roles := getattr(operator, "needs_prefill", ()), tuple) or set(roles) - set(PREFILLED_ROLES):
+        raise ConfigError(
+            f"pools.operators: {name!r} has needs_prefill = {roles!r}, which must be a tuple of some of "
+            f"{', '.join(PREFILLED_ROLES)}"
+        )
     if (
         not _NAME.fullmatch(operator.name)
         or operator.name in _RESERVED_NAMES
@@ -71,6 +78,17 @@ def _load(name: str) -> Operator:
             "`incorrect`"
         )
     return operator
+
+
+def needs_prefill(operator: Operator) -> tuple[str, ...]:
+    """Return the roles that must continue a begun text for an operator, which need not derive from `Operator`."""
+    roles: tuple[str, ...] = getattr(operator, "needs_prefill", ())
+    return roles
+
+
+def edits(operator: Operator) -> bool:
+    """Return whether an operator, which need not derive from `Operator`, edits or continues its parent."""
+    return bool(getattr(operator, "edits", True))
 
 
 def _entry_point(name: str) -> str | None:

@@ -52,6 +52,12 @@ class Operator(Protocol):
     """Version; raise it when the operator's results change, so that earlier pools are not reused."""
     branch: ClassVar[Branch]
     """Branch of the operator: whether it applies to trajectories with a right answer or to the others."""
+    edits: ClassVar[bool] = True
+    """Whether it edits the parent or continues a part of it, which native tool calls do not allow; otherwise it only
+    makes new rollouts."""
+    needs_prefill: ClassVar[tuple[str, ...]] = ()
+    """Roles (`policy`, `critic`, `refiner`) that must continue a begun text as it is, so that a chat service, which
+    reads the beginning in a message, is not enough."""
 
     async def apply(self, context: OperatorContext) -> Edit:
         """Make a trajectory from `context.parent`; raise EditRejected if that is not possible.

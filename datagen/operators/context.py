@@ -15,7 +15,7 @@ from treadle.agent.prefix import Prefix
 from treadle.agent.role import Reply, RoleModel
 from treadle.agent.token_ids import Codec
 from treadle.agent.trajectory import Trajectory
-from treadle.core.errors import ContextTooLong
+from treadle.core.errors import ConfigError, ContextTooLong
 from treadle.core.seeds import derive_seed
 from treadle.datagen.operators.rejection import EditRejected
 from treadle.datagen.pools.pool import PoolEntry, RoleUsage, count_rollout
@@ -63,7 +63,7 @@ class OperatorContext:
         roles: Model of each role (`critic`, `refiner`).
         hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        dialect: Table of tags.
+        tags: Tags of the environment; None if it has native calls. Operators use `dialect`.
         seed: Seed of this application, in [0, 2**31).
         run_rollout: Function that runs a rollout; use `continue_from` and `roll_out`.
         cache: Stored answers of models and tools of this application.
@@ -80,7 +80,7 @@ class OperatorContext:
     roles: Mapping[str, RoleModel]
     hints: Sequence[str]
     codec: Codec | None
-    dialect: TagDialect
+    tags: TagDialect | None
     seed: int
     run_rollout: RunRollout
     cache: CallCache
@@ -90,6 +90,13 @@ class OperatorContext:
     usage: dict[str, RoleUsage] = field(default_factory=dict)
     num_requests: int = 0
     num_rollouts: int = 0
+
+    @property
+    def dialect(self) -> TagDialect:
+        """Table of tags; raise ConfigError for native calls, which no operator edits."""
+        if self.tags is None:
+            raise ConfigError("operators do not edit native calls; set `edits = False` on one that only rolls out")
+        return self.tags
 
     @property
     def trajectory(self) -> Trajectory:
@@ -118,6 +125,7 @@ class OperatorContext:
     ) -> Reply:
         """Ask the model of a role with an operator's own messages, and store the reply.
 
+        The reply continues `prefill`. A chat service gets it in the last message, so its reply follows it less surely.
         Insert other texts into the messages with `as_data`. Raises EditRejected (`prompt_too_long`) like `ask`.
         """
         number, self.num_requests = self.num_requests, self.num_requests + 1

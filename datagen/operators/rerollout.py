@@ -12,6 +12,7 @@ class Rerollout:
     name = "rerollout"
     version = 1
     branch = "correct"
+    edits = False
 
     async def apply(self, context: OperatorContext) -> Edit:
         """Return a new rollout."""

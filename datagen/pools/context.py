@@ -16,6 +16,7 @@ from treadle.agent.contract import (
     StepContext,
     Task,
 )
+from treadle.agent.dialects.tags import TagDialect
 from treadle.agent.judges.cases import Verifier
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
@@ -58,17 +59,28 @@ class PoolContext:
         null_model = NullModel(cause)
         return replace(
             self,
-            fresh=replace(self.fresh, model=null_model),
-            continuing=replace(self.continuing, model=null_model),
+            fresh=_with_model(self.fresh, null_model),
+            continuing=_with_model(self.continuing, null_model),
             runtime=NullRuntime(self.runtime, cause),
             roles={name: replace(role, model=null_model) for name, role in self.roles.items()},
             final=True,
         )
 
+    @property
+    def tags(self) -> TagDialect | None:
+        """Tags of the environment; None if it has native calls, which no operator edits."""
+        dialect = self.environment.turn_dialect
+        return dialect if isinstance(dialect, TagDialect) else None
+
     def hints(self, domain: str) -> Sequence[str]:
         """Return the hints for questions of a domain; those for qa if it has none of its own."""
         hints: tuple[str, ...] = getattr(self.options.hints, domain, self.options.hints.qa)
         return hints
+
+
+def _with_model(engine: RolloutEngine, model: NullModel) -> RolloutEngine:
+    """Return the engine with another model, asked over the same route."""
+    return replace(engine, model=model, chat=None if engine.chat is None else model)
 
 
 @dataclass(frozen=True, slots=True)

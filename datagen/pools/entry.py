@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from treadle.agent.judges.answer import answer_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.runs.address import Address
-from treadle.datagen.operators import operator_versions
+from treadle.datagen.operators import edits, load_operators, needs_prefill, operator_versions
 from treadle.datagen.pools.settings import PoolOptions, PoolsSettings
 from treadle.datagen.pools.stage import POOLS_STAGE
 from treadle.datagen.pools.summary import pools_report
@@ -74,6 +74,7 @@ def _roles_with_starting_policy(plan: Plan, address: Address) -> set[str]:
 def _settings(plan: Plan, address: Address) -> PoolsSettings:
     options = plan.options(address, PoolOptions)
     _check(address, plan.environments(), options.operators)
+    _check_prefills(address, options.operators, pool_roles(plan, address))
     samplings: dict[str, Sampling] = {}
     if (sampling := summarizer_sampling_of(plan.environments())) is not None:
         samplings["summarizer"] = sampling
@@ -100,12 +101,25 @@ def _check(address: Address, environments: Environments, operators: Sequence[str
                 f"{address}: pools judges answers, but the tasks of {environment.type} have no gold answers; leave "
                 "pools out of flow.stages: sft_rows is made from rollouts and scores"
             )
-        if not traits.forks and (editing := [operator for operator in operators if operator != "rerollout"]):
+        if not traits.forks and (editing := [one.name for one in load_operators(operators) if edits(one)]):
             raise ConfigError(
                 f"{address}: {episode_name(environment)} cannot be continued from a prefix, which "
                 f"{', '.join(editing)} need; "
                 'set pools.operators = ["rerollout"]'
             )
+
+
+def _check_prefills(address: Address, operators: Sequence[str], roles: Mapping[str, tuple[str, ModelSettings]]) -> None:
+    """Raise ConfigError if an operator needs a model to continue a begun text, and that model's service cannot."""
+    for operator in load_operators(operators):
+        for role in needs_prefill(operator):
+            name, model = roles[role]
+            if not model.continues_text:
+                raise ConfigError(
+                    f"{address}: the operator {operator.name} begins replies of the {role}, which models.{name} "
+                    f'(api = "chat") cannot continue; leave it out of pools.operators, or set pools.roles.{role}.model '
+                    "to a model whose server completes prompts, such as vLLM"
+                )
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:

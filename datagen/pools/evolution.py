@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from treadle.agent.call_cache import CallCache, ScopedCache
 from treadle.agent.contract import EpisodeOptions, Task
-from treadle.agent.dialects.tags import require_tags
+from treadle.agent.edit import with_visible_thoughts
 from treadle.agent.judges.cases import Verdict
 from treadle.agent.prefix import Prefix
 from treadle.agent.trajectory import Trajectory
@@ -217,7 +217,7 @@ class Evolution:
             roles=pool_context.roles,
             hints=pool_context.hints(self._row["domain"]),
             codec=pool_context.continuing.codec,
-            dialect=require_tags(pool_context.environment.turn_dialect, "an operator of pools"),
+            tags=pool_context.tags,
             seed=self._seed(name, number, parent.entry.index),
             run_rollout=self._run_rollout,
             cache=ScopedCache(self._cache, f"{number}-{name}-{parent.entry.index}"),
@@ -240,8 +240,8 @@ class Evolution:
             prefix=prefix,
             options=EpisodeOptions(additional_calls=additional),
         )
-        # Operators continue and rewrite the text of a turn.
-        return trajectory.without_turn_end()
+        # Operators continue and rewrite the text of a turn, with its thoughts.
+        return with_visible_thoughts(trajectory.without_turn_end(), engine.dialect)
 
     def _record_findings(self, number: int, parent: Parent) -> None:
         for name, finding in sorted(parent.findings.items()):

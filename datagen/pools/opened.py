@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.metering import Meter, TokenBudget
-from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
+from treadle.agent.model_sessions import ModelSession, ModelSessions, load_tokenizer
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 from treadle.core.store.keyed_store import KeyedStore
@@ -42,11 +43,11 @@ async def open_models(
     settings: PoolsSettings, sessions: ModelSessions, servers: dict[str, Any]
 ) -> dict[str, ModelSession]:
     """Return the models of all roles; `servers` takes what each server says of itself, by role, as soon as it does."""
-    for name, role in settings.roles.items():
-        check_api(name, role.name, role.model)
+    is_native = any(isinstance(one.turn_dialect, FunctionsDialect) for one in settings.named_environments().values())
     models = {}
     for name, role in settings.roles.items():
-        models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest)
+        calls_tools = is_native and name == "policy"
+        models[name] = await sessions.model(role.name, role.model, role.tokenizer_digest, calls_tools=calls_tools)
         servers[name] = asdict(models[name].facts)
     return models
 

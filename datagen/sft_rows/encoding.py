@@ -184,6 +184,10 @@ class RowEncoder:
         num_ids = num_row_ids(origins)
         return num_prompt + num_ids + len(self.end_after(ids[num_ids - 1] if num_ids else None))
 
+    def num_tokens_of(self, prompt: Prompt, turns: Turns) -> int:
+        """Return the length of a row with token ids."""
+        return len(prompt.ids) + len(turns.ids) + len(self.end_after(turns.ids[-1] if turns.ids else None))
+
     def columns(self, prompt: Sequence[int], turns: Turns) -> dict[str, Any]:
         """Return the id columns of a row; empty ones in text mode.
 

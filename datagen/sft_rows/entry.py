@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
+from treadle.agent.contract import Task
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import EMBEDDED
+from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
 from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
+from treadle.datagen.sft_rows.student import check_student, context_window
 from treadle.datagen.sft_rows.summary import sft_rows_report
 from treadle.environments.registry import traits_of
 from treadle.stages.entry import Inputs, StageEntry
@@ -48,13 +54,39 @@ def _settings(plan: Plan, address: Address) -> SftRowsSettings:
     name = _policy(plan, address.iteration)
     model, tokenizer_digest = checked_model(name, plan.models[name])
     options = plan.options(address, SftRowsOptions)
+    folder, context_tokens = tokenizer_folder(model) or served_tokenizer(model), None
+    if options.tokenizer is not None:
+        folder = options.tokenizer
+        tokenizer_digest, context_tokens = _checked_student(plan, folder)
+    elif folder is None and not model.continues_text and "sft" in plan.stages:
+        raise ConfigError(
+            f'{address}: the trajectories of models.{name} (api = "chat") have no token ids, so sft cannot train on '
+            "rows of them; set sft_rows.tokenizer to the folder of the tokenizer of sft.model, or to embedded"
+        )
     return SftRowsSettings(
         **plan.mixture(),
-        tokenizer=tokenizer_folder(model) or served_tokenizer(model),
+        tokenizer=folder,
         tokenizer_digest=tokenizer_digest,
+        context_tokens=context_tokens,
         options=options.model_copy(update={"trajectories": row_source(plan, address)}),
         seed=plan.seed,
     )
+
+
+def _checked_student(plan: Plan, folder: Path) -> tuple[str, int | None]:
+    """Return digest and context window of the tokenizer of the rows, which its template must be able to write.
+
+    Raises ConfigError.
+    """
+    found = embedded_folder("tokenizer") if folder == Path(EMBEDDED) else folder
+    if not (found / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"sft_rows.tokenizer: there is no {found.absolute() / 'tokenizer.json'}; set it to the folder of the "
+            "tokenizer of sft.model, or to embedded"
+        )
+    tokenizer = ChatTokenizer.load(found)
+    check_student(tokenizer, {name: one.first_messages(Task("", "")) for name, one in plan.environments().items()})
+    return tokenizer.digest, context_window(found)
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:

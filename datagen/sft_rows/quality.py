@@ -25,6 +25,8 @@ REASONS = {
     **CALL_FAULTS,
     "ids_differ": "token ids, their origins and the segments are inconsistent",
     "too_long": "the row would be longer than the cut-off",
+    "over_context": "the row would be longer than the context window of the model that it trains",
+    "not_given_back": "the tokenizer of the rows does not give the text back",
 }
 """Code -> description. A trajectory is counted under the first one that applies to it."""
 

@@ -61,11 +61,12 @@ class RowEnvironments:
     """The environments of a run, by the column `environment` of trajectories.
 
     Attributes:
-        tokenizer: Tokenizer of the policy; None in text mode.
+        tokenizer: Tokenizer of the rows; None in text mode.
     """
 
     def __init__(self, settings: SftRowsSettings) -> None:
         self.tokenizer = _load_tokenizer(settings)
+        self._has_student = settings.options.tokenizer is not None
         self._by_name = {
             name: RowEnvironment.of(one, self.tokenizer) for name, one in settings.named_environments().items()
         }
@@ -78,6 +79,10 @@ class RowEnvironments:
         if name not in self._by_name:
             raise DataError(unknown_environment(name, self._by_name))
         return self._by_name[name]
+
+    def are_encoded_here(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a trajectory has no token ids of the rows' tokenizer, so that its text is encoded with it."""
+        return self.tokenizer is not None and row["tokenizer_digest"] != self.tokenizer.digest
 
     def check(self, batch: pa.RecordBatch, kind: str) -> None:
         """Raise StageFailed if trajectories were made in another environment or with another tokenizer.
@@ -98,10 +103,12 @@ class RowEnvironments:
                     "trajectories have token ids, but the policy has no tokenizer here; set `tokenizer` of the "
                     "policy's model to its folder"
                 )
-            if digest and self.tokenizer is not None and digest != self.tokenizer.digest:
+            is_other = self.tokenizer is not None and digest not in ("", self.tokenizer.digest)
+            if is_other and self.tokenizer is not None and not self._has_student:
                 raise StageFailed(
                     f"trajectories were made with tokenizer {digest[:12]}, but the policy's in "
-                    f"{self.tokenizer.folder} is {self.tokenizer.digest[:12]}; set the tokenizer that `{kind}` used"
+                    f"{self.tokenizer.folder} is {self.tokenizer.digest[:12]}; set the tokenizer that `{kind}` used, "
+                    "or sft_rows.tokenizer to that of the model to train"
                 )
 
     def prompt(

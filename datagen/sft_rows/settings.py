@@ -18,6 +18,10 @@ class SftRowsOptions(Section):
     """Trajectories that rows are made from: those of `pools`, or `rollouts` of the policy (`pools.roles.policy.model`;
     default: the first model) that `scores` finds right. None means `pools`, or `rollouts` if the tasks of an
     environment have no gold answers."""
+    tokenizer: Operational[Path | None] = None
+    """Folder with the tokenizer and chat template of the model that the rows train, or `embedded`: trajectories without
+    token ids, or with those of another tokenizer, are encoded with it. None means the tokenizer of the policy. Results
+    depend on its digest, not its path."""
     cutoff_tokens: int = Field(default=10_000, ge=1)
     """Maximum length of a row in tokens, prompt included; a longer trajectory is rejected, never cut."""
     mask_results: bool = True
@@ -37,9 +41,12 @@ class SftRowsSettings(MixedSettings):
     """All settings that an instance of the stage reads."""
 
     tokenizer: Operational[Path | None] = None
-    """Folder of the policy's tokenizer and chat template, or `embedded`; required if trajectories have token ids."""
+    """Folder of the tokenizer and chat template of the rows, or `embedded`: that of `options.tokenizer`, else of the
+    policy. Without it, rows have no token ids."""
     tokenizer_digest: str = ""
     """Required digest of the tokenizer; empty accepts any."""
+    context_tokens: int | None = None
+    """Most tokens that the model of `options.tokenizer` reads; None if its files do not say."""
     options: SftRowsOptions = SftRowsOptions()
     """Selection and encoding of the rows."""
     seed: int = 0

@@ -26,14 +26,15 @@ from treadle.datagen.sft_rows.row_environments import RowEnvironments
 from treadle.datagen.sft_rows.selection import DECISIONS, ROW, Decisions, TrajectorySelector
 from treadle.datagen.sft_rows.settings import SftRowsSettings
 from treadle.datagen.sft_rows.tables import SFT_REJECTIONS, SFT_ROWS
-from treadle.datagen.sft_rows.trajectories import Trajectories
+from treadle.datagen.sft_rows.trajectories import QuestionReader, Trajectories
 from treadle.environments.rollouts.rows import plain_schemas
 
 _log = logging.getLogger(__name__)
 
 _REJECTED = ("rollout_key", "question_key", "dataset", "domain", "operator", "round", "status", "calls_requested")
-_JUDGED = (*_REJECTED, "environment", "truncated", "parents", "segments", "tool_calls")
 _DIGESTS = ("environment_digest", "tokenizer_digest")
+_KEPT = ("environment", "first_messages", "tool_schemas")
+_JUDGED = (*_REJECTED, *_KEPT, "tokenizer_digest", "truncated", "parents", "segments", "tool_calls")
 _COPIED = (
     "rollout_key",
     "question_key",
@@ -48,7 +49,6 @@ _COPIED = (
     "tools",
     *_DIGESTS,
 )
-_KEPT = ("environment", "first_messages", "tool_schemas")
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1024
 
@@ -64,6 +64,7 @@ class _Selected(NamedTuple):
     tool_schemas: str
     """JSON, as the rollout has them."""
     prompt_digest: str
+    """Digest of the prompt that the rollout was sampled from; empty if its text is encoded here."""
     turns: Turns
 
 
@@ -79,7 +80,16 @@ class _SftRowsRun:
         self._num_read = self._trajectories.num_rows
         self._environments = RowEnvironments(settings)
         self._encoder = RowEncoder.of(self._environments.tokenizer, mask_results=self._options.mask_results)
-        self._gate = QualityGate(self._options, self._environments, self._encoder, self._trajectories.held_out())
+        self._questions = QuestionReader(context.inputs["questions"])
+        self._gate = QualityGate(
+            self._options,
+            self._environments,
+            self._encoder,
+            self._trajectories.held_out(),
+            self._prompt_of,
+            settings.context_tokens,
+        )
+        self._last_prompt: tuple[tuple[str, ...], Prompt] | None = None
         self._rejections: list[dict[str, Any]] = []
         self.tally = SftRowsTally()
 
@@ -127,7 +137,7 @@ class _SftRowsRun:
 
     def _judge_all(self, selection: TrajectorySelector) -> None:
         number = 0
-        for batches in self._trajectories.judged_batches([*_JUDGED, *IdColumns.NAMES, *_DIGESTS]):
+        for batches in self._trajectories.judged_batches([*_JUDGED, *IdColumns.NAMES, "environment_digest"]):
             parents = ParentIndex()
             for batch in batches:
                 self._environments.check(batch, self._trajectories.kind)
@@ -179,15 +189,32 @@ class _SftRowsRun:
 
     def _selected(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> _Selected:
         turns, repaired = self._gate.turns(row, ids, index)
+        head, prompt_digest = {name: row[name] for name in _COPIED}, ids.prompt_digest(index)
+        if self._environments.are_encoded_here(row):
+            assert self._environments.tokenizer is not None
+            head["tokenizer_digest"], prompt_digest = self._environments.tokenizer.digest, ""
         return _Selected(
-            head={name: row[name] for name in _COPIED},
+            head=head,
             environment=row["environment"],
             repaired=repaired,
-            first_messages="" if self._environments.of(row).rebuilds_prompts else row["first_messages"] or "",
+            first_messages=self._first_messages(row),
             tool_schemas=row["tool_schemas"],
-            prompt_digest=ids.prompt_digest(index),
+            prompt_digest=prompt_digest,
             turns=turns,
         )
+
+    def _first_messages(self, row: Mapping[str, Any]) -> str:
+        """Return the messages that only the episode knows, as JSON; empty if the question gives them."""
+        return "" if self._environments.of(row).rebuilds_prompts else row["first_messages"] or ""
+
+    def _prompt_of(self, row: Mapping[str, Any]) -> Prompt:
+        """Return the prompt of a trajectory in the first pass, in which questions are read in their order."""
+        head = {name: row[name] for name in ("question_key", "rollout_key")}
+        asked = (row["environment"], self._first_messages(row), row["tool_schemas"])
+        key = (row["question_key"], *asked)
+        if self._last_prompt is None or self._last_prompt[0] != key:
+            self._last_prompt = (key, self._prompt(self._questions[row["question_key"]], head, *asked))
+        return self._last_prompt[1]
 
     def _leave_out(self, row: Mapping[str, Any], why: str, ids: IdColumns, index: int) -> None:
         self.tally.left_out[why] += 1
@@ -214,7 +241,13 @@ class _SftRowsRun:
                 selected = _Selected._make([*parts, Turns(**turns)])
                 key = (selected.head["question_key"], selected.first_messages, selected.tool_schemas)
                 if key not in prompts:
-                    prompts[key] = self._prompt(questions.get(key[0]), selected)
+                    prompts[key] = self._prompt(
+                        questions.get(key[0]),
+                        selected.head,
+                        selected.environment,
+                        selected.first_messages,
+                        selected.tool_schemas,
+                    )
                 row = self._finished(selected, prompts[key])
                 self.tally.count_row(row)
                 chunk.append(row)
@@ -223,25 +256,26 @@ class _SftRowsRun:
                     chunk = []
         self._context.write(SFT_ROWS.kind, chunk)
 
-    def _prompt(self, question: Mapping[str, Any] | None, selected: _Selected) -> Prompt:
-        """Return the prompt of a selected trajectory; raise ArtifactError if its question is not there."""
+    def _prompt(
+        self,
+        question: Mapping[str, Any] | None,
+        head: Mapping[str, Any],
+        environment: str,
+        first_messages: str,
+        tool_schemas: str,
+    ) -> Prompt:
+        """Return the prompt of a trajectory; raise ArtifactError if its question is not there."""
         if question is None:
             raise ArtifactError(
-                f"trajectories answer question {selected.head['question_key']}, which is not among the questions read; "
+                f"trajectories answer question {head['question_key']}, which is not among the questions read; "
                 f"bind the questions that the {self._trajectories.kind} were made from"
             )
-        return self._environments.prompt(
-            selected.environment,
-            question,
-            selected.head["rollout_key"],
-            selected.first_messages,
-            selected.tool_schemas,
-        )
+        return self._environments.prompt(environment, question, head["rollout_key"], first_messages, tool_schemas)
 
     def _finished(self, selected: _Selected, prompt: Prompt) -> dict[str, Any]:
         """Return the row; raise StageFailed if the rollout's prompt differs from the environment's."""
         turns = selected.turns
-        if turns.ids and selected.prompt_digest != prompt.digest:
+        if turns.ids and selected.prompt_digest not in ("", prompt.digest):
             raise StageFailed(
                 f"the prompt of trajectory {selected.head['rollout_key']} has other token ids than that of its "
                 f"question {selected.head['question_key']} in this environment with this tokenizer; run "
@@ -283,7 +317,7 @@ def _line(place: int, selected: _Selected) -> bytes:
 
 SFT_ROWS_STAGE = Stage(
     name="sft_rows",
-    version=3,
+    version=4,
     settings=SftRowsSettings,
     consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
     optional=frozenset({"pools", "rollouts", "scores"}),

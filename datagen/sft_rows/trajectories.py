@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
+from treadle.agent.contract import TASK_COLUMNS
 from treadle.core.errors import ArtifactError
 from treadle.core.runs.stage import Rows
 
@@ -62,6 +64,39 @@ class Trajectories:
         return frozenset(row["question_key"] for row in rows if row["split"] != "train")
 
 
+class QuestionReader:
+    """Reader of single questions from tables in whose order they are asked for, so that each table is read once.
+
+    Memory: a few thousand questions.
+    """
+
+    def __init__(self, tables: Sequence[Rows]) -> None:
+        self._tables = tables
+        self._rows = self._read()
+        self._recent: dict[str, Mapping[str, Any]] = {}
+
+    def __getitem__(self, key: str) -> Mapping[str, Any] | None:
+        """Return a question; None if no table has it."""
+        for _ in range(2):
+            if key in self._recent:
+                return self._recent[key]
+            for row in self._rows:
+                self._remember(row)
+                if row["question_key"] == key:
+                    return row
+            self._rows = self._read()
+        return self._recent.get(key)
+
+    def _read(self) -> Iterator[Mapping[str, Any]]:
+        return (row for table in self._tables for row in table.rows(TASK_COLUMNS))
+
+    def _remember(self, row: Mapping[str, Any]) -> None:
+        self._recent[row["question_key"]] = row
+        if len(self._recent) > _REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+
+
+_REMEMBERED = 4096
 _AGAIN = "run `scores` again on the rollouts that are read here"
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from treadle.agent.chat_prompts import CONTINUE_BEGUN_MESSAGE, CONTINUE_MESSAGE
+from treadle.agent.continuation import split_beginning
 from treadle.demo.world_templates import recognise
 
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
@@ -49,11 +51,16 @@ def read_prompt(prompt: str) -> Conversation:
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
-    """Parse the messages of a chat request; a trailing assistant message is the open turn."""
+    """Parse the messages of a chat request: the turn goes on after the first message of the user.
+
+    Without any reply so far, that message may say how the turn begins.
+    """
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
-    users = [message["content"] for message in messages if message["role"] == "user"]
-    last = messages[-1] if messages else {"role": "user", "content": ""}
-    return _with_turn(system, users[-1] if users else "", last["content"] if last["role"] == "assistant" else "")
+    first = next((place for place, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    user, turn = split_beginning(messages[first]["content"]) if first < len(messages) else ("", "")
+    pieces = [message["content"] for message in messages[first + 1 :]]
+    turn += "".join([piece for piece in pieces if piece not in (CONTINUE_MESSAGE, CONTINUE_BEGUN_MESSAGE)])
+    return _with_turn(system, user, turn)
 
 
 def _read_plain(prompt: str) -> Conversation:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.agent.dialects.functions import FunctionsDialect
-from treadle.agent.model_sessions import ModelSession, ModelSessions, check_api, load_tokenizer
+from treadle.agent.model_sessions import AGENT, ModelSession, ModelSessions, check_trained, load_tokenizer
 from treadle.agent.role import RoleModel
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.chat import ChatTokenizer
@@ -76,7 +76,8 @@ async def open_rollouts(
 
 def check_policy(settings: RolloutsSettings) -> str:
     """Return the digest of the policy's local tokenizer, empty without one; raise ConfigError for a wrong API."""
-    check_api(settings.options.role, settings.model_name, settings.model)
+    if settings.options.role != AGENT:
+        check_trained(settings.model_name, settings.model)
     tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
     return tokenizer.digest if tokenizer else ""
 

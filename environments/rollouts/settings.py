@@ -23,7 +23,7 @@ class RolloutOptions(Section):
     """Number of trajectories, selection of questions, and sampling."""
 
     role: ClassVar[str] = AGENT
-    """Role of the model; see `treadle.agent.model_sessions.check_api`."""
+    """Role of the model; see `treadle.agent.model_sessions.check_trained`."""
     samples_per_question: Revisable[int] = Field(default=1, ge=1)
     """Trajectories per question (K)."""
     max_questions: Revisable[int | None] = Field(default=None, ge=1)

@@ -23,12 +23,12 @@ _CHECK_S = 30.0
 
 
 def check_roles(config: TreadleConfig) -> None:
-    """Raise ConfigError if a model's API cannot support one of its roles, regardless of what its server reports."""
-    from treadle.agent.model_sessions import check_api
+    """Raise ConfigError if the policy of a curriculum has no token ids, regardless of what its server reports."""
+    from treadle.agent.model_sessions import check_trained
 
-    sampled = [("policy", sampling_model(FlowPlan(config)))] if flow_phases(config, 1) else []
-    for role, name in (*sampled, *_played_roles(config)):
-        check_api(role, name, config.models[name])
+    if flow_phases(config, 1):
+        name = sampling_model(FlowPlan(config))
+        check_trained(name, config.models[name])
 
 
 def _played_roles(config: TreadleConfig) -> list[tuple[str, str]]:

@@ -115,14 +115,6 @@ async def test_chat_only_service_can_judge_a_math_question(tmp_path: Path) -> No
     assert "12" in judge.requests[1].text
 
 
-@pytest.mark.parametrize("role", ["policy", "critic", "refiner"])
-async def test_chat_only_service_is_refused_in_other_roles_before_any_request(bench: PoolsBench, role: str) -> None:
-    async with server(Agent(lambda _, __: RIGHT)) as scripted:
-        with pytest.raises(ConfigError, match=f'models.{role}: api = "chat" .* this is the {role}') as refusal:
-            await bench.make(scripted.url, roles={role: {"model": {"api": "chat"}}})
-    assert "\n" not in str(refusal.value) and not scripted.requests
-
-
 @pytest.mark.covers("flywheel-31")
 async def test_seed_determines_what_is_drawn(bench: PoolsBench) -> None:
     agent = Agent(lambda _, turn: WRONG.replace("guess", f"guess {turn}"))

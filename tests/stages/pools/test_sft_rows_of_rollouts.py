@@ -168,7 +168,11 @@ def test_native_calls_have_their_prompt_and_schemas(tmp_path: Path, route: str) 
     assert messages[-4:] == json.loads(text_row["messages"])[-4:]
     assert "<tools>" not in messages[0]["content"]
     assert [one["name"] for one in json.loads(row["tool_schemas"])] == ["search", "python"]
-    assert (text_row["input_ids"], text_row["tool_schemas"]) == ([], row["tool_schemas"])
+    assert text_row["tool_schemas"] == row["tool_schemas"]
+    # The turns of the chat service are encoded as the student of this family would have written them.
+    parts = [tokenizer.decode(one["input_ids"][one["num_prompt_tokens"] :]).rstrip("\n") for one in (row, text_row)]
+    assert parts[1] == parts[0] and text_row["tokenizer_digest"] == tokenizer.digest
+    assert tokenizer.decode([token for token in text_row["labels"] if token != -100]) == learned
     table = run.rows(record.outputs["sft_rows"])
     for name in ("openai", "sharegpt"):
         export_rows(table, name, tmp_path / name, origin={})

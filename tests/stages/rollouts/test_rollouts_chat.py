@@ -181,7 +181,7 @@ async def test_phase_rollouts_refuse_a_chat_only_service(bench: Bench) -> None:
         }
         phase = instance(load_config(TreadleConfig, data=data), Address.parse("1/rollouts@phase-1"))
         phase = replace(phase, inputs={**phase.inputs, "questions": (GIVEN,), "checkpoint": ()})
-        with pytest.raises(ConfigError, match='api = "chat" .* this is the policy, which continues text') as refusal:
+        with pytest.raises(ConfigError, match='api = "chat" has no token ids, which rollouts need') as refusal:
             await asyncio.to_thread(execute, phase, bench.run)
         assert "\n" not in str(refusal.value)
         assert service.requests == []

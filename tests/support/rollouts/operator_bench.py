@@ -11,6 +11,7 @@ from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.call_cache import CallCache, NullCache, ScopedCache
 from treadle.agent.contract import EpisodeOptions, Task
+from treadle.agent.dialects.tags import require_tags
 from treadle.agent.judges.cases import Verdict
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.prefix import Prefix
@@ -166,7 +167,7 @@ class World:
             roles=roles,
             hints=hints,
             codec=self.tokenizer,
-            dialect=self.settings.turn_dialect,
+            tags=require_tags(self.settings.turn_dialect, "this bench"),
             seed=seed,
             run_rollout=lambda prefix, seed, memory: self._play(self.scripts["policy"], prefix, seed, memory),
             cache=memory,

@@ -43,7 +43,7 @@ def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, base: Path) -> No
     run = run_with_rows(tmp_path / "root", [sft_row("a"), sft_row("b")])
     with pytest.raises(
         ConfigError,
-        match="made with tokenizer t, but that of sft.model = .*; set it to the model that made their trajectories",
+        match="made with tokenizer t, but that of sft.model = .*; set it, or sft_rows.tokenizer, to the other",
     ):
         train(run, base)
 
@@ -110,7 +110,7 @@ def test_rows_with_another_tokenizer_than_the_hub_id_are_refused_before_a_step(
     monkeypatch.setattr(stage, "fine_tune", engine)
     with pytest.raises(
         ConfigError,
-        match="but that of sft.model = org/name is another; set it to the model that made their trajectories",
+        match="but that of sft.model = org/name is another; set it, or sft_rows.tokenizer, to the other",
     ):
         train(own_rows(tmp_path / "root", base), "org/name")
     assert not engine.began

@@ -1,0 +1,104 @@
+"""Join a begun text and a reply that continues it, for services that answer messages and cannot be given a beginning.
+
+A model that completes prompts continues the text itself. A chat service reads it in a message, so its reply may repeat
+the beginning, open the thought again, or leave out the space between two words.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Mapping, Sequence
+
+from treadle.agent.dialects.base import Dialect
+from treadle.agent.dialects.tags import TagDialect
+
+_BEGUN = """The beginning of your reply is already written, between the lines of dashes. What you write is appended to \
+it: write only what follows, from the next word on, and do not repeat the beginning.
+-----
+{begun}
+-----"""
+_BORDER = re.compile(r"\n|>|[:.!?](?=\s)")
+"""Ends of the parts of a beginning that a reply may repeat: lines, markers, labels and sentences."""
+_SHORTEST_REPETITION = 12
+"""Characters; shorter texts may be alike by chance."""
+_MOST_PARTS = 64
+"""Last parts of a beginning that are compared with a reply, so that the time stays linear."""
+_THINK = "think"
+
+
+def with_beginning(messages: Sequence[Mapping[str, str]], begun: str) -> list[Mapping[str, str]]:
+    """Return messages whose last one also says how the reply begins."""
+    *others, last = messages
+    return [*others, {**last, "content": f"{last['content']}\n\n{_BEGUN.format(begun=begun)}"}]
+
+
+def split_beginning(content: str) -> tuple[str, str]:
+    """Return the content of a message without what `with_beginning` added, and the beginning; empty if it has none."""
+    head, _, end = _BEGUN.partition("{begun}")
+    before, found, rest = content.rpartition(f"\n\n{head}")
+    return (before, rest.removesuffix(end)) if found and rest.endswith(end) else (content, "")
+
+
+def without_repetition(begun: str, reply: str) -> str:
+    """Return a reply without the parts of the beginning that it repeats.
+
+    These are the whole beginning, its last lines, markers or sentences, or its first ones if the reply then continues
+    in another way. A repetition of fewer than 12 characters stays, unless it is the whole beginning.
+    """
+    said, whole = reply.lstrip(), begun.strip()
+    if not whole:
+        return reply
+    if said.startswith(whole):
+        return said[len(whole) :]
+    for border in list(_BORDER.finditer(begun))[-_MOST_PARTS:]:
+        end = begun[border.end() :].strip()
+        if len(end) < _SHORTEST_REPETITION:
+            break
+        if said.startswith(end):
+            return said[len(end) :]
+    common = os.path.commonprefix([whole, said])
+    ends = [border.end() for border in _BORDER.finditer(common)]
+    if ends and ends[-1] >= _SHORTEST_REPETITION:
+        return said[ends[-1] :]
+    return reply
+
+
+def joined(begun: str, rest: str) -> str:
+    """Return the rest, after a space if it would otherwise continue the last word of the beginning."""
+    is_word = begun[-1:].isalnum() or begun[-1:] in tuple(".,:;!?)\"'")
+    return f" {rest}" if is_word and rest[:1].isalnum() else rest
+
+
+def continued_turn(begun: str, reply: str, reasoning: str, dialect: Dialect) -> str:
+    """Return what a reply adds to a begun turn of the model.
+
+    Repetitions are removed. If the turn ends in an open thought, the reply does not open it again, and the thought is
+    closed before a call or answer. Reasoning that a service returned outside a reply that only acts is its thought.
+    """
+    if not isinstance(dialect, TagDialect) or not _is_open_thought(begun, dialect):
+        return joined_reply(begun, reply)
+    think = dialect.by_name[_THINK]
+    rest = without_repetition(begun, reply)
+    if reasoning and (first := dialect.markers.match(rest.lstrip())) and dialect.by_name[first[2]].stop:
+        rest = dialect.markers.sub("", reasoning).strip() + rest.lstrip()
+    if rest.lstrip().startswith(think.opening):
+        body = begun[begun.rindex(think.opening) + len(think.opening) :]
+        rest = without_repetition(body, rest.lstrip().removeprefix(think.opening))
+    action = next((found for found in dialect.markers.finditer(rest) if dialect.by_name[found[2]].stop), None)
+    if action is not None and not action[1] and think.closing not in rest[: action.start()]:
+        rest = rest[: action.start()].rstrip() + think.closing + rest[action.start() :]
+    return joined(begun, rest)
+
+
+def joined_reply(begun: str, reply: str) -> str:
+    """Return what a reply adds to a begun text, without repetitions of it."""
+    rest = without_repetition(begun, reply)
+    return joined(begun, rest) if rest is reply else rest
+
+
+def _is_open_thought(text: str, dialect: TagDialect) -> bool:
+    pieces = dialect.segments(text)
+    if not pieces or pieces[-1].kind != _THINK:
+        return False
+    return not pieces[-1].text.endswith(dialect.by_name[_THINK].closing)
