@@ -68,7 +68,7 @@ class SourceSettings(_Origin):
     data set's benchmark."""
 
     path: Operational[Path | None] = None
-    """A .jsonl, .json or .parquet file, or a folder with a data set that `datasets` reads."""
+    """A .jsonl, .json, .csv, .tsv or .parquet file, or a folder with a data set that `datasets` reads."""
     hub: str | None = None
     """Hub id of a data set, such as `org/name`, instead of a path."""
     hub_config: str | None = None
