@@ -23,7 +23,7 @@ FILES: list[tuple[str, str | bytes, list[Any]]] = [
     ("quote.csv", Q + '"a"b,1\nr,3\n', [(2, "bad_csv", "not valid CSV"), (3, None)]),
     ("open.csv", Q + '"a,1\nr,3\n', [(2, "bad_csv", "unexpected end of data")]),
     ("lines.json", '{"question": "q"}\n{"question": "r"}\n', [(1, {"question": "q"}), (2, None)]),
-    ("list.json", '{\n "v": [1],\n "data": [\n{"question": "q"}, 3]}', [(1, {"question": "q"}), (2, "not_an_object", "int")]),
+    ("list.json", '{\n "v": [1], "data": [\n{"q": 1}, 3]}', [(1, {"q": 1}), (2, "not_an_object", "int")]),
     ("single.json", '{\n "question": "q",\n "answer": ["a"]}', [(1, {"question": "q", "answer": ["a"]})]),
 ]  # fmt: skip
 
