@@ -22,7 +22,9 @@ _MARKS = {
     "boxed": re.compile(r"\\boxed\s*\{"),
     "answer_opened": re.compile(r"<answer>(?!.*</answer>)", re.DOTALL),
     "answer_tag": re.compile(r"</?answer>"),
-    "other_tags": re.compile(r"<(?!answer>)(?:answer|final_answer|final|solution|response|tool|code)>", re.IGNORECASE),
+    "other_tags": re.compile(
+        r"<(?!(?-i:answer>))(?:answer|final_answer|final|solution|response|tool|code)>", re.IGNORECASE
+    ),
     "native_call": re.compile(_NATIVE_CALL),
     "code_fence": re.compile(r"```"),
     "other_template": re.compile(_OTHER_TEMPLATE),
