@@ -87,7 +87,7 @@ class IndexSettings(Section):
     engine: Literal["bm25", "dense", "hybrid"] = "bm25"
     """Ranking of documents: by words, by vectors, or by both ranks together (reciprocal rank fusion)."""
     corpus: Operational[tuple[Path, ...]] = ()
-    """Files of documents: .jsonl, .json or .parquet with {id, contents} or {id, title, text}."""
+    """Files of documents: .jsonl, .json, .csv or .parquet with {id, contents} or {id, title, text}."""
     corpus_sha256: tuple[str, ...] | None = None
     """SHA-256 of each file; set when the run starts."""
     chunk_words: int | None = Field(default=None, ge=8)

@@ -5,21 +5,21 @@ Documented in docs/guides/evaluation.md.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.core.config import load_config, merge, parse_override
+from treadle.core.config import load_config, merge, parse_override, validate
 from treadle.core.errors import ConfigError
 from treadle.core.runs.run import Run, run_exists
-from treadle.core.untrusted.input_files import FORMATS
-from treadle.datagen.questions.benchmarks import GENERIC, RULES, Benchmark, rule_for
+from treadle.datagen.questions.benchmarks import SCORED_DOMAINS
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.registry import environment_name
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.retriever.config import IndexSettings
+from treadle.tasks.benchmark_sources import benchmark_name, benchmark_source, file_below
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.flow_plan import FlowPlan
 
@@ -34,6 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
 _STAGES = ("rollouts", "scores", "report")
 _RUN_ID_CHARS = 100
 _JUDGE = "judge"
+_CORRECTNESS, _RUBRIC = "correctness", "rubric"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ class EvalOptions:
         chat: True if they have only the chat route.
         tokenizer: Folder with the model's tokenizer and chat template.
         prices: Price of a million prompt tokens and of a million sampled tokens.
-        benchmarks: `NAME=FILE`, or only `NAME`, which is looked up in `data_root`.
+        benchmarks: `NAME=FILE,KEY=VALUE,…` with keys of `questions.sources`, or only `NAME`, which is looked up in
+            `data_root`.
         data_root: Folder with one subfolder per benchmark.
         max_questions: Number of rows of each benchmark, from its start.
         samples: Rollouts per question.
@@ -61,6 +63,10 @@ class EvalOptions:
         judge: Name of a model that judges answers to mathematical questions and votes on redundant calls.
         judge_endpoints: Base URLs of its servers.
         judge_key_env: Environment variable with their API key.
+        judge_type: Type of the judge, as in `scores.judges.type`.
+        judge_prompt: Its system prompt, or a file with it.
+        judge_rubric: Its rubric, or a file with it.
+        scorer: What scores the answers: a shipped type, an entry point, or a class as `my_scorers.py:Class`.
     """
 
     model: str | None = None
@@ -83,6 +89,10 @@ class EvalOptions:
     judge: str | None = None
     judge_endpoints: tuple[str, ...] = ()
     judge_key_env: str | None = None
+    judge_type: str | None = None
+    judge_prompt: str | None = None
+    judge_rubric: str | None = None
+    scorer: str | None = None
 
 
 def run_name(options: EvalOptions, files: Sequence[Path] = ()) -> str:
@@ -93,7 +103,7 @@ def run_name(options: EvalOptions, files: Sequence[Path] = ()) -> str:
         raise _no_model()
     if not options.benchmarks:
         raise _no_benchmark()
-    names = [benchmark.partition("=")[0] for benchmark in options.benchmarks]
+    names = map(benchmark_name, options.benchmarks)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(["eval", model_name(options.model), *names]))[:_RUN_ID_CHARS]
 
 
@@ -118,6 +128,7 @@ def evaluation_config(
     tree["flow"] = {**tree.get("flow", {}), "stages": _STAGES, "iterations": 1}
     changed = _put_model(tree, given, options)
     _put_benchmarks(tree, given, options)
+    _put_scorer(tree, options)
     _put_tools(tree, options, overrides)
     _put_judge(tree, given, options)
     tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(options))
@@ -239,62 +250,33 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, options: EvalOpt
     questions = tree.setdefault("questions", {})
     if options.benchmarks:
         most = options.max_questions or MAX_QUESTIONS
-        named = [_source(text, options.data_root, given.questions.benchmarks) for text in options.benchmarks]
-        if twice := {name for name, _ in named if [other.lower() for other, _ in named].count(name.lower()) > 1}:
+        names = [benchmark_name(text).lower() for text in options.benchmarks]
+        if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"benchmark {min(twice)} is given twice; use a separate run for each file")
         questions["sources"] = [
-            {"path": str(path), "dataset": name, "split": "heldout", "limit": most} for name, path in named
+            benchmark_source(text, options.data_root, given.questions, most) for text in options.benchmarks
         ]
     elif not given.questions.sources:
         raise _no_benchmark()
     else:
         for source, settings in zip(questions["sources"], given.questions.sources, strict=True):
             if options.data_root is not None:
-                source["path"] = str(_file_below(options.data_root, settings.dataset_name))
+                source["path"] = str(file_below(options.data_root, settings.dataset_name))
             if options.max_questions is not None:
                 source["limit"] = options.max_questions
 
 
-def _source(text: str, data_root: Path | None, own: Mapping[str, Benchmark]) -> tuple[str, Path]:
-    """Parse `NAME=FILE`, or look `NAME` up in a folder; return name and file, or raise ConfigError."""
-    name, has_file, file = text.partition("=")
-    if rule_for(name, own) is GENERIC:
-        known = {*RULES, *own}
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
-        raise ConfigError(
-            f"benchmark {name!r} is not known; {hint} (one of your own is a table [questions.benchmarks.<name>] "
-            "in a configuration file given with the command)"
-        )
-    if not has_file:
-        if data_root is None:
-            raise ConfigError(
-                f"benchmark {name} has no file; write --benchmark {name}=FILE, or name the folder of all benchmarks "
-                "with --data-root"
-            )
-        return name, _file_below(data_root, name)
-    if not file or not Path(file).is_file():
-        raise ConfigError(f"benchmark {name}: there is no file {file!r}; write --benchmark {name}=FILE")
-    return name, Path(file)
-
-
-def _file_below(root: Path, name: str) -> Path:
-    """Return the test file of a benchmark in `<root>/<name>`; raise ConfigError if there is none.
-
-    This is `test.jsonl`, the same in another format, or the only `test-*.parquet` part of a hub dataset.
-    """
-    folder = root / name
-    for suffix in FORMATS:
-        if (path := folder / f"test{suffix}").is_file():
-            return path
-    parts = sorted(folder.glob("test-*.parquet"))
-    if len(parts) == 1:
-        return parts[0]
-    there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    raise ConfigError(
-        f"benchmark {name}: {folder} has no test.jsonl, test.json or test.parquet; name its file as "
-        f"--benchmark {name}=FILE (folders in {root}: {', '.join(there) or 'none'})"
-    )
+def _put_scorer(tree: dict[str, Any], options: EvalOptions) -> None:
+    """Put the scorer into the sources that name none; a class becomes an entry of the table `scorers`."""
+    if options.scorer is None:
+        return
+    name = options.scorer
+    if ":" in name:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(":")[2]).lower()
+        tree["scorers"] = {**tree.get("scorers", {}), name: {"type": options.scorer}}
+    for source in tree["questions"]["sources"]:
+        if source.get("scorer") is None:
+            source["scorer"] = name
 
 
 def _put_tools(tree: dict[str, Any], options: EvalOptions, overrides: Sequence[str]) -> None:
@@ -344,9 +326,17 @@ def _overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions) -> None:
     """Put a judge into `tree`, on top of the model `judge` of the files. It is called over the chat route."""
+    told = _without_none({"type": options.judge_type, "prompt": options.judge_prompt, "rubric": options.judge_rubric})
+    if "rubric" in told:
+        told.setdefault("type", _RUBRIC)
     if options.judge is None:
         if options.judge_endpoints or options.judge_key_env:
             raise ConfigError("--judge-endpoint and --judge-key-env need a judge; name it with --judge MODEL")
+        if told and not given.scores.judges.models:
+            raise ConfigError(
+                "--judge-type, --judge-prompt and --judge-rubric need a judge; name it with --judge MODEL"
+            )
+        tree["scores"] = merge(tree.get("scores", {}), {"judges": told} if told else {})
         return
     if _JUDGE in (tree["flow"].get("models") or FlowPlan(given).compared_models()):
         raise ConfigError(f"the evaluated model and its judge are both called {_JUDGE!r} here; give it another name")
@@ -359,8 +349,20 @@ def _put_judge(tree: dict[str, Any], given: TreadleConfig, options: EvalOptions)
     if not table.get("endpoints") and not table.get("server"):
         raise ConfigError(f"judge {options.judge} has no server; name it with --judge-endpoint")
     tree["models"] = {**tree["models"], _JUDGE: table}
-    changes = {"judges": {"models": [_JUDGE]}, "redundancy": {"model": _JUDGE}}
-    tree["scores"] = merge(tree.get("scores", {}), changes)
+    judges = {"models": [_JUDGE], **told}
+    if told.get("type", given.scores.judges.type) == _CORRECTNESS and (domains := _judged_domains(tree)):
+        judges["domains"] = domains
+    tree["scores"] = merge(tree.get("scores", {}), {"judges": judges, "redundancy": {"model": _JUDGE}})
+
+
+def _judged_domains(tree: Mapping[str, Any]) -> list[str]:
+    """Return the domains to judge if the default, mathematics, is not among those of the benchmarks; else nothing."""
+    if tree.get("scores", {}).get("judges", {}).get("domains"):
+        return []
+    questions = validate(QuestionsSettings, tree["questions"], where="questions")
+    found = {questions.domain_of(source.dataset_name, source) for source in questions.sources}
+    judged = [domain for domain in SCORED_DOMAINS if domain in found and domain != "choice"]
+    return judged if "math" not in judged else []
 
 
 def _rollouts(options: EvalOptions) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.contamination import BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex
+from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 
@@ -144,7 +145,7 @@ def take_in(folder: str, num_questions: int) -> tuple[float, float]:
     with path.open("w") as file:
         for number in range(num_questions):
             file.write(json.dumps({"question": SHORT.format(number), "answer": f"City {number}"}) + "\n")
-    settings = QuestionsSettings(sources=(SourceSettings(path=path, domain="qa"),)).with_digests()
+    settings = with_digests(QuestionsSettings(sources=(SourceSettings(path=path, domain="qa"),)))
     run = Run.create(Path(folder), "benchmark", {}, {})
     # Warm up, so that one-time allocations do not count.
     DuplicateIndex()

@@ -52,10 +52,10 @@ _eval_options = combine_options(
         "--benchmark",
         "benchmarks",
         multiple=True,
-        metavar="NAME[=FILE]",
-        help="Known benchmark and its file, or only its name with --data-root; repeatable.",
+        metavar="NAME[=FILE][,KEY=VALUE]",
+        help="Benchmark and its file; keys as in questions.sources, such as answer_field; repeatable.",
     ),
-    click.option("--data-root", type=_file, help="Folder with <benchmark>/test.jsonl, .json or .parquet."),
+    click.option("--data-root", type=_file, help="Folder with <benchmark>/test.jsonl, .json, .csv or .parquet."),
     click.option(
         "--max-questions",
         type=click.IntRange(min=1),
@@ -94,6 +94,7 @@ _eval_options = combine_options(
         callback=_parse_prices,
         help="Prices per million tokens, such as 0.15/0.60.",
     ),
+    click.option("--scorer", metavar="NAME|FILE.py:CLASS", help="What scores the answers. [default: by their domain]"),
     click.option(
         "--judge",
         metavar="MODEL",
@@ -107,6 +108,11 @@ _eval_options = combine_options(
         help="Base URL of the judge's server; repeatable.",
     ),
     click.option("--judge-key-env", metavar="VARIABLE", help="Environment variable that holds the judge server's key."),
+    click.option(
+        "--judge-type", metavar="NAME|FILE.py:CLASS", help="Kind of judge. [default: correctness, or rubric if given]"
+    ),
+    click.option("--judge-prompt", metavar="TEXT|FILE", help="System prompt of the judge; a file ends in .txt or .md."),
+    click.option("--judge-rubric", metavar="TEXT|FILE", help="Rubric by which the judge grades every answer."),
     click.option("--run", "run_id", metavar="NAME", help="Name of the run. [default: from model and benchmarks]"),
 )
 
@@ -125,6 +131,7 @@ def evaluate(asked: WorkOptions, run_id: str | None, **options: Any) -> None:
     same command continues it, and so does `treadle run --run NAME`. Options override CONFIG files, such as the presets
     configs/eval-reference.toml and configs/smoke.toml.
     """
+    from treadle.tasks.benchmark_sources import benchmark_notes
     from treadle.tasks.evaluation import EvalOptions, evaluation_config, run_name, unknown_template
 
     evaluation = EvalOptions(**options)
@@ -132,6 +139,8 @@ def evaluate(asked: WorkOptions, run_id: str | None, **options: Any) -> None:
     config = evaluation_config(evaluation, asked.root, name, asked.configs, asked.overrides)
     if run_id is None and not asked.as_json:
         say(f"run {name}")
+    for note in benchmark_notes(config.questions) if evaluation.benchmarks else ():
+        say(note)
     for model in unknown_template(config):
         say(f"warning: {model} is prompted in ChatML; if its chat template differs, give its folder with --tokenizer")
     run_flow(config, name, asked)

@@ -14,6 +14,7 @@ from treadle.cli.views.tutor_warning import print_unknown_to_tutor
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.untrusted.sanitize import one_line, sanitize, sanitized_json
+from treadle.environments.diagnosis.reading import diagnoses_of
 from treadle.tasks.summaries.report_tables import imported_lines
 from treadle.tasks.summaries.stage_report import stage_report
 
@@ -56,6 +57,8 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
     fields = record.model_dump(mode="json")
     if "summary" in record.outputs:
         fields["summary"] = [line.as_dict() for line in summary_lines(run.rows(record.outputs["summary"]).rows())]
+    if "rollouts" in record.outputs:
+        fields["diagnoses"] = [one.as_dict() for one in diagnoses_of(record, run)]
     return fields
 
 

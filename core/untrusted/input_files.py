@@ -1,6 +1,6 @@
 """Read files of users row by row, and report a bad row with its position instead of failing.
 
-Question files and corpora come as JSON Lines, JSON arrays or parquet, from any source. A file that cannot be read at
+Question files and corpora come as JSON Lines, JSON, CSV or parquet, from any source. A file that cannot be read at
 all raises `DataError`. A row that cannot be read is returned with its number, a reason code and a description.
 """
 
@@ -18,13 +18,16 @@ from typing import Any, Literal
 
 from treadle.core.errors import DataError
 from treadle.core.untrusted.confined_rows import STREAMED_BYTES, UnreadableInput, UnreadableRow, read_parquet
+from treadle.core.untrusted.csv_text import UnreadableCsv, csv_rows
 from treadle.core.untrusted.json_text import exact_integer
 
-FileFormat = Literal["jsonl", "json", "parquet"]
+FileFormat = Literal["jsonl", "json", "csv", "parquet"]
 FORMATS: dict[str, FileFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
 }
 MAX_ROW_BYTES = 64 * 2**20
@@ -39,7 +42,7 @@ class InputRow:
     """One row of a file: either `value` holds its fields, or `reason` and `detail` say why it has none."""
 
     number: int
-    """1-based number: the line in a JSON Lines file, otherwise the position."""
+    """1-based number: the line in a JSON Lines or CSV file, otherwise the position."""
     value: dict[str, Any] | None
     reason: str = ""
     detail: str = ""
@@ -125,7 +128,7 @@ def read_rows(
         if format_ == "parquet":
             rows = _read_parquet(path, columns, max_unpacked_bytes)
         else:
-            rows = (_read_jsonl if format_ == "jsonl" else _read_json)(path, max_row_bytes)
+            rows = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv}[format_](path, max_row_bytes)
         for row in rows:
             num_rows += 1
             yield row
@@ -180,7 +183,7 @@ def _as_row(number: int, value: object, source: bytes | None) -> InputRow:
 def _read_json(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
     with path.open("rb") as stream:
         head = stream.read(4096).removeprefix(_BOM).lstrip()
-    if not head.startswith(b"["):
+    if not head.startswith(b"[") and not _spans_lines(head):
         # Many files named .json hold one object per line.
         yield from _read_jsonl(path, max_row_bytes)
         return
@@ -191,8 +194,42 @@ def _read_json(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
         raise DataError(f"input file {path} is not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"input file {path} is not valid JSON: {error}; correct it, or use JSON Lines") from None
-    for number, value in enumerate(values, start=1):
+    for number, value in enumerate(values if isinstance(values, list) else _rows_of_object(path, values), start=1):
         yield _as_row(number, value, None)
+
+
+def _spans_lines(head: bytes) -> bool:
+    """Return whether a JSON file begins with an object that goes on after its first line."""
+    line, has_more, _ = head.partition(b"\n")
+    if not has_more or not line.startswith(b"{"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.strip() == b"{"
+    return False
+
+
+def _rows_of_object(path: Path, value: object) -> list[Any]:
+    """Return the rows of one JSON object: those in its list, as in `{"version": 1, "data": [...]}`, or itself."""
+    fields = value if isinstance(value, dict) else {}
+    lists = {name: one for name, one in fields.items() if isinstance(one, list) and one and isinstance(one[0], dict)}
+    if len(lists) > 1:
+        names = ", ".join(repr(str(name)[:40]) for name in list(lists)[:12])
+        raise DataError(f"input file {path} has several lists of rows ({names}); write a file with one array of rows")
+    return next(iter(lists.values()), [value])
+
+
+def _read_csv(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
+    with open_regular(path) as stream:
+        try:
+            for row in csv_rows(stream, max_row_bytes):
+                if row.problem:
+                    yield InputRow(row.number, None, "bad_csv", row.problem, b"")
+                else:
+                    yield InputRow(row.number, dict(row.cells))
+        except UnreadableCsv as error:
+            raise DataError(f"input file {path} cannot be read as CSV: {error}") from None
 
 
 def _read_parquet(path: Path, columns: Sequence[str] | None, max_unpacked_bytes: int) -> Iterator[InputRow]:

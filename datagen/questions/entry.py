@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.questions.task_environment import TaskEnvironment
@@ -30,7 +31,7 @@ def _settings(plan: Plan, address: Address) -> QuestionsSettings:
     scorers = plan.scorers()
     _check_scorers(address, environments, options, scorers)
     known = {name: _task_environment(one) for name, one in environments.items()}
-    return options.for_environments(known, seed=plan.seed, scorers=scorers).with_digests()
+    return with_digests(options.for_environments(known, seed=plan.seed, scorers=scorers))
 
 
 def _task_environment(environment: EnvironmentSettings) -> TaskEnvironment:

@@ -188,7 +188,7 @@ class RowReader:
 
     def _missing(self, names: Sequence[str], what: str) -> RowRejected:
         if null := next((name for name in names if name in self._fields), None):
-            return RowRejected("null_field", f"the {what} in field {null!r} is null")
+            return RowRejected("null_field", f"the {what} in field {null!r} is null or empty")
         if len(names) <= _MAX_NAMES_SHOWN:
             where = f"in field {' or '.join(repr(name) for name in names)}"
         else:

@@ -26,7 +26,8 @@ from treadle.datagen.questions.environment_tasks import FindTasks, find_tasks, t
 from treadle.datagen.questions.layouts import RowRejected
 from treadle.datagen.questions.payload import EMPTY, masked, texts_in
 from treadle.datagen.questions.rows import ParsedQuestion, benchmark_questions, parse_row, with_split_warning
-from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, source_rows
+from treadle.datagen.questions.source_rows import source_rows
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split
 from treadle.datagen.questions.tables import QUARANTINE, QUESTIONS
 from treadle.environments.mixture import METRIC_PREFIX
 

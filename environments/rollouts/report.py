@@ -6,12 +6,10 @@ does not know the tags, or a wrong chat template. In these cases no model output
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.llm.oddities import odd_sentences
-from treadle.environments.mixture import METRIC_PREFIX
 from treadle.environments.settings import DEFAULT_TYPE
 
 ODD = "odd_"
@@ -54,40 +52,9 @@ def unreadable_output_warnings(
     ]
 
 
-def _unused_tools(metrics: Mapping[str, Any], tools: Collection[str]) -> list[str]:
-    """Return a sentence if no rollout called any of the tools, which costs a whole run if the server reads no calls."""
-    num_rollouts = metrics["num_rollouts"] - metrics.get(f"{_STATUS}failed", 0)
-    if not tools or metrics["calls_requested"] or num_rollouts < _FEW:
-        return []
-    return [
-        f"No tool ({', '.join(tools)}) was called in {num_rollouts:,} rollouts. The server may not read calls "
-        "(vLLM: --enable-auto-tool-choice and --tool-call-parser); look at one with treadle show."
-    ]
-
-
-def metrics_by_environment(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the metrics of each environment of a mixture; without one, those of the record for the default one."""
-    found: dict[str, dict[str, Any]] = {}
-    for key, value in metrics.items():
-        if key.startswith(METRIC_PREFIX):
-            name, _, metric = key.removeprefix(METRIC_PREFIX).partition(".")
-            found.setdefault(name, {})[metric] = value
-    return dict(found) or {DEFAULT_ENVIRONMENT: metrics}
-
-
 def in_environment(sentences: Iterable[str], name: str, *, is_mixture: bool) -> list[str]:
     """Return sentences about rollouts in an environment, which say its name in a mixture."""
     return [f"Environment {name}: {sentence}" if is_mixture else sentence for sentence in sentences]
-
-
-def rollout_warnings(
-    metrics: Mapping[str, Any], environment: str = DEFAULT_TYPE, tools: Collection[str] = ()
-) -> list[str]:
-    """Return warnings about the rollouts in a type of environment; nothing if there are none.
-
-    `tools` are the enabled entries of `environment.tools`.
-    """
-    return unreadable_output_warnings(metrics, environment=environment) or _unused_tools(metrics, tools)
 
 
 def odd_warnings(metrics: Mapping[str, Any]) -> list[str]:

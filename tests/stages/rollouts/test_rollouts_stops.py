@@ -16,7 +16,7 @@ from support.tables.given_questions import TOKENIZER
 
 from treadle.core.errors import ConfigError
 from treadle.core.runs.records import StageRecord
-from treadle.environments.rollouts.report import rollout_warnings
+from treadle.environments.diagnosis.reading import diagnoses_of
 
 SEARCH = "<think>s</think><search>moss</search>"
 PROGRAM = "<think>p</think><python>print(6 * 7)</python>"
@@ -121,7 +121,9 @@ async def test_stage_with_only_unreadable_replies_reports_causes(
         "1/rollouts@base: No output of the model could be parsed in 2 rollouts: no call, no answer (no_answer 2)."
     )
     assert "chat template" in line and "\n" not in line
-    assert rollout_warnings(record.metrics)[0] in line
+    (found,) = diagnoses_of(record, bench.run)
+    assert (found.problem, found.endings) == ("no_answer", {"no_answer": 2})
+    assert found.examples[0].text == "The answer is forty-two." and "<answer>" in found.asked and found.causes
 
 
 async def test_answer_cut_by_a_content_filter_has_its_own_status_and_is_counted(

@@ -13,6 +13,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.questions.tables import QUESTIONS
@@ -53,7 +54,7 @@ class Bench:
     def instance(self, *sources: dict[str, Any], **settings: Any) -> Instance:
         settings.setdefault("max_error_rate", 1.0)
         tree = {"sources": list(sources), **settings}
-        built = validate(QuestionsSettings, tree).with_digests()
+        built = with_digests(validate(QuestionsSettings, tree))
         return Instance(address=Address(1, "questions"), stage=self.stage, settings=built)
 
     def take(self, *sources: dict[str, Any], **settings: Any) -> Result:

@@ -25,8 +25,9 @@ from treadle.core.errors import DataError
 from treadle.core.untrusted import confined_rows, row_frames
 from treadle.core.untrusted.confined_rows import UnreadableInput, read_parquet
 from treadle.core.untrusted.input_files import file_sha256, read_rows
-from treadle.datagen.questions import sources as question_sources
-from treadle.datagen.questions.sources import SourceSettings, source_rows
+from treadle.datagen.questions import source_rows as question_rows
+from treadle.datagen.questions.source_rows import source_rows
+from treadle.datagen.questions.sources import SourceSettings
 
 MIB = 2**20
 
@@ -353,7 +354,7 @@ def test_silent_child_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_dataset_folder_is_read_with_a_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(question_sources, "_DATASETS_MEMORY_BYTES", 3 * 2**30)
+    monkeypatch.setattr(question_rows, "_DATASETS_MEMORY_BYTES", 3 * 2**30)
     source = SourceSettings(path=tmp_path, domain="qa")
     (tmp_path / "train.jsonl").write_text('{"question": "Why?", "answer": ["x", null], "n": 1}\n' * 300)
     assert [row.number for row in source_rows(source)] == list(range(1, 301))

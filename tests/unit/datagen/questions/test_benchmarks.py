@@ -20,6 +20,7 @@ from treadle.core.config import load_config, validate
 from treadle.core.errors import ConfigError
 from treadle.core.runs.execute import execute, fingerprint_of, planned_action
 from treadle.datagen.questions.benchmarks import RULES, best_fit, read_benchmarks, rule_for
+from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.tasks.config import TreadleConfig
 
@@ -246,7 +247,7 @@ def test_custom_benchmark_may_be_in_its_own_config_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'questions.benchmarks.mine.anwser'; did you mean 'answer'.*wrong.toml"):
         load_config(TreadleConfig, [tmp_path / "run.toml", tmp_path / "wrong.toml"])
     with pytest.raises(ConfigError, match="domain of data set 'mine' is not known"):
-        load_config(TreadleConfig, [tmp_path / "run.toml"]).questions.with_digests()
+        with_digests(load_config(TreadleConfig, [tmp_path / "run.toml"]).questions)
 
 
 def test_custom_benchmark_rows_become_questions(bench: Bench) -> None:

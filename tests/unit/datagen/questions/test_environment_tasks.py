@@ -15,6 +15,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute, fingerprint_of
 from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.environment_tasks import FindTasks, task_rows
+from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 from treadle.datagen.questions.stage import QUESTIONS_STAGE, questions_stage
 from treadle.datagen.questions.task_environment import TaskEnvironment
@@ -69,7 +70,7 @@ def instance(
     tree = {"sources": list(sources), "max_error_rate": 1.0, **keys}
     known = TaskEnvironment(kind=kind, needs_answers=False, brings_tasks=brings_tasks, tasks_digest=digest)
     settings = validate(QuestionsSettings, tree).for_environments({"default": known}, seed=seed)
-    return Instance(address=Address(1, "questions"), stage=questions_stage(find), settings=settings.with_digests())
+    return Instance(address=Address(1, "questions"), stage=questions_stage(find), settings=with_digests(settings))
 
 
 def taken(bench: Bench, tasks: Tasks, *sources: Mapping[str, Any], **keys: Any) -> Result:
@@ -194,7 +195,7 @@ def test_tasks_of_a_named_environment_stand_under_its_name(bench: Bench, tmp_pat
         return Tasks(*secrets(2))
 
     stage = questions_stage(find)
-    execute(Instance(address=Address(1, "questions"), stage=stage, settings=settings.with_digests()), bench.run)
+    execute(Instance(address=Address(1, "questions"), stage=stage, settings=with_digests(settings)), bench.run)
     rows = Result(bench.run).questions
     assert [(row["environment"], row["dataset"], row["domain"]) for row in rows] == [
         ("default", "q", "math"), ("guess", "guess", "task"), ("guess", "guess", "task"),
@@ -209,7 +210,7 @@ def of_two_environments(*tasks: Mapping[str, Any]) -> Instance:
     tree = {"sources": [SOURCE, {**SOURCE, "environment": "hard"}]}
     settings = validate(QuestionsSettings, tree).for_environments({"default": one, "hard": one}, seed=5)
     stage = questions_stage(lambda _: Tasks(*tasks))
-    return Instance(address=Address(1, "questions"), stage=stage, settings=settings.with_digests())
+    return Instance(address=Address(1, "questions"), stage=stage, settings=with_digests(settings))
 
 
 def test_two_environments_of_a_type_have_data_sets_of_their_own(bench: Bench) -> None:

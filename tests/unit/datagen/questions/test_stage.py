@@ -17,6 +17,7 @@ from treadle.cli.warnings import show_warnings
 from treadle.core.config import semantic_dump, validate
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.runs.execute import execute, planned_action
+from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 
 
@@ -82,7 +83,7 @@ def test_too_many_unusable_rows_fail_the_stage_unless_accepted(bench: Bench) -> 
 
 def test_missing_sources_are_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"add a source under questions.sources"):
-        QuestionsSettings().with_digests()
+        with_digests(QuestionsSettings())
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_missing_sources_are_a_config_error() -> None:
 )
 def test_invalid_source_is_refused_before_reading(tree: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        validate(QuestionsSettings, tree).with_digests()
+        with_digests(validate(QuestionsSettings, tree))
 
 
 def test_edited_file_is_read_again_and_a_moved_one_is_not(bench: Bench) -> None:
@@ -140,10 +141,11 @@ def test_file_edited_after_its_digest_was_computed_is_refused(bench: Bench) -> N
 def test_sources_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     paths = [write_jsonl(tmp_path / name / "test.jsonl", [GOOD]) for name in ("nq", "gsm8k")]
     paths.append(write_jsonl(tmp_path / "own.jsonl", [GOOD]))
-    settings = QuestionsSettings(
+    given = QuestionsSettings(
         sources=tuple(SourceSettings(path=path, dataset="nq") for path in paths),
         decontaminate=(SourceSettings(path=paths[0], dataset="nq"),),
-    ).with_digests()
+    )
+    settings = with_digests(given)
     names = [source.name for source in (*settings.sources, *settings.decontaminate)]
     assert names == ["nq/test.jsonl", "gsm8k/test.jsonl", "own.jsonl", "nq/test.jsonl#2"]
     assert str(tmp_path) not in json.dumps(semantic_dump(settings))
@@ -257,7 +259,7 @@ def test_unreachable_hub_dataset_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     settings = QuestionsSettings(sources=(SourceSettings(hub="org/none", domain="qa"),))
     with pytest.raises(DataError, match="hub data set org/none cannot be looked up .*or set revision"):
-        settings.with_digests()
+        with_digests(settings)
 
 
 def test_search_route_comes_from_the_map_then_the_source_then_the_benchmark(bench: Bench) -> None:

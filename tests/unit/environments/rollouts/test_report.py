@@ -1,50 +1,83 @@
-"""Warnings about rollouts without an end say what may be wrong, as far as the type of environment tells."""
+"""Problems of rollouts follow from counts and marks in texts, each with a likely cause."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections import Counter
 from typing import Any
 
-from treadle.environments.rollouts.report import rollout_warnings
-from treadle.environments.rollouts.summary import rollouts_report
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-METRICS: dict[str, Any] = {"num_rollouts": 3, "calls_requested": 0, "status_max_turns": 3}
+from treadle.environments.diagnosis.causes import CAUSES, PROBLEMS, causes_of, problems_of
+from treadle.environments.diagnosis.diagnosis import Diagnosis, Example, cut_end
+from treadle.environments.diagnosis.facts import Facts, marks_of
 
-
-def test_dialogue_without_an_end_is_not_blamed_on_tags() -> None:
-    (sentence,) = rollout_warnings(METRICS, "my_envs.py:Guess")
-    assert sentence.startswith("my_envs.py:Guess ended none of 3 rollouts (max_turns 3).") and "tags" not in sentence
-    assert "tags" in rollout_warnings(METRICS)[0]
-
-
-def test_no_warning_if_the_environment_ended_a_rollout() -> None:
-    assert rollout_warnings({**METRICS, "status_finished": 1}, "my_envs.py:Guess") == []
+STATUSES = ("answered", "finished", "no_answer", "length", "max_turns", "limit", "filtered", "timeout", "failed")
+TAGS: dict[str, Any] = {"dialect": "tags", "tools": ("python",)}
 
 
-def test_tools_that_no_rollout_called_are_named() -> None:
-    metrics = {"num_rollouts": 8, "calls_requested": 0, "status_answered": 8}
-    (sentence,) = rollout_warnings(metrics, tools=["weather"])
-    assert sentence.startswith("No tool (weather) was called in 8 rollouts. The server may not read")
-    assert rollout_warnings(metrics) == rollout_warnings({**metrics, "calls_requested": 1}, tools=["weather"]) == []
-    assert rollout_warnings({**metrics, "status_failed": 1}, tools=["weather"]) == []
+def facts(text: str = "", **more: Any) -> Facts:
+    """Return the facts of ten rollouts with this text that did not end."""
+    marks = Counter(dict.fromkeys(marks_of(text), 10))
+    return Facts(**{"statuses": {"no_answer": 10}, "num_read": 10, "marks": marks, **TAGS, **more})
 
 
-def sentences_of(metrics: dict[str, Any], **settings: Any) -> list[str]:
-    record: Any = SimpleNamespace(metrics=metrics, settings={"environment": {"type": "question"}, **settings})
-    run: Any = None
-    told = rollouts_report(record, run, {})
-    return told.sentences if told is not None else []
+CASES = [
+    (facts("a", statuses={"length": 10}, max_tokens=64), "max_tokens = 64: raise it (--max-tokens)"),
+    (facts("<think>a", statuses={"length": 10}), "Reasoning used up"),
+    (facts(r"so \boxed{4}"), r"\boxed{} without <answer> tags"),
+    (facts('<tool_call>{"name": "python"}'), 'environment.dialect = "functions"'),
+    (facts('<tool_call>{"name": "python"}', dialect="functions"), "--enable-auto-tool-choice"),
+    (facts("4", is_chatml=True), "ChatML"),
+    (facts("4<|eot_id|>"), "Markers of a chat template"),
+    (facts(r"<answer>\boxed{4}"), "opened but not closed"),
+    (facts("<Answer>4</Answer>"), "other tags than <answer>"),
+    (facts("```python\n1\n```"), "``` fences"),
+    (facts(""), "wrote nothing"),
+    (facts("4", unknown_tools=("pyhton",)), "(pyhton); there are python"),
+    (facts("4", statuses={"max_turns": 10}), "environment.max_turns"),
+    (facts("4"), "not clear"),
+]
 
 
-def test_environments_of_a_mixture_are_warned_about_by_name_and_apart() -> None:
-    ended = {"num_rollouts": 9, "calls_requested": 9, "status_answered": 9, "odd_no_text": 2}
-    games = {f"environment.guess.{name}": value for name, value in METRICS.items()}
-    sums = {f"environment.default.{name}": value for name, value in ended.items()}
-    guess = {"guess": {"type": "my_envs.py:Guess", "tools": {"weather": {}}}}
-    unread, *odd = sentences_of({**ended, **games, **sums}, environments=guess)
-    assert unread.startswith("Environment guess: my_envs.py:Guess ended none of 3 rollouts")
-    assert len(odd) == 1, "odd answers of the server are told once"
-    silent = {**games, "environment.guess.num_rollouts": 8, "environment.guess.status_finished": 8}
-    (unused, *_) = sentences_of({**ended, **silent, **sums}, environments=guess)
-    assert unused.startswith("Environment guess: No tool (weather) was called in 8 rollouts.")
-    assert sentences_of(ended)[0] == odd[0] and "tags" in sentences_of(METRICS)[0]
+@pytest.mark.parametrize(("given_facts", "words"), CASES, ids=[case[1][:30] for case in CASES])
+def test_cause_follows_from_the_rows(given_facts: Facts, words: str) -> None:
+    (problem,) = problems_of(given_facts)
+    assert problem.name == "no_answer" and words in " ".join(causes_of(problem, given_facts))
+
+
+def test_problems_need_more_than_half_or_all_of_eight() -> None:
+    def names(**more: Any) -> list[str]:
+        return [one.name for one in problems_of(facts(**more))]
+
+    assert names(statuses={"answered": 5, "length": 5}, num_calls=1) == []
+    assert names(statuses={"answered": 4, "length": 5}, num_calls=1) == ["no_answer"]
+    assert names(statuses={"failed": 9}) == []
+    assert names(statuses={"answered": 8}) == ["no_calls"] and names(statuses={"answered": 7}) == []
+    assert names(statuses={"answered": 8}, tools=()) == []
+    assert names(statuses={"answered": 8}, num_calls=8, num_executed=8, num_failed_calls=8) == ["failed_calls"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(STATUSES), st.integers(0, 20)),
+    st.dictionaries(st.sampled_from(["empty", "boxed", "native_call", "answer_tag"]), st.integers(0, 20)),
+    st.sampled_from(["tags", "functions", ""]),
+    st.booleans(),
+)
+def test_every_problem_has_a_cause_in_one_line(
+    statuses: dict[str, int], marks: dict[str, int], dialect: Any, is_chatml: bool
+) -> None:
+    made = Facts(
+        statuses=statuses, marks=Counter(marks), num_read=20, dialect=dialect, is_chatml=is_chatml, tools=("python",)
+    )
+    for problem in problems_of(made):
+        assert causes_of(problem, made) and all("\n" not in line for line in causes_of(problem, made))
+    assert {name for cause in CAUSES for name in cause.problems} <= {problem.name for problem in PROBLEMS}
+
+
+def test_hostile_text_of_examples_is_one_harmless_line() -> None:
+    example = Example("k", "q", "no_answer", cut_end("a\x1b[2J\n\u202eb" + "c" * 300))
+    found = Diagnosis("1/rollouts@m", "m", "a\nb", "no_answer", "x", {"no_answer": 1}, "", ("c.",), (example,))
+    assert all("\n" not in line and "\x1b" not in line and "\u202e" not in line for line in found.sentences())
+    assert len(example.text) == 200

@@ -1,0 +1,259 @@
+"""Hold the problems of rollouts and their likely causes, each with the condition under which it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from treadle.environments.diagnosis.facts import Facts
+
+FEW = 8
+"""With fewer rollouts than this, what all of them have in common may be chance."""
+
+_Condition = Callable[[Facts], bool]
+_Sentence = Callable[[Facts], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A result that is probably not the model's ability."""
+
+    name: str
+    holds: _Condition
+    sentence: _Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A likely cause of problems, with what to do."""
+
+    problems: tuple[str, ...]
+    holds: _Condition
+    sentence: _Sentence
+
+
+def _counted(facts: Facts) -> str:
+    without = "" if facts.num_calls or not facts.tools else ", and none called a tool"
+    return f"{facts.num - facts.num_ended:,} of {facts.num:,} rollouts did not end with an answer{without}"
+
+
+PROBLEMS: tuple[Problem, ...] = (
+    Problem("no_answer", lambda f: f.num > 0 and 2 * f.num_ended < f.num, _counted),
+    Problem(
+        "no_calls",
+        lambda f: bool(f.tools) and f.num >= FEW and not f.num_calls and 2 * f.num_ended >= f.num,
+        lambda f: f"none of {f.num:,} rollouts called a tool ({', '.join(f.tools)})",
+    ),
+    Problem(
+        "failed_calls",
+        lambda f: f.num_executed >= FEW and f.num_failed_calls == f.num_executed,
+        lambda f: f"all {f.num_executed:,} tool calls failed",
+    ),
+    Problem(
+        "truncated",
+        lambda f: f.num >= FEW and f.num_truncated == f.num and 2 * f.num_ended >= f.num,
+        lambda f: f"all {f.num:,} rollouts were cut before their task ended",
+    ),
+    Problem(
+        "no_verdict",
+        lambda f: f.is_scored and 2 * f.num_undecided > f.num > 0,
+        lambda f: f"{f.num_undecided:,} of {f.num:,} rollouts have no verdict",
+    ),
+    Problem(
+        "same_answer",
+        lambda f: f.is_scored and f.num_ended >= FEW and f.num_questions >= FEW and f.num_answers == 1,
+        lambda f: f"all {f.num_ended:,} answers to {f.num_questions:,} questions are the same",
+    ),
+    Problem(
+        "none_right",
+        lambda f: f.is_scored and f.num_ended >= FEW and not f.num_right and 2 * f.num_undecided <= f.num,
+        lambda f: f"none of {f.num_ended:,} answers is right",
+    ),
+)
+"""Problems in the order in which they are told."""
+
+_OPEN = ("no_answer",)
+
+
+def _tagless(facts: Facts) -> bool:
+    """Return whether texts lack the tags of the dialect."""
+    return facts.dialect == "tags" and not facts.often("answer_tag")
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("length") and f.often("open_thought"),
+        lambda f: f"Reasoning used up rollouts.sampling.max_tokens{_limit(f)}: raise it, or turn thinking off.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("length") and not f.often("open_thought"),
+        lambda f: f"Turns were cut at rollouts.sampling.max_tokens{_limit(f)}: raise it (--max-tokens).",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("no_answer", "length", "max_turns") and f.often("empty"),
+        lambda _: (
+            "The model wrote nothing: its chat template may be another model's, or hidden reasoning used up "
+            "rollouts.sampling.max_tokens."
+        ),
+    ),
+    Cause(
+        (*_OPEN, "no_calls"),
+        lambda f: f.dialect == "tags" and f.often("native_call"),
+        lambda _: 'The model writes calls in its own form: set environment.dialect = "functions".',
+    ),
+    Cause(
+        (*_OPEN, "no_calls"),
+        lambda f: f.dialect == "functions" and f.often("native_call"),
+        lambda _: (
+            "Calls stand unread in the text: start the server with its tool parser (vLLM: --enable-auto-tool-choice "
+            "--tool-call-parser), or use the model's own template with --tokenizer."
+        ),
+    ),
+    Cause(
+        _OPEN,
+        lambda f: _tagless(f) and f.often("boxed"),
+        lambda _: (
+            r"Answers stand in \boxed{} without <answer> tags, which the model does not know: set "
+            'environment.dialect = "functions", or show the tags in environment.system_prompt.'
+        ),
+    ),
+    Cause(
+        _OPEN,
+        lambda f: _tagless(f) and f.often("other_tags"),
+        lambda _: "The model writes other tags than <answer>: name the tags again in environment.system_prompt.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: _tagless(f) and f.often("code_fence") and not f.num_calls,
+        lambda _: (
+            'Programs stand in ``` fences, not in <python> tags: set environment.dialect = "functions", or show the '
+            "tags in environment.system_prompt."
+        ),
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.dialect == "tags" and f.often("answer_opened") and f.mostly("no_answer"),
+        lambda _: "Answers are opened but not closed: the server may strip stop strings; see `treadle doctor`.",
+    ),
+    Cause(
+        (*_OPEN, "no_calls"),
+        lambda f: f.is_chatml,
+        lambda _: (
+            "Prompts are ChatML, since the model has no tokenizer here: if its template differs, give its folder with "
+            "--tokenizer, or use --chat."
+        ),
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.often("other_template"),
+        lambda _: "Markers of a chat template stand in the text: the template may be another model's (--tokenizer).",
+    ),
+    Cause(
+        (*_OPEN, "failed_calls"),
+        lambda f: bool(f.unknown_tools),
+        lambda f: f"Calls name tools that do not exist ({', '.join(f.unknown_tools[:3])}); there are {_tools(f)}.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("max_turns"),
+        lambda _: "Rollouts used all turns: raise environment.max_turns.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("limit"),
+        lambda _: "Rollouts ran into the limit of calls: raise max_calls of the tools or environment.max_total_calls.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("context_full"),
+        lambda _: "The model's window is full: serve it with a larger one, or shorten tool results.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("budget"),
+        lambda _: "Rollouts used up environment.max_trajectory_tokens: raise it.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("timeout"),
+        lambda _: "Rollouts ran out of time: raise environment.rollout_time_s, or use more servers.",
+    ),
+    Cause(
+        _OPEN,
+        lambda f: f.mostly("filtered"),
+        lambda _: "The service's content filter ended the turns: check the questions, or use another service.",
+    ),
+    Cause(
+        ("no_calls",),
+        lambda f: not f.is_chatml and not f.often("native_call"),
+        lambda f: (
+            "The server may not read calls (vLLM: --enable-auto-tool-choice and --tool-call-parser), or the model sees "
+            "no need of tools."
+            if f.dialect == "functions"
+            else "The model may not know the tags of the tools, or sees no need of tools."
+        ),
+    ),
+    Cause(
+        ("failed_calls",),
+        lambda f: not f.unknown_tools,
+        lambda _: "A tool may be set up wrongly: run `treadle doctor`, and read a result with `treadle show`.",
+    ),
+    Cause(
+        ("truncated",),
+        lambda _: True,
+        lambda _: (
+            "Limits of turns, tokens or time may be too low: environment.max_turns, rollouts.sampling.max_tokens."
+        ),
+    ),
+    Cause(
+        ("no_verdict",),
+        lambda f: 2 * f.num_judge_failed > f.num_undecided,
+        lambda _: "No judge's reply could be read: raise scores.judges.sampling.max_tokens, or use another judge.",
+    ),
+    Cause(
+        ("no_verdict",),
+        lambda f: 2 * f.num_judge_failed <= f.num_undecided,
+        lambda _: "The scorer failed: the column `error` of `scores` has the causes.",
+    ),
+    Cause(
+        ("none_right",),
+        lambda f: f.num_answers != 1,
+        lambda _: (
+            "Gold answers may have another form than the answers (a field with the whole solution, an index, a list as "
+            "text): compare them below, and set answer_field, answer_form or domain of the source."
+        ),
+    ),
+    Cause(
+        ("same_answer",),
+        lambda _: True,
+        lambda _: (
+            "The model may not see the question, or repeats the example of the prompt: look at a prompt with "
+            "`treadle show`."
+        ),
+    ),
+)
+"""Likely causes, the most specific first."""
+
+UNKNOWN_CAUSE = "The cause is not clear from the rows: look at one with `treadle show`."
+
+
+def problems_of(facts: Facts) -> list[Problem]:
+    """Return the problems that a group of rollouts has."""
+    return [problem for problem in PROBLEMS if problem.holds(facts)]
+
+
+def causes_of(problem: Problem, facts: Facts) -> list[str]:
+    """Return sentences with the likely causes of a problem; never empty."""
+    found = [cause.sentence(facts) for cause in CAUSES if problem.name in cause.problems and cause.holds(facts)]
+    return found or [UNKNOWN_CAUSE]
+
+
+def _limit(facts: Facts) -> str:
+    return "" if facts.max_tokens is None else f" = {facts.max_tokens:,}"
+
+
+def _tools(facts: Facts) -> str:
+    return ", ".join(facts.tools) or "no tools"

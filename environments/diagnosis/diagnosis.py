@@ -1,0 +1,80 @@
+"""Describe a problem of a group of rollouts for people and programs, from one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treadle.core.untrusted.sanitize import one_line
+
+SHOWN_CHARS = 200
+"""Characters of a text in an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A rollout with the problem. Texts are cut, on one line, and without control characters."""
+
+    rollout_key: str
+    question: str
+    status: str
+    text: str
+    """End of what the model wrote, or its answer."""
+    gold: str = ""
+    """Gold answers; empty if they do not matter."""
+
+    def sentence(self) -> str:
+        """Return the example in a line."""
+        gold = f' (gold: "{self.gold}")' if self.gold else ""
+        wrote = f'"{self.text}"' if self.text else "nothing"
+        return f'{self.rollout_key}: "{self.question}" {self.status}: {wrote}{gold}'
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A problem that most rollouts of a model have, or those of one data set."""
+
+    address: str
+    model: str
+    dataset: str
+    """Data set; empty for all of them."""
+    problem: str
+    """Name of the problem."""
+    summary: str
+    """The problem with its numbers, as a sentence."""
+    endings: Mapping[str, int]
+    """Status -> number of rollouts."""
+    asked: str
+    """What the model was asked for: the form of answers and calls."""
+    causes: tuple[str, ...]
+    """Sentences with likely causes and what to do."""
+    examples: tuple[Example, ...]
+
+    def sentences(self) -> list[str]:
+        """Return everything as sentences, one a line."""
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.endings.items())
+        place = f"{one_line(self.dataset)}: " if self.dataset else ""
+        text = f"{place}{self.summary} ({counts})."
+        return [
+            text[0].upper() + text[1:] if not place else text,
+            *self.causes,
+            *([f"Asked for: {self.asked}"] if self.asked else []),
+            *(f"Example {example.sentence()}" for example in self.examples),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as a JSON-compatible dict."""
+        return {**asdict(self), "endings": dict(self.endings)}
+
+
+def cut_end(text: str) -> str:
+    """Return the end of a text for an example."""
+    text = one_line(" ".join(text.split()))
+    return text if len(text) <= SHOWN_CHARS else "…" + text[1 - SHOWN_CHARS :]
+
+
+def cut_start(text: str) -> str:
+    """Return the beginning of a text for an example."""
+    text = one_line(" ".join(text.split()))
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"

@@ -1,0 +1,96 @@
+"""Hold what is known of a group of rollouts, from which problems and their likely causes follow."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+ENDED = ("answered", "finished")
+"""Statuses of rollouts that ended with their task."""
+FAILED = "failed"
+"""Status of rollouts that infrastructure ended; they tell nothing about the model."""
+
+_NATIVE_CALL = r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|<\|tool_call|\"arguments\"\s*:|<\|channel\|>"
+_OTHER_TEMPLATE = (
+    r"<\|im_(?:start|end)\|>|<\|eot_id\|>|<\|(?:start|end)_header_id\|>|\[/?INST\]|<(?:start|end)_of_turn>|"
+    r"<\|(?:assistant|user|system|end|endoftext)\|>|<\uff5c"
+)
+_MARKS = {
+    "boxed": re.compile(r"\\boxed\s*\{"),
+    "answer_opened": re.compile(r"<answer>(?!.*</answer>)", re.DOTALL),
+    "answer_tag": re.compile(r"</?answer>"),
+    "other_tags": re.compile(
+        r"<(?!(?-i:answer>))(?:answer|final_answer|final|solution|response|tool|code)>", re.IGNORECASE
+    ),
+    "native_call": re.compile(_NATIVE_CALL),
+    "code_fence": re.compile(r"```"),
+    "other_template": re.compile(_OTHER_TEMPLATE),
+    "open_thought": re.compile(r"<think>(?!.*</think>)", re.DOTALL),
+}
+"""Mark in the text of a model -> its pattern."""
+
+
+def marks_of(text: str) -> frozenset[str]:
+    """Return the marks in what a model wrote in one rollout; `empty` if it wrote nothing."""
+    if not text.strip():
+        return frozenset({"empty"})
+    return frozenset(name for name, pattern in _MARKS.items() if pattern.search(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Counts over a group of rollouts, and what their model was asked for.
+
+    `statuses` are of all rollouts; the other numbers leave out those that infrastructure ended.
+    """
+
+    statuses: Mapping[str, int]
+    num_truncated: int = 0
+    num_calls: int = 0
+    """Requested calls."""
+    num_executed: int = 0
+    num_failed_calls: int = 0
+    tools: Sequence[str] = ()
+    """Tools that the model was offered."""
+    unknown_tools: Sequence[str] = ()
+    """Names of tools that were called and not offered, the most frequent first."""
+    num_read: int = 0
+    """Rollouts without an end whose text was read."""
+    marks: Counter[str] = field(default_factory=Counter)
+    """Mark -> number of these with it."""
+    dialect: Literal["tags", "functions", ""] = ""
+    """How calls and answers are written; empty if the environment has a dialect of its own."""
+    is_chatml: bool = False
+    """Whether prompts are ChatML because no tokenizer is configured."""
+    max_tokens: int | None = None
+    is_scored: bool = False
+    num_right: int = 0
+    num_undecided: int = 0
+    """Rollouts without a verdict."""
+    num_judge_failed: int = 0
+    """Rollouts whose judges gave no readable reply."""
+    num_questions: int = 0
+    num_answers: int = 0
+    """Different answers of the rollouts with one."""
+
+    @property
+    def num(self) -> int:
+        """Number of rollouts that the model ended."""
+        return sum(self.statuses.values()) - self.statuses.get(FAILED, 0)
+
+    @property
+    def num_ended(self) -> int:
+        """Number of rollouts that ended with their task."""
+        return sum(self.statuses.get(status, 0) for status in ENDED)
+
+    def mostly(self, *statuses: str) -> bool:
+        """Return whether at least half of the rollouts without an end have these statuses."""
+        open_ones = self.num - self.num_ended
+        return open_ones > 0 and 2 * sum(self.statuses.get(name, 0) for name in statuses) >= open_ones
+
+    def often(self, mark: str) -> bool:
+        """Return whether at least a third of the texts that were read have a mark."""
+        return self.num_read > 0 and 3 * self.marks[mark] >= self.num_read
