@@ -90,6 +90,7 @@ sweep: $(INSTALLED) ## What CI samples, whole: 200 kill points, every fault at e
 	@echo "make sweep: flow and stage tests that CI leaves out; then a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories; then what CI leaves out of the end-to-end tests, whose engines it installs"
 	@$(PYTEST) $(PARALLEL) -m sweep tests/flows tests/stages
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/runs/test_crash.py tests/stages/pools/test_pools_crash.py
+	@TREADLE_KILL_POINTS=3 $(PYTEST) -n 2 tests/stages/rollouts/test_custom_environment.py tests/stages/rollouts/test_partner_model.py tests/stages/rollouts/test_mixture.py tests/stages/rollouts/test_mcp_tools.py
 	@TREADLE_KILL_POINTS=670 $(PYTEST) -n 3 tests/stages/runs/test_work_kill.py tests/stages/training/test_training_kill.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/sandbox/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/runs/test_faults*.py tests/stages/cli/test_faults_command_line.py tests/stages/runs/test_histories.py

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.errors import StageFailed
 from treadle.core.runs.stage import Rows, Stage, StageContext
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
@@ -19,8 +18,6 @@ from treadle.report.markdown import render_report
 from treadle.report.radar import draw_radar, radar_axes
 from treadle.report.summary import check_environments, check_names, label_prefixes, model_rows
 from treadle.report.tables import COMPARISONS, SUMMARY
-
-_log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
@@ -78,16 +75,12 @@ def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[Sc
 
 
 def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> dict[str, bytes]:
-    files = {
+    return {
         "report.md": render_report(rows, comparisons, settings).encode(),
         "summary.json": as_json(rows, comparisons),
         "summary.csv": as_csv(rows, SUMMARY.schema.names),
+        "radar.svg": draw_radar(radar_axes(_radar_figures(rows))),
     }
-    try:
-        files["radar.svg"] = draw_radar(radar_axes(_radar_figures(rows)))
-    except ConfigError as error:
-        _log.warning("the radar chart is skipped: %s", error)
-    return files
 
 
 def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:

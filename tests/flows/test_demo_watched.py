@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 from pathlib import Path
 
+import pytest
 from support.runs.command_line import TREADLE, environment
 from support.runs.processes import end_family, family, remaining, until
 from support.servers.prefect_api import ask
@@ -27,6 +28,7 @@ def watched_at(said: str) -> str:
     return found[1]
 
 
+@pytest.mark.sweep
 def test_demo_on_a_given_server_prints_steps_and_results(prefect_home, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "outputs"))
     done = prefect_home.run("treadle", *DEMO[1:], "--prefect", *root)

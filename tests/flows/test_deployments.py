@@ -117,6 +117,7 @@ def test_task_run_produces_three_short_events_and_few_artifacts(prefect_home, de
     assert len(keys) == len(set(keys)) <= 3 * num_task_runs, keys
 
 
+@pytest.mark.sweep
 def test_deployment_starts_from_any_instance(prefect_home, deployed_run) -> None:
     options = ("treadle", "status", "--run", "deployed", "--root", str(deployed_run), "--json")
     before = {item["address"]: item["num_attempts"] for item in json.loads(prefect_home.run(*options).stdout)}

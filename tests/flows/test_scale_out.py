@@ -293,6 +293,7 @@ def test_two_flows_share_workers_and_survive_losing_some(bench: Bench, tmp_path:
     assert (cluster.state(late), cluster.message(late)) == ("COMPLETED", "nothing left to help with")
 
 
+@pytest.mark.sweep
 def test_run_survives_loss_of_the_prefect_database(bench: Bench, tmp_path: Path) -> None:
     """Run last: it ends with another server, which at first has no worker."""
     cluster, root, first = bench.cluster, str(tmp_path / "root"), bench.tutor.log_size()

@@ -1,6 +1,6 @@
 """`treadle run`, all stages, on a disk that fails once: at every step that the process takes, in every way.
 
-TREADLE_FAULT_STRIDE=1 tries every fault, the default every 73rd.
+TREADLE_FAULT_STRIDE=1 tries every fault, the default every 197th.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "lock": ("ENOLCK",),
 }
 """Less than for one stage, where every step may also be the last of its process; see `support.runs.faults`."""
-STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "73"))
+STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "197"))
 PARTS = 2
 
 

@@ -17,7 +17,7 @@ from support.rollouts.guess_desk import TOKENIZER, desk_of_the_guide, guess
 from support.runs.command_line import Desk, Done
 from support.servers.scripted_server import RecordedRequest, Reply, served
 
-NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "2"))
+NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "1"))
 
 
 def test_guide_runs_as_written(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from support.qwen_tokenizer import qwen_tokenizer
 from support.runs.command_line import Desk
 from support.servers.scripted_server import RecordedRequest, Reply, served
+from support.sweep import sampled
 
 from treadle.core.chat import ChatTokenizer
 
@@ -67,7 +68,7 @@ def install(folder: Path) -> None:
     (facts / "entry_points.txt").write_text("[treadle.environments]\necho = echo_package:Echo\n")
 
 
-@pytest.mark.parametrize("kind", ["echo_package:Echo", "echo"])
+@pytest.mark.parametrize("kind", sampled(["echo_package:Echo", "echo"], ["echo"]))
 def test_type_of_a_package_brings_its_tasks_and_runs(tmp_path: Path, kind: str) -> None:
     install(tmp_path / "packages")
     with served(echo, codec=TOKENIZER) as server:

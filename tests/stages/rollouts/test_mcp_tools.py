@@ -24,7 +24,7 @@ from support.servers.scripted_server import RecordedRequest, Reply
 
 from treadle.core.errors import JobsPending
 
-NUM_KILLS = 3
+NUM_KILLS = int(os.environ.get("TREADLE_KILL_POINTS", "1"))
 ANSWER = Reply("It is \\boxed{1}.")
 SERVER = {"type": "mcp", "command": [sys.executable, mcp_desk.__file__]}
 SANDBOXED = {**SERVER, "read": [mcp_desk.__file__]}

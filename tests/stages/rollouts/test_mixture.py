@@ -106,6 +106,7 @@ def test_rollouts_of_a_kind_are_those_of_a_run_with_this_kind_alone(mixed: Desk,
     assert not any(name.startswith("environment.") for name in metrics_of(desk, "1/rollouts@base", "alone"))
 
 
+@pytest.mark.sweep
 def test_killed_mixture_asks_no_model_answer_twice(tmp_path: Path) -> None:
     """A kill loses at most the requests that were in flight; what was journaled never reaches the server again."""
     seen: list[tuple[str, int]] = []

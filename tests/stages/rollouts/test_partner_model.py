@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from support.qwen_tokenizer import qwen_tokenizer
 from support.runs.command_line import Desk
 from support.servers.scripted_server import RecordedRequest, Reply, served
@@ -84,6 +85,7 @@ def desk_with_partner(folder: Path, url: str, kind: str = "talk.py:Talk", *, num
     return desk
 
 
+@pytest.mark.sweep
 def test_killed_dialogues_ask_neither_model_nor_partner_twice(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
     lock, reached = threading.Lock(), threading.Event()

@@ -1,6 +1,6 @@
 """Runs killed at random moments, resumed, and compared with an undisturbed run.
 
-TREADLE_KILL_POINTS sets the number of kills (6), TREADLE_KILL_SEED repeats the random moments of an earlier test.
+TREADLE_KILL_POINTS sets the number of kills (3), TREADLE_KILL_SEED repeats the random moments of an earlier test.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from support.runs.crash_bench import (
 )
 from support.runs.processes import Seen, freeze, kill_alone, thaw, until
 
-KILL_POINTS = int(os.environ.get("TREADLE_KILL_POINTS", "6"))
+KILL_POINTS = int(os.environ.get("TREADLE_KILL_POINTS", "3"))
 PARTS = 2 if KILL_POINTS >= 40 else 1
 """Many kills are shared by two processes of pytest; few are better spread over one."""
 NUM_QUESTIONS = 120

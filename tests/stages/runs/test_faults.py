@@ -1,7 +1,7 @@
 """A small run whose disk fails, or whose process ends, at every single step that it takes on the disk.
 
 After each: nothing but one line for the user, the old state or the new one on the disk, and a following run that ends
-with the same bytes as one that nothing disturbed. TREADLE_FAULT_STRIDE=1 tries every fault, the default every 11th.
+with the same bytes as one that nothing disturbed. TREADLE_FAULT_STRIDE=1 tries every fault, the default every 29th.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OWNERS = [f"n{number}" for number in range(5)]
 UNITS = ("llm-0", "tool-0")
 ASKED: list[str] = []
 """Answers that cost something: what a journal has is not asked for again."""
-STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "11"))
+STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "29"))
 PARTS = 2
 
 

@@ -15,6 +15,7 @@ import pytest
 from support.runs.command_line import TREADLE, Desk, environment, set_up
 from support.runs.endless_agent import NAME
 from support.runs.processes import Seen, end_family, family, kill_alone, look, remaining, until
+from support.sweep import sampled
 
 LEFT_S = 10.0
 TESTS = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def wait_for_parent_watchers() -> None:
     until(lambda: not watching.lives(), "the end of a process that watches its parent", LEFT_S)
 
 
-@pytest.mark.parametrize("prefix", ["nohup", "setsid --wait"])
+@pytest.mark.parametrize("prefix", sampled(["nohup", "setsid --wait"], ["nohup"]))
 def test_detached_run_outlives_its_shell(desk: Desk, prefix: str) -> None:
     with started(desk, *shell(desk, prefix)) as parent:
         until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.sweep import sampled
 
 from treadle.agent.contract import Outcome, Task
 from treadle.agent.sandbox import folder_usage
@@ -346,7 +347,7 @@ IN_PLACE_OF_IMPORTS = (
 )
 
 
-@pytest.mark.parametrize("path", IN_PLACE_OF_IMPORTS)
+@pytest.mark.parametrize("path", sampled(IN_PLACE_OF_IMPORTS, IN_PLACE_OF_IMPORTS[::4]))
 @pytest.mark.asyncio(loop_scope="module")
 async def test_tests_of_a_program_import_nothing_of_the_agent(source: WorkspaceSource, path: str) -> None:
     program = OF_PROGRAM["files"]["test_program.py"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from support.sweep import sampled
 
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.folder import read_manifest
@@ -42,7 +43,7 @@ def build(settings: IndexSettings, passages: int) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("engine", ["dense", "hybrid"])
+@pytest.mark.parametrize("engine", sampled(["dense", "hybrid"], ["hybrid"]))
 def test_killed_build_is_never_served_and_resumes(tmp_path: Path, engine: str) -> None:
     rows = [{"id": number, "text": f"tower {number}"} for number in range(60)]
     (tmp_path / "corpus.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))

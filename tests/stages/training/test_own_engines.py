@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sweep import sampled
 from support.tables import rl_tables, sft_tables
 from support.training import own_engines
 
@@ -117,7 +118,7 @@ def test_wrong_rl_engine_ends_in_one_error(
     assert "\x1b" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("fault", "error", "said"), WRONG)
+@pytest.mark.parametrize(("fault", "error", "said"), sampled(WRONG, WRONG[:2]))
 def test_wrong_sft_engine_ends_in_one_error(
     sft_run: Run, start: Path, fault: str, error: type[TreadleError], said: str
 ) -> None:
