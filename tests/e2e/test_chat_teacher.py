@@ -13,6 +13,9 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.demo.world_files import write_world
 
+pytestmark = pytest.mark.sweep
+"""In CI, `tests/stages/pools/test_rows_of_a_chat_teacher.py` makes the rows and `test_sft.py` trains."""
+
 CONFIG = """
 [flow]
 stages = ["pools", "sft_rows", "sft", "rollouts", "scores"]

@@ -21,6 +21,9 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
 from treadle.core.tables import MODEL_FOLDER
 
+pytestmark = pytest.mark.sweep
+"""`test_demo.py` and `test_rl_mixture.py` train by the same engines in CI."""
+
 CANARY = "canary-7e41d0"
 TOP, NUM_STEPS, GROUP_SIZE = 30, 2, 4
 SECRETS = (2, 6, 9, 13, 17, 22, 25, 29)
