@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -10,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.runs.command_line import tutor
 
-from treadle.api import open_run
+from treadle.api import evaluate, open_run, run_flow
 from treadle.core.errors import ConfigError, DataError, RunError
+from treadle.demo.world_files import write_world
 from treadle.tasks.analysis.run_results import RunResults
+from treadle.tasks.evaluation import EvalOptions
 
 CONFIG = """
 [flow]
@@ -127,3 +131,40 @@ def test_the_guide_loads_a_run(run: RunResults, monkeypatch: pytest.MonkeyPatch)
     names: dict[str, object] = {}
     exec(code, names)
     assert len(names["rollouts"]) == 2  # type: ignore[arg-type]
+
+
+async def test_run_flow_continues_a_run_inside_an_event_loop(
+    run: RunResults, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(str(run.run.storage.location("")))
+    monkeypatch.chdir(root.parent)
+    again = run_flow(None, "first", root=root)
+    assert again.instances == run.instances
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("(unchanged, reused)") == len(run.instances)
+    with pytest.raises(ConfigError, match="there is no run 'second'"):
+        run_flow(None, "second", root=root)
+    with pytest.raises(ConfigError, match="tools names 'browser'"):
+        evaluate("m", endpoints="http://127.0.0.1:9/v1", benchmarks={"gsm8k": "x.jsonl"}, tools=["browser"], root=root)
+
+
+async def test_evaluate_measures_a_model_on_a_file_of_questions(tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    write_world(world, documents=100, questions=4, heldout_questions=0, tiers=(0,))
+    with tutor() as url:
+        results = evaluate(
+            "treadle-tutor",
+            endpoints=url,
+            benchmarks={"mine": world / "questions.jsonl"},
+            corpus=world / "corpus.jsonl",
+            root=tmp_path / "outputs",
+            quiet=True,
+        )
+    assert results.run.run_id == "eval-treadle-tutor-mine"
+    frame = results.rollouts().to_pandas()
+    assert len(frame) == 4 and frame["correct"].all() and set(frame["dataset"]) == {"mine"}
+
+
+def test_evaluate_has_the_options_of_the_command() -> None:
+    asked = set(inspect.signature(evaluate).parameters)
+    assert set(EvalOptions.__dataclass_fields__) <= asked

@@ -1,0 +1,188 @@
+"""Run flows and evaluations in this process, from scripts and notebooks.
+
+Progress and warnings go to standard error. Errors are raised; nothing exits the process or touches its signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, TypeVar
+
+from treadle.cli.options import say
+from treadle.cli.views.progress import ProgressView
+from treadle.cli.warnings import show_warnings
+from treadle.core.config import load_config, merge
+from treadle.core.errors import ConfigError
+from treadle.tasks.analysis.run_results import RunResults
+from treadle.tasks.catalog import flow_instances
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.evaluation import EvalOptions, evaluation_config, run_name, unknown_template
+from treadle.tasks.planning.flow_part import flow_part
+from treadle.tasks.planning.run_setup import configuration_of, open_run, with_run_defaults
+from treadle.tasks.run_instances import run_instance, run_instances
+
+Config = str | Path | Mapping[str, Any] | TreadleConfig
+T = TypeVar("T")
+
+TOOLS = frozenset({"python", "search"})
+"""Tools of an evaluation, as `treadle eval --tools` takes them."""
+
+
+def evaluated(
+    options: Mapping[str, Any],
+    name: str | None,
+    root: str | Path,
+    config: str | Path | Sequence[str | Path],
+    overrides: Sequence[str],
+    **how: Any,
+) -> RunResults:
+    """Run an evaluation, given options by the names of `EvalOptions`; `how` is passed to `ran`."""
+    files = [Path(one) for one in _listed(config)]
+    asked = EvalOptions(**options)
+    if unknown := sorted((asked.tools or frozenset()) - TOOLS):
+        raise ConfigError(f"tools names {unknown[0]!r}; there are {' and '.join(sorted(TOOLS))}, or none as []")
+    if asked.max_questions is not None and asked.max_questions < 1:
+        raise ConfigError(f"max_questions is {asked.max_questions}; it must be at least 1")
+    run_id = name or run_name(asked, files)
+    resolved = evaluation_config(asked, root, run_id, files, tuple(overrides))
+    for model in unknown_template(resolved):
+        say(f"warning: {model} is prompted in ChatML; if its chat template differs, give its folder as `tokenizer`")
+    return outside_event_loop(lambda: ran(resolved, run_id, root, files, **how))
+
+
+def flow_ran(
+    config: Config | Sequence[Config] | None,
+    name: str,
+    root: str | Path,
+    overrides: Sequence[str],
+    start_from: str | None,
+    without: Sequence[str],
+    **how: Any,
+) -> RunResults:
+    """Run a flow or a part of it; `config` as `run_flow` takes it, `how` is passed to `ran`."""
+    given = [] if config is None else _listed(config)
+    files = [Path(one) for one in given if isinstance(one, str | Path)]
+    resolved = _resolved(given, files, root, name, tuple(overrides))
+    return outside_event_loop(
+        lambda: ran(resolved, name, root, files, start_from=start_from, without=tuple(without), **how)
+    )
+
+
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, str | Path | Mapping | TreadleConfig) else list(given)
+
+
+def _resolved(
+    given: Sequence[Config], files: Sequence[Path], root: str | Path, name: str, overrides: Sequence[str]
+) -> TreadleConfig:
+    """Return the configuration: files, then tables of keys, then overrides; without any, that of the existing run."""
+    whole = [one for one in given if isinstance(one, TreadleConfig)]
+    if whole and len(given) > 1:
+        raise ConfigError("a TreadleConfig is a whole configuration; give it alone, or files and dicts of keys")
+    if whole and not overrides:
+        return whole[0]
+    if len(files) == len(given):
+        return configuration_of(root, name, files, overrides)
+    data: dict[str, Any] = {}
+    for one in given:
+        if isinstance(one, TreadleConfig):
+            data = one.model_dump(mode="json", exclude_unset=True)
+        elif isinstance(one, Mapping):
+            data = merge(data, one)
+    return load_config(TreadleConfig, files, overrides, data=data)
+
+
+def ran(
+    config: TreadleConfig,
+    name: str,
+    root: str | Path,
+    files: Sequence[Path],
+    *,
+    start_from: str | None = None,
+    without: tuple[str, ...] = (),
+    force: bool = False,
+    accept_failures: bool = False,
+    quiet: bool = False,
+) -> RunResults:
+    """Run what is left of a flow in this thread; return its results. Raises TreadleError."""
+    resolved = with_run_defaults(config, root, name)
+    part = flow_part(flow_instances(resolved), root, name, start_from, without)
+    run = open_run(root, name, resolved, files)
+    view = ProgressView(quiet=quiet)
+    for line in part.lines():
+        view.tell(line)
+    with (
+        _own_warnings(),
+        run_instances(part.instances, run, resolved, force=force, is_part=part.is_part, notify=view.tell) as scheduled,
+    ):
+        for item in scheduled:
+            # Standard output belongs to the caller, also while code of the user prints.
+            with view.running(item.instance, run) as progress, redirect_stdout(sys.stderr):
+                record = run_instance(
+                    item.instance,
+                    run,
+                    force=item.force,
+                    accept_failures=accept_failures,
+                    progress=progress,
+                    servers=item.servers,
+                    notify=view.tell,
+                )
+            view.made(record)
+    return RunResults(run)
+
+
+@contextmanager
+def _own_warnings() -> Iterator[None]:
+    """Leave the caller's logging as it was: stages add a handler that shows warnings."""
+    logger = logging.getLogger("treadle")
+    before = list(logger.handlers)
+    handler = show_warnings()
+    try:
+        yield
+    finally:
+        if handler not in before:
+            logger.removeHandler(handler)
+
+
+def outside_event_loop(work: Callable[[], T]) -> T:
+    """Run a function that starts event loops of its own: in another thread if this one runs a loop, as in Jupyter.
+
+    An interrupt of the caller ends the function as Ctrl-C ends a command; a second one no longer waits for that.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+            failure.append(error)
+
+    thread = threading.Thread(target=call, name="treadle flow", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        _interrupt(thread)
+        thread.join()
+        raise
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise KeyboardInterrupt in a thread; its event loop wakes up several times a second and ends in order."""
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
