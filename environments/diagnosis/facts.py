@@ -20,7 +20,6 @@ _OTHER_TEMPLATE = (
 )
 _MARKS = {
     "boxed": re.compile(r"\\boxed\s*\{"),
-    "answer_opened": re.compile(r"<answer>(?!.*</answer>)", re.DOTALL),
     "answer_tag": re.compile(r"</?answer>"),
     "other_tags": re.compile(
         r"<(?!(?-i:answer>))(?:answer|final_answer|final|solution|response|tool|code)>", re.IGNORECASE
@@ -28,16 +27,18 @@ _MARKS = {
     "native_call": re.compile(_NATIVE_CALL),
     "code_fence": re.compile(r"```"),
     "other_template": re.compile(_OTHER_TEMPLATE),
-    "open_thought": re.compile(r"<think>(?!.*</think>)", re.DOTALL),
 }
 """Mark in the text of a model -> its pattern."""
+_OPENED = {"answer_opened": ("<answer>", "</answer>"), "open_thought": ("<think>", "</think>")}
+"""Mark -> tags of which the last opening one is not closed. A pattern would need quadratic time on hostile text."""
 
 
 def marks_of(text: str) -> frozenset[str]:
     """Return the marks in what a model wrote in one rollout; `empty` if it wrote nothing."""
     if not text.strip():
         return frozenset({"empty"})
-    return frozenset(name for name, pattern in _MARKS.items() if pattern.search(text))
+    opened = {name for name, (opening, closing) in _OPENED.items() if text.rfind(opening) > text.rfind(closing)}
+    return frozenset(opened | {name for name, pattern in _MARKS.items() if pattern.search(text)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
