@@ -54,21 +54,6 @@ PROBLEMS: tuple[Problem, ...] = (
         lambda f: f.num >= FEW and f.num_truncated == f.num and 2 * f.num_ended >= f.num,
         lambda f: f"all {f.num:,} rollouts were cut before their task ended",
     ),
-    Problem(
-        "no_verdict",
-        lambda f: f.is_scored and 2 * f.num_undecided > f.num > 0,
-        lambda f: f"{f.num_undecided:,} of {f.num:,} rollouts have no verdict",
-    ),
-    Problem(
-        "same_answer",
-        lambda f: f.is_scored and f.num_ended >= FEW and f.num_questions >= FEW and f.num_answers == 1,
-        lambda f: f"all {f.num_ended:,} answers to {f.num_questions:,} questions are the same",
-    ),
-    Problem(
-        "none_right",
-        lambda f: f.is_scored and f.num_ended >= FEW and not f.num_right and 2 * f.num_undecided <= f.num,
-        lambda f: f"none of {f.num_ended:,} answers is right",
-    ),
 )
 """Problems in the order in which they are told."""
 
@@ -206,32 +191,6 @@ CAUSES: tuple[Cause, ...] = (
         lambda _: True,
         lambda _: (
             "Limits of turns, tokens or time may be too low: environment.max_turns, rollouts.sampling.max_tokens."
-        ),
-    ),
-    Cause(
-        ("no_verdict",),
-        lambda f: 2 * f.num_judge_failed > f.num_undecided,
-        lambda _: "No judge's reply could be read: raise scores.judges.sampling.max_tokens, or use another judge.",
-    ),
-    Cause(
-        ("no_verdict",),
-        lambda f: 2 * f.num_judge_failed <= f.num_undecided,
-        lambda _: "The scorer failed: the column `error` of `scores` has the causes.",
-    ),
-    Cause(
-        ("none_right",),
-        lambda f: f.num_answers != 1,
-        lambda _: (
-            "Gold answers may have another form than the answers (a field with the whole solution, an index, a list as "
-            "text): compare them below, and set answer_field, answer_form or domain of the source."
-        ),
-    ),
-    Cause(
-        ("same_answer",),
-        lambda _: True,
-        lambda _: (
-            "The model may not see the question, or repeats the example of the prompt: look at a prompt with "
-            "`treadle show`."
         ),
     ),
 )

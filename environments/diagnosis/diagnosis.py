@@ -20,15 +20,12 @@ class Example:
     question: str
     status: str
     text: str
-    """End of what the model wrote, or its answer."""
-    gold: str = ""
-    """Gold answers; empty if they do not matter."""
+    """End of what the model wrote."""
 
     def sentence(self) -> str:
         """Return the example in a line."""
-        gold = f' (gold: "{self.gold}")' if self.gold else ""
         wrote = f'"{self.text}"' if self.text else "nothing"
-        return f'{self.rollout_key}: "{self.question}" {self.status}: {wrote}{gold}'
+        return f'{self.rollout_key}: "{self.question}" {self.status}: {wrote}'
 
 
 @dataclass(frozen=True, slots=True)

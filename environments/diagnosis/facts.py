@@ -67,15 +67,6 @@ class Facts:
     is_chatml: bool = False
     """Whether prompts are ChatML because no tokenizer is configured."""
     max_tokens: int | None = None
-    is_scored: bool = False
-    num_right: int = 0
-    num_undecided: int = 0
-    """Rollouts without a verdict."""
-    num_judge_failed: int = 0
-    """Rollouts whose judges gave no readable reply."""
-    num_questions: int = 0
-    num_answers: int = 0
-    """Different answers of the rollouts with one."""
 
     @property
     def num(self) -> int:
