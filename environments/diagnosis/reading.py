@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from treadle.core.answers.extraction import SYSTEM_KINDS
 from treadle.core.errors import TreadleError
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.core.store.text_arrays import one_of
 from treadle.environments.diagnosis.causes import causes_of, problems_of
 from treadle.environments.diagnosis.diagnosis import Diagnosis, Example, cut_end, cut_start
 from treadle.environments.diagnosis.facts import ENDED, FAILED, Facts, marks_of
@@ -44,7 +44,7 @@ def _diagnoses(record: StageRecord, run: Run) -> Iterator[Diagnosis]:
     if not batches:
         return
     table = pa.Table.from_batches(batches)
-    groups = {name: table.filter(pc.equal(table["dataset"], name)) for name in pc.unique(table["dataset"]).to_pylist()}
+    groups = {name: _where(table, "dataset", (name,)) for name in table["dataset"].unique().to_pylist()}
     told: set[str] = set()
     for dataset, rows in {"": table, **(groups if len(groups) > 1 else {})}.items():
         facts = _counts(record, rows)
@@ -55,14 +55,22 @@ def _diagnoses(record: StageRecord, run: Run) -> Iterator[Diagnosis]:
             yield _diagnosis(record, run, dataset, rows, problem.name)
 
 
+def _where(rows: pa.Table, column: str, values: Iterable[str], *, invert: bool = False) -> pa.Table:
+    """Return the rows whose value in a column is one of these; with `invert` the others."""
+    import pyarrow.compute as pc
+
+    mask = one_of(values)(rows[column])
+    return rows.filter(pc.invert(mask) if invert else mask)
+
+
 def _counts(record: StageRecord, rows: pa.Table, **more: Any) -> Facts:
     """Return the facts of a group that need no texts."""
     settings, statuses = record.settings, Counter(rows["status"].to_pylist())
-    own = rows.filter(pc.not_equal(rows["status"], FAILED))
-    sums = {name: int(pc.sum(own[name]).as_py() or 0) for name in _SUMS}
+    own = _where(rows, "status", (FAILED,), invert=True)
+    sums = {name: int(sum(own[name].to_pylist())) for name in _SUMS}
     tables = environments_of(settings)
     tools, dialects = set[str](), set[str]()
-    for name in pc.unique(rows["environment"]).to_pylist():
+    for name in rows["environment"].unique().to_pylist():
         offered, dialect = _asked_of(tables.get(name, {}))
         tools |= set(offered)
         dialects.add(dialect)
@@ -96,12 +104,10 @@ def _asked_of(environment: Mapping[str, Any]) -> tuple[list[str], str]:
 
 def _diagnosis(record: StageRecord, run: Run, dataset: str, rows: pa.Table, name: str) -> Diagnosis:
     """Return the diagnosis of a problem, with causes and examples from the texts of rollouts that have it."""
-    chosen = rows.filter(pc.not_equal(rows["status"], FAILED))
-    if name == "no_answer":
-        chosen = chosen.filter(pc.invert(pc.is_in(chosen["status"], pa.array(ENDED))))
-    keys = pa.array(chosen["rollout_key"].slice(0, _MAX_READ).to_pylist(), pa.string())
+    chosen = _where(rows, "status", (FAILED, *(ENDED if name == "no_answer" else ())), invert=True)
+    keys = chosen["rollout_key"].slice(0, _MAX_READ).to_pylist()
     reader = run.rows(record.outputs["rollouts"])
-    batches = reader.matching("rollout_key", lambda column: pc.is_in(column, keys), _TEXTS)
+    batches = reader.matching("rollout_key", one_of(keys), _TEXTS)
     read = [row for batch in batches for row in batch.to_pylist()]
     offered, marks, unknown = set(_counts(record, rows).tools), Counter[str](), Counter[str]()
     for row in read:
@@ -152,9 +158,8 @@ def _asked(facts: Facts, rows: list[dict[str, Any]]) -> str:
 
 def _questions(record: StageRecord, run: Run, keys: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    wanted = pa.array(keys, pa.string())
     for ref in record.inputs.get("questions", ()):
         reader = run.rows(ref.artifact)
-        for batch in reader.matching("question_key", lambda column: pc.is_in(column, wanted), ("question",)):
+        for batch in reader.matching("question_key", one_of(keys), ("question",)):
             found |= {row["question_key"]: row["question"] for row in batch.to_pylist()}
     return found

@@ -16,6 +16,7 @@ import orjson
 from treadle.core.errors import ArtifactError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
+from treadle.core.store.text_arrays import one_of
 from treadle.core.untrusted.sanitize import one_line
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.environments.stored_settings import environment_label
@@ -135,14 +136,12 @@ def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout
 
 def _score(run: Run, key: str, iteration: int) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """Return the `scores` row of a rollout or None, and without a row the errors of unreadable score tables."""
-    import pyarrow.compute as pc
-
     score_errors = []
     for record in run.records():
         if "scores" in record.outputs and Address.parse(record.address).iteration == iteration:
             try:
                 table = run.rows(record.outputs["scores"])
-                for batch in table.matching("rollout_key", lambda values: pc.equal(values, key)):
+                for batch in table.matching("rollout_key", one_of([key])):
                     for row in batch.to_pylist():
                         return row, ()
             except ArtifactError as error:

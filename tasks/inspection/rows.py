@@ -10,6 +10,7 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.reused import own_results
 from treadle.core.runs.run import Run
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.text_arrays import one_of
 from treadle.environments.stored_settings import type_names
 
 Key = tuple[str, str]
@@ -55,10 +56,8 @@ def rows_with(
 
     With `iteration`, only tables of that iteration are searched.
     """
-    import pyarrow.compute as pc
-
     for address, table in tables(run, kind, iteration):
-        for batch in table.matching(column, lambda values: pc.equal(values, value), columns):
+        for batch in table.matching(column, one_of([value]), columns):
             for row in batch.to_pylist():
                 yield address, row
 
