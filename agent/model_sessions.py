@@ -12,6 +12,7 @@ from treadle.agent.dialects.base import Dialect
 from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.model_types import RolloutLimits
 from treadle.agent.role import RoleModel
+from treadle.agent.role_settings import AGENT
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
@@ -40,8 +41,6 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
     return tokenizer
 
 
-AGENT = "agent"
-"""Role of a model whose rollouts are evaluated; a model that is trained on its rollouts has the role `policy`."""
 _NEEDS_NO_STOPS = frozenset({"judge", "redundancy", "summarizer"})
 """Roles that are asked without stop strings."""
 

@@ -7,6 +7,9 @@ from pydantic import Field
 from treadle.core.config import Section
 from treadle.core.llm.config import ModelSettings, Sampling
 
+AGENT = "agent"
+"""Role of a model whose rollouts are evaluated; a model that is trained on its rollouts has the role `policy`."""
+
 
 class JudgeSampling(Sampling):
     """Sampling parameters of the judge model."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.agent.contract import Episode, EpisodeOptions, Outcome, Resume, Task
-from treadle.agent.model_sessions import ModelSession
-from treadle.agent.role import RoleModel
 from treadle.core.store.keyed_store import KeyedStore
 from treadle.environments.settings import EnvironmentSettings
 from treadle.environments.stored_rollout import StoredRollout
+
+if TYPE_CHECKING:
+    from treadle.agent.model_sessions import ModelSession
+    from treadle.agent.role import RoleModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from treadle.agent.judges.correctness import Correctness
 from treadle.agent.judges.redundancy import redundancy_judge_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address, phase_of
+from treadle.core.runs.stage import Stage, StageContext, WorkResult
 from treadle.environments.registry import traits_of
 from treadle.eval.config import RedundancyOptions, ScoresOptions, ScoresSettings
 from treadle.eval.judge_identity import check_judges
-from treadle.eval.scores import SCORES_STAGE
+from treadle.eval.tables import JUDGEMENTS
+from treadle.eval.tables import SCORES as SCORES_TABLE
 from treadle.stages.entry import Inputs, NamedModel, StageEntry
 from treadle.stages.models import checked_model, checkpoints_of, role_of, tokenizer_folder
 from treadle.stages.plan import Plan
@@ -77,6 +80,30 @@ def _models(options: ScoresOptions) -> Iterator[NamedModel]:
     yield NamedModel("redundancy.model", options.redundancy.model)
 
 
+def _run(context: StageContext) -> Mapping[str, Any]:
+    from treadle.eval.scores import run_scores
+
+    return run_scores(context)
+
+
+def _work(context: StageContext) -> WorkResult:
+    from treadle.eval.judging import work
+
+    return work(context)
+
+
+SCORES_STAGE = Stage(
+    name="scores",
+    version=6,
+    settings=ScoresSettings,
+    consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
+    optional=frozenset({"checkpoint"}),
+    produces=(SCORES_TABLE, JUDGEMENTS),
+    run=_run,
+    work=_work,
+    keeps_journal=True,
+    is_complete=lambda metrics: not metrics.get("num_judgements_missing"),
+)
 SCORES = StageEntry(
     stage=SCORES_STAGE,
     table=ScoresOptions,

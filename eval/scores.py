@@ -14,14 +14,14 @@ import orjson
 
 from treadle.core.answers.score import Score
 from treadle.core.chat import ChatTokenizer
-from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.runs.stage import StageContext
 from treadle.core.tables import part_items
 from treadle.environments.scorers.base import STATUS, Scorer
 from treadle.environments.scorers.scoring import OpenScorers
 from treadle.eval.answers import COPIED_COLUMNS, Answer, answers, open_scorers
 from treadle.eval.config import ScoresSettings
 from treadle.eval.judge_queue import Judgement
-from treadle.eval.judging import Judging, work
+from treadle.eval.judging import Judging
 from treadle.eval.lengths import agent_text, last_turn, load_tokenizer, reasoning_tokens
 from treadle.eval.metrics import efficiency
 from treadle.eval.score_counts import ScoreCounts
@@ -166,17 +166,3 @@ def scored_row(
         "votes_no": no,
         "votes_abstained": abstained,
     }
-
-
-SCORES_STAGE = Stage(
-    name="scores",
-    version=6,
-    settings=ScoresSettings,
-    consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
-    optional=frozenset({"checkpoint"}),
-    produces=(SCORES, JUDGEMENTS),
-    run=run_scores,
-    work=work,
-    keeps_journal=True,
-    is_complete=lambda metrics: not metrics.get("num_judgements_missing"),
-)

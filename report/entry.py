@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from treadle.core.runs.address import Address
+from treadle.core.runs.stage import Stage, StageContext
 from treadle.eval.config import ReportSettings
 from treadle.report.data_sets import report_settings
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.tables import COMPARISONS, SUMMARY
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.plan import Plan
 
@@ -16,6 +20,21 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
     return {"scores": tuple(Address(number, "scores", model) for number in iterations for model in models)}
 
 
+def _run(context: StageContext) -> Mapping[str, Any]:
+    from treadle.report.stage import run_report
+
+    return run_report(context)
+
+
+REPORT_STAGE = Stage(
+    name="report",
+    version=6,
+    settings=ReportSettings,
+    consumes={"scores": "scores"},
+    produces=(SUMMARY, COMPARISONS),
+    run=_run,
+    depends_on_address=True,  # The name contains the iterations of models that have several versions.
+)
 REPORT = StageEntry(
     stage=REPORT_STAGE,
     table=ReportSettings,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.core.errors import StageFailed
-from treadle.core.runs.stage import Rows, Stage, StageContext
+from treadle.core.runs.stage import Rows, StageContext
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
@@ -87,14 +87,3 @@ def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
     """Return the figures of each model's main average, or of its only data set."""
     main = {model: main_line(lines) for model, lines in by_model(summary_lines(rows)).items()}
     return {model: {name: line.value(name) for name in line.figures} for model, line in main.items()}
-
-
-REPORT_STAGE = Stage(
-    name="report",
-    version=6,
-    settings=ReportSettings,
-    consumes={"scores": "scores"},
-    produces=(SUMMARY, COMPARISONS),
-    run=run_report,
-    depends_on_address=True,  # The name contains the iterations of models that have several versions.
-)

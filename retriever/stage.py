@@ -11,10 +11,9 @@ from typing import Any
 
 import orjson
 
-from treadle.core.runs.stage import Progress, Stage, StageContext
+from treadle.core.runs.stage import Progress, StageContext
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.open_index import open_index
-from treadle.retriever.tables import INDEXES
 
 
 def run_index(context: StageContext) -> Mapping[str, Any]:
@@ -44,6 +43,3 @@ class IndexProgress:
             self._progress.start(total or 0, 0, what)
         self._progress.advance(done - self._done.get(what, 0))
         self._done[what] = done
-
-
-INDEX_STAGE = Stage(name="index", version=1, settings=IndexSettings, produces=(INDEXES,), run=run_index)

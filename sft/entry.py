@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.tables import CHECKPOINTS
 from treadle.sft.config import SftOptions, SftSettings
-from treadle.sft.stage import SFT_STAGE
+from treadle.sft.tables import TRAINING_LOG
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.models import named_checkpoint
 from treadle.stages.plan import Plan
@@ -30,6 +35,23 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
     return {"sft_rows": (Address(address.iteration, "sft_rows"),), "checkpoint": checkpoint}
 
 
+def _run(context: StageContext) -> Mapping[str, Any]:
+    from treadle.sft.stage import run
+
+    return run(context)
+
+
+SFT_STAGE = Stage(
+    name="sft",
+    version=1,
+    settings=SftSettings,
+    consumes={"sft_rows": "sft_rows", "checkpoint": "checkpoint"},
+    optional=frozenset({"checkpoint"}),
+    produces=(CHECKPOINTS,),
+    telemetry=(TRAINING_LOG,),
+    depends_on_address=True,
+    run=_run,
+)
 SFT = StageEntry(
     stage=SFT_STAGE,
     table=SftOptions,

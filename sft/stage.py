@@ -19,7 +19,7 @@ from treadle.core.engines.base_model import base_model
 from treadle.core.engines.training import find_machine
 from treadle.core.engines.training_run import StepProgress
 from treadle.core.errors import ConfigError, StageFailed
-from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.runs.stage import StageContext
 from treadle.core.store.storage import storage_errors
 from treadle.core.tables import CHECKPOINTS, MODEL_FOLDER
 from treadle.sft.config import SftSettings
@@ -213,16 +213,3 @@ class SftRun:
 def run(context: StageContext) -> Mapping[str, Any]:
     """Fine-tune one model; return statistics of the rows, steps and losses."""
     return SftRun(context).run()
-
-
-SFT_STAGE = Stage(
-    name="sft",
-    version=1,
-    settings=SftSettings,
-    consumes={"sft_rows": "sft_rows", "checkpoint": "checkpoint"},
-    optional=frozenset({"checkpoint"}),
-    produces=(CHECKPOINTS,),
-    telemetry=(TRAINING_LOG,),
-    depends_on_address=True,
-    run=run,
-)

@@ -15,6 +15,9 @@ from treadle.core.store.roots import is_object_store
 WEB_VERSION = 1
 """Version in the environment's digest; increment it if the same entries are rendered differently for an agent."""
 
+AGENT_WINDOW_CHARS = 1_000
+"""Default of `window_chars`: characters on either side of a sentence (arXiv 2601.06860)."""
+
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _UNIQUE_LOCAL = ipaddress.IPv6Network("fc00::/7")

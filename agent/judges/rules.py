@@ -8,17 +8,19 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import orjson
 
 from treadle.agent.call_cache import CallCache
 from treadle.agent.judges.cases import Case, Verdict
-from treadle.core.answers.math_equal import Checker, SymbolicVerdict
-from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, score_answer
-from treadle.core.answers.symbolic import SymbolicChecker
+from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import digest_json
 from treadle.core.errors import DeadlineExceeded, EngineError
 from treadle.core.work_clock import work_clock
+
+if TYPE_CHECKING:
+    from treadle.core.answers.math_equal import Checker, SymbolicVerdict
 
 RULES_VERSION = 3
 """Version in the judge's digest; increment it if the rules of `core.answers` decide differently, and with it the
@@ -119,6 +121,8 @@ class _Closable:
     """Symbolic checker that starts no comparison once it is closing, so that the one in progress is the last."""
 
     def __init__(self, limits: SymbolicLimits) -> None:
+        from treadle.core.answers.symbolic import SymbolicChecker
+
         self.is_closing = False
         self._checker = SymbolicChecker(
             workers=limits.workers, limit_s=limits.limit_s, memory_mib=limits.memory_mib
@@ -136,6 +140,8 @@ class _Closable:
 
 
 def _by_rules(case: Case, checker: Checker | None, f1_threshold: float) -> Verdict:
+    from treadle.core.answers.rules import score_answer
+
     score = score_answer(
         case.prediction, case.answers, case.choices, case.domain, checker=checker, f1_threshold=f1_threshold
     )

@@ -153,7 +153,7 @@ def run_engine(
     from treadle.environments.rollouts.settings import RolloutsSettings
     from treadle.environments.rollouts.stage import ROLLOUTS_STAGE
     from treadle.eval.config import ScoresSettings
-    from treadle.eval.scores import SCORES_STAGE
+    from treadle.eval.entry import SCORES_STAGE
 
     def write_questions(context: StageContext) -> dict[str, Any]:
         blank = {

@@ -30,9 +30,9 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.contamination import BenchmarkIndex
 from treadle.datagen.questions.duplicates import DuplicateIndex
+from treadle.datagen.questions.entry import QUESTIONS_STAGE
 from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
-from treadle.datagen.questions.stage import QUESTIONS_STAGE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.plain_duplicates import PlainIndex

@@ -35,9 +35,9 @@ from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.tables import SCORES
 from treadle.rl.selection.choice import choose
 from treadle.rl.selection.dispersion import DispersionSums
+from treadle.rl.selection.entry import SELECTION_STAGE
 from treadle.rl.selection.methods.pareto_fronts import rank_questions
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
-from treadle.rl.selection.stage import SELECTION_STAGE
 
 BATCH_ROLLOUTS = 1_024
 F1 = np.round(np.linspace(0, 1, 12), 6)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.core.runs.stage import Stage, StageContext
 from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.datagen.questions.stage import QUESTIONS_STAGE
+from treadle.datagen.questions.tables import QUARANTINE
+from treadle.datagen.questions.tables import QUESTIONS as QUESTIONS_TABLE
 from treadle.datagen.questions.task_environment import TaskEnvironment
 from treadle.environments.mixture import Environments
 from treadle.environments.registry import traits_of
@@ -62,6 +65,19 @@ def _check_scorers(
             raise ConfigError(f"{address}: scorer = {source.scorer!r} of {source.label} needs {missing}")
 
 
+def _run(context: StageContext) -> Mapping[str, Any]:
+    from treadle.datagen.questions.stage import run_questions
+
+    return run_questions(context)
+
+
+QUESTIONS_STAGE = Stage(
+    name="questions",
+    version=3,
+    settings=QuestionsSettings,
+    produces=(QUESTIONS_TABLE, QUARANTINE),
+    run=_run,
+)
 QUESTIONS = StageEntry(
     stage=QUESTIONS_STAGE,
     table=QuestionsSettings,

@@ -1,6 +1,6 @@
 """Read the tasks that a type of environment brings, in place of a file.
 
-`questions_stage` is given a function that finds the `TaskProvider`; by default it asks the registry of types.
+`run_questions` is given a function that finds the `TaskProvider`; by default it asks the registry of types.
 """
 
 from __future__ import annotations

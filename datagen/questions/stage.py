@@ -11,12 +11,11 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import ConfigError, DataError, StageFailed
-from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.runs.stage import StageContext
 from treadle.core.store.storage import storage_errors
 from treadle.core.untrusted.input_files import InputRow
 from treadle.core.untrusted.sanitize import one_line
@@ -203,7 +202,7 @@ class _QuestionsRun:
                 file.write(json.dumps(rejected | {"raw": row.raw[:_SHOWN_CHARS]}) + "\n")
 
 
-def run_questions(context: StageContext, find_tasks: FindTasks) -> Mapping[str, Any]:
+def run_questions(context: StageContext, find_tasks: FindTasks = find_tasks) -> Mapping[str, Any]:
     """Read, validate and deduplicate all sources; return counts by reason, data set and split."""
     settings: QuestionsSettings = context.settings
     if not settings.sources:
@@ -284,17 +283,3 @@ def _metrics(intake: _QuestionsRun, tallies: Mapping[str, _SourceTally], reasons
         **{f"{METRIC_PREFIX}{name}": count for name, count in sorted(environments.items())},
         "benchmark_rows_skipped": intake.benchmark_rows_skipped,
     }
-
-
-def questions_stage(find_tasks: FindTasks = find_tasks) -> Stage:
-    """Return the stage; `find_tasks` finds the tasks that the type of the environment brings."""
-    return Stage(
-        name="questions",
-        version=3,
-        settings=QuestionsSettings,
-        produces=(QUESTIONS, QUARANTINE),
-        run=partial(run_questions, find_tasks=find_tasks),
-    )
-
-
-QUESTIONS_STAGE = questions_stage()

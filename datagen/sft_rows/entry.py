@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from treadle.agent.contract import Task
 from treadle.core.chat import ChatTokenizer
@@ -12,11 +13,13 @@ from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.core.runs.stage import Stage, StageContext
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
-from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.datagen.sft_rows.student import check_student, context_window
 from treadle.datagen.sft_rows.summary import sft_rows_report
+from treadle.datagen.sft_rows.tables import SFT_REJECTIONS
+from treadle.datagen.sft_rows.tables import SFT_ROWS as SFT_ROWS_TABLE
 from treadle.environments.registry import traits_of
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.models import checked_model, served_tokenizer, tokenizer_folder
@@ -97,6 +100,21 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
     return {"rollouts": (rollouts,), "scores": (replace(rollouts, stage="scores"),), **questions}
 
 
+def _run(context: StageContext) -> Mapping[str, Any]:
+    from treadle.datagen.sft_rows.stage import run_sft_rows
+
+    return run_sft_rows(context)
+
+
+SFT_ROWS_STAGE = Stage(
+    name="sft_rows",
+    version=4,
+    settings=SftRowsSettings,
+    consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
+    optional=frozenset({"pools", "rollouts", "scores"}),
+    produces=(SFT_ROWS_TABLE, SFT_REJECTIONS),
+    run=_run,
+)
 SFT_ROWS = StageEntry(
     stage=SFT_ROWS_STAGE,
     table=SftRowsOptions,

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from treadle.agent.contract import TASK_COLUMNS
 from treadle.core.errors import ArtifactError, StageFailed
-from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.runs.stage import StageContext
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.datagen.sft_rows.encoding import IdColumns, Prompt, RowEncoder, Turns
 from treadle.datagen.sft_rows.gate import QualityGate
@@ -313,14 +313,3 @@ def run_sft_rows(context: StageContext) -> Mapping[str, Any]:
 def _line(place: int, selected: _Selected) -> bytes:
     """Return a line that sorts by place, then by key."""
     return f"{place:016x}{selected.head['rollout_key']} ".encode() + orjson.dumps(list(selected))
-
-
-SFT_ROWS_STAGE = Stage(
-    name="sft_rows",
-    version=4,
-    settings=SftRowsSettings,
-    consumes={"pools": "pools", "rollouts": "rollouts", "scores": "scores", "questions": "questions"},
-    optional=frozenset({"pools", "rollouts", "scores"}),
-    produces=(SFT_ROWS, SFT_REJECTIONS),
-    run=run_sft_rows,
-)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
+from treadle.core.runs.stage import Stage, StageContext
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.stage import INDEX_STAGE
+from treadle.retriever.tables import INDEXES
 from treadle.stages.entry import StageEntry
 from treadle.stages.plan import Plan
 
@@ -30,6 +34,13 @@ def _settings(plan: Plan, address: Address) -> IndexSettings:
     return first.with_digests()
 
 
+def _run(context: StageContext) -> Mapping[str, Any]:
+    from treadle.retriever.stage import run_index
+
+    return run_index(context)
+
+
+INDEX_STAGE = Stage(name="index", version=1, settings=IndexSettings, produces=(INDEXES,), run=_run)
 INDEX = StageEntry(
     stage=INDEX_STAGE,
     settings=_settings,

@@ -14,13 +14,11 @@ from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.schema import ToolSchema
 from treadle.agent.tools.search_config import SearchToolSettings
-from treadle.agent.tools.summarizer import summarizer_prompt
 from treadle.core.config import Operational, Section, with_preset
 from treadle.core.llm.config import Sampling
 from treadle.environments.question.schemas import schema_of
 from treadle.environments.settings import Digests, EnvironmentSettings
-from treadle.web.config import WEB_VERSION, WebSettings
-from treadle.web.pages.rendering import AGENT_WINDOW_CHARS
+from treadle.web.config import AGENT_WINDOW_CHARS, WEB_VERSION, WebSettings
 
 ET_AGENT_RL: dict[str, Any] = {
     "max_total_calls": 6,
@@ -285,6 +283,8 @@ class QuestionSettings(EnvironmentSettings):
         """
         parts: dict[str, Any] = {"system": self.system_text_of(form)}
         if self.summarizer is not None:
+            from treadle.agent.tools.summarizer import summarizer_prompt
+
             parts["summarizer"] = summarizer_prompt()
         if self.searches_web:
             parts["web"] = WEB_VERSION

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.agent.dialects.functions import FunctionsDialect
-from treadle.agent.model_sessions import AGENT, ModelSession, ModelSessions, check_trained, load_tokenizer
+from treadle.agent.model_sessions import ModelSession, ModelSessions, check_trained, load_tokenizer
 from treadle.agent.role import RoleModel
+from treadle.agent.role_settings import AGENT
 from treadle.agent.rollout import RolloutEngine
 from treadle.core.chat import ChatTokenizer
 from treadle.core.store.keyed_store import KeyedStore

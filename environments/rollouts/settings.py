@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from pydantic import Field
 
 from treadle.agent.contract import HIDDEN_COLUMNS, TASK_COLUMNS
-from treadle.agent.model_sessions import AGENT
-from treadle.agent.role_settings import RoleSettings
+from treadle.agent.role_settings import AGENT, RoleSettings
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.runs.shards import MAX_SHARDS

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from treadle.agent.contract import Task
-from treadle.core.answers.legacy import legacy_match_text
-from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, Score
 from treadle.environments.scorers.base import Reads, Scorer
 from treadle.environments.stored_rollout import StoredRollout
+
+if TYPE_CHECKING:
+    from treadle.core.answers.math_equal import Checker
 
 F1 = "f1"
 """Part that qa compares with its threshold."""
@@ -58,6 +59,8 @@ class AnswerScorer(Scorer):
 
     def f1_legacy(self, prediction: str, answers: Sequence[str]) -> float:
         """Return token F1 as published for ET-Agent."""
+        from treadle.core.answers.legacy import legacy_match_text
+
         return legacy_match_text(prediction, answers).f1
 
     async def score(self, task: Task, rollout: StoredRollout) -> Score:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from treadle.core.answers.score import Score, score_choice
+from treadle.core.answers.rules import score_choice
+from treadle.core.answers.score import Score
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
 from treadle.environments.scorers.base import Scale
 

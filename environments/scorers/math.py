@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from treadle.core.answers.legacy import legacy_match_math
-from treadle.core.answers.score import Score, score_math
+from treadle.core.answers.rules import score_math
+from treadle.core.answers.score import Score
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
 from treadle.environments.scorers.base import Scale
 

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from treadle.core.answers.score import Score, score_text
+from treadle.core.answers.rules import score_text
+from treadle.core.answers.score import Score
 from treadle.core.answers.text_match import words
 from treadle.environments.scorers.answer import AnswerScorer, AnswerTools
 from treadle.environments.scorers.base import Scale

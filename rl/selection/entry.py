@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from treadle.core.runs.address import Address, phase_name
+from treadle.core.runs.stage import Stage, StageContext
 from treadle.rl.phases import check_phase, phase_number
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
-from treadle.rl.selection.stage import SELECTION_STAGE
 from treadle.rl.selection.summary import selection_report
+from treadle.rl.selection.tables import RL_REJECTIONS, RL_ROWS
 from treadle.stages.entry import Inputs, StageEntry
 from treadle.stages.plan import Plan
 
@@ -35,6 +38,21 @@ def _inputs(plan: Plan, address: Address) -> Inputs:
     }
 
 
+def _run(context: StageContext) -> Mapping[str, Any]:
+    from treadle.rl.selection.stage import run_selection
+
+    return run_selection(context)
+
+
+SELECTION_STAGE = Stage(
+    name="selection",
+    version=3,
+    settings=SelectionSettings,
+    consumes={"rollouts": "rollouts", "scores": "scores", "questions": "questions", "previous": "rl_rows"},
+    optional=frozenset({"previous"}),
+    produces=(RL_ROWS, RL_REJECTIONS),
+    run=_run,
+)
 SELECTION = StageEntry(
     stage=SELECTION_STAGE,
     table=SelectionOptions,

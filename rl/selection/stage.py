@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from treadle.agent.contract import TASK_COLUMNS, Task
 from treadle.core.errors import ArtifactError, DataError, StageFailed
-from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.runs.stage import StageContext
 from treadle.core.seeds import derive_seed
 from treadle.core.store.buckets import Buckets, bucket_count, draw
 from treadle.environments.mixture import table_of, unknown_environment
@@ -364,14 +364,3 @@ def run_selection(context: StageContext) -> Mapping[str, Any]:
     ArtifactError if rollouts, scores and questions do not match.
     """
     return _SelectionRun(context).run()
-
-
-SELECTION_STAGE = Stage(
-    name="selection",
-    version=3,
-    settings=SelectionSettings,
-    consumes={"rollouts": "rollouts", "scores": "scores", "questions": "questions", "previous": "rl_rows"},
-    optional=frozenset({"previous"}),
-    produces=(RL_ROWS, RL_REJECTIONS),
-    run=run_selection,
-)

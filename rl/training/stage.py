@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treadle.core.engines.training import find_machine
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.tables import CHECKPOINTS
 from treadle.rl.config import RlSettings
-from treadle.rl.training.checkpoint_checks import check_exported
-from treadle.rl.training.engine_environments import check_environments, engine_environments
-from treadle.rl.training.engine_job import engine_job, engine_options
-from treadle.rl.training.engine_rows import StoredRows, store_rows
-from treadle.rl.training.launch import Listener, RlFolder, reinforce
-from treadle.rl.training.outputs import Trained, write_outputs
-from treadle.rl.training.plan import RlPlan, plan_phase
-from treadle.rl.training.progress import RlProgress
-from treadle.rl.training.start_policy import find_start
 from treadle.rl.training.tables import RL_LOG, RL_ROLLOUTS, RL_VALIDATION
+
+if TYPE_CHECKING:
+    from treadle.rl.training.engine_rows import StoredRows
+    from treadle.rl.training.plan import RlPlan
 
 _log = logging.getLogger(__name__)
 
 
 def run(context: StageContext) -> Mapping[str, Any]:
     """Train a policy for one phase, or resume its training; check it, write the outputs and return the metrics."""
+    # Imported here, because the catalogue of stages is read by commands that train nothing.
+    from treadle.rl.training.checkpoint_checks import check_exported
+    from treadle.rl.training.engine_environments import check_environments, engine_environments
+    from treadle.rl.training.engine_job import engine_job, engine_options
+    from treadle.rl.training.engine_rows import store_rows
+    from treadle.rl.training.launch import Listener, RlFolder, reinforce
+    from treadle.rl.training.outputs import Trained, write_outputs
+    from treadle.rl.training.progress import RlProgress
+    from treadle.rl.training.start_policy import find_start
+
     settings: RlSettings = context.settings
     options, folder, named = settings.options, RlFolder(context.workspace), settings.named_environments()
     check_environments(named)
@@ -53,6 +57,9 @@ def run(context: StageContext) -> Mapping[str, Any]:
 
 
 def _plan(context: StageContext, rows: StoredRows) -> RlPlan:
+    from treadle.core.engines.training import find_machine
+    from treadle.rl.training.plan import plan_phase
+
     options = context.settings.options
     return plan_phase(
         context.settings,

@@ -47,7 +47,8 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
     """
     import asyncio
 
-    from treadle.agent.model_sessions import AGENT, check_sampling
+    from treadle.agent.model_sessions import check_sampling
+    from treadle.agent.role_settings import AGENT
     from treadle.core.llm.pool import ModelPool
 
     async def check(name: str, settings: ModelSettings) -> None:

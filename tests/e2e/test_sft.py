@@ -24,7 +24,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.sft.config import SftSettings
-from treadle.sft.stage import SFT_STAGE
+from treadle.sft.entry import SFT_STAGE
 
 NUM_ROWS = 12
 

@@ -11,15 +11,13 @@ from typing import Any
 
 import orjson
 
-from treadle.web.config import WebSettings
+from treadle.web.config import AGENT_WINDOW_CHARS, WebSettings
 from treadle.web.pages.control_tokens import without_known_tokens
 from treadle.web.pages.passages import clean, clean_line, first_words, window
 from treadle.web.types import MAX_URL_CHARS, PDF_TYPE, PageEntry, WebHit
 
 NOT_FETCHED = "[This page could not be fetched.]"
 SUMMARY_WINDOW_CHARS = 3_000
-AGENT_WINDOW_CHARS = 1_000
-"""Default of `window_chars`: characters on either side of a sentence (arXiv 2601.06860)."""
 
 _MAX_TITLE_CHARS = 200
 _MAX_NAME_CHARS = 100

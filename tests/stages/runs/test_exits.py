@@ -29,10 +29,10 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.stage import Instance
 from treadle.core.tables import TABLES
+from treadle.environments.question.index_entry import INDEX_STAGE
 from treadle.eval.config import ReportSettings
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.entry import REPORT_STAGE
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.stage import INDEX_STAGE
 
 UNEQUAL = "<think>I know.</think><answer>\\boxed{{{}}}</answer>"
 

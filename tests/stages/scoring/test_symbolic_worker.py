@@ -18,7 +18,7 @@ import pytest
 from support import confined_algebra
 
 from treadle.core.answers.math_equal import SymbolicVerdict, math_equal
-from treadle.core.answers.score import score_answer
+from treadle.core.answers.rules import score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import EngineError
 

@@ -36,7 +36,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.sft import launch
 from treadle.sft.config import SftSettings
-from treadle.sft.stage import SFT_STAGE
+from treadle.sft.entry import SFT_STAGE
 
 KILLS = max(1, int(os.environ.get("TREADLE_KILL_POINTS", "1")) // 10)
 KILLS_PER_RUN = 4

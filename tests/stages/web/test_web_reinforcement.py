@@ -36,8 +36,8 @@ from treadle.rl.environment import ResidentEnvironments
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
 from treadle.rl.groups.rollout import Group, require_groups
+from treadle.rl.selection.entry import SELECTION_STAGE
 from treadle.rl.selection.settings import SelectionSettings
-from treadle.rl.selection.stage import SELECTION_STAGE
 from treadle.rl.training.figures import step_figures
 from treadle.rl.training.stage import RL_STAGE
 from treadle.web.record.folder import open_record

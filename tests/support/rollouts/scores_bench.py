@@ -22,7 +22,7 @@ from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ScoresSettings
-from treadle.eval.scores import SCORES_STAGE
+from treadle.eval.entry import SCORES_STAGE
 
 QUESTIONS_AT, ROLLOUTS_AT = Address.parse("1/questions"), Address.parse("1/rollouts@base")
 

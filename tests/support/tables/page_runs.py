@@ -25,7 +25,7 @@ from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUT_TELEMETRY, ROLLOUTS
 from treadle.eval.config import ReportSettings
 from treadle.eval.tables import SCORES
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.entry import REPORT_STAGE
 from treadle.sft.tables import TRAINING_LOG
 
 NUM_QUESTIONS = 12

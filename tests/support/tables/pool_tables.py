@@ -15,8 +15,8 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.datagen.pools.tables import POOLS
 from treadle.datagen.questions.tables import QUESTIONS
+from treadle.datagen.sft_rows.entry import SFT_ROWS_STAGE
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
-from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.environments.question.settings import QuestionSettings
 
 ENVIRONMENT = QuestionSettings()

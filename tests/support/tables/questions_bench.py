@@ -13,9 +13,9 @@ from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.entry import QUESTIONS_STAGE
 from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings
-from treadle.datagen.questions.stage import QUESTIONS_STAGE
 from treadle.datagen.questions.tables import QUESTIONS
 
 GOOD = {"question": "Which river flows through Vorna?", "answer": ["Ilme", "the Ilme"]}

@@ -21,8 +21,8 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.tables import QUESTIONS
+from treadle.datagen.sft_rows.entry import SFT_ROWS_STAGE
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
-from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.environments.custom.kind import CustomType
 from treadle.environments.rollouts.rows import head_of_row, row_of
 from treadle.environments.rollouts.tables import ROLLOUTS

@@ -18,7 +18,7 @@ from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.answers import Gold
 from treadle.eval.config import ScoresOptions, ScoresSettings
-from treadle.eval.scores import SCORES_STAGE
+from treadle.eval.entry import SCORES_STAGE
 from treadle.stages.registry import stage_entries
 
 _EMPTY = {"string": "", "bool": False, "int32": 0, "int64": 0}

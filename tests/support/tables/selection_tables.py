@@ -16,8 +16,8 @@ from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.tables import SCORES
+from treadle.rl.selection.entry import SELECTION_STAGE
 from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
-from treadle.rl.selection.stage import SELECTION_STAGE
 
 ENVIRONMENT = QuestionSettings()
 

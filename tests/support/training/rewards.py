@@ -9,7 +9,8 @@ from treadle.agent.contract import Task
 from treadle.agent.dialects.base import Dialect
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import Score, score_answer
+from treadle.core.answers.rules import score_answer
+from treadle.core.answers.score import Score
 from treadle.core.errors import EngineError
 from treadle.rl.rewards.base import ANSWERED, FAILED, GroupItem, RewardGroup
 from treadle.rl.rewards.efficiency import EfficiencyReward

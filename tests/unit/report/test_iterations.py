@@ -19,7 +19,7 @@ from treadle.demo.results import differences, outcome
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ReportSettings
 from treadle.eval.tables import SCORES
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.entry import REPORT_STAGE
 from treadle.report.summary import label_prefixes
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.models import evaluated_models

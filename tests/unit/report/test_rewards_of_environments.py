@@ -22,9 +22,9 @@ from treadle.eval.metrics import FIGURES
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.tables import SCORES
 from treadle.report.comparison_rows import comparison_rows
+from treadle.report.entry import REPORT_STAGE
 from treadle.report.layout import MIXED_NOTE, headline_table, summary_lines
 from treadle.report.markdown import render_report
-from treadle.report.stage import REPORT_STAGE
 from treadle.report.summary import check_environments, model_rows, shown_averages
 from treadle.tasks.page.build import report_page
 

@@ -25,9 +25,9 @@ from treadle.eval.config import ReportSettings
 from treadle.eval.statistics import holm
 from treadle.eval.tables import SCORES
 from treadle.report.comparison_rows import COMPARED_FIGURES, model_pairs
+from treadle.report.entry import REPORT_STAGE
 from treadle.report.files import as_csv, report_content
 from treadle.report.layout import SummaryLine, comparison_cells, summary_lines
-from treadle.report.stage import REPORT_STAGE
 from treadle.report.tables import COMPARISONS
 from treadle.report.terminal import comparison_table, judges_table, summary_table
 

@@ -20,6 +20,7 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.environments.question.index_entry import INDEX_STAGE
 from treadle.retriever import bm25
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Chunking, Document, read_corpus, split
@@ -27,7 +28,6 @@ from treadle.retriever.dense.encoders import Encoder, HashingEncoder
 from treadle.retriever.hybrid import reciprocal_ranks
 from treadle.retriever.index import Index
 from treadle.retriever.open_index import open_index
-from treadle.retriever.stage import INDEX_STAGE
 
 HASHING = {"type": "hashing", "dimension": 64}
 ENGINES = ("bm25", "dense", "hybrid")

@@ -21,8 +21,8 @@ from treadle.core.runs.stage import Instance
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.sft import stage
 from treadle.sft.config import SftSettings
+from treadle.sft.entry import SFT_STAGE
 from treadle.sft.launch import EngineOptions, Listener, Training, TrainingFolder, TrainingStep
-from treadle.sft.stage import SFT_STAGE
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from treadle.core.answers.choice import match_choice
 from treadle.core.answers.choice_letters import letters_named
-from treadle.core.answers.score import score_answer
+from treadle.core.answers.rules import score_answer
 
 CITIES = ["Paris", "London", "Rome"]
 COLOURS = ["red", "green", "blue", "yellow"]

@@ -19,7 +19,7 @@ from treadle.core.answers.math_equal import (
 from treadle.core.answers.math_number import parse_number
 from treadle.core.answers.math_structure import split_group
 from treadle.core.answers.math_text import _brace_fractions
-from treadle.core.answers.score import score_answer
+from treadle.core.answers.rules import score_answer
 from treadle.core.answers.text_match import normalize_math
 from treadle.core.errors import ConfigError, EngineError
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from treadle.core.answers.legacy import legacy_match_math, legacy_match_text, legacy_words
-from treadle.core.answers.score import score_answer
+from treadle.core.answers.rules import score_answer
 from treadle.core.answers.text_match import characters, match_text, normalize_text, token_f1, words
 
 # Letters and accents that compose, ligatures, widths, quotes, what cannot be seen, scripts without spaces.

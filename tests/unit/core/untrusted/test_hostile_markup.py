@@ -24,7 +24,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
 from treadle.eval.tables import SCORES
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.entry import REPORT_STAGE
 from treadle.report.terminal import summary_table
 from treadle.tasks.prefect.stage_card import stage_card
 

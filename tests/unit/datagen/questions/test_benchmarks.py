@@ -15,7 +15,7 @@ import pytest
 from support.tables.benchmark_rows import SAMPLES, Row
 from support.tables.questions_bench import GOOD, Bench, write_jsonl
 
-from treadle.core.answers.score import score_answer
+from treadle.core.answers.rules import score_answer
 from treadle.core.config import load_config, validate
 from treadle.core.errors import ConfigError
 from treadle.core.runs.execute import execute, fingerprint_of, planned_action

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,21 @@ from treadle.core.config import validate
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.runs.address import Address
 from treadle.core.runs.execute import execute, fingerprint_of
-from treadle.core.runs.stage import Instance
+from treadle.core.runs.stage import Instance, Stage
+from treadle.datagen.questions.entry import QUESTIONS_STAGE
 from treadle.datagen.questions.environment_tasks import FindTasks, task_rows
 from treadle.datagen.questions.source_rows import with_digests
 from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
-from treadle.datagen.questions.stage import QUESTIONS_STAGE, questions_stage
+from treadle.datagen.questions.stage import run_questions
 from treadle.datagen.questions.task_environment import TaskEnvironment
 
 TEXT = "I think of a number. Which one?"
 SOURCE = {"from": "environment"}
+
+
+def stage_with(find: FindTasks) -> Stage:
+    """Return the stage with tasks that `find` finds."""
+    return replace(QUESTIONS_STAGE, run=partial(run_questions, find_tasks=find))
 
 
 class Tasks:
@@ -70,7 +78,7 @@ def instance(
     tree = {"sources": list(sources), "max_error_rate": 1.0, **keys}
     known = TaskEnvironment(kind=kind, needs_answers=False, brings_tasks=brings_tasks, tasks_digest=digest)
     settings = validate(QuestionsSettings, tree).for_environments({"default": known}, seed=seed)
-    return Instance(address=Address(1, "questions"), stage=questions_stage(find), settings=with_digests(settings))
+    return Instance(address=Address(1, "questions"), stage=stage_with(find), settings=with_digests(settings))
 
 
 def taken(bench: Bench, tasks: Tasks, *sources: Mapping[str, Any], **keys: Any) -> Result:
@@ -194,7 +202,7 @@ def test_tasks_of_a_named_environment_stand_under_its_name(bench: Bench, tmp_pat
         asked.append(environment.kind)
         return Tasks(*secrets(2))
 
-    stage = questions_stage(find)
+    stage = stage_with(find)
     execute(Instance(address=Address(1, "questions"), stage=stage, settings=with_digests(settings)), bench.run)
     rows = Result(bench.run).questions
     assert [(row["environment"], row["dataset"], row["domain"]) for row in rows] == [
@@ -209,7 +217,7 @@ def of_two_environments(*tasks: Mapping[str, Any]) -> Instance:
     one = TaskEnvironment(kind="my_envs.py:Guess", needs_answers=False, brings_tasks=True, tasks_digest="d")
     tree = {"sources": [SOURCE, {**SOURCE, "environment": "hard"}]}
     settings = validate(QuestionsSettings, tree).for_environments({"default": one, "hard": one}, seed=5)
-    stage = questions_stage(lambda _: Tasks(*tasks))
+    stage = stage_with(lambda _: Tasks(*tasks))
     return Instance(address=Address(1, "questions"), stage=stage, settings=with_digests(settings))
 
 

@@ -19,7 +19,7 @@ from parity.et_agent.metrics import (
 from support.tables.score_tables import question, rollout, score
 from support.tables.scored_rollouts import scored
 
-from treadle.core.answers.score import score_answer
+from treadle.core.answers.rules import score_answer
 from treadle.core.errors import DataError
 from treadle.eval.dataset_figures import dataset_figures, figure_sums
 from treadle.eval.scored_rollout import Votes

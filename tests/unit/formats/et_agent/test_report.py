@@ -18,8 +18,8 @@ from treadle.core.runs.stage import Instance
 from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.rollouts.tables import ROLLOUTS
 from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
-from treadle.eval.scores import SCORES_STAGE
-from treadle.report.stage import REPORT_STAGE
+from treadle.eval.entry import SCORES_STAGE
+from treadle.report.entry import REPORT_STAGE
 
 SCORES_AT = Address.parse("1/scores@base")
 

@@ -25,7 +25,7 @@ from treadle.eval.judging_differences import Scoring
 from treadle.eval.metrics import FIGURES, title_of
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.tables import SCORES
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.entry import REPORT_STAGE
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.models import evaluated_models

@@ -17,7 +17,7 @@ from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
 from treadle.eval.tables import SCORES
-from treadle.report.stage import REPORT_STAGE
+from treadle.report.entry import REPORT_STAGE
 from treadle.tasks.page.build import report_page
 
 HALF = [number % 2 == 0 for number in range(NUM_QUESTIONS)]
