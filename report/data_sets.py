@@ -10,7 +10,6 @@ from treadle.datagen.questions.benchmarks import SCORED_DOMAINS
 from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.environments.registry import traits_of
 from treadle.eval.config import ReportSettings
-from treadle.report.summary import check_environments, check_names
 from treadle.stages.plan import Plan
 
 
@@ -21,6 +20,8 @@ def report_settings(plan: Plan, address: Address) -> ReportSettings:
     several environments share one, and if `headline` or `areas` names one that is neither
     a source nor a registered benchmark.
     """
+    from treadle.report.summary import check_environments, check_names
+
     settings = plan.options(address, ReportSettings)
     questions = plan.section("questions", QuestionsSettings)
     names = sorted({source.dataset_name for source in questions.sources if source.source_field is None})

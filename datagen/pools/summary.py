@@ -13,14 +13,14 @@ from treadle.core.figures import money
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.datagen.pools.report import pool_figures, pool_sentences
-from treadle.datagen.pools.rows import tokens_of
 from treadle.environments.rollouts.settings import selected_questions
 from treadle.stages.report import StageReport, group, reads
 
 
 def pools_report(record: StageRecord, run: Run, models: Mapping[str, ModelSettings]) -> StageReport:
     """Return yield and cost, and the results of the operators."""
+    from treadle.datagen.pools.report import pool_figures, pool_sentences
+
     gate = next((one for one in run.records() if one.stage == "sft_rows" and reads(one, record)), None)
     accepted = group(gate.metrics, "accepted.") if gate is not None else None
     metrics, costs = record.metrics, role_costs(record, models)
@@ -49,6 +49,8 @@ def projection(
 
     Empty for imported pools, whose cost is unknown.
     """
+    from treadle.datagen.pools.rows import tokens_of
+
     if pools.imported_from is not None:
         return []
     metrics = pools.metrics

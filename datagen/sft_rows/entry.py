@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from treadle.agent.contract import Task
-from treadle.core.chat import ChatTokenizer
-from treadle.core.engines.config import EMBEDDED
-from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ConfigError
 from treadle.core.runs.address import Address
 from treadle.core.runs.stage import Stage, StageContext
 from treadle.datagen.pools.entry import pool_models
 from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
-from treadle.datagen.sft_rows.student import check_student, context_window
 from treadle.datagen.sft_rows.summary import sft_rows_report
 from treadle.datagen.sft_rows.tables import SFT_REJECTIONS
 from treadle.datagen.sft_rows.tables import SFT_ROWS as SFT_ROWS_TABLE
@@ -59,8 +54,11 @@ def _settings(plan: Plan, address: Address) -> SftRowsSettings:
     options = plan.options(address, SftRowsOptions)
     folder, context_tokens = tokenizer_folder(model) or served_tokenizer(model), None
     if options.tokenizer is not None:
+        from treadle.datagen.sft_rows.student import checked_student
+
         folder = options.tokenizer
-        tokenizer_digest, context_tokens = _checked_student(plan, folder)
+        prompts = {name: one.first_messages(Task("", "")) for name, one in plan.environments().items()}
+        tokenizer_digest, context_tokens = checked_student(folder, prompts)
     elif folder is None and not model.continues_text and "sft" in plan.stages:
         raise ConfigError(
             f'{address}: the trajectories of models.{name} (api = "chat") have no token ids, so sft cannot train on '
@@ -74,22 +72,6 @@ def _settings(plan: Plan, address: Address) -> SftRowsSettings:
         options=options.model_copy(update={"trajectories": row_source(plan, address)}),
         seed=plan.seed,
     )
-
-
-def _checked_student(plan: Plan, folder: Path) -> tuple[str, int | None]:
-    """Return digest and context window of the tokenizer of the rows, which its template must be able to write.
-
-    Raises ConfigError.
-    """
-    found = embedded_folder("tokenizer") if folder == Path(EMBEDDED) else folder
-    if not (found / "tokenizer.json").is_file():
-        raise ConfigError(
-            f"sft_rows.tokenizer: there is no {found.absolute() / 'tokenizer.json'}; set it to the folder of the "
-            "tokenizer of sft.model, or to embedded"
-        )
-    tokenizer = ChatTokenizer.load(found)
-    check_student(tokenizer, {name: one.first_messages(Task("", "")) for name, one in plan.environments().items()})
-    return tokenizer.digest, context_window(found)
 
 
 def _inputs(plan: Plan, address: Address) -> Inputs:

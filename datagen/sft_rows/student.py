@@ -22,6 +22,8 @@ from treadle.agent.dialects.functions import FunctionsDialect
 from treadle.agent.transcript import Transcript
 from treadle.core.chat import ChatTokenizer
 from treadle.core.chat_turns import text_after_turn
+from treadle.core.engines.config import EMBEDDED
+from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ConfigError
 from treadle.datagen.sft_rows.encoding import Turns, system_spans
 
@@ -118,6 +120,22 @@ def _call(call: Mapping[str, str], dialect: FunctionsDialect) -> str:
         return written
     # Only strings of JSON contain it, so the escape means the same and can end no block.
     return f"{OPENING}\n{written.replace('<', chr(92) + 'u003c')}\n{CLOSING}"
+
+
+def checked_student(folder: Path, prompts: Mapping[str, Sequence[Mapping[str, str]] | None]) -> tuple[str, int | None]:
+    """Return digest and context window of a student's tokenizer; `folder` may be `embedded`.
+
+    Raises ConfigError if there is none, and as `check_student` does.
+    """
+    found = embedded_folder("tokenizer") if folder == Path(EMBEDDED) else folder
+    if not (found / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"sft_rows.tokenizer: there is no {found.absolute() / 'tokenizer.json'}; set it to the folder of the "
+            "tokenizer of sft.model, or to embedded"
+        )
+    tokenizer = ChatTokenizer.load(found)
+    check_student(tokenizer, prompts)
+    return tokenizer.digest, context_window(found)
 
 
 def check_student(tokenizer: ChatTokenizer, prompts: Mapping[str, Sequence[Mapping[str, str]] | None]) -> None:

@@ -17,7 +17,6 @@ from treadle.core.store.keyed_store import KeyedStore
 from treadle.core.store.roots import is_object_store
 from treadle.environments.mixture import Environments, table_of
 from treadle.environments.settings import EnvironmentSettings
-from treadle.rl.groups.web_snapshot import replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,8 @@ def engine_environments(
 
     Raises ConfigError as `local_environment`, and TreadleError if stored entries of the web cannot be read.
     """
+    from treadle.rl.groups.web_snapshot import replayed
+
     settings, records = {}, {}
     for name, environment in environments.items():
         replaying, record = replayed(environment, store, folder / name)

@@ -9,7 +9,6 @@ from treadle.core.figures import Figures
 from treadle.core.llm.config import ModelSettings
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
-from treadle.rl.training.curves import end_steps, sparkline
 from treadle.rl.training.tables import RL_LOG
 from treadle.stages.report import Metrics, StageReport, telemetry_rows
 
@@ -46,6 +45,8 @@ def rl_sentences(metrics: Metrics) -> list[str]:
 
 def rl_figures(log: Sequence[Metrics]) -> list[Figures]:
     """Return means over the first and the last steps, and a curve over all of them."""
+    from treadle.rl.training.curves import end_steps, sparkline
+
     span = end_steps(len(log))
     rows = []
     for name, values in _shown_values(log).items():
