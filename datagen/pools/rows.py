@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.datagen.pools.events import INITIAL, PoolEvent
-from treadle.datagen.pools.evolution import Evolution
-from treadle.datagen.pools.pool import PoolEntry, RoleUsage
 from treadle.environments.rollouts.rows import row_of, telemetry_of
+
+if TYPE_CHECKING:
+    from treadle.datagen.pools.evolution import Evolution
+    from treadle.datagen.pools.pool import PoolEntry, RoleUsage
 
 Usage = Mapping[str, Mapping[str, int]]
 """Calls, prompt_tokens and completion_tokens by role."""

@@ -1,52 +1,19 @@
-"""Open the environment `question`: its tools, shared by all episodes."""
+"""Define the type `question`: questions with gold answers, answered with tools."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from treadle.agent.contract import EpisodeOptions, Outcome, Task
+from treadle.agent.contract import Outcome, Task
 from treadle.agent.dialects.tags import TagDialect
-from treadle.agent.model_sessions import ModelSession, check_sampling
-from treadle.agent.role import RoleModel
-from treadle.agent.tools.outcome import Tool
-from treadle.agent.tools.settings import ToolResources
-from treadle.agent.tools.source import ToolSource
-from treadle.agent.tools.summarizer import Summarizer
-from treadle.core.errors import ConfigError
-from treadle.environments.question.episode import QuestionEpisode, shared_tools
 from treadle.environments.question.settings import QuestionSettings
-from treadle.environments.question.tools import make_tools, sandbox_facts
 from treadle.environments.stored_rollout import StoredRollout
-from treadle.environments.tools.calls import open_sources, source_facts
-from treadle.environments.types import Resources, Traits, equal_options
+from treadle.environments.types import Resources, Traits
 
-
-@dataclass(frozen=True, slots=True)
-class QuestionRuntime:
-    """Open tools; see `treadle.environments.types.EnvironmentRuntime`."""
-
-    settings: QuestionSettings
-    tools: Mapping[str, Tool]
-    sources: Mapping[str, ToolSource] = field(default_factory=dict)
-    _all: Mapping[str, ToolSource] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_all", {**shared_tools(self.tools), **self.sources})
-
-    def facts(self) -> dict[str, str]:
-        """See `EnvironmentRuntime`."""
-        return source_facts(self.sources)
-
-    def episode(self) -> QuestionEpisode:
-        """Return the episode of one rollout."""
-        return QuestionEpisode(self.settings, {}, self._all)
-
-    async def group_options(self, task: Task, size: int, seed: int) -> Sequence[EpisodeOptions]:
-        """Treat all rollouts of a group alike."""
-        return equal_options(size, seed)
+if TYPE_CHECKING:
+    from treadle.environments.question.runtime import QuestionRuntime
 
 
 class QuestionType:
@@ -76,18 +43,15 @@ class QuestionType:
     @contextlib.asynccontextmanager
     async def open(self, settings: QuestionSettings, resources: Resources) -> AsyncIterator[QuestionRuntime]:
         """Open the enabled tools. Raises ToolError."""
-        summarizer = _summarizer(settings, resources.summarizer)
-        async with contextlib.AsyncExitStack() as stack:
-            tools = {}
-            for tool in make_tools(settings, summarizer, resources.store, misses_are_empty=resources.misses_are_empty):
-                tools[tool.name] = await stack.enter_async_context(tool)
-            sources = await stack.enter_async_context(
-                open_sources(settings.tools, ToolResources(resources.store), taken=tools)
-            )
-            yield QuestionRuntime(settings, tools, sources)
+        from treadle.environments.question.runtime import open_tools
+
+        async with open_tools(settings, resources) as runtime:
+            yield runtime
 
     def replaying(self, settings: QuestionSettings) -> QuestionRuntime:
         """Return a runtime without tools: a recorded call is only counted."""
+        from treadle.environments.question.runtime import QuestionRuntime
+
         return QuestionRuntime(settings, {})
 
     async def score(self, settings: QuestionSettings, task: Task, rollout: StoredRollout) -> Outcome | None:
@@ -96,24 +60,6 @@ class QuestionType:
 
     def facts(self, settings: QuestionSettings) -> dict[str, str]:
         """Return isolation, Python and package versions of the sandbox; empty without the Python tool."""
+        from treadle.environments.question.tools import sandbox_facts
+
         return sandbox_facts(settings)
-
-
-def _summarizer(settings: QuestionSettings, session: ModelSession | None) -> Summarizer | None:
-    if settings.summarizer is None:
-        return None
-    if session is None:
-        raise ConfigError(
-            f"environment.search.summarizer names {settings.summarizer}, but the stage was given no such model"
-        )
-    check_sampling("summarizer", session.name, settings.search.summarizer_sampling, session.facts)
-    # Without a codec the server renders the messages, so there is no renderer.
-    model = RoleModel(
-        "summarizer",
-        session.name,
-        session.meter,
-        settings.search.summarizer_sampling,
-        session.codec,
-        max_model_len=session.facts.max_model_len,
-    )
-    return Summarizer(model, added_tokens=session.tokenizer.added_tokens if session.tokenizer else frozenset())

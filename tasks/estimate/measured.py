@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.tools.search import SearchTool
 from treadle.core.errors import TreadleError
 from treadle.core.runs.address import Address, phase_of
 from treadle.core.runs.run import Run
@@ -90,6 +89,8 @@ def _mean_of_journal(item: Instance, run: Run) -> MeanUsage | None:
 
 def _usage_of(counts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Return the usage of a rollout, or of a whole stage, from its row or its metrics."""
+    from treadle.agent.tools.search import SearchTool
+
     own = {"calls": counts["num_turns"], **{name: counts[name] for name in ("prompt_tokens", "completion_tokens")}}
     if not counts.get("summarizer_prompt_tokens"):
         return {"policy": own}

@@ -45,6 +45,8 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
 
     Servers that do not answer are skipped, because they may start later. Models in `known` are not checked again.
     """
+    if config.models.keys() <= set(known):
+        return
     import asyncio
 
     from treadle.agent.model_sessions import check_sampling

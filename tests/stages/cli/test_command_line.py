@@ -195,6 +195,33 @@ def test_help_imports_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(loaded)
 
 
+LIBRARIES = {"pandas", "prefect", "datasets", "torch", "sympy", "polars", "duckdb", "tantivy", "matplotlib"}
+"""Libraries that no command needs that only reads, or has nothing to run."""
+RUNNERS = {
+    "agent.rollout", "datagen.questions.stage", "datagen.pools.run", "datagen.sft_rows.stage", "sft.stage",
+    "environments.rollouts.run", "eval.scores", "rl.selection.stage", "rl.training.outputs", "report.stage",
+    "core.answers.rules",
+}  # fmt: skip
+"""Modules that a stage needs only when it runs."""
+
+
+@pytest.mark.parametrize("command", ["status", "status --run first", "show KEY --run first", "run --run first"])
+def test_commands_without_work_import_no_stage_and_no_large_library(desk: Desk, command: str) -> None:
+    words = command.replace("KEY", rollout_keys(desk)[0]).split()
+    code = (
+        "import sys, atexit; sys.argv[0] = 'treadle'; from treadle.cli.entry_point import main\n"
+        "atexit.register(lambda: print('LOADED', *sys.modules)); main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=desk.folder, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.rpartition("LOADED ")[2].split()
+    assert "treadle.tasks.catalog" in loaded
+    assert LIBRARIES.isdisjoint(loaded)
+    assert {f"treadle.{name}" for name in RUNNERS}.isdisjoint(loaded)
+
+
 def commands(group: click.Group, *path: str) -> Iterator[tuple[list[str], click.Command]]:
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)

@@ -37,7 +37,7 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import ReplyWriter
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
 from treadle.demo.world_files import write_world
-from treadle.environments.question.kind import QuestionRuntime
+from treadle.environments.question.runtime import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
 
 Row = dict[str, Any]

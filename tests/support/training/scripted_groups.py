@@ -22,7 +22,7 @@ from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
-from treadle.environments.question.kind import QuestionRuntime
+from treadle.environments.question.runtime import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
 from treadle.rl.credit.outcome import group_advantages
 from treadle.rl.environment import OpenEnvironment

@@ -34,7 +34,7 @@ from treadle.agent.dialects.tags import TOOL_DIALECT
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.seeds import derive_seed
-from treadle.environments.question.kind import QuestionRuntime
+from treadle.environments.question.runtime import QuestionRuntime
 from treadle.rl.engine.rows import Payloads
 from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.engine.verl import loop as verl_loop

@@ -22,7 +22,7 @@ from treadle.core.errors import DataError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.environments.question.kind import QuestionRuntime
+from treadle.environments.question.runtime import QuestionRuntime
 from treadle.environments.question.settings import QuestionSettings
 from treadle.environments.scorers.scoring import OpenScorers
 from treadle.rl.engine.rows import Payloads

@@ -30,7 +30,7 @@ from treadle.core.errors import EndpointUnavailable, EngineError, ModelError, To
 from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
 from treadle.environments.question.episode import QuestionEpisode
-from treadle.environments.question.kind import QuestionRuntime
+from treadle.environments.question.runtime import QuestionRuntime
 from treadle.retriever.index import Hit
 from treadle.rl.groups.batching import BatchedModel, BatchMembership
 from treadle.rl.groups.branching import Branching
