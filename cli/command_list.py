@@ -11,6 +11,7 @@ from treadle.cli.commands.eval import evaluate
 from treadle.cli.commands.export import export
 from treadle.cli.commands.gc import gc
 from treadle.cli.commands.import_files import import_
+from treadle.cli.commands.init import init
 from treadle.cli.commands.inspect import lineage, show, status, verify
 from treadle.cli.commands.prefect import prefect
 from treadle.cli.commands.report import report
@@ -21,7 +22,7 @@ from treadle.cli.commands.web import web
 from treadle.cli.commands.work import work
 
 COMMANDS: tuple[click.Command, ...] = (
-    demo, run, evaluate, stage, work, status, show, view, lineage, diff, verify, report, export, import_,
+    init, demo, run, evaluate, stage, work, status, show, view, lineage, diff, verify, report, export, import_,
     gc, prefect, web, doctor, env, serve, tutor, retriever,
 )  # fmt: skip
 """Commands in the order in which `treadle --help` lists them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.planning.forced_runs import imported_from, pending_forced, refusal, replaces_import
+from treadle.tasks.planning.toml_lines import toml_lines
 
 _SHOWN_KEYS = 3
 
@@ -190,8 +191,19 @@ def _without_record(addresses: Sequence[str], run: Run) -> Collection[str]:
 
 
 def keys_set(config: TreadleConfig) -> list[str]:
-    """Return `key = value` for every key that differs from its default."""
-    return list(_flat(config.model_dump(mode="json", exclude_defaults=True), ""))
+    """Return every key that differs from its default as a line of TOML."""
+    given = config.model_dump(mode="json", exclude_defaults=True)
+    return list(toml_lines(_with_types(given, config.model_dump(mode="json"))))
+
+
+def _with_types(given: Any, whole: Any) -> Any:
+    """Return the set keys with the `type` of each table that has one: without it the others cannot be read."""
+    if isinstance(given, Mapping) and isinstance(whole, Mapping):
+        types = {"type": whole["type"]} if isinstance(whole.get("type"), str) else {}
+        return types | {key: _with_types(value, whole.get(key)) for key, value in given.items()}
+    if isinstance(given, list) and isinstance(whole, list):
+        return [_with_types(*both) for both in zip(given, whole, strict=True)]
+    return given
 
 
 def changed_keys(
@@ -210,11 +222,3 @@ def changed_keys(
     changed = differing_keys(before, now)
     locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)), TreadleConfig)
     return changed, bool(locked) and not is_untouched(run)
-
-
-def _flat(tree: Any, prefix: str) -> Iterator[str]:
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield f"{prefix} = {orjson.dumps(tree).decode()}"
