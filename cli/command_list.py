@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from treadle.cli.commands.demo import demo
@@ -12,7 +14,8 @@ from treadle.cli.commands.export import export
 from treadle.cli.commands.gc import gc
 from treadle.cli.commands.import_files import import_
 from treadle.cli.commands.init import init
-from treadle.cli.commands.inspect import lineage, show, status, verify
+from treadle.cli.commands.inspect import lineage, runs, show, status, verify
+from treadle.cli.commands.logs import logs
 from treadle.cli.commands.prefect import prefect
 from treadle.cli.commands.report import report
 from treadle.cli.commands.retriever import retriever
@@ -21,8 +24,11 @@ from treadle.cli.commands.view import view
 from treadle.cli.commands.web import web
 from treadle.cli.commands.work import work
 
-COMMANDS: tuple[click.Command, ...] = (
-    init, demo, run, evaluate, stage, work, status, show, view, lineage, diff, verify, report, export, import_,
-    gc, prefect, web, doctor, env, serve, tutor, retriever,
-)  # fmt: skip
-"""Commands in the order in which `treadle --help` lists them."""
+COMMANDS: Mapping[str, tuple[click.Command, ...]] = {
+    "Runs": (init, demo, run, evaluate, stage, work, runs, status, logs),
+    "Results": (show, view, lineage, diff, verify, report),
+    "Data and models": (export, import_, gc, web),
+    "Servers": (serve, tutor, retriever, prefect),
+    "This machine": (doctor, env),
+}
+"""Commands by group, in the order in which `treadle --help` lists them."""

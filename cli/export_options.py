@@ -52,7 +52,7 @@ def export_options(
     return options_object(
         ExportOptions,
         run_option,
-        click.option("--out", required=True, type=click.Path(path_type=Path), help=out),
+        click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help=out),
         click.option("--instance", help=instance),
         click.option("--force", is_flag=True, help=force),
         root_option,

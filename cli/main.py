@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import traceback
+from itertools import chain
 from typing import Any, NoReturn
 
 import click
@@ -26,10 +27,19 @@ TRACEBACK = "TREADLE_TRACEBACK"
 
 
 class _Commands(click.Group):
-    """Command group that lists commands in order of use, and ends with a message on Ctrl-C."""
+    """Command group that lists commands in groups, in order of use, and ends with a message on Ctrl-C."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, commands in COMMANDS.items():
+            with formatter.section(title):
+                # Names have one width, so that the texts of all groups begin in the same column.
+                formatter.write_dl(
+                    [(f"{one.name:<{width}}", one.get_short_help_str(formatter.width - width - 6)) for one in commands]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -54,7 +64,7 @@ def cli() -> None:
     """
 
 
-for command in COMMANDS:
+for command in chain.from_iterable(COMMANDS.values()):
     cli.add_command(command)
 
 

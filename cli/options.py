@@ -45,9 +45,31 @@ root_option = click.option(
     default="outputs",
     show_default=True,
     envvar="TREADLE_ROOT",
+    is_eager=True,  # The default of --run depends on it.
     help="Where runs and artifacts are kept.",
 )
-run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
+
+
+def run_or_last(root: str | Path) -> str:
+    """Return the run of a root that changed last, and say so on standard error; report a usage error without runs."""
+    from treadle.tasks.inspection.overview import last_run
+
+    if (found := last_run(root)) is None:
+        raise click.UsageError(f"there are no runs in {root}; start one with `treadle run`, or name another --root")
+    say(f"run {found} (the last one; -r NAME selects another)")
+    return found
+
+
+def _named_or_last(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    return value if value is not None or context.resilient_parsing else run_or_last(context.params["root"])
+
+
+run_option = click.option(
+    "-r", "--run", "run_id", metavar="NAME", callback=_named_or_last, help="Name of the run. [default: the last one]"
+)
+"""Run of a command that only reads it. It needs `root_option` as well."""
+named_run_option = click.option("-r", "--run", "run_id", metavar="NAME", required=True, help="Name of the run.")
+"""Run of a command that changes it."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 set_option = click.option(
     "--set",

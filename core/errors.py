@@ -7,6 +7,16 @@ that may pass (an endpoint that is down) from those that will not (a wrong key).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean '...'?)` with the known name that is most like a wrong one; empty if none is like it."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
 
 class TreadleError(Exception):
     """Base class of all errors that a user may see."""
@@ -43,6 +53,12 @@ class ArtifactError(TreadleError):
 
 class RunError(TreadleError):
     """Run that cannot be opened, is locked by another process, or was made with a different configuration."""
+
+
+class UnknownRun(RunError):
+    """Name of a run that does not exist."""
+
+    exit_code = 2
 
 
 class StageFailed(TreadleError):

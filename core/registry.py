@@ -19,7 +19,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from treadle.core.config import Operational, Section, unknown_keys
-from treadle.core.errors import ConfigError, TreadleError
+from treadle.core.errors import ConfigError, TreadleError, closest
 from treadle.core.plugins import entry_point_places, find_code_file, from_file, from_module, import_folder_of
 from treadle.core.untrusted.input_files import file_sha256
 
@@ -97,7 +97,8 @@ class Registry(Generic[T_Entry]):
         module, colon, attribute = place.partition(":")
         if not colon and name not in points:
             raise ConfigError(
-                f"{self.key}.type = {name!r} is unknown; known: {', '.join(self.known())}; or name your own as "
+                f"{self.key}.type = {name!r} is unknown{closest(name, self.known())}; known: "
+                f"{', '.join(self.known())}; or name your own as "
                 f"{self.example} or package.module:{self.example.rpartition(':')[2]}"
             )
         return from_module(module, attribute, f"{self.key}.type"), place

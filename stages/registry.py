@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, create_model
 
 from treadle.core.config import Section
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, closest
 from treadle.core.plugins import entry_point_places, from_module
 from treadle.core.runs.address import is_stage_name
 from treadle.core.tables import CHECKPOINTS, Table
@@ -94,7 +94,7 @@ def stage_entry(name: str) -> StageEntry:
     """Return the entry of a stage; raise ConfigError if there is none."""
     entries = stage_entries()
     if name not in entries:
-        raise ConfigError(f"there is no stage {name!r}; the stages are {', '.join(entries)}")
+        raise ConfigError(f"there is no stage {name!r}{closest(name, entries)}; the stages are {', '.join(entries)}")
     return entries[name]
 
 

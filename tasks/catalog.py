@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.core.config import Section, semantic_dump
-from treadle.core.errors import ConfigError, TreadleError
+from treadle.core.errors import ConfigError, TreadleError, closest
 from treadle.core.runs.address import Address, phase_name, phase_of
 from treadle.core.runs.stage import Instance
 from treadle.stages.entry import Inputs, StageEntry
@@ -32,7 +32,10 @@ def flow_instances(config: TreadleConfig) -> list[Instance]:
     known = {str(address) for address in addresses}
     for text in config.overrides:
         if text not in known:
-            raise ConfigError(f"overrides names {text!r}, which is not in this flow: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"overrides names {text!r}, which is not in this flow{closest(text, known)}; there are "
+                f"{', '.join(sorted(known))}"
+            )
     made = [instance(config, address) for address in addresses]
     _refuse_cycles(made)
     _check_order(config.flow.recipe.type, made)
@@ -123,7 +126,8 @@ def _check_qualifier(config: TreadleConfig, address: Address, entry: StageEntry)
     stem = f"{address.iteration}/{address.stage}"
     if by_model and address.qualifier not in config.models:
         example = next(iter(config.models), "base")
-        raise ConfigError(f"{address} names no model of this configuration; write it as {stem}@{example}")
+        near = closest(address.qualifier or "", config.models)
+        raise ConfigError(f"{address} names no model of this configuration; write it as {stem}@{example}{near}")
     if by_phase and not by_model:
         raise ConfigError(f"{address} names no phase of the curriculum; write it as {stem}@{phase_name(1)}")
     named = [step.qualifier for step in config.flow.recipe.steps if address.stage in step.stages and step.qualifier]

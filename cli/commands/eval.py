@@ -113,7 +113,7 @@ _eval_options = combine_options(
     ),
     click.option("--judge-prompt", metavar="TEXT|FILE", help="System prompt of the judge; a file ends in .txt or .md."),
     click.option("--judge-rubric", metavar="TEXT|FILE", help="Rubric by which the judge grades every answer."),
-    click.option("--run", "run_id", metavar="NAME", help="Name of the run. [default: from model and benchmarks]"),
+    click.option("-r", "--run", "run_id", metavar="NAME", help="Name of the run. [default: from model and benchmarks]"),
 )
 
 

@@ -29,7 +29,9 @@ def import_() -> None:
     epilog="Example:  treadle import verl train.parquet --domain lab/math=math --out questions",
 )
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet.")
+@click.option(
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet."
+)
 @domain_option("Domain (math, qa or choice) of a data_source that is not one of Treadle's own; can be repeated.")
 @click.option("--force", is_flag=True, help="Replace an earlier import in that folder.")
 @json_option

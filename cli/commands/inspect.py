@@ -1,4 +1,4 @@
-"""Define the read-only commands `status`, `show`, `lineage` and `verify`."""
+"""Define the read-only commands `runs`, `status`, `show`, `lineage` and `verify`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example:  treadle status --run first --json")
-@click.option("--run", "run_id", help="One run; without it, all runs under the root.")
+@run_option
 @root_option
 @json_option
-def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
-    """Show what is finished, running, failed or crashed."""
+def status(run_id: str, root: str | Path, as_json: bool) -> None:
+    """Show what of a run is finished, running, failed or crashed."""
     from treadle.cli.views.tables import console, status_table
     from treadle.core.runs.run import Run
     from treadle.tasks.planning.forced_runs import pending_forced
     from treadle.tasks.planning.run_setup import known_addresses
 
-    if run_id is None:
-        _print_runs(root, as_json)
-        return
     run = Run.open(root, run_id)
     addresses = known_addresses(run)
     statuses = run.statuses(addresses)
@@ -38,17 +35,21 @@ def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
     console().print(status_table(run, statuses, forced=idle and bool(pending_forced(run, addresses))))
 
 
-def _print_runs(root: str | Path, as_json: bool) -> None:
+@click.command(epilog="Example:  treadle runs --json")
+@root_option
+@json_option
+def runs(root: str | Path, as_json: bool) -> None:
+    """List all runs with their state, progress and last error."""
     from datetime import UTC, datetime
 
     from treadle.cli.views.tables import console, runs_table
     from treadle.tasks.inspection.overview import overviews
 
-    runs = overviews(root)
+    found = overviews(root)
     if as_json:
-        click.echo(sanitized_json(runs))
-    elif runs:
-        console().print(runs_table(runs, datetime.now(UTC)))
+        click.echo(sanitized_json(found))
+    elif found:
+        console().print(runs_table(found, datetime.now(UTC)))
     else:
         click.echo(f"no runs under {sanitize(str(root))}; start one with: treadle run CONFIG.toml --run NAME")
 

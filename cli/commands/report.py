@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treadle.cli.options import root_option
+from treadle.cli.options import root_option, run_or_last
 from treadle.core.untrusted.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     epilog="Example:  treadle report --run first --run second --out report.html --open",
 )
 @click.option(
+    "-r",
     "--run",
     "run_ids",
-    required=True,
     multiple=True,
-    help="Name of a run, or its folder ROOT/runs/NAME; several are compared.",
+    help="Name of a run, or its folder ROOT/runs/NAME; several are compared. [default: the last one]",
 )
 @click.option(
+    "-o",
     "--out",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
@@ -43,7 +44,8 @@ def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path)
     from treadle.tasks.page.build import report_page
     from treadle.tasks.page.file import write_page
 
-    content = report_page([_opened(root, given) for given in dict.fromkeys(run_ids)])
+    named = dict.fromkeys(run_ids or (run_or_last(root),))
+    content = report_page([_opened(root, given) for given in named])
     write_page(out, content)
     click.echo(sanitize(f"{out} ({len(content) / 1024:,.0f} KiB)"))
     if open_it:

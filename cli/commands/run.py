@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.options import say
+from treadle.cli.options import named_run_option, say
 from treadle.cli.shown_runs import prefect_wanted, run_shown, shown_flow_run
 from treadle.cli.work_options import WorkOptions, work_options
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
-@click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
+@click.option(
+    "-r", "--run", "run_id", metavar="NAME", required=True, help="Name of the run; an existing one is resumed."
+)
 @click.option(
     "--from",
     "start_from",
@@ -85,7 +87,7 @@ def run_flow(
 
 @click.command(epilog="Example:  treadle stage 1/scores@base --run first --force")
 @click.argument("address", metavar="INSTANCE")
-@click.option("--run", "run_id", required=True, help="Name of the run.")
+@named_run_option
 @click.option(
     "--retry",
     multiple=True,

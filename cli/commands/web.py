@@ -52,7 +52,7 @@ class _Source:
     epilog='Example:  treadle web show outputs/artifacts/web_record/0f3a5c7e9b1d2468 --query "eiffel tower height"',
 )
 @click.argument("folder", required=False, type=RootType())
-@click.option("--run", "run_id", help="Show the record of this run instead of a folder.")
+@click.option("-r", "--run", "run_id", help="Show the record of this run instead of a folder.")
 @click.option("--query", help="Show the search for this query.")
 @click.option("--url", help="Show the page with this address.")
 @click.option("--key", help="Show the entry with this key, as the sources of a call name it.")

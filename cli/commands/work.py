@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from treadle.cli.options import json_option, root_option, run_option, say, set_option
+from treadle.cli.options import json_option, named_run_option, root_option, say, set_option
 from treadle.cli.warnings import show_warnings
 
 
@@ -14,7 +14,7 @@ from treadle.cli.warnings import show_warnings
     short_help="Help with a run that another process runs.", epilog="Example:  treadle work 1/pools --run first"
 )
 @click.argument("address", metavar="[INSTANCE]", required=False)
-@run_option
+@named_run_option
 @click.option("--wait", is_flag=True, help="Wait for the run and its stages to start; end when all are done.")
 @set_option
 @root_option

@@ -61,11 +61,12 @@ def runs_table(runs: Sequence[RunOverview], now: datetime) -> Table:
             f"{run.num_completed} of {run.num_instances}",
             _age(run.created_at, now),
             _age(run.changed_at, now),
+            one_line(run.error),
         )
         for run in runs
     )
-    table = Figures("", ("run", "state", "done", "made", "last change"), rows, num_names=5)
-    return terminal_table(table, unwrapped=range(1, 5), styles=_STATE_STYLES)
+    table = Figures("", ("run", "state", "done", "started", "last change", "error"), rows, num_names=6)
+    return terminal_table(table, unwrapped=range(5), styles=_STATE_STYLES)
 
 
 def _age(time: str | None, now: datetime) -> str:

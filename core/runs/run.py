@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from treadle.core.errors import ConfigError, RunError
+from treadle.core.errors import ConfigError, RunError, UnknownRun, closest
 from treadle.core.runs.address import Address
 from treadle.core.runs.provenance import git_state, package_versions
 from treadle.core.runs.records import (
@@ -103,12 +103,13 @@ class Run:
 
     @classmethod
     def open(cls, root: str | Path, run_id: str) -> Run:
-        """Open a run; raise RunError if it does not exist."""
+        """Open a run; raise UnknownRun if it does not exist."""
         storage = open_storage(root)
         info = load_record(storage, f"runs/{checked_id(run_id)}/run.json", RunInfo)
         if info is None:
-            known = ", ".join(list_runs(root)) or "none"
-            raise RunError(f"there is no run {run_id} in {root}; runs there: {known}")
+            known = list_runs(root)
+            hint = closest(run_id, known) or f"; runs there: {', '.join(known) or 'none'}"
+            raise UnknownRun(f"there is no run {run_id} in {root}{hint}")
         return cls(storage, info)
 
     def key(self, name: str) -> str:
@@ -356,9 +357,9 @@ def utc_now() -> str:
 
 
 def checked_id(run_id: str) -> str:
-    """Return the run id; raise RunError if it is not valid."""
+    """Return the run id; raise UnknownRun if it is not valid."""
     if not _RUN_ID.fullmatch(run_id):
-        raise RunError(
+        raise UnknownRun(
             f"{run_id[:100]!r} cannot be a run id; use 1 to 100 letters, digits, dots, dashes and underscores, "
             "beginning with a letter or digit"
         )

@@ -39,6 +39,7 @@ _import_options = combine_options(
     click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]..."),
     click.option("--run", "run_id", required=True, help="Name of the run; it is created if it does not exist."),
     click.option(
+        "-o",
         "--out",
         type=click.Path(path_type=Path),
         help="Folder for the questions of the file, from which the run takes them; it must not exist yet. "

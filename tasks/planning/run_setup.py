@@ -8,10 +8,10 @@ from pathlib import Path
 
 from treadle.agent.contract import DEFAULT_ENVIRONMENT
 from treadle.core.config import load_config, read_text
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, closest
 from treadle.core.runs.address import Address
 from treadle.core.runs.locked_config import create_or_open_run
-from treadle.core.runs.run import Run, run_exists
+from treadle.core.runs.run import Run, list_runs, run_exists
 from treadle.environments.mixture import environments_of
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.tasks.catalog import semantic_of
@@ -30,7 +30,8 @@ def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], ove
     if configs:
         return load_config(TreadleConfig, configs, overrides)
     if not run_exists(root, run_id):
-        raise ConfigError(f"there is no run {run_id!r} in {root}; name a configuration file to start it")
+        hint = closest(run_id, list_runs(root))
+        raise ConfigError(f"there is no run {run_id!r} in {root}; name a configuration file to start it{hint}")
     return stored_config(Run.open(root, run_id), overrides)
 
 
