@@ -108,8 +108,8 @@ class Run:
         info = load_record(storage, f"runs/{checked_id(run_id)}/run.json", RunInfo)
         if info is None:
             known = list_runs(root)
-            hint = closest(run_id, known) or f"; runs there: {', '.join(known) or 'none'}"
-            raise UnknownRun(f"there is no run {run_id} in {root}{hint}")
+            there = ", ".join(known) or "none"
+            raise UnknownRun(f"there is no run {run_id} in {root}{closest(run_id, known)}; runs there: {there}")
         return cls(storage, info)
 
     def key(self, name: str) -> str:

@@ -122,17 +122,38 @@ def test_every_json_output_parses(desk: Desk) -> None:
     assert not any(desk.treadle("verify", "--run", "first", "--json").succeeded().json().values())
     states = desk.treadle("status", "--run", "first", "--json").succeeded().json()
     assert [item["state"] for item in states] == ["completed"] * 4
-    (overview,) = desk.treadle("status", "--json").succeeded().json()
+    (overview,) = desk.treadle("runs", "--json").succeeded().json()
     assert (overview["run_id"], overview["state"]) == ("first", "completed")
     assert overview["num_completed"] == overview["num_instances"] == 4
     assert desk.treadle("env", "list", "--json").succeeded().json() is not None
 
 
 def test_list_shows_runs_with_state_progress_and_age(desk: Desk) -> None:
-    out = desk.treadle("status").succeeded().out
+    out = desk.treadle("runs").succeeded().out
     assert re.search(r"^first +completed +4 of 4 +\S.* +\S.*$", out, re.MULTILINE)
-    empty = desk.treadle("status", "--root", "empty").succeeded().out
+    empty = desk.treadle("runs", "--root", "empty").succeeded().out
     assert "no runs under empty" in empty and "treadle run CONFIG.toml --run NAME" in empty
+
+
+def test_last_run_is_the_default_of_commands_that_read(desk: Desk) -> None:
+    key = rollout_keys(desk)[0]
+    for words in (["status", "--json"], ["show", key, "--json"], ["lineage", key, "--json"], ["verify", "--json"]):
+        taken = desk.treadle(*words).succeeded()
+        assert taken.err.startswith("run first (") and taken.json() == desk.treadle(*words, "-r", "first").json()
+    desk.treadle("status", "--root", "empty").failed("no runs in empty", code=2)
+    for words in (["run"], ["work"], ["stage", "1/report"]):  # they change a run
+        desk.treadle(*words).failed("--run", code=2)
+
+
+def test_logs_prints_the_last_lines_of_an_attempt(desk: Desk) -> None:
+    whole = desk.treadle("logs", "1/rollouts@tutor", "-r", "first", "-n", "1000").succeeded().out
+    log = desk.folder / "outputs/runs/first/attempts/1/rollouts@tutor/1/log.txt"
+    assert whole == log.read_text() and "1/rollouts@tutor is done" in whole
+    followed = desk.treadle("logs", "1/rollouts@tutor", "-r", "first", "-n", "1", "-f").succeeded()
+    assert followed.out == whole.splitlines(keepends=True)[-1]
+    assert "1/report is done" in desk.treadle("logs").succeeded().out  # the attempt that started last
+    desk.treadle("logs", "1/rollout@tutor").failed("mean '1/rollouts@tutor'", code=2)
+    desk.treadle("logs", "1/report", "--attempt", "7").failed("no attempt 7", code=2)
 
 
 def test_doctor_names_a_remedy_for_every_failure(desk: Desk, tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["run", "run.toml", "--run", "r", "--root", "gs://bucket/x"], ["gs://bucket/x", "s3://bucket/prefix"]),
     (["run", "run.toml", "--run", "r", "--root", "run.toml"], ["run.toml", "is a file"]),
     (["bogus"], ["bogus", "treadle --help"]),
+    (["statsu"], ["'statsu'", "'status'"]),
+    (["run", "run.toml", "--run", "r", "--set", 'scorers.x.type="mat"'], ["'mat'", "mean 'math'"]),
     (["tutor", "--bogus"], ["--bogus", "treadle tutor --help"]),
     (["serve", "embedded"], ["treadle env install serve"]),
     (["env", "install", "nothing"], ["'nothing'", "serve", "sft"]),
@@ -104,7 +106,7 @@ def test_missing_address_in_a_run_is_named(finished: Desk, arguments: list[str],
     "command", [["status"], ["verify"], ["show", "a"], ["lineage", "a"]], ids=lambda value: value[0]
 )
 def test_unknown_run_error_lists_existing_runs(finished: Desk, command: list[str]) -> None:
-    finished.treadle(*command, "--run", "second").failed("second", "first", code=1)
+    finished.treadle(*command, "--run", "second").failed("second", "first", code=2)
 
 
 def test_bad_rows_are_quarantined_with_line_and_reason(desk: Desk) -> None:
