@@ -10,12 +10,14 @@ import click
 from treadle.cli.views.figures import estimate_view
 from treadle.cli.views.keys import print_environment, print_keys, print_scorer
 from treadle.cli.views.tables import console, plan_table
+from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run, run_exists
 from treadle.core.runs.stage import Instance
 from treadle.core.untrusted.sanitize import sanitize, sanitized_json
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig, environments_in_use
 from treadle.tasks.estimate.estimates import estimates
+from treadle.tasks.estimate.file_rows import rows_of_sources
 from treadle.tasks.estimate.preview import preview
 from treadle.tasks.planning.flow_part import FlowPart
 from treadle.tasks.planning.plan import changed_keys, keys_set, plan
@@ -42,11 +44,14 @@ def print_plan(
     with preview(instances, steps, run, force=force) as found:
         to_run = [step.address for step in steps if step.action == "run"]
         expected = estimates(instances, run, to_run, force=force, preview=found)
+    reads = any(step.action == "run" for step in steps if Address.parse(step.address).stage == "questions")
+    rows = rows_of_sources(instances) if reads else {}
     if as_json:
         whole = {
             "config": config.model_dump(mode="json"),
             "plan": {step.address: step.action for step in steps},
             "why": {step.address: step.why for step in steps},
+            "rows": {name: {"num_rows": one.num_rows, "is_whole": one.is_whole} for name, one in rows.items()},
             "kept": part.kept if part is not None else {},
             "left_out": part.left_out if part is not None else {},
             "reuse": {address: reuse.as_dict() for address, reuse in found.reuses.items()},
@@ -55,6 +60,8 @@ def print_plan(
         click.echo(sanitized_json(whole))
         return
     console().print(plan_table(steps))
+    for counted in rows.values():
+        click.echo(sanitize(counted.text()))
     for address, reuse in found.reuses.items():
         click.echo(sanitize(f"{address}: {reuse.text()}"))
     if part is not None and part.kept:

@@ -17,9 +17,10 @@ from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance, Rows
 from treadle.datagen.pools.settings import PoolsSettings
-from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 from treadle.environments.rollouts.settings import RolloutsSettings, selected_questions
 from treadle.rl.selection.settings import SelectionSettings
+from treadle.tasks.estimate.file_rows import rows_of
 from treadle.tasks.estimate.preview import EMPTY_PREVIEW, Preview
 
 DEFAULT_NUM_UNITS = 1_000
@@ -101,7 +102,9 @@ def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, con
     if options.max_questions_per_dataset is not None and options.datasets:
         limits.append(options.max_questions_per_dataset * len(options.datasets))
     if limits:
-        return QuestionCount(min(limits), 1.0, "the configured maximum: the questions do not exist yet", shares)
+        return QuestionCount(
+            min(limits), 1.0, "at most, by files and limits: the questions do not exist yet", shares
+        )
     unknown = f"the questions do not exist yet and have no maximum: this is for {DEFAULT_NUM_UNITS:,} of them"
     return QuestionCount(None, 1.0, unknown, shares)
 
@@ -124,11 +127,17 @@ def _shares(counts: Counter[str]) -> dict[str, float]:
 
 
 def _row_limits(item: Instance, instances: Sequence[Instance]) -> list[int]:
-    """Return the maximum number of rows in the question sources; empty if a source has no limit."""
+    """Return the maximum number of rows in the question sources: limits, or rows of files; empty if one is unknown."""
     makers = [made for made in instances if made.address in item.inputs["questions"]]
-    rows = [source.limit for made in makers for source in getattr(made.settings, "sources", ())]
+    rows = [_most_rows(source) for made in makers for source in getattr(made.settings, "sources", ())]
     known = [limit for limit in rows if limit is not None]
     return [sum(known)] if known and len(known) == len(rows) else []
+
+
+def _most_rows(source: SourceSettings) -> int | None:
+    if (counted := rows_of(source)) is not None and counted.is_whole:
+        return counted.num_rows
+    return source.limit
 
 
 def _selected(tables: Sequence[Rows], options: Any) -> Any:
