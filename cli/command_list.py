@@ -14,13 +14,11 @@ from treadle.cli.commands.export import export
 from treadle.cli.commands.gc import gc
 from treadle.cli.commands.import_files import import_
 from treadle.cli.commands.init import init
-from treadle.cli.commands.inspect import lineage, runs, show, status, verify
-from treadle.cli.commands.logs import logs
+from treadle.cli.commands.inspect import lineage, logs, runs, show, status, verify
 from treadle.cli.commands.prefect import prefect
-from treadle.cli.commands.report import report
+from treadle.cli.commands.report import report, view
 from treadle.cli.commands.retriever import retriever
 from treadle.cli.commands.run import run, stage
-from treadle.cli.commands.view import view
 from treadle.cli.commands.web import web
 from treadle.cli.commands.work import work
 

@@ -51,7 +51,7 @@ def print_plan(
             "config": config.model_dump(mode="json"),
             "plan": {step.address: step.action for step in steps},
             "why": {step.address: step.why for step in steps},
-            "rows": {name: {"num_rows": one.num_rows, "is_whole": one.is_whole} for name, one in rows.items()},
+            "rows": {name: {"num_rows": one.num_rows, "is_complete": one.is_complete} for name, one in rows.items()},
             "kept": part.kept if part is not None else {},
             "left_out": part.left_out if part is not None else {},
             "reuse": {address: reuse.as_dict() for address, reuse in found.reuses.items()},

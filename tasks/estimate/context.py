@@ -96,15 +96,16 @@ def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, con
         share = sum(domain == "math" for domain, _ in rows) / len(rows) if rows else 0.0
         shares = _shares(Counter(name for _, name in rows))
         return QuestionCount(len(rows), share, f"from {', '.join(map(str, producers))}", shares)
-    limits, shares = _row_limits(item, context.instances), expected_shares(context.instances)
+    limits, shares = list[int](), expected_shares(context.instances)
     if options.max_questions is not None:
         limits.append(options.max_questions)
     if options.max_questions_per_dataset is not None and options.datasets:
         limits.append(options.max_questions_per_dataset * len(options.datasets))
-    if limits:
-        return QuestionCount(
-            min(limits), 1.0, "at most, by files and limits: the questions do not exist yet", shares
-        )
+    rows_at_most = _row_limits(item, context.instances)
+    if limits and min(limits) <= min(rows_at_most, default=min(limits)):
+        return QuestionCount(min(limits), 1.0, "the configured maximum: the questions do not exist yet", shares)
+    if rows_at_most:
+        return QuestionCount(min(rows_at_most), 1.0, "all rows of the sources: the questions do not exist yet", shares)
     unknown = f"the questions do not exist yet and have no maximum: this is for {DEFAULT_NUM_UNITS:,} of them"
     return QuestionCount(None, 1.0, unknown, shares)
 
@@ -135,7 +136,7 @@ def _row_limits(item: Instance, instances: Sequence[Instance]) -> list[int]:
 
 
 def _most_rows(source: SourceSettings) -> int | None:
-    if (counted := rows_of(source)) is not None and counted.is_whole:
+    if (counted := rows_of(source)) is not None and counted.is_complete:
         return counted.num_rows
     return source.limit
 

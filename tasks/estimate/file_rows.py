@@ -24,12 +24,12 @@ class FileRows:
 
     name: str
     num_rows: int
-    is_whole: bool = True
+    is_complete: bool = True
     """False if there are more, or the file is too large to be counted (`num_rows` is 0)."""
 
     def text(self) -> str:
         """Return the number as a line for terminals."""
-        if self.is_whole:
+        if self.is_complete:
             return f"{self.name}: {self.num_rows:,} {'row' if self.num_rows == 1 else 'rows'}"
         return f"{self.name}: more than {self.num_rows:,} rows" if self.num_rows else f"{self.name}: too large to count"
 
@@ -52,12 +52,12 @@ def rows_of(source: SourceSettings) -> FileRows | None:
     if source.path is None or not source.path.is_file():
         return None
     try:
-        counted, is_whole = _count(source.path, source.format)
+        counted, is_complete = _count(source.path, source.format)
     except (TreadleError, OSError):
         return None
-    if source.limit is not None and (is_whole or counted >= source.limit):
-        counted, is_whole = min(counted, source.limit), True
-    return FileRows(str(source.path), counted, is_whole)
+    if source.limit is not None and (is_complete or counted >= source.limit):
+        counted, is_complete = min(counted, source.limit), True
+    return FileRows(str(source.path), counted, is_complete)
 
 
 def _count(path: Path, configured: FileFormat | None) -> tuple[int, bool]:

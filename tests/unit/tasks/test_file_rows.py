@@ -32,18 +32,18 @@ def source(folder: Path, name: str, limit: int | None = None) -> SourceSettings:
 def test_rows_of_every_format_are_counted_up_to_the_limit(tmp_path: Path, name: str) -> None:
     for limit, expected in ((None, 3), (2, 2), (5, 3)):
         counted = rows_of(source(tmp_path, name, limit))
-        assert counted is not None and (counted.num_rows, counted.is_whole) == (expected, True)
+        assert counted is not None and (counted.num_rows, counted.is_complete) == (expected, True)
 
 
 def test_count_of_a_large_file_is_a_lower_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_rows, "MAX_ROWS", 2)
     counted = rows_of(source(tmp_path, "q.csv"))
-    assert counted is not None and (counted.num_rows, counted.is_whole) == (2, False)
+    assert counted is not None and (counted.num_rows, counted.is_complete) == (2, False)
     limited = rows_of(source(tmp_path, "q.csv", limit=1))
-    assert limited is not None and (limited.num_rows, limited.is_whole) == (1, True)
+    assert limited is not None and (limited.num_rows, limited.is_complete) == (1, True)
     monkeypatch.setattr(file_rows, "MAX_BYTES", 1)
     large = rows_of(source(tmp_path, "q.json"))
-    assert large is not None and (large.num_rows, large.is_whole) == (0, False)
+    assert large is not None and (large.num_rows, large.is_complete) == (0, False)
 
 
 def test_missing_and_unreadable_files_are_left_to_the_stage(tmp_path: Path) -> None:
