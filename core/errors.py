@@ -61,6 +61,12 @@ class UnknownRun(RunError):
     exit_code = 2
 
 
+class LockedConfig(RunError):
+    """Configuration that would change the results of an existing run."""
+
+    exit_code = 2
+
+
 class StageFailed(TreadleError):
     """Failure of a stage to produce its result; the message names the cause and the counts."""
 

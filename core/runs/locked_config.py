@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from treadle.core.config import differing_keys
-from treadle.core.errors import RunError
+from treadle.core.errors import LockedConfig, RunError
 from treadle.core.runs.records import RunInfo, as_json, json_round_trip, parse_record
 from treadle.core.runs.run import Run, checked_id
 from treadle.core.store.roots import open_storage
@@ -85,16 +85,16 @@ def _refuse_while_running(run: Run, semantic: Mapping[str, Any]) -> None:
         )
 
 
-def _refusal(run: Run, differences: Sequence[str]) -> RunError:
+def _refusal(run: Run, differences: Sequence[str]) -> LockedConfig:
     more = len(differences) - _SHOWN_DIFFERENCES
     edited = [place for place, key, _ in (one.partition(_CODE) for one in differences) if key]
     if len(edited) == len(differences):
         places = " and ".join(edited)
-        return RunError(
+        return LockedConfig(
             f"the code of {places} was edited since run {run.run_id} began; choose a new run id, or undo it"
         )
     shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
-    return RunError(
+    return LockedConfig(
         f"run {run.run_id} was made with another configuration ({shown}); "
         f"choose a new run id, or resume with the configuration in {run.key('config.json')}"
     )

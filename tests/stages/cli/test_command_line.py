@@ -87,7 +87,7 @@ def test_operational_keys_may_change_and_semantic_keys_may_not(desk: Desk) -> No
     refused = desk.treadle(
         "run", "run.toml", "--run", "first", "--set", "rollouts.sampling.top_p=0.5", "--set", "seed=5"
     )
-    line = refused.failed("first", "rollouts.sampling.top_p: 0.95 -> 0.5", "seed: 0 -> 5", code=1)
+    line = refused.failed("first", "rollouts.sampling.top_p: 0.95 -> 0.5", "seed: 0 -> 5", code=2)
     assert "max_concurrent" not in line
 
 
