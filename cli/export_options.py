@@ -66,7 +66,7 @@ def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
     Results of a model are neither older nor newer than those of a phase: if there are several candidates, one of them
     has to be named (RunError).
     """
-    from treadle.core.errors import RunError
+    from treadle.core.errors import DataError, RunError, closest
     from treadle.core.runs.address import Address, phase_of
 
     found = {Address.parse(record.address): record for record in run.records() if kind in record.outputs}
@@ -75,6 +75,9 @@ def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
         found = {at: record for at, record in found.items() if at == wanted}
     if not found:
         missing = address or kind
+        made = {one: None for record in run.records() for one in record.outputs}
+        if address is None and (near := closest(kind, made)):
+            raise DataError(f"run {run.run_id} has no table {kind}{near}; it has {', '.join(made)}")
         raise RunError(f"run {run.run_id} has no finished {missing}; `treadle status --run {run.run_id}` shows it all")
     newest = max(at.iteration for at in found)
     phases = {at: phase_of(at.qualifier) if at.qualifier else 0 for at in found if at.iteration == newest}

@@ -156,6 +156,11 @@ def test_logs_prints_the_last_lines_of_an_attempt(desk: Desk) -> None:
     desk.treadle("logs", "1/report", "--attempt", "7").failed("no attempt 7", code=2)
 
 
+def test_export_of_an_unknown_table_names_the_closest_one(desk: Desk) -> None:
+    out = str(desk.folder / "never")
+    desk.treadle("export", "dataset", "rollout", "-r", "first", "-o", out).failed("'rollouts'", code=2)
+
+
 def test_doctor_names_a_remedy_for_every_failure(desk: Desk, tmp_path: Path) -> None:
     # Without engines: an installed one is imported, which takes long.
     done = desk.treadle("doctor", "--root", "/proc/nowhere", "--json", TREADLE_CACHE=str(tmp_path))
@@ -241,6 +246,18 @@ def test_commands_without_work_import_no_stage_and_no_large_library(desk: Desk, 
     assert "treadle.tasks.catalog" in loaded
     assert LIBRARIES.isdisjoint(loaded)
     assert {f"treadle.{name}" for name in RUNNERS}.isdisjoint(loaded)
+
+
+def test_help_lists_every_command_once_in_a_group(desk: Desk) -> None:
+    out = desk.treadle("--help").succeeded().out
+    listed = re.findall(r"^  ([a-z]+) {2,}\S", out.partition("\nRuns:")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(cli.commands) and len(listed) == len(set(listed))
+
+
+def test_completion_knows_the_commands(desk: Desk) -> None:
+    shell = {"_TREADLE_COMPLETE": "bash_complete", "COMP_WORDS": "treadle sta", "COMP_CWORD": "1"}
+    done = subprocess.run([TREADLE], env=environment(**shell), capture_output=True, text=True)
+    assert done.stdout.split() == ["plain,stage", "plain,status"]
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[list[str], click.Command]]:
