@@ -122,7 +122,7 @@ def test_missing_web_record_entries_are_reported_in_one_line(desk: Desk) -> None
     treadle(desk, "web", "show", "--run", "r", "--url", "file:///etc/passwd").failed("is not a page address", code=2)
     treadle(desk, "web", "show", "--run", "r", "--key", "0" * 32).failed("has no entry 0000", code=2)
     treadle(desk, "web", "show", "--run", "r", "--key", "../\x1b[2J").failed("is not the key of an entry", code=2)
-    treadle(desk, "web", "show", "--run", "nobody").failed("there is no run nobody", code=1)
+    treadle(desk, "web", "show", "--run", "nobody").failed("there is no run nobody", code=2)
     treadle(desk, "web", "show", "outputs").failed("is no web record", "treadle export web_record", code=1)
     treadle(desk, "web", "show").failed("--run", code=2)
     treadle(desk, "web", "show", "--run", "r", "--failures", "--query", "x").failed("one of", code=2)

@@ -38,7 +38,10 @@ def config(folder: Path, steps: str) -> TreadleConfig:
         ("()", "mine.py:Mine.steps must be a tuple of treadle.api.Step"),
         ('("questions",)', "mine.py:Mine.steps must be a tuple of treadle.api.Step"),
         (f'({QUESTIONS}, Step("report"))', r"steps\[1\]: write its stages as a tuple"),
-        (f'({QUESTIONS}, Step(("rollout",)))', r"steps\[1\]: there is no stage 'rollout'; the stages are questions"),
+        (
+            f'({QUESTIONS}, Step(("rollout",)))',
+            r"steps\[1\]: there is no stage 'rollout' .did you mean 'rollouts'.*; the stages are questions",
+        ),
         (f'({QUESTIONS}, Step(("rollouts",), each="modl"))', "each = 'modl' is none of iteration, phase, model"),
         (
             f'({QUESTIONS}, {MODELS}, Step(("report",), reads={{"report.score": ("scores@agent",)}}))',
