@@ -48,7 +48,6 @@ def run_flow(
 ) -> None:
     """Run the instances of a configuration's flow, or a part of them, or continue them, and print a summary."""
     from treadle.cli.views.progress import ProgressView
-    from treadle.cli.views.run_plan import print_plan
     from treadle.cli.views.summary import print_end
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.planning.flow_part import flow_part
@@ -62,6 +61,8 @@ def run_flow(
     instances = flow_instances(config)
     part = flow_part(instances, root, run_id, start_from, without)
     if asked.dry_run:
+        from treadle.cli.views.run_plan import print_plan
+
         print_plan(config, instances, root, run_id, asked.force, asked.as_json, part)
         if problem := web_problem(config):
             say(f"warning: {problem}")
@@ -98,7 +99,6 @@ def run_flow(
 def stage(asked: WorkOptions, address: str, run_id: str, retry: tuple[str, ...]) -> None:
     """Run one stage INSTANCE, such as 1/rollouts@base or 1/rl@phase-2, of a run."""
     from treadle.cli.views.progress import ProgressView
-    from treadle.cli.views.run_plan import print_plan
     from treadle.cli.views.summary import print_end
     from treadle.core.runs.address import Address
     from treadle.tasks.catalog import instance
@@ -114,6 +114,8 @@ def stage(asked: WorkOptions, address: str, run_id: str, retry: tuple[str, ...])
     config = with_run_defaults(config, root, run_id, ask=not asked.dry_run)
     wanted = instance(config, Address.parse(address))
     if asked.dry_run:
+        from treadle.cli.views.run_plan import print_plan
+
         print_plan(config, [wanted], root, run_id, force, asked.as_json, by_name=True)
         return
     opened = open_run(root, run_id, config, asked.configs)

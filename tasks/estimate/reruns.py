@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from treadle.core.figures import money
 from treadle.core.runs.execute import planned_action
 from treadle.core.runs.run import Run
 from treadle.core.runs.stage import Instance
-from treadle.tasks.estimate.estimates import estimates
-from treadle.tasks.estimate.preview import Preview
-from treadle.tasks.estimate.reuse import Reuse, reuse_of
 from treadle.tasks.planning.plan import why_not_reused
+
+if TYPE_CHECKING:
+    from treadle.tasks.estimate.reuse import Reuse
 
 _TRAINING = ("sft", "rl")
 
@@ -21,12 +23,17 @@ def rerun_note(item: Instance, run: Run, *, force: bool) -> str | None:
         return None
     if item.stage.jobs is None:
         return f"{item.address} trains again: {'--force' if force else why_not_reused(item, run)}"
+    from treadle.tasks.estimate.reuse import reuse_of
+
     reuse = reuse_of(item, run, force=force)
     return None if reuse is None else f"{item.address}: {reuse.text()}{_cost_of_open(item, run, reuse, force=force)}"
 
 
 def _cost_of_open(item: Instance, run: Run, reuse: Reuse, *, force: bool) -> str:
     """Return the expected usage of the open jobs as the end of a sentence; empty if there are none."""
+    from treadle.tasks.estimate.estimates import estimates
+    from treadle.tasks.estimate.preview import Preview
+
     address = str(item.address)
     found = estimates([item], run, [address], force=force, preview=Preview({}, {address: reuse}))
     if not reuse.num_open or not found:
