@@ -44,6 +44,9 @@ _HEADLINE_EXPLANATION = {
 - **[95 %]**: interval over questions. If two intervals overlap widely, the difference may be chance; the
   comparisons below pair the questions and are more sensitive.
 """,
+    "ended": """\
+- **ended**: share of rollouts that ended with an answer, or, of rewards, with their task.
+""",
     "efficiency": """\
 - **efficiency**: P divided by requested tool calls (by 1 without calls), averaged; `-` where no tool was used.
 """,

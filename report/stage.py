@@ -91,7 +91,7 @@ def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
 
 REPORT_STAGE = Stage(
     name="report",
-    version=6,
+    version=7,
     settings=ReportSettings,
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),
