@@ -10,7 +10,7 @@ from operator import add
 from statistics import fmean
 from typing import Any
 
-from treadle.core.figures import Figures
+from treadle.core.figures import Cell, Figures
 from treadle.core.runs.address import Address
 from treadle.core.runs.reused import result_origin
 from treadle.core.runs.run import Run
@@ -67,20 +67,17 @@ def outcome(run: Run, models: Iterable[str]) -> Figures:
         default=None,
     )
     given = [] if report is None else summary_lines(run.rows(report.outputs["summary"]).rows())
-    main = {model: main_line(lines) for model, lines in by_model(given).items()}
-    shown = {model: line for model, line in main.items() if _split(model)[1] in set(models)}
-    rows = tuple(
-        (
-            _named(_MODEL_LABELS.get(name, name), number),
-            line.num_rollouts,
-            *(figure_cell(line, figure, in_percent=True, with_interval=figure == "accuracy") for figure in _SHOWN),
-        )
-        for (number, name), line in ((_split(model), line) for model, line in shown.items())
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for model, lines in by_model(given).items():
+        number, name = _split(model)
+        if name in set(models):
+            line = main_line(lines)
+            cells = (figure_cell(line, one, in_percent=True, with_interval=one == "accuracy") for one in _SHOWN)
+            rows.append((_named(_MODEL_LABELS.get(name, name), number), line.num_rollouts, *cells))
     header = ("held-out questions", "rollouts", *(figure_heading(figure, in_percent=True) for figure in _SHOWN))
     sentences = [f"{sentence}." for sentence in average_sentences(given) if sentence.startswith(f"{ALL}:")]
     sentences += filter(None, (training_sentence(run), reinforcement_sentence(run)))
-    return Figures("Results", header, rows, " ".join(["In brackets: 95 % intervals.", *sentences]))
+    return Figures("Results", header, tuple(rows), " ".join(["In brackets: 95 % intervals.", *sentences]))
 
 
 def _split(label: str) -> tuple[int, str]:

@@ -82,8 +82,11 @@ def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[SummaryLine]:
     for row in rows:
         key = row["model"], row["dataset"]
         if key not in found:
-            sizes = (row[name] for name in ("num_datasets", "num_rollouts", "num_questions"))
-            found[key] = SummaryLine(*key, tuple(row["environments"]), *sizes, {})
+            num_datasets, num_rollouts, num_questions = (
+                row[name] for name in ("num_datasets", "num_rollouts", "num_questions")
+            )
+            environments = tuple(row["environments"])
+            found[key] = SummaryLine(*key, environments, num_datasets, num_rollouts, num_questions, {})
         found[key].figures[row["figure"]] = row
     return list(found.values())
 

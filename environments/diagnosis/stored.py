@@ -1,0 +1,35 @@
+"""Read what rollouts and scores have in common from their stored tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+
+
+def groups_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield all rows with an empty name; of several data sets, then those of each with its name."""
+    yield "", table
+    names = pc.unique(table["dataset"]).to_pylist()
+    for name in names if len(names) > 1 else ():
+        yield name, table.filter(pc.equal(table["dataset"], name))
+
+
+def questions_of(
+    record: StageRecord, run: Run, keys: Sequence[str], columns: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
+    """Return question key -> columns of its row, for those of these questions that the record's inputs have."""
+    found: dict[str, dict[str, Any]] = {}
+    wanted = pa.array(keys, pa.string())
+    for ref in record.inputs.get("questions", ()):
+        reader = run.rows(ref.artifact)
+        for batch in reader.matching(
+            "question_key", lambda column: pc.is_in(column, wanted), ("question_key", *columns)
+        ):
+            found |= {row["question_key"]: row for row in batch.to_pylist()}
+    return found
