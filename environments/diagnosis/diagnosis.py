@@ -57,9 +57,8 @@ class Diagnosis:
     @property
     def headline(self) -> str:
         """The problem and how the rollouts ended, as a sentence without control characters."""
-        counts = ", ".join(f"{name} {count:,}" for name, count in self.endings.items())
         place = f"{self.dataset}: " if self.dataset else ""
-        text = f"{place}{self.summary} ({counts})."
+        text = f"{place}{self.summary} ({endings_text(self.endings)})."
         return one_line(text if place else text[0].upper() + text[1:])
 
     def sentences(self) -> list[str]:
@@ -74,6 +73,11 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON-compatible dict."""
         return {**asdict(self), "endings": dict(self.endings)}
+
+
+def endings_text(endings: Mapping[str, int]) -> str:
+    """Return status -> number of rollouts as text."""
+    return ", ".join(f"{name} {count:,}" for name, count in endings.items())
 
 
 def cut_end(text: str) -> str:
