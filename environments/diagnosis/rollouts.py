@@ -18,7 +18,7 @@ from treadle.environments.diagnosis.causes import ROLLOUT_PROBLEMS
 from treadle.environments.diagnosis.diagnosis import Diagnosis, Example, cut_end, cut_start
 from treadle.environments.diagnosis.facts import ENDED, FAILED, Facts, marks_of
 from treadle.environments.diagnosis.problem import FEW
-from treadle.environments.diagnosis.stored import groups_of, questions_of
+from treadle.environments.diagnosis.stored import counted_columns, groups_of, questions_of
 from treadle.environments.mixture import environments_of
 from treadle.environments.settings import DEFAULT_TYPE
 
@@ -40,11 +40,10 @@ _SUMS = ("truncated", "calls_requested", "calls_executed", "failed_calls")
 
 def rollout_diagnoses(record: StageRecord, run: Run) -> Iterator[Diagnosis]:
     """Yield the problems of the rollouts of a record. Raise TreadleError or KeyError if its tables cannot be read."""
-    batches = list(run.rows(record.outputs["rollouts"]).batches(_LIGHT))
-    if not batches:
+    if (table := counted_columns(run, record.outputs["rollouts"], _LIGHT)) is None:
         return
     told: set[str] = set()
-    for dataset, rows in groups_of(pa.Table.from_batches(batches)):
+    for dataset, rows in groups_of(table):
         for problem in ROLLOUT_PROBLEMS.problems_of(_counts(record, rows)):
             if problem.name not in told and (found := _diagnosis(record, run, dataset, rows, problem.name)):
                 told |= {problem.name} if not dataset else set()

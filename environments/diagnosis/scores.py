@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
-import pyarrow as pa
 
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
@@ -16,7 +15,7 @@ from treadle.environments.diagnosis.facts import FAILED
 from treadle.environments.diagnosis.problem import Problem
 from treadle.environments.diagnosis.score_causes import SCORE_PROBLEMS
 from treadle.environments.diagnosis.score_facts import JudgeCounts, ScoreFacts, form_marks
-from treadle.environments.diagnosis.stored import groups_of, questions_of
+from treadle.environments.diagnosis.stored import counted_columns, groups_of, questions_of
 
 _MAX_READ = 200
 """Answers of a group that are compared with their gold answers for causes."""
@@ -32,12 +31,11 @@ Row = Mapping[str, Any]
 
 def score_diagnoses(record: StageRecord, run: Run) -> Iterator[Diagnosis]:
     """Yield the problems of the scores of a record. Raise TreadleError or KeyError if its tables cannot be read."""
-    batches = list(run.rows(record.outputs["scores"]).batches(_COLUMNS))
-    if not batches:
+    if (table := counted_columns(run, record.outputs["scores"], _COLUMNS)) is None:
         return
     told: set[str] = set()
-    for dataset, table in groups_of(pa.Table.from_batches(batches)):
-        rows = table.to_pylist()
+    for dataset, group in groups_of(table):
+        rows = group.to_pylist()
         for problem in SCORE_PROBLEMS.problems_of(_counts(rows)):
             if problem.name not in told:
                 told |= {problem.name} if not dataset else set()

@@ -10,6 +10,16 @@ import pyarrow.compute as pc
 
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
+from treadle.core.store.artifacts import ArtifactRef
+
+
+def counted_columns(run: Run, ref: ArtifactRef, columns: Sequence[str]) -> pa.Table | None:
+    """Return columns of all rows, without hashing the files; None for a table without rows.
+
+    Texts are read, and files hashed, only for problems that these counts show.
+    """
+    tables = [table for _, table in run.rows(ref).row_groups(columns) if table.num_rows]
+    return pa.concat_tables(tables) if tables else None
 
 
 def groups_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:

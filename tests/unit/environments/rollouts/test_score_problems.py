@@ -10,44 +10,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tables.score_tables import called, new_run, put_rows, question, rollout, score
-from support.tables.viewer_run import put_from
+from support.tables.problem_runs import answers, scored_run
+from support.tables.score_tables import score
 
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run
-from treadle.datagen.questions.tables import QUESTIONS
 from treadle.environments.diagnosis.diagnosis import Diagnosis
 from treadle.environments.diagnosis.reading import all_diagnoses, diagnoses_of
 from treadle.environments.diagnosis.score_causes import SCORE_PROBLEMS
 from treadle.environments.diagnosis.score_facts import JudgeCounts, ScoreFacts, form_marks
-from treadle.environments.rollouts.tables import ROLLOUTS
-
-
-def scored_run(
-    root: Path, rows: Sequence[dict[str, Any]], gold: str = "4", choices: Sequence[str] = (), **columns: Any
-) -> Run:
-    """Return a run with these scores, made from rollouts of the same keys; `columns` are added to each row."""
-    run = new_run(root)
-    keys = sorted({row["question_key"] for row in rows})
-    asked = put_rows(run, "1/questions", QUESTIONS, [question(key, [gold], choices=choices) for key in keys])
-    given = [rollout(row["rollout_key"], row["question_key"], [("answer", "x")], **called(search=1)) for row in rows]
-    made = put_rows(run, "1/rollouts@base", ROLLOUTS, given)
-    put_from(run, "1/scores@base", {"scores": [row | columns for row in rows]}, {"rollouts": made, "questions": asked})
-    return run
 
 
 def problems(run: Run) -> list[Diagnosis]:
     record = run.record(Address.parse("1/scores@base"))
     assert record is not None
     return diagnoses_of(record, run)
-
-
-def answers(*predictions: str, correct: bool | None = False, **columns: Any) -> list[dict[str, Any]]:
-    """Return a row of `scores` per prediction, each for a question of its own."""
-    return [
-        score(f"r{number}", f"q{number}", correct, prediction=text, is_valid_answer=bool(text), **columns)
-        for number, text in enumerate(predictions)
-    ]
 
 
 NUMBERS = [str(number) for number in range(10, 20)]
