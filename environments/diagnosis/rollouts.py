@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treadle.core.answers.extraction import SYSTEM_KINDS
+from treadle.core.answers.extraction import REASONING, SYSTEM_KINDS
 from treadle.core.runs.records import StageRecord
 from treadle.core.runs.run import Run
 from treadle.environments.diagnosis.causes import ROLLOUT_PROBLEMS
@@ -166,7 +166,7 @@ def _read(rows: Sequence[Mapping[str, Any]], counted: Facts) -> dict[str, Any]:
     marks, unknown, texts = Counter[str](), Counter[str](), defaultdict[str, list[str]](list)
     for row in rows:
         text = _model_text(row)
-        marks.update(marks_of(text))
+        marks.update(marks_of(text) | ({"open_thought"} if _only_reasons(row) else set()))
         unknown.update(call["tool"] for call in orjson.loads(row["tool_calls"]) if call["status"] == "invalid")
         texts[row["question_key"]].append(text)
     several = [set(same) for same in texts.values() if len(same) > 1]
@@ -196,6 +196,12 @@ def _common_error(rows: Iterable[Mapping[str, Any]], tools: Mapping[str, int]) -
 
 def _model_text(row: Mapping[str, Any]) -> str:
     return "".join(one["text"] for one in orjson.loads(row["segments"]) if one["kind"] not in SYSTEM_KINDS)
+
+
+def _only_reasons(row: Mapping[str, Any]) -> bool:
+    """Return whether the last that the model wrote is reasoning that the service keeps apart."""
+    kinds = [one["kind"] for one in orjson.loads(row["segments"]) if one["kind"] not in SYSTEM_KINDS]
+    return bool(kinds) and kinds[-1] == REASONING
 
 
 def _asked(facts: Facts, rows: list[dict[str, Any]]) -> str:

@@ -79,3 +79,10 @@ def test_equal_rollouts_of_every_question_are_a_problem(tmp_path: Path) -> None:
     assert found.problem == "equal_rollouts" and "8 questions" in found.summary
     assert problems(tmp_path / "unlike", rows("two")) == [], "their counts are equal, their texts are not"
     assert problems(tmp_path / "few", rows("one", 7)) == []
+
+
+def test_reasoning_that_a_service_keeps_apart_can_use_up_the_tokens(tmp_path: Path) -> None:
+    rows = [rollout(f"r{number}", "q", [("reasoning", "Hm. ")], status="length") for number in range(8)]
+    (found,) = problems(tmp_path, rows)
+    assert found.problem == "no_answer" and "Reasoning used up" in found.causes[0]
+    assert found.examples[0].text == "Hm."
