@@ -19,7 +19,7 @@ from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.core.store.artifacts import ArtifactRef
 from treadle.environments.stored_settings import type_names
 from treadle.viewer.index import Index
-from treadle.viewer.problems import ProblemReader, ShownProblem
+from treadle.viewer.problems import ProblemReader, RunProblems
 from treadle.viewer.search import TextSearch
 from treadle.viewer.tables import KeyedTable, RowGroupCache, StoredTable, collect_problem
 from treadle.viewer.trajectories import KINDS, InstancePart, JoinedTables, QuestionTables, facts_of
@@ -68,7 +68,7 @@ class Snapshot:
     questions: QuestionTables
     unfinished: list[tuple[str, str]]
     """Started but unfinished instances, with their state."""
-    wrong: list[ShownProblem]
+    wrong: RunProblems
     """What looks wrong with rollouts and scores."""
     problems: list[str]
     """Error messages of tables that cannot be read."""

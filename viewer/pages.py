@@ -11,14 +11,12 @@ import orjson
 from treadle.agent.dialects.base import FRAME
 from treadle.core.errors import TreadleError
 from treadle.core.runs.run import Run
-from treadle.environments.diagnosis.diagnosis import Example
 from treadle.environments.rollouts.tool_counts import counts_text
 from treadle.environments.settings import DEFAULT_TYPE
 from treadle.environments.stored_settings import environment_label
 from treadle.viewer.catalogue import Snapshot
 from treadle.viewer.difference import difference
 from treadle.viewer.index import FilterValue, SelectionResult, neighbours
-from treadle.viewer.problems import ShownProblem, listed_problems, problems_of_trajectory
 from treadle.viewer.reading import LoadedTrajectory, read_segments
 from treadle.viewer.segments import pieces_of, timeline_of
 from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
@@ -76,7 +74,8 @@ def overview(snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
     return {
         "selection": selection,
         "num_found": len(found.rows),
-        "wrong": [(one, _examples(snapshot, one)) for one in listed_problems(snapshot.wrong, selection)],
+        "wrong": snapshot.wrong.listed(selection),
+        "has_trajectory": lambda instance, key: snapshot.index.number(instance, key) is not None,
         "groups": _groups(found),
         "lines": lines,
         "shows_calls": shows_calls,
@@ -144,7 +143,7 @@ def _frame(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> d
     return {
         "one": one,
         "problems": list(dict.fromkeys([*snapshot.problems, *one.problems])),
-        "wrong": problems_of_trajectory(snapshot.wrong, one.facts),
+        "wrong": snapshot.wrong.of_trajectory(one.facts),
         "line": _lines(snapshot, [one.facts])[0],
         "question_chars": _QUESTION_CHARS,
         "selection": selection,
@@ -155,12 +154,6 @@ def _frame(snapshot: Snapshot, one: LoadedTrajectory, selection: Selection) -> d
         "parents": _lines(snapshot, index.rows(parents)),
         "children": _related_lines(snapshot, index.children(instance, one.facts["key"])),
     }
-
-
-def _examples(snapshot: Snapshot, problem: ShownProblem) -> list[tuple[Example, bool]]:
-    """Return the examples of a problem, each with whether the viewer has its trajectory."""
-    numbers = snapshot.index.number
-    return [(one, numbers(problem.instance, one.rollout_key) is not None) for one in problem.diagnosis.examples]
 
 
 _PLAIN_STYLES = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("no verdict", "unknown")}

@@ -58,10 +58,12 @@ def _counts(record: StageRecord, rows: pa.Table, **more: Any) -> Facts:
     tables = environments_of(settings)
     tools, dialects = set[str](), set[str]()
     for name in pc.unique(rows["environment"]).to_pylist():
-        offered, dialect = _asked_of(tables.get(name, {}))
+        environment = tables.get(name, {})
+        offered, dialect = ([], "") if environment is None else _asked_of(environment)
         tools |= set(offered)
         dialects.add(dialect)
-    model, sampling = settings.get("model", {}), settings.get("options", {}).get("sampling", {})
+    # An import has neither model nor options.
+    model, sampling = settings.get("model") or {}, (settings.get("options") or {}).get("sampling") or {}
     return Facts(
         statuses=dict(statuses.most_common()),
         num_truncated=sums["truncated"],

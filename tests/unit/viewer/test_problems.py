@@ -40,7 +40,7 @@ def test_each_result_is_read_once(tmp_path: Path) -> None:
     run, _ = silent_run(tmp_path)
     reader = ProblemReader()
     first = reader.problems(run.records(), run)
-    assert [one.diagnosis.problem for one in first] == ["no_answer"]
+    assert [one.diagnosis.problem for one in first.problems] == ["no_answer"]
     again = reader.problems(run.records(), run)
-    assert again[0].diagnosis is first[0].diagnosis
+    assert again.problems[0].diagnosis is first.problems[0].diagnosis
     assert Catalogue(run, refresh_s=0).snapshot().wrong == first
