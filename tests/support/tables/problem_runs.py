@@ -47,7 +47,7 @@ def silent_run(root: Path, text: str = "The answer is four.") -> tuple[Run, Stag
     keys = [f"q{number}" for number in range(10)]
     asked = put_rows(run, "1/questions", QUESTIONS, [question(key, ["4"]) | {"question": text} for key in keys])
     given = [rollout(f"r{key}", key, [("text", text)], status="no_answer") for key in keys]
-    made = put_rows(run, "1/rollouts@base", ROLLOUTS, given)
+    made = put_from(run, "1/rollouts@base", {"rollouts": given}, {"questions": asked})
     rows = [
         score(f"r{key}", key, False, status="no_answer", scorer="status", is_valid_answer=False, prediction="")
         for key in keys

@@ -169,7 +169,7 @@ def test_comparisons_show_p_values_and_flipped_questions(page: bytes) -> None:
     assert "base → tuned" in text
     gained = [number for number in range(NUM_QUESTIONS) if MORE[number] and not HALF[number]]
     for number in gained:
-        assert f"what is q{number}? answer q{number} base says 3 tuned says 3" in text
+        assert f"what is q{number}? answer q{number} base says {number} tuned says {number}" in text
 
 
 def test_cost_counts_priced_usage_and_reports_unpriced(page: bytes) -> None:
