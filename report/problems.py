@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from treadle.core.errors import RunError
 from treadle.core.figures import Cell, Figures, escape, render_table
@@ -16,14 +16,17 @@ PROBLEMS_TITLE = "What looks wrong"
 PROBLEMS_READING = "Results that are probably not the model's ability: how rollouts ended, likely causes, and examples."
 
 
-def compared_diagnoses(report: StageRecord, run: Run) -> list[Diagnosis]:
-    """Return the problems of the scores of a report and of their rollouts, as far as these are still there."""
+def compared_diagnoses(report: StageRecord, run: Run, without: Collection[str] = ()) -> list[Diagnosis]:
+    """Return the problems of the scores of a report and of their rollouts, as far as these are still there.
+
+    `without`: addresses of instances that are left out.
+    """
     records: dict[str, StageRecord] = {}
     for scores in report.inputs["scores"]:
         if (scored := _maker(scores, run)) is not None:
             made = [_maker(ref, run) for ref in scored.inputs.get("rollouts", ())]
             records |= {record.address: record for record in (*made, scored) if record is not None}
-    return all_diagnoses(records.values(), run)
+    return all_diagnoses((record for address, record in records.items() if address not in without), run)
 
 
 def _maker(ref: InputRef, run: Run) -> StageRecord | None:

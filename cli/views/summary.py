@@ -72,11 +72,10 @@ def _print_summary(run: Run, record: StageRecord, told: Collection[str]) -> None
     out.print(summary_table(rows, width=out.width))
     for line in imported_lines(record, run):
         out.print(Text(one_line(line)))
-    for one in compared_diagnoses(record, run):
-        if one.address not in told:
-            out.print(Text(f"\n{one_line(one.address)}", style="bold"))
-            for line in one.sentences():
-                out.print(Text(one_line(line)))
+    for one in compared_diagnoses(record, run, told):
+        out.print(Text(f"\n{one_line(one.address)}", style="bold"))
+        for line in one.sentences():
+            out.print(Text(one_line(line)))
     if (judges := judges_table(rows)) is not None:
         out.print()
         out.print(judges)
